@@ -67,6 +67,7 @@ MAX_OLD_CONNECTIONS: Final = 3
 """Connections still in use from which on the client does not return to the first broker: streams may last for days."""
 RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
 """Options of X1 itself, which other arguments set.  `wait` is one too, but `wait: true`, the default, is allowed."""
+_NO_WAIT: Final = wire.encode_options({"wait": False})
 _CANCEL: Final = 5
 """CANCEL's command byte."""
 _LOST: Final = 0
@@ -712,6 +713,8 @@ def _new_batch() -> Any:
 
 def _encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:
     """Return the options of a request as JSON.  Raises `SettingError` if they cannot be sent."""
+    if not (options or headers or wait):
+        return _NO_WAIT
     # The types of headers are checked here: compiled code would raise `TypeError` for types other than those declared.
     given: dict[str, Any] = {}
     if options:

@@ -3,15 +3,16 @@
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from fnmatch import translate
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 from .certificates import public_key, read_secret
 from .errors import AccessError, SettingError
 from .limits import LARGEST
+from .tokens import parse_digest
 
 MMI: Final = ("none", "service", "all")
 """What a role may ask the broker itself: nothing, whether a service exists, everything."""
@@ -66,7 +67,7 @@ class Permissions:
 
 LIMITS: Final = tuple(each for each in fields(Permissions) if "unit" in each.metadata)
 """The fields of `Permissions` that are limits."""
-_ROLE: Final = ("keys", *(each.name for each in fields(Permissions) if each.init and each.name != "name"))
+_ROLE: Final = ("keys", "tokens", *(each.name for each in fields(Permissions) if each.init and each.name != "name"))
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,25 @@ class Access:
     """The role of each public key."""
     named: Mapping[bytes, str]
     """What the file calls each public key: the name of a certificate file, or the key itself."""
+
+    tokens: Mapping[bytes, str] = field(default_factory=dict, repr=False)
+    """The role of each token, by the token's digest (`zmdp.mdp.tokens`)."""
+    added: Mapping[bytes, Permissions] = field(default_factory=dict, repr=False)
+    """The permissions of keys that are not in the file, but that the program itself has added."""
+
+    def adding(self, added: Mapping[bytes, Permissions]) -> Self:
+        """Return it with further keys, each with a role of its own."""
+        return replace(
+            self,
+            roles={**self.roles, **{role.name: role for role in added.values()}},
+            keys={**self.keys, **{key: role.name for key, role in added.items()}},
+            named={**self.named, **{key: key.decode() for key in added}},
+            added={**self.added, **added},
+        )
+
+    def read_again(self) -> "Access":
+        """Return what the file says now.  Raises `AccessError`."""
+        return load(self.path).adding(self.added)
 
     def keys_of(self, role: str) -> list[str]:
         """Return what the file calls the keys of `role`."""
@@ -126,6 +146,7 @@ def parse(text: str, path: Path) -> Access:
     roles: dict[str, Permissions] = {}
     keys: dict[bytes, str] = {}
     named: dict[bytes, str] = {}
+    tokens: dict[bytes, str] = {}
     for name, table in tables.items():
         roles[name] = _permissions(name, table, path)
         for key, called in _keys(table.get("keys", []), f"{path}, role {name}", path.parent):
@@ -136,7 +157,12 @@ def parse(text: str, path: Path) -> Access:
                     again = f"it has role {keys[key]}{also}, and a key has one role: mdp-keys revoke {called} first"
                 raise AccessError(f"{path}, role {name}: key {called!r}: {again}")
             keys[key], named[key] = name, called
-    return Access(path, own.secret, own.public, roles, keys, named)
+        for digest in _tokens(table.get("tokens", []), f"{path}, role {name}"):
+            if digest in tokens:
+                also = "twice" if tokens[digest] == name else f"in role {tokens[digest]} already"
+                raise AccessError(f"{path}, role {name}: token sha256:{digest.hex()[:8]}… is listed {also}")
+            tokens[digest] = name
+    return Access(path, own.secret, own.public, roles, keys, named, tokens)
 
 
 def _permissions(name: str, table: object, path: Path) -> Permissions:
@@ -151,7 +177,7 @@ def _permissions(name: str, table: object, path: Path) -> Permissions:
         if inner not in _ROLE and isinstance(value, dict):
             raise AccessError(f'{where}: a role name with a dot needs quotes: [roles."{name}.{inner}"]')
     _check_names(table, _ROLE, where)
-    given = {key: value for key, value in table.items() if key != "keys"}
+    given = {key: value for key, value in table.items() if key not in {"keys", "tokens"}}
     for key in ("call", "offer"):
         if key in given:
             given[key] = _patterns(given[key], key, where)
@@ -184,6 +210,14 @@ def _keys(value: object, where: str, folder: Path) -> Iterable[tuple[bytes, str]
             yield public_key(called, folder), called
         except SettingError as error:
             raise AccessError(f"{where}: key {called!r}: {error}") from None
+
+
+def _tokens(value: object, where: str) -> Iterable[bytes]:
+    for text in _texts(value, "tokens", where, '["sha256:…"]'):
+        try:
+            yield parse_digest(text)
+        except SettingError as error:
+            raise AccessError(f"{where}: tokens: {error}: mdp-keys token makes one") from None
 
 
 def _texts(value: object, key: str, where: str, example: str) -> list[str]:

@@ -23,6 +23,7 @@ ALLOWED = {
     "mdp.wire": {"zmdp", "mdp"},
     "mdp.transport": {"zmdp", "mdp", "mdp.wire"},
     "mmi": {"zmdp", "mdp", "mdp.wire"},
+    "mmi.web": CALLERS | {"clients.gateways.http"},
     "mdp.broker": LEAVES | {"mmi"},
     "mdp.cli": LEAVES | {"mdp.broker"},
     "mdp.testing": LEAVES | {"mdp.broker", "clients", "workers", "titanic"},

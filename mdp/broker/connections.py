@@ -323,6 +323,7 @@ class Connections:
         connection.ended = True
         self._leave_role(connection)
         self.totals.open -= 1
+        self.counts["ended"] += 1
         self.totals.addresses[connection.address] -= 1
         if not self.totals.addresses[connection.address]:
             del self.totals.addresses[connection.address]

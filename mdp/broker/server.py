@@ -11,7 +11,7 @@ import select
 import signal
 import socket as sockets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from errno import EAGAIN
@@ -20,7 +20,7 @@ from typing import Final, Self
 
 import zmq
 
-from ..access import Access, load
+from ..access import Access
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import AccessError, BindError, SettingError
 from ..limits import Limits
@@ -115,6 +115,8 @@ class Server:
         self._gone: dict[bytes, tuple[int, int]] = {}
         """Peers that are no longer connected, the first turn whose messages they did not receive, and for how many more
         turns to wait for what they sent before."""
+        self.on_reload: Callable[[Access], None] | None = None
+        """Called in the loop's thread after the access file was read again."""
         self.gate: Gate | None = None
         """Decides who may connect; None without `access`."""
         self._users: dict[bytes, Role] | None = None
@@ -461,7 +463,7 @@ class Server:
             return
         before = self.gate.access
         try:
-            access = load(before.path)
+            access = before.read_again()
         except AccessError as error:
             log.error("reloaded nothing, the previous state of the access file still applies: %s", error)
             return
@@ -473,6 +475,8 @@ class Server:
         for port in self._ports.values():
             port.end_users(lost)
         self._send_all(self._grant(access, now), now)
+        if self.on_reload is not None:
+            self.on_reload(access)
         log.info("reloaded %s: %d roles, %d keys", access.path, len(access.roles), len(access.keys))
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────

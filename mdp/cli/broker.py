@@ -8,7 +8,7 @@ import signal
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -27,6 +27,7 @@ from .access_report import as_json, as_text
 from .console import (
     CONTEXT_SETTINGS,
     FILE_SPELLING,
+    Address,
     Endpoint,
     Endpoints,
     Number,
@@ -38,6 +39,7 @@ from .console import (
     version_option,
     with_default,
 )
+from .web import WebProcess, check_address, check_packages
 
 NOT_SETTINGS: Final = {"check", "config", "help", "json", "version"}
 """Options that can be neither in the environment nor in the TOML file."""
@@ -224,6 +226,12 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     help="Listen on any address without --access: whoever can connect may do everything.",
 )
 @click.option(
+    "--http",
+    type=Address(),
+    help="Serve a dashboard, /metrics, /livez and /readyz at HOST:PORT (0 for a free port). With --access, to holders "
+    "of tokens; mdp-keys token makes them. Needs zmdp[web].",
+)
+@click.option(
     "--ipc-mode",
     type=_Mode(),
     default=f"{DEFAULT_IPC_MODE:04o}",
@@ -262,6 +270,7 @@ def cli(
     check: bool,
     json: bool,
     insecure: bool,
+    http: tuple[str, int] | None,
     ipc_mode: int,
     drain_timeout: float,
     slow: float | None,
@@ -271,15 +280,16 @@ def cli(
 ) -> int:
     """Run a broker: workers offer named services, and clients call them, all through one socket.
 
-    The endpoints that it listens on are printed to stdout, one per line; logs go to stderr.  With --access, only known
-    keys are admitted, and all connections are encrypted.  Without it, whoever can connect may do everything: the broker
-    listens only on loopback addresses and on ipc:// sockets, which other machines cannot reach.
+    The endpoints that it listens on are printed to stdout, one per line, then the URL of --http; logs go to stderr.
+    With --access, only known keys are admitted, and all connections are encrypted.  Without it, whoever can connect may
+    do everything: the broker listens only on loopback addresses and on ipc:// sockets, which other machines cannot
+    reach.
 
     \b
     Exit codes:
       0  drained
       1  cannot listen, or stopped by a second signal
-      2  invalid usage
+      2  invalid usage, or a package is missing
     """
     del config  # its values have become the options' defaults
     if not bind:
@@ -292,13 +302,24 @@ def cli(
     settings = Limits(**limits)
     log_to_stderr(log_level)
     _allow_many_connections()
-    with Server(
-        bind, pirates=pirate, limits=settings, drain_timeout=drain_timeout, access=rules, insecure=insecure,
-        ipc_mode=ipc_mode, name=name or default_name(bind), links=[*peer, *([parent] if parent else [])], slow=slow,
-    ) as server:  # fmt: skip
+    if http is not None:
+        check_packages("mdp-broker --http")
+        check_address(http[0], access=rules, insecure=insecure)
+    with ExitStack() as stack:
+        web = None if http is None else stack.enter_context(WebProcess(*http, log_level=log_level))
+        server = stack.enter_context(Server(
+            bind if web is None else (*bind, web.endpoint),
+            pirates=pirate, limits=settings, drain_timeout=drain_timeout,
+            access=rules if web is None or rules is None else web.admitted_by(rules), insecure=insecure,
+            ipc_mode=ipc_mode, name=name or default_name(bind), links=[*peer, *([parent] if parent else [])], slow=slow,
+        ))  # fmt: skip
         with server.stopped_by(signal.SIGTERM, signal.SIGINT):
-            for endpoint in server.endpoints:
+            endpoints = server.endpoints[: len(bind)]
+            for endpoint in endpoints:
                 click.echo(endpoint)
+            if web is not None:
+                web.start(server)
+                click.echo(web.url)
             sys.stdout.flush()
             _log_access(rules, insecure=insecure)
             pirates = [
@@ -307,7 +328,7 @@ def cli(
             ]
             log.info(
                 "ready on %s%s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
-                ", ".join(server.endpoints), "".join(pirates), settings.heartbeat, settings.patience,
+                ", ".join(endpoints), "".join(pirates), settings.heartbeat, settings.patience,
             )  # fmt: skip
             # The broker creates no reference cycles.  With a million requests waiting, looking for some would take a
             # second each time, and most of the time that it takes to shut down.

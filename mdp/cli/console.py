@@ -207,6 +207,26 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # not generic in older
         return number
 
 
+class Address(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """A host and a port."""
+
+    name = "HOST:PORT"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return HOST:PORT."""
+        del param, ctx
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
+        """Return host and port."""
+        if isinstance(value, tuple):
+            return value
+        host, _, port = str(value).rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            self.fail(f"expected HOST:PORT, such as 127.0.0.1:8080, got {value!r}", param, ctx)
+        return host.strip("[]"), int(port)
+
+
 class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """A ZeroMQ endpoint."""
 

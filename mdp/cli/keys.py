@@ -13,6 +13,7 @@ from ..access import LIMITS, MMI, load
 from ..certificates import PUBLIC_SUFFIX, read_certificate
 from ..errors import SettingError
 from ..keys import create_keys
+from ..tokens import new_token
 from . import access_file
 from .access_report import key_rows
 from .console import CONTEXT_SETTINGS, Number, printable, run, version_option
@@ -137,6 +138,25 @@ def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> No
         _explain(f"clients and workers need the broker's public key, {public}, as --broker-key")
     else:
         _explain_reload(access)
+
+
+@cli.command()
+@click.argument("role")
+@_access_option
+def token(role: str, access: Path) -> None:
+    """Make a token for ROLE, print it, and add its digest to the access file.
+
+    A token lets people and programs look at the broker over HTTP (mdp-broker --http), if the role may ask for
+    everything (--mmi all) or is an administrator. It is shown only now: the file has only its digest. To take it back,
+    remove the digest from FILE.
+    """
+    secret, digest = new_token()
+    permissions = access_file.allow(access, role, [], {"tokens": (digest,)}).roles[role]
+    click.echo(secret)
+    _explain(f"role {role}: added the token {digest[:15]}…, which is shown only now")
+    if permissions.mmi != "all":
+        _explain(f"role {role} may not look at the dashboard yet: mdp-keys allow {role} --mmi all")
+    _explain_reload(access)
 
 
 @cli.command()

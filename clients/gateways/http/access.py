@@ -1,0 +1,173 @@
+"""The gateway's access file: roles with their tokens and certificates, and the services that each may call.
+
+    [roles.shop]
+    tokens = ["sha256:9f86d081…"]          # mdp-gateway token shop
+    certificates = ["shop.example"]        # names in certificates of TLS clients (--tls-client-ca)
+    call = ["resize", "spark.*"]           # default: ["*"]
+    mmi = "service"                        # none, service or all; default: service
+
+Roles have the names that they have in the broker's access file, if there is one.
+"""
+
+import hashlib
+import re
+import secrets
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Final, NoReturn
+
+from ....mdp.access import MMI, Permissions
+from ....mdp.errors import AccessError
+from .problems import Problem
+
+_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+_ROLE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_SETTINGS: Final = ("tokens", "certificates", "call", "mmi")
+_CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
+_MMI_PREFIX: Final = b"mmi."
+_ABOUT_SERVICES: Final = (b"mmi.service", b"mmi.services")
+TOKEN_PREFIX: Final = "zmdp_"  # noqa: S105 - not a secret
+"""Makes tokens recognisable, for example by programs that look for secrets in source code."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who makes a request."""
+
+    role: str | None
+    """The role's name; None if there is no access control."""
+    permissions: Permissions | None = None
+    options: Mapping[str, Any] | None = None
+    """The options of requests that are made on behalf of the role."""
+
+    anybody: ClassVar["Caller"]
+
+    def may_call(self, service: bytes) -> bool:
+        """Return whether the gateway's access file allows it."""
+        if self.permissions is None:
+            return True
+        if service.startswith(_MMI_PREFIX):
+            return self.permissions.mmi == "all" or (self.permissions.mmi == "service" and service in _ABOUT_SERVICES)
+        return self.permissions.may_call(service)
+
+
+Caller.anybody = Caller(None)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What an access file says."""
+
+    path: Path
+    roles: Mapping[str, Caller]
+    tokens: Mapping[bytes, Caller] = field(repr=False)
+    """By their SHA-256 digests: who measures how long a look-up takes learns nothing about a token."""
+    certificates: Mapping[str, Caller]
+
+    def identify(self, authorization: bytes | None, certificate: tuple[str, ...] = ()) -> Caller:
+        """Return who has this Authorization header, or a certificate with these names.  Raises `Problem`."""
+        if authorization is not None:
+            scheme, _, token = authorization.partition(b" ")
+            if scheme.lower() != b"bearer":
+                raise _unauthorized("the header Authorization must be: Bearer TOKEN")
+            caller = self.tokens.get(hashlib.sha256(token.strip()).digest())
+            if caller is None:
+                raise _unauthorized("the token is unknown", b', error="invalid_token"')
+            return caller
+        for name in certificate:
+            if name in self.certificates:
+                return self.certificates[name]
+        if certificate:
+            raise _unauthorized(f"no role has the client's certificate ({', '.join(certificate)})")
+        raise _unauthorized("pass a token in the header Authorization: Bearer TOKEN")
+
+
+def _unauthorized(detail: str, more: bytes = b"") -> Problem:
+    return Problem("unauthorized", detail, headers=[(name, value + more) for name, value in _CHALLENGE])
+
+
+def new_token() -> tuple[str, str]:
+    """Return a new token, and what the access file says instead of it."""
+    token = TOKEN_PREFIX + secrets.token_urlsafe(32)
+    return token, "sha256:" + hashlib.sha256(token.encode()).hexdigest()
+
+
+def load(path: str | Path) -> Access:
+    """Return what the access file `path` says.  Raises `AccessError`."""
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        hint = ": mdp-gateway token creates it" if isinstance(error, FileNotFoundError) else ""
+        raise AccessError(f"cannot read the access file {path}: {error.strerror}{hint}") from None
+    except UnicodeDecodeError:
+        raise AccessError(f"the access file {path} is not text") from None
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> Access:
+    """Return what `text`, the content of the access file `path`, says.  Raises `AccessError`."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise AccessError(f"{path} is not valid TOML: {error}") from None
+    for name in content:
+        if name != "roles":
+            hint = ": this is a broker's access file" if name == "secret_key" else ": known is roles"
+            raise AccessError(f"{path}: there is no setting {name!r}{hint}")
+    tables = content.get("roles", {})
+    if not isinstance(tables, dict):
+        raise AccessError(f"{path}: roles is {tables!r}: write each role as a table, [roles.NAME]")
+    found = Access(path, {}, {}, {})
+    for name, table in tables.items():
+        _add(found, name, table)
+    return found
+
+
+def _add(found: Any, name: str, table: object) -> None:
+    where = f"{found.path}, role {name}"
+    if not _ROLE_NAME.fullmatch(name):
+        raise AccessError(
+            f"{found.path}: {name!r} cannot be the name of a role: use up to 64 letters, digits, and - _ ."
+        )
+    if not isinstance(table, dict):
+        raise AccessError(f"{where}: it is {table!r}: write a role as a table, [roles.{name}]")
+    for setting in table:
+        if setting not in _SETTINGS:
+            raise AccessError(f"{where}: there is no setting {setting!r}: known are {', '.join(_SETTINGS)}")
+    mmi = table.get("mmi", "service")
+    if mmi not in MMI:
+        _fail(where, "mmi", mmi, f"it must be one of {', '.join(MMI)}")
+    call = _texts(table, "call", where, '["resize", "spark.*"]', ["*"])
+    if any(not pattern or pattern.encode().startswith(_MMI_PREFIX) for pattern in call):
+        _fail(where, "call", call, "patterns are not empty, and do not apply to mmi.*: use the setting mmi for these")
+    caller = Caller(name, Permissions(name, call=tuple(call), mmi=mmi), {"on_behalf": name})
+    found.roles[name] = caller
+    for text in _texts(table, "tokens", where, '["sha256:…"]', []):
+        match = _DIGEST.fullmatch(text)
+        if match is None:
+            shown = text if text.startswith("sha256:") else "a text without sha256:"  # it may be a token
+            _fail(where, "tokens", shown, f"it must be sha256: and 64 hexadecimal digits: see mdp-gateway token {name}")
+        _put(found.tokens, bytes.fromhex(match[1]), caller, where, f"token {text[:15]}…")
+    for text in _texts(table, "certificates", where, '["shop.example"]', []):
+        _put(found.certificates, text, caller, where, f"certificate {text!r}")
+
+
+def _put(callers: dict[Any, Caller], key: object, caller: Caller, where: str, called: str) -> None:
+    if key in callers:
+        also = "twice" if callers[key] is caller else f"in role {callers[key].role} already"
+        raise AccessError(f"{where}: {called} is listed {also}")
+    callers[key] = caller
+
+
+def _texts(table: Mapping[str, Any], key: str, where: str, example: str, default: list[str]) -> list[str]:
+    value = table.get(key, default)
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        _fail(where, key, value, f"it must be a list of texts, such as {example}")
+    return value
+
+
+def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:
+    raise AccessError(f"{where}: {key} is {value!r}: {expected}")

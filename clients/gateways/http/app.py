@@ -1,0 +1,305 @@
+"""The ASGI application: `POST /services/NAME` without any framework, everything else through Starlette's routes."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ....mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
+from ...reply import Reply
+from ...session import Call, Outcome
+from . import stream
+from .access import Caller
+from .gateway import Gateway, Scope, connection_of, on_disconnect
+from .problems import Problem, RawHeaders, problem_of
+from .translation import PREFIX, Asked, body_of, frames_of, service_of
+
+HEALTH_TIMEOUT_SECONDS: Final = 1.0
+CORS_MAX_AGE_SECONDS: Final = b"600"
+_ALLOW: Final = [(b"allow", b"POST")]
+_KINDS: Final[Mapping[int, str]] = {404: "not-found", 405: "method-not-allowed", 406: "not-acceptable"}
+"""The problems for errors that Starlette reports."""
+
+log = logging.getLogger("zmdp.gateway")
+
+
+class Application:
+    """The gateway as an ASGI application; it needs a `Connection` for each connection (connection.py)."""
+
+    def __init__(self, gateway: Gateway, more: Sequence[BaseRoute] = ()) -> None:
+        self._gateway = gateway
+        self._client = gateway.upstream.client
+        self._routes = Starlette(
+            routes=[
+                Route("/services", self._services, methods=["GET"]),
+                Route("/health", self._health, methods=["GET"]),
+                *more,
+            ],
+            exception_handlers={Problem: _answer, ZmdpError: _answer, HTTPException: _answer, Exception: _answer},
+        )
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self._routes(scope, receive, send)
+            return
+        if self._gateway.settings.allow_origins:
+            send = _with_cors(self._gateway, scope, send)
+        if scope["raw_path"].startswith(PREFIX):
+            await self._call(scope, receive, send)
+        elif scope["method"] == "OPTIONS" and self._gateway.settings.allow_origins:
+            await _respond(send, 204, ())
+        else:
+            with suppress(Exception):  # it has been answered, and logged
+                await self._routes(scope, receive, send)
+
+    # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _call(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Answer a request for a service."""
+        try:
+            if scope["method"] == "POST":
+                await self._perform(scope, receive, send)
+            elif scope["method"] == "OPTIONS" and self._gateway.settings.allow_origins:
+                await _respond(send, 204, ())
+            else:
+                raise Problem("method-not-allowed", "services are called with POST", headers=_ALLOW)
+        except Problem as problem:
+            await _respond(send, *problem.response())
+        except ZmdpError as error:
+            await _respond(send, *problem_of(error).response())
+        except _Gone:
+            pass
+        except Exception as error:  # noqa: BLE001 - the last resort: it is logged and answered
+            await _respond(send, *_unexpected(scope["method"], scope["path"], error).response())
+
+    async def _perform(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Call a service and answer with its reply."""
+        gateway, settings = self._gateway, self._gateway.settings
+        asked = Asked(scope["headers"], settings.timeout, settings.max_timeout)
+        caller = self._check(scope, asked)
+        service = service_of(scope["raw_path"])
+        gateway.check_call(caller, service)
+        message = await receive()
+        if message["type"] != "http.request" or message["more_body"]:
+            body = await self._whole_body(message, receive)
+        else:
+            body = message["body"]
+            if len(body) > settings.max_body:
+                raise _too_large(settings.max_body)
+        frames = frames_of(asked.found.get(b"content-type"), body, settings.max_parts)
+        options = gateway.options(caller)
+        gateway.enter(len(body))
+        try:
+            if asked.stream:
+                await self._stream(scope, send, service, frames, asked, options)
+                return
+            outcome = _Outcome(self._client)
+            outcome.call = self._client.begin(
+                outcome, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
+                options=options,
+            )  # fmt: skip
+            connection = connection_of(scope)
+            connection.on_disconnect = outcome.disconnected
+            reply = await outcome.future
+        finally:
+            gateway.leave(len(body))
+        if reply is not None:
+            kind, content = body_of(reply, asked.label)
+            if b"origin" not in asked.found and connection.respond(kind, content):
+                return
+            headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": content})
+
+    def _check(self, scope: Scope, asked: Asked) -> Caller:
+        """Return who makes a request, before its body is read.  Raises `Problem`."""
+        gateway, found = self._gateway, asked.found
+        if b"origin" in found:
+            gateway.check_origin(found[b"origin"])
+        caller = gateway.identify(found.get(b"authorization"), connection_of(scope).certificate)
+        if asked.length is not None and asked.length > gateway.settings.max_body:
+            raise _too_large(gateway.settings.max_body)
+        return caller
+
+    async def _whole_body(self, message: Any, receive: Any) -> bytes:
+        """Return the whole body of a request, of which a message has the beginning.  Raises `Problem`."""
+        gateway = self._gateway
+        limit = gateway.settings.max_body
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                if message["type"] != "http.request":
+                    raise _Gone
+                piece = message["body"]
+                gateway.charge(len(piece))
+                pieces.append(piece)
+                size += len(piece)
+                if size > limit:
+                    raise _too_large(limit)
+                if not message["more_body"]:
+                    return b"".join(pieces)
+                message = await receive()
+        finally:
+            gateway.memory -= size
+
+    async def _stream(
+        self,
+        scope: Scope,
+        send: Any,
+        service: bytes,
+        frames: Sequence[bytes],
+        asked: Asked,
+        options: Mapping[str, Any] | None,
+    ) -> None:
+        """Answer with events."""
+        events = stream.Events(self._gateway.upstream, service.decode(), self._gateway.settings.max_unread)
+        try:
+            events.call = self._client.begin(
+                events, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
+                options=options,
+            )  # fmt: skip
+            with on_disconnect(scope, events.disconnected):
+                await stream.write(events, [], send)
+        finally:
+            events.disconnected()
+
+    # ── the others ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _services(self, request: Request) -> Response:
+        """Return the services that exist now and that the caller may know of, as `mmi.services` describes them."""
+        gateway = self._gateway
+        caller = gateway.caller(request.scope)
+        gateway.check_call(caller, b"mmi.services")
+        with gateway.admit():
+            reply = await self._client.request(
+                "mmi.services", b"", timeout=gateway.settings.timeout, options=gateway.options(caller)
+            )
+        found = json.loads(reply[0])
+        if isinstance(found, dict):
+            found["services"] = [row for row in found["services"] if caller.may_call(row["name"].encode())]
+            return JSONResponse(found)
+        raise Problem("not-allowed", "the broker's access file does not let this role know of services (mmi)")
+
+    async def _health(self, request: Request) -> Response:
+        """Return whether the broker answers, without access control."""
+        del request
+        try:
+            with self._gateway.admit():
+                await self._client.request("mmi.service", b"mmi.service", timeout=HEALTH_TIMEOUT_SECONDS)
+        except (BrokerUnreachable, RequestTimeout) as error:
+            raise Problem("unreachable", f"the broker at {self._client.endpoint} does not answer") from error
+        return JSONResponse({"status": "ok", "outstanding": self._gateway.outstanding})
+
+
+class _Outcome:
+    """The receiver of the outcome of a request whose PARTIALs do not count."""
+
+    __slots__ = ("_client", "call", "future")
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.call: Call | None = None
+        self.future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
+        """The FINAL, or None if the client has disconnected."""
+
+    def put(self, outcome: Outcome) -> None:
+        if self.future.done():
+            return
+        if not isinstance(outcome, Reply):
+            self.future.set_exception(outcome)
+        elif outcome.final:
+            self.future.set_result(outcome)
+
+    def disconnected(self) -> None:
+        """Cancel the request: its client is gone."""
+        if not self.future.done():
+            if self.call is not None:
+                self._client.cancel(self.call)
+            self.future.set_result(None)
+
+
+class _Gone(Exception):
+    """The client has disconnected before its request was complete."""
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem("too-large", f"the body of a request may have up to {limit} bytes (--max-body)")
+
+
+def _unexpected(method: str, path: str, error: Exception) -> Problem:
+    log.error("%s %s failed", method, path, exc_info=error)
+    return Problem("internal", f"an error of the gateway, which its log shows: {type(error).__name__}")
+
+
+async def _respond(send: Any, status: int, headers: RawHeaders, body: bytes = b"") -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    """Return the response for an exception: Starlette's handler for all of them."""
+    if isinstance(error, ZmdpError):
+        problem = problem_of(error)
+    elif isinstance(error, HTTPException):
+        headers = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
+        kind = _KINDS.get(error.status_code)
+        problem = Problem(
+            kind or "http", f"{request.method} {request.url.path}: {error.detail}", headers=headers,
+            status=None if kind else error.status_code, title=None if kind else error.detail,
+        )  # fmt: skip
+    elif isinstance(error, Problem):
+        problem = error
+    else:
+        problem = _unexpected(request.method, request.url.path, error)
+    status, raw, body = problem.response()
+    response = Response(body, status)
+    response.raw_headers = list(raw)
+    return response
+
+
+def _with_cors(gateway: Gateway, scope: Scope, send: Any) -> Any:
+    """Return `send` that adds what browsers require of responses to pages of other origins."""
+    headers = dict(scope["headers"])
+    origin = headers.get(b"origin")
+    if origin is None:
+        return send
+    try:
+        gateway.check_origin(origin)
+    except Problem:
+        return send
+    more = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
+    more.append((b"access-control-expose-headers", b"location, retry-after"))
+    if scope["method"] == "OPTIONS":
+        wanted = headers.get(b"access-control-request-headers", b"")
+        more += [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", wanted),
+            (b"access-control-max-age", CORS_MAX_AGE_SECONDS),
+        ]
+
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *more]}
+        await send(message)
+
+    return sending
+
+
+def application(gateway: Gateway) -> Application:
+    """Return the application with the routes of all modules."""
+    routes: list[BaseRoute] = []
+    for name in ("jobs", "openapi", "websocket"):
+        with suppress(ModuleNotFoundError):
+            routes += import_module(f".{name}", __package__).routes(gateway)
+    return Application(gateway, routes)

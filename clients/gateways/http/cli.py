@@ -1,0 +1,163 @@
+"""The command `mdp-gateway http`."""
+
+import gc
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from ....mdp.cli.console import (
+    CONTEXT_SETTINGS,
+    Address,
+    Number,
+    brokers_option,
+    key_options,
+    log_level_option,
+    log_to_stderr,
+    with_default,
+)
+from ....mdp.errors import BindError, SettingError
+from ....mdp.keys import ClientKeys
+from ....mdp.transport.tcp import is_loopback
+from ....mdp.transport.tcp import listen as open_listener
+from ..upstream import Upstream
+from .access import load
+from .settings import Settings
+
+DEFAULT_LISTEN: Final = "127.0.0.1:8080"
+
+
+def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each setting."""
+    for setting in reversed(fields(Settings)):
+        if setting.metadata:
+            unit, text = setting.metadata["unit"], setting.metadata["help"]
+            command = click.option(
+                f"--{setting.name.replace('_', '-')}",
+                type=Number(unit, whole=setting.type is int),
+                default=setting.default,
+                help=with_default(text, setting.default, unit),
+            )(command)
+    return command
+
+
+@click.command(context_settings=CONTEXT_SETTINGS)
+@click.option(
+    "--listen",
+    type=Address(),
+    default=DEFAULT_LISTEN,
+    help=with_default("Where to listen; port 0 for a free one.", DEFAULT_LISTEN),
+)
+@brokers_option("The broker's endpoint. Can be repeated, or separate several with commas, in order of preference.")
+@key_options
+@click.option(
+    "--access",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Admit only callers with a token or a certificate in this access file. `mdp-gateway token` writes it.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Listen on any address without --access: whoever can connect may call every service.",
+)
+@click.option(
+    "--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="The server's certificate: use HTTPS."
+)
+@click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its key, if it is in another file.")
+@click.option(
+    "--tls-client-ca",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Accept certificates of clients that these authorities signed, instead of tokens.",
+)
+@click.option(
+    "--allow-origin",
+    "allow_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let pages of this origin (https://HOST, or * for all) use the gateway from a browser. Can be repeated.",
+)
+@_limit_options
+@log_level_option
+def cli(
+    *,
+    listen: tuple[str, int],
+    broker: tuple[str, ...],
+    keys: ClientKeys | None,
+    access: Path | None,
+    insecure: bool,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_client_ca: Path | None,
+    allow_origins: tuple[str, ...],
+    log_level: str,
+    **limits: Any,
+) -> int:
+    """Let programs call services with HTTP: POST /services/NAME.
+
+    The URL is printed to stdout; logs go to stderr.  Without --access, whoever can connect may call every service: the
+    gateway listens only on loopback addresses, which other machines cannot reach.
+
+    With --key, requests are made on behalf of the callers' roles, so the broker decides what each role may call.
+
+    SIGTERM or Ctrl-C finishes the requests in progress; a second signal exits immediately.  SIGHUP makes the gateway
+    read the access file again.
+
+    \b
+    Exit codes:
+      0  stopped, all requests were finished
+      1  cannot listen, or stopped by a second signal
+      2  invalid usage, or a package is missing
+    """
+    try:
+        from . import server as http  # noqa: PLC0415 - the help does not need what it imports
+        from .app import application  # noqa: PLC0415
+        from .gateway import Gateway  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("zmdp"):
+            raise
+        raise SettingError(f"this needs further packages ({error.name} is missing): pip install 'zmdp[web]'") from None
+    if tls_cert is None and (tls_key or tls_client_ca):
+        raise click.UsageError("--tls-key and --tls-client-ca require --tls-cert")
+    if tls_client_ca is not None and access is None:
+        raise click.UsageError("--tls-client-ca requires --access, which says what each certificate may do")
+    if access is None and not insecure and not is_loopback(listen[0]):
+        raise BindError(
+            f"refused to listen on {listen[0]}, where other machines may connect, without access control: use --access "
+            f"FILE to admit known callers only, or --insecure to admit everybody"
+        )
+    rules = load(access) if access else None
+    settings = Settings(allow_origins=allow_origins, **limits)
+    tls = http.tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
+    log_to_stderr(log_level)
+    _allow_many_connections()
+    listener = open_listener(*listen)
+
+    async def main() -> int:
+        upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
+        gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
+        server = http.Server(application(gateway), settings, listener, tls)
+        click.echo(server.url)
+        sys.stdout.flush()
+        http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))
+        if rules is None and not is_loopback(listen[0]):
+            http.log.warning("--insecure: whoever can connect may call every service")
+        elif rules is not None and tls is None and not is_loopback(listen[0]):
+            http.log.warning("tokens are not encrypted without --tls-cert: put a proxy with TLS in front")
+        gc.freeze()  # what is there now stays
+        return await http.serve(gateway, server)
+
+    return http.run(main)
+
+
+def _allow_many_connections() -> None:
+    """Raise the soft limit of open files, usually 1024: each connection takes a file descriptor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,129 @@
+"""What every part of the HTTP gateway shares: the broker's side, who may do what, and its limits."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from ..upstream import Upstream
+from .access import Access, Caller
+from .problems import Problem
+from .settings import Settings
+
+Scope = Any
+"""An ASGI scope."""
+CONNECTION: Final = "zmdp.connection"
+"""The key in a scope's state of the `Connection` (connection.py) over which a request came, or a WebSocket."""
+
+
+class Gateway:
+    """The gateway: `jobs.py`, `openapi.py` and `websocket.py` get it, and use what is public here."""
+
+    def __init__(
+        self, upstream: Upstream, settings: Settings, access: Access | None = None, *, on_behalf: bool = False
+    ) -> None:
+        self.upstream = upstream
+        self.settings = settings
+        self.access = access
+        """Who may do what; None if everybody may do everything.  A reload replaces it."""
+        self.on_behalf = on_behalf
+        """Whether requests are made on behalf of the callers' roles: the gateway has a key."""
+        self.outstanding = 0
+        """Requests that have not been answered."""
+        self.memory = 0
+        """Bytes of their bodies."""
+
+    # ── who calls ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def caller(self, scope: Scope, token: str | None = None) -> Caller:
+        """Return who makes a request: by `token`, by the header Authorization, or by the client's certificate.
+
+        Raises `Problem` if the caller is unknown, or for a page whose origin is not allowed.
+        """
+        given, origin = None, None
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                given = value
+            elif name == b"origin":
+                origin = value
+        if origin is not None:
+            self.check_origin(origin)
+        if token is not None:
+            given = b"Bearer " + token.encode(errors="replace")
+        return self.identify(given, connection_of(scope).certificate)
+
+    def identify(self, authorization: bytes | None, certificate: tuple[str, ...] = ()) -> Caller:
+        """Return the caller with this Authorization header and certificate.  Raises `Problem`."""
+        if self.access is None:
+            return Caller.anybody
+        return self.access.identify(authorization, certificate)
+
+    def check_origin(self, origin: bytes) -> None:
+        """Raise `Problem` unless pages of this origin may use the gateway.
+
+        Browsers add the header Origin to every request that changes something.  Without this check, any page that
+        somebody visits could call the services at 127.0.0.1.
+        """
+        allowed = self.settings.allow_origins
+        if "*" not in allowed and origin.decode("latin-1") not in allowed:
+            text = "pages of this origin may not use the gateway: it allows those named by --allow-origin"
+            raise Problem("origin-not-allowed", text)
+
+    def check_call(self, caller: Caller, service: bytes) -> None:
+        """Raise `Problem` unless the gateway's access file lets `caller` call `service`.
+
+        What the broker's access file says about the role is checked by the broker.
+        """
+        if not caller.may_call(service):
+            text = f"role {caller.role} may not call it: no pattern of `call` in the gateway's access file matches"
+            raise Problem("not-allowed", text, service=service.decode())
+
+    def options(self, caller: Caller) -> Mapping[str, Any] | None:
+        """Return the options with which requests of `caller` are made at the broker."""
+        return caller.options if self.on_behalf else None
+
+    # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def admit(self, size: int = 0) -> Iterator[None]:
+        """Count a request, with a body of `size` bytes, as outstanding.  Raises `Problem` if there are too many."""
+        self.enter(size)
+        try:
+            yield
+        finally:
+            self.leave(size)
+
+    def enter(self, size: int) -> None:
+        """Count a request as outstanding, until `leave` is called.  Raises `Problem` if there are too many."""
+        settings = self.settings
+        if self.outstanding >= settings.max_outstanding:
+            raise Problem("overloaded", f"{self.outstanding} requests (--max-outstanding) have not been answered yet")
+        self.charge(size)
+        self.outstanding += 1
+
+    def leave(self, size: int) -> None:
+        """Count a request as answered."""
+        self.outstanding -= 1
+        self.memory -= size
+
+    def charge(self, size: int) -> None:
+        """Count bytes that a request holds.  Raises `Problem` if they are too many; decrease `memory` afterwards."""
+        if self.memory + size > self.settings.max_memory:
+            raise Problem("overloaded", f"requests with {self.memory} bytes (--max-memory) have not been answered yet")
+        self.memory += size
+
+
+def connection_of(scope: Scope) -> Any:
+    """Return the `Connection` over which a request or a WebSocket came."""
+    return scope["state"][CONNECTION]
+
+
+@contextmanager
+def on_disconnect(scope: Scope, then: Callable[[], None]) -> Iterator[None]:
+    """Within this context, call `then` if the client of a request disconnects."""
+    connection = connection_of(scope)
+    connection.on_disconnect = then
+    try:
+        yield
+    finally:
+        if connection.on_disconnect is then:  # after the response, it may be that of the next request
+            connection.on_disconnect = None

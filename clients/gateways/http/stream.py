@@ -1,0 +1,165 @@
+"""Replies as they arrive: server-sent events, one for each PARTIAL, then one for the FINAL or the error.
+
+    event: partial            a part that is one frame of text; each line of it is a line `data: …`
+    event: partial-base64     any other part: `data` is a JSON list with each frame in Base64
+    event: final              the last part; final-base64 as above
+    event: error              a problem document, instead of the last part
+    :                         a comment, after a while without events
+
+An error that arrives before anything else is an ordinary response with its status.
+"""
+
+import asyncio
+import base64
+import json
+from collections import deque
+from typing import Any, Final
+
+from ...reply import Reply
+from ...session import Call, Outcome
+from ..upstream import Upstream
+from .problems import Problem, problem_of
+from .translation import EVENT_STREAM
+
+KEEP_ALIVE_SECONDS: Final = 15.0
+"""How long a stream is silent before a comment is sent, so that proxies do not take the connection for dead."""
+CHUNK_BYTES: Final = 256 << 10
+"""Events are written together up to this size."""
+OVERHEAD_BYTES: Final = 100
+"""Memory charged for each event, in addition to its content."""
+HEADERS: Final = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+"""The last one tells nginx to pass on events immediately."""
+_COMMENT: Final = b":\n\n"
+
+
+def event(name: str, frames: list[bytes]) -> bytes:
+    """Return the event with the frames of a part of a reply."""
+    if len(frames) == 1:
+        data = bytes(frames[0])
+        if b"\r" not in data and _is_text(data):
+            return b"event: %s\ndata: %s\n\n" % (name.encode(), data.replace(b"\n", b"\ndata: "))
+    listed = json.dumps([base64.b64encode(frame).decode() for frame in frames])
+    return f"event: {name}-base64\ndata: {listed}\n\n".encode()
+
+
+def error_event(problem: Problem) -> bytes:
+    """Return the event with a problem document."""
+    return b"event: error\ndata: %s\n\n" % problem.body()
+
+
+def _is_text(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class Events:
+    """The events of one reply that have not been written yet: the receiver of a request's outcomes.
+
+    Up to `max_unread` bytes wait for the reader.  If there are more, the request is cancelled, and the stream ends with
+    an error after the events that wait.
+    """
+
+    def __init__(self, upstream: Upstream, service: str, max_unread: int) -> None:
+        self.call: Call | None = None
+        self.ended = False
+        """No more events arrive."""
+        self.problem: Problem | None = None
+        """Set if the request fails before anything has arrived: then there are no events."""
+        self._client = upstream.client
+        self._service = service
+        self._max_unread = max_unread
+        self._waiting: deque[bytes] = deque()
+        self._unread = 0
+        self._begun = False
+        self._arrived: asyncio.Future[None] | None = None
+
+    def put(self, outcome: Outcome) -> None:
+        """Add an event for a part, the FINAL or the error."""
+        if self.ended:
+            return
+        if isinstance(outcome, Reply):
+            self.ended = outcome.final
+            self._add(event("final" if outcome.final else "partial", outcome))
+            if self._unread > self._max_unread and not self.ended:
+                self.fail(Problem("slow-reader", f"more than {self._max_unread} bytes (--max-unread) were not read"))
+        else:
+            self._end(problem_of(outcome, self._service))
+
+    def fail(self, problem: Problem) -> None:
+        """Cancel the request and end the stream with an error."""
+        if self.call is not None:
+            self._client.cancel(self.call)
+        self._end(problem)
+
+    def disconnected(self) -> None:
+        """The client is gone: cancel the request, and forget what was not written."""
+        if self.call is not None and not self.ended:
+            self._client.cancel(self.call)
+        self._waiting.clear()
+        self.ended = True
+        self._wake()
+
+    def remind(self) -> None:
+        """Add a comment, if nothing else waits."""
+        if not self._waiting and not self.ended:
+            self._add(_COMMENT)
+
+    def _end(self, problem: Problem) -> None:
+        self.ended = True
+        if self._begun:
+            self._add(error_event(problem))
+        else:
+            self.problem = problem
+            self._wake()
+
+    def _add(self, data: bytes) -> None:
+        self._begun = True
+        self._waiting.append(data)
+        self._unread += len(data) + OVERHEAD_BYTES
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    async def take(self) -> bytes:
+        """Wait for events, and return some of them; nothing if the stream has ended."""
+        while not self._waiting and not self.ended:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        taken: list[bytes] = []
+        size = 0
+        while self._waiting and size < CHUNK_BYTES:
+            taken.append(self._waiting.popleft())
+            size += len(taken[-1])
+        self._unread -= size + OVERHEAD_BYTES * len(taken)
+        return b"".join(taken)
+
+
+async def write(events: Events, headers: list[tuple[bytes, bytes]], send: Any) -> None:
+    """Write a response with all events, as fast as the client reads.  Raises `Problem` if it failed from the outset."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def remind() -> None:
+        nonlocal timer
+        events.remind()
+        timer = loop.call_later(KEEP_ALIVE_SECONDS, remind)
+
+    timer = loop.call_later(KEEP_ALIVE_SECONDS, remind)
+    try:
+        data = await events.take()
+        if events.problem is not None:
+            raise events.problem
+        await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *headers]})
+        while data:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            data = await events.take()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    finally:
+        timer.cancel()

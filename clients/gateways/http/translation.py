@@ -1,0 +1,189 @@
+"""HTTP requests as requests to services, and replies as bodies: pure functions, without sockets.
+
+POST /services/NAME          the service's name, percent-encoded
+Request-Timeout: 2.5         seconds (or 500ms) until the reply must have arrived: the request's ttl
+Prefer: wait=10              wait for a worker if there is none: for so many seconds, if no timeout is given
+Zmdp-Header-NAME: value      a header for the handler; traceparent and tracestate are passed on as well
+Content-Type: multipart/*    each part is a frame; any other body is one frame
+Accept: TYPE                 the reply's type, if it is one frame; several frames are multipart/mixed
+Accept: text/event-stream    PARTIALs as they arrive (stream.py); otherwise only the FINAL counts
+"""
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from ....mdp.errors import SettingError
+from ....mdp.tracing import TRACE_HEADERS
+from ....mdp.wire import service_name
+from .problems import Problem
+
+PREFIX: Final = b"/services/"
+BINARY: Final = b"application/octet-stream"
+EVENT_STREAM: Final = b"text/event-stream"
+
+_HEADER_PREFIX: Final = b"zmdp-header-"
+_SINGLE: Final = frozenset({b"authorization", b"content-length", b"content-type", b"origin", b"request-timeout"})
+"""Headers that a request may have once."""
+_LISTS: Final = frozenset({b"accept", b"prefer", b"tracestate"})
+_KNOWN: Final = _SINGLE | _LISTS | {b"traceparent", b"content-encoding", b"expect"}
+_TRACE: Final = tuple(name.encode() for name in TRACE_HEADERS)
+_SECONDS: Final = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?)(ms|s)?")
+_MEDIA_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/[\w.+!#$&^-]+")
+_WAIT: Final = re.compile(rb'wait\s*=\s*"?([^",;\s]*)"?')
+
+
+class Asked:
+    """What the headers of a request say."""
+
+    __slots__ = ("found", "headers", "label", "length", "stream", "timeout", "wait")
+
+    def __init__(self, raw: Iterable[tuple[bytes, bytes]], default: float, longest: float) -> None:
+        """Read headers; `default` and `longest` are the timeouts.  Raises `Problem`."""
+        found: dict[bytes, bytes] = {}
+        named: dict[str, str] | None = None
+        for name, value in raw:
+            if name in _KNOWN:
+                if name in found:
+                    value = _repeated(name, found[name], value)  # noqa: PLW2901
+                found[name] = value
+            elif name.startswith(_HEADER_PREFIX):
+                named = named or {}
+                named[name[len(_HEADER_PREFIX) :].decode("latin-1")] = _text(name, value)
+        self.found: Mapping[bytes, bytes] = found
+        """The known headers, by their names in lower case."""
+        self.timeout = default
+        """Seconds."""
+        self.wait = False
+        """Wait for a worker, if none offers the service."""
+        if b"request-timeout" in found:
+            self.timeout = _seconds("Request-Timeout", found[b"request-timeout"], longest)
+        if b"prefer" in found:
+            self._read_prefer(found, longest)
+        for name in _TRACE:
+            if name in found:
+                named = named or {}
+                named[name.decode()] = _text(name, found[name])
+        self.headers = named
+        """The headers for the handler, or None."""
+        accept = found.get(b"accept")
+        self.stream = False
+        """Pass on PARTIALs as they arrive."""
+        self.label = BINARY
+        """The type of a reply of one frame."""
+        if accept is not None and accept != b"*/*":
+            self._read_accept(accept)
+        length = found.get(b"content-length")
+        self.length = None if length is None else int(length)
+        """Bytes of the body, as far as known."""
+
+    def _read_prefer(self, found: Mapping[bytes, bytes], longest: float) -> None:
+        match = _WAIT.search(found[b"prefer"])
+        if match is not None:
+            self.wait = True
+            if b"request-timeout" not in found:
+                self.timeout = _seconds("the preference wait", match[1], longest)
+
+    def _read_accept(self, accept: bytes) -> None:
+        types = [each.partition(b";")[0].strip().lower() for each in accept.split(b",")]
+        if EVENT_STREAM in types:
+            self.stream = True
+        elif len(types) == 1 and _MEDIA_TYPE.fullmatch(types[0]) and not types[0].startswith(b"multipart/"):
+            self.label = types[0]
+
+
+def _repeated(name: bytes, first: bytes, value: bytes) -> bytes:
+    if name in _LISTS:
+        return first + b", " + value
+    raise Problem("invalid", f"the header {name.decode()} is there twice")
+
+
+def _text(name: bytes, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise Problem("invalid", f"the value of the header {name.decode()} is not UTF-8") from None
+
+
+def _seconds(what: str, value: bytes, longest: float) -> float:
+    match = _SECONDS.fullmatch(value.strip())
+    seconds = 0.0 if match is None else float(match[1]) / (1000 if match[2] == b"ms" else 1)
+    if not 0 < seconds <= longest:
+        shown = value.decode("latin-1")
+        raise Problem(
+            "invalid",
+            f"{what} is {shown!r}: it must be a number of seconds, such as 2.5, or 500ms; at most {longest:g}",
+        )
+    return seconds
+
+
+def service_of(raw_path: bytes) -> bytes:
+    """Return the name in a path that begins with `PREFIX`.  Raises `Problem` if it is not a valid service name."""
+    name = raw_path[len(PREFIX) :]
+    if b"%" in name:
+        name = unquote_to_bytes(name)
+    try:
+        return service_name(name)
+    except SettingError as error:
+        raise Problem("invalid", str(error)) from None
+
+
+def frames_of(content_type: bytes | None, body: bytes, max_parts: int) -> Sequence[bytes]:
+    """Return the frames in the body of a request.  Raises `Problem` if it is multipart, but malformed."""
+    if content_type is None or content_type[:10].lower() != b"multipart/":
+        return (body,)
+    boundary = parse_options_header(content_type)[1].get(b"boundary")
+    if not boundary:
+        raise Problem("invalid", "the Content-Type is multipart, but it has no boundary")
+    return _parts(boundary, body, max_parts)
+
+
+def _parts(boundary: bytes, body: bytes, max_parts: int) -> list[bytes]:
+    frames: list[bytes] = []
+    pieces: list[bytes] = []
+    ended = False
+
+    def begin() -> None:
+        if len(frames) >= max_parts:
+            raise Problem("too-large", f"a body may have up to {max_parts} parts")
+        pieces.clear()
+
+    def data(chunk: bytes, start: int, end: int) -> None:
+        pieces.append(chunk[start:end])
+
+    def finish() -> None:
+        frames.append(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+    def end() -> None:
+        nonlocal ended
+        ended = True
+
+    try:
+        parser = MultipartParser(
+            boundary,
+            {"on_part_begin": begin, "on_part_data": data, "on_part_end": finish, "on_end": end},
+        )
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        raise Problem("invalid", f"the multipart body is malformed: {error}") from None
+    if not ended:
+        raise Problem("invalid", "the multipart body is incomplete: its last boundary is missing")
+    return frames
+
+
+def body_of(frames: Sequence[bytes], label: bytes) -> tuple[bytes, bytes]:
+    """Return type and content of the body with the frames of a reply; one frame has the type `label`."""
+    if len(frames) == 1:
+        return label, frames[0]
+    boundary = secrets.token_hex(16).encode()  # nobody can guess it, so no frame contains it
+    pieces: list[Any] = []
+    for frame in frames:
+        pieces += (b"--", boundary, b"\r\ncontent-type: application/octet-stream\r\n\r\n", frame, b"\r\n")
+    pieces += (b"--", boundary, b"--\r\n")
+    return b"multipart/mixed; boundary=" + boundary, b"".join(pieces)

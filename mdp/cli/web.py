@@ -1,0 +1,179 @@
+"""The process that serves a broker's dashboard and metrics: `mdp-broker --http`.
+
+HTTP has a process of its own, which shares nothing with the broker but messages.  In a thread of the broker, each page
+and each scrape would take the interpreter from the broker's loop, for milliseconds at a time; the loop runs without a
+garbage collector, which HTTP needs; and whoever exhausts or crashes the web server would take the broker along.  Here
+the web server is restarted, and the broker goes on.
+
+The process gets the listening socket, and a JSON object per line on stdin: where the broker is, with which key, and who
+may look and act; a new one after each reload.  It ends with its stdin, and so with the broker.
+"""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Final, Self
+
+import zmq
+
+from ..access import Access, Permissions
+from ..broker.server import Server
+from ..errors import BindError, SettingError
+from ..transport.tcp import is_loopback, listen, shown_address
+
+MODULE: Final = "zmdp.mmi.web"
+PACKAGES: Final = ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
+ROLE: Final = "(dashboard)"
+"""The role of the process at a broker with access control; no role in a file can have such a name."""
+RESTART_SECONDS: Final = (1.0, 60.0)
+"""How long to wait before the process is restarted: at first, and at most."""
+END_SECONDS: Final = 2.0
+"""How long the process may take to end by itself."""
+
+log = logging.getLogger("zmdp.broker")
+
+
+def check_packages(what: str) -> None:
+    """Raise `SettingError` if a package of the extra `web` is missing."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise SettingError(f"{what} needs further packages ({', '.join(missing)} missing): pip install 'zmdp[web]'")
+
+
+def check_address(host: str, *, access: Access | None, insecure: bool) -> None:
+    """Raise `BindError` if other machines can reach the address, and everybody would be let in."""
+    if access is None and not insecure and not is_loopback(host):
+        raise BindError(
+            f"refused to serve HTTP on {host}, where other machines may connect, without access control: use --access "
+            f"FILE to admit holders of tokens only, or --insecure to admit everybody"
+        )
+
+
+class WebProcess:
+    """The web server of a broker; it runs from `start` to the end of the `with` block.
+
+    Raises `BindError` if it cannot listen.
+    """
+
+    def __init__(self, host: str, port: int, *, log_level: str) -> None:
+        self._listener = listen(host, port)
+        self._folder = tempfile.mkdtemp(prefix="zmdp-")  # only this user can enter it
+        self._public, self._secret = zmq.curve_keypair()
+        self._log_level = log_level
+        self._open = not is_loopback(host)
+        self._settings: dict[str, Any] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="zmdp-web", daemon=True)
+
+    @property
+    def endpoint(self) -> str:
+        """Where the broker must listen for it."""
+        return f"ipc://{self._folder}/broker"
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{shown_address(self._listener)}/"
+
+    def admitted_by(self, access: Access) -> Access:
+        """Return `access` with the key of the process."""
+        return access.adding({self._public: Permissions(ROLE, admin=True)})
+
+    def start(self, server: Server) -> None:
+        """Start the process, for a broker that listens at `endpoint`."""
+        access = None if server.gate is None else server.gate.access
+        self._settings = {"endpoint": self.endpoint, "open": self._open, "access": _visitors(access)}
+        if access is not None:
+            self._settings["keys"] = [self._public.decode(), self._secret.decode(), access.public_key.decode()]
+            if not access.tokens:
+                log.warning("nobody can open %s: no role has a token (mdp-keys token ROLE)", self.url)
+        server.on_reload = self._reload
+        self._launch()
+        self._watcher.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        process = self._process
+        if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            self._watcher.join()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _launch(self) -> None:
+        with self._lock:
+            process = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-P", "-m", MODULE, str(self._listener.fileno()), self._log_level],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[self._listener.fileno()],
+                start_new_session=True,  # Ctrl-C is for the broker, which may still have requests to finish
+            )  # fmt: skip
+            assert process.stdin is not None  # noqa: S101 - a pipe
+            os.set_blocking(process.stdin.fileno(), False)
+            self._process = process
+            self._tell()
+
+    def _tell(self) -> None:
+        process = self._process
+        if process is None or process.stdin is None:
+            return
+        line = json.dumps(self._settings).encode() + b"\n"
+        try:
+            complete = os.write(process.stdin.fileno(), line) == len(line)
+        except OSError:
+            complete = False
+        if not complete:
+            process.kill()  # it does not read; the next one gets everything
+
+    def _reload(self, access: Access) -> None:
+        with self._lock:
+            self._settings["access"] = _visitors(access)
+            self._tell()
+
+    def _watch(self) -> None:
+        """Restart the process when it ends."""
+        shortest, longest = RESTART_SECONDS
+        delay = shortest
+        while True:
+            process, began = self._process, time.monotonic()
+            if process is None:
+                return
+            code = process.wait()
+            if self._stopping.is_set():
+                return
+            delay = shortest if time.monotonic() - began > longest else min(2 * delay, longest)
+            log.error("the web server has ended with code %d; it restarts in %g s", code, delay)
+            if process.stdin is not None:
+                process.stdin.close()
+            if self._stopping.wait(delay):
+                return
+            self._launch()
+
+
+def _visitors(access: Access | None) -> dict[str, Any] | None:
+    """Return what the process must know of the access file: by digest of a token, its role and what that may do."""
+    if access is None:
+        return None
+    return {
+        digest.hex(): {"role": name, "look": access.roles[name].mmi == "all", "act": access.roles[name].admin}
+        for digest, name in access.tokens.items()
+    }

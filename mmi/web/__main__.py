@@ -1,0 +1,87 @@
+"""The process that `mdp-broker --http` starts: see `zmdp.mdp.cli.web`.
+
+python -m zmdp.mmi.web DESCRIPTOR LOG-LEVEL        the descriptor of a socket that listens; settings come on stdin
+"""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from typing import Any, Final
+
+from ...clients import AsyncClient
+from ...clients.gateways.http.server import Server, run
+from ...clients.gateways.http.settings import Settings
+from ...mdp.cli.console import log_to_stderr
+from ...mdp.keys import ClientKeys
+from .broker import BrokerSection
+from .observer import Observer
+from .shell import Shell
+from .visitors import Visitors, visitors_of
+
+NICENESS: Final = 5
+"""When the processor is short, the broker comes first."""
+MAX_SETTINGS_BYTES: Final = 16 << 20
+LIMITS: Final = Settings(
+    max_body=64 << 10, max_connections=200, max_header_bytes=16 << 10, header_timeout=5.0, body_timeout=10.0,
+    keep_alive=30.0,
+)  # fmt: skip
+
+
+async def serve(listener: socket.socket) -> int:
+    """Serve until stdin ends."""
+    told = asyncio.StreamReader(limit=MAX_SETTINGS_BYTES)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(told), sys.stdin)
+    first = await told.readline()
+    if not first:
+        return 0
+    settings = json.loads(first)
+    keys = settings.get("keys")
+    loaded = None if keys is None else ClientKeys(*(key.encode() for key in keys))
+    visitors = Visitors(visitors_of(settings["access"]), any_host=settings["open"])
+    async with AsyncClient(settings["endpoint"], key=loaded) as client:
+        observer = Observer(client)
+        broker = BrokerSection(observer)
+        shell = Shell(broker.name, [broker.section()], visitors)
+        server = Server(shell.application, LIMITS, listener)
+        tasks = [asyncio.ensure_future(server.run()), asyncio.ensure_future(observer.run())]
+        gc.freeze()  # what is there now stays
+        reader = asyncio.ensure_future(_follow(told, visitors))
+        try:
+            done, _ = await asyncio.wait([*tasks, reader], return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            for task in (*tasks, reader):
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks, reader, return_exceptions=True)
+    return 0
+
+
+async def _follow(told: asyncio.StreamReader, visitors: Visitors) -> None:
+    """Apply new settings, until there are no more."""
+    while line := await told.readline():
+        settings: dict[str, Any] = json.loads(line)
+        visitors.access = visitors_of(settings["access"])
+
+
+def main() -> None:
+    """Entry point of the process."""
+    descriptor, level = sys.argv[1:]
+    log_to_stderr(level)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends when the broker does, which may still have requests to finish
+    with suppress(OSError):
+        os.nice(NICENESS)
+    listener = socket.socket(fileno=int(descriptor))
+    sys.exit(run(lambda: serve(listener)))
+
+
+if __name__ == "__main__":
+    main()

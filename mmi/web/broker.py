@@ -1,0 +1,298 @@
+"""The pages, metrics and health of a broker."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from prometheus_client.registry import Collector
+
+from .charts import bars, chart, drawing
+from .exposition import BrokerCollector, Selection
+from .formats import link, seconds
+from .histogram import Histogram
+from .observer import Observer, Unavailable, until_changed
+from .shell import Action, NotFoundError, Page, Section, View
+from .snapshot import Change, Snapshot, change, change_of
+from .tables import Column, Table, table
+
+FRESH_SECONDS: Final = 2.0
+"""For this long, an answer of the broker proves that its loop turns."""
+DEAD_SECONDS: Final = 30.0
+"""A broker that has not answered for so long does not live."""
+BUSIEST: Final = 8
+"""Services on the overview."""
+_FAR: Final = float("inf")
+
+
+class BrokerSection:
+    """The section of the broker that an observer looks at."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._selection = Selection()
+        self._changes: tuple[Snapshot | None, dict[str, Change]] = (None, {})
+        self._started = time.monotonic()
+
+    def section(self) -> Section:
+        """Return what to mount in a shell."""
+        return Section(
+            pages=[
+                Page("/", "overview.html", self._overview, "Overview", "o"),
+                Page("/services", "services.html", self._services, "Services", "s"),
+                Page("/service", "service.html", self._service, part_of="/services"),
+                Page("/workers", "workers.html", self._workers, "Workers", "w"),
+                Page("/requests", "requests.html", self._requests, "Requests", "r"),
+                Page("/brokers", "brokers.html", self._brokers, "Brokers", "b"),
+            ],
+            actions=[Action("/requests/cancel", self._cancel)],
+            collectors=self._collectors,
+            version=lambda: self._observer.generation,
+            troubles=self._troubles,
+            is_alive=self._is_alive,
+            until_changed=lambda timeout: until_changed(self._observer, timeout),
+        )
+
+    def name(self) -> str:
+        """Return the name of the broker."""
+        snapshot = self._observer.latest
+        return str(snapshot.broker["broker"]) if snapshot is not None else "broker"
+
+    # ── metrics and health ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _collectors(self) -> Sequence[Collector]:
+        snapshot = None if self._observer.trouble else self._observer.latest
+        named = self._selection.choose(snapshot.services) if snapshot is not None else set()
+        return [BrokerCollector(snapshot, named)]
+
+    async def _troubles(self) -> list[str]:
+        """Return why the broker is not ready.  An answer proves that it listens and that its loop turns."""
+        observer = self._observer
+        latest, answered = observer.latest, observer.last_answer
+        if observer.trouble or latest is None or answered is None or time.monotonic() - answered > FRESH_SECONDS:
+            try:
+                broker = await observer.ask("mmi.broker")
+            except Unavailable as error:
+                return [str(error)]
+        else:
+            broker = latest.broker
+        return ["the broker is draining: it accepts no new requests"] if broker["draining"] else []
+
+    async def _is_alive(self) -> bool:
+        return time.monotonic() - (self._observer.last_answer or self._started) < DEAD_SECONDS
+
+    # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _overview(self, view: View) -> Mapping[str, Any]:
+        del view
+        observer = self._observer
+        latest, earlier = observer.latest, observer.earlier
+        if latest is None or earlier is None:
+            return {"trouble": observer.trouble, "latest": None}
+        now, points = change(earlier, latest), list(observer.history.points)
+        at, step = latest.at, observer.history.step
+        p50, p99 = (now.at_worker.quantile(share, latest.bounds) for share in (0.5, 0.99))
+        charts = [
+            chart("Requests per second", points, [("rate", "", lambda each: each.rate)], now=at, step=step),
+            chart(
+                "Time at the worker", points,
+                [("p99", "p99", lambda each: each.p99), ("p50", "p50", lambda each: each.p50)],
+                now=at, step=step, show=seconds,
+            ),
+            chart(
+                "Requests that wait", points, [("queue", "", lambda each: each.queued)], now=at, step=step,
+            ),
+            chart("Errors per second", points, [("errors", "", lambda each: each.errors)], now=at, step=step),
+        ]  # fmt: skip
+        rows = self._rows(latest)
+        return {
+            "trouble": observer.trouble, "latest": latest, "now": now, "p50": p50, "p99": p99, "charts": charts,
+            "busiest": sorted((row for row in rows if row["rate"]), key=lambda row: -row["rate"])[:BUSIEST],
+            "attention": sorted(filter(_needs_attention, rows), key=lambda row: -row["oldest_seconds"])[:BUSIEST],
+            "outcomes": sorted(latest.outcomes.items(), key=lambda pair: -pair[1]),
+            "has_workers": any(row["workers"] for row in rows),
+        }  # fmt: skip
+
+    async def _services(self, view: View) -> Mapping[str, Any]:
+        latest = self._observer.latest
+        columns = [
+            Column("name", "Service", lambda row: row["name"].casefold(), number=False, descending=False),
+            Column("workers", "Workers", lambda row: row["workers"]),
+            Column("running", "Running", lambda row: row["running"]),
+            Column("queued", "Waiting", lambda row: row["queued"]),
+            Column("oldest", "Oldest", lambda row: row["oldest_seconds"]),
+            Column("rate", "Per second", lambda row: row["rate"]),
+            Column("errors", "Errors", lambda row: row["errors"]),
+            Column("p50", "p50", lambda row: _or(row["p50"])),
+            Column("p99", "p99", lambda row: _or(row["p99"])),
+        ]
+        rows = self._rows(latest) if latest is not None else []
+        found = table(rows, columns, view.path, view.query, text=lambda row: str(row["name"]), default="name")
+        return {"trouble": self._observer.trouble, "table": found}
+
+    async def _service(self, view: View) -> Mapping[str, Any]:
+        name = view.query.get("name", "")
+        observer = self._observer
+        latest, earlier = observer.latest, observer.earlier
+        row = latest.services.get(name) if latest is not None else None
+        if latest is None or earlier is None or row is None:
+            raise NotFoundError(f"The broker knows no service {name!r}. Perhaps its last worker has left.")
+        now = change_of(earlier, latest, name)
+        all_times, in_queue = Histogram.of(row["worker_seconds"]), Histogram.of(row["queue_seconds"])
+        body = _as_bytes(name)
+        requests, trouble = await self._list("mmi.requests", "requests", body)
+        workers, _ = await self._list("mmi.workers", "workers", body)
+        return {
+            "trouble": observer.trouble, "row": row, "now": now,
+            "p50": now.at_worker.quantile(0.5, latest.bounds), "p99": now.at_worker.quantile(0.99, latest.bounds),
+            "all": all_times, "bars": bars(all_times, latest.bounds), "queue_bars": bars(in_queue, latest.bounds),
+            "all_p50": all_times.quantile(0.5, latest.bounds), "all_p99": all_times.quantile(0.99, latest.bounds),
+            "in_queue": in_queue, "queue_p99": in_queue.quantile(0.99, latest.bounds),
+            "outcomes": sorted(row["outcomes"].items(), key=lambda pair: -pair[1]),
+            "workers": self._worker_table(workers, view, paged=False),
+            "requests": self._request_table(requests, view, paged=False), "no_requests": trouble, "cancelled": "",
+        }  # fmt: skip
+
+    async def _workers(self, view: View) -> Mapping[str, Any]:
+        workers, trouble = await self._list("mmi.workers", "workers", _as_bytes(view.service))
+        found = self._worker_table(workers, view)
+        return {"trouble": self._observer.trouble or trouble, "table": found}
+
+    async def _requests(self, view: View) -> Mapping[str, Any]:
+        requests, trouble = await self._list("mmi.requests", "requests", _as_bytes(view.service))
+        return {
+            "trouble": self._observer.trouble, "no_requests": trouble, "table": self._request_table(requests, view),
+            "cancelled": view.query.get("cancelled", ""),
+        }  # fmt: skip
+
+    async def _brokers(self, view: View) -> Mapping[str, Any]:
+        del view
+        latest, earlier = self._observer.latest, self._observer.earlier
+        if latest is None or earlier is None:
+            return {"trouble": self._observer.trouble, "brokers": None}
+        before = {_link_key(each): each for each in earlier.brokers["links"]}
+        spent = latest.at - earlier.at
+        links = [
+            {
+                **each,
+                **{
+                    f"{way}_rate": max(each[way] - before.get(_link_key(each), each)[way], 0) / spent if spent else 0.0
+                    for way in ("sent", "received")
+                },
+            }
+            for each in latest.brokers["links"]
+        ]
+        return {
+            "trouble": self._observer.trouble, "brokers": latest.brokers, "links": links, "latest": latest,
+            "drawing": drawing(latest.brokers) if latest.brokers["links"] else None,
+        }  # fmt: skip
+
+    async def _cancel(self, fields: Mapping[str, str]) -> str:
+        number = fields.get("id", "")
+        try:
+            answer = await self._observer.now("mmi.cancel", number.encode())
+            outcome = "yes" if isinstance(answer, dict) and answer.get("cancelled") else "no"
+        except Unavailable:
+            outcome = "unavailable"
+        self._observer.refresh()
+        return link("/requests", service=fields.get("service", ""), cancelled=outcome)
+
+    # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _rows(self, latest: Snapshot) -> list[dict[str, Any]]:
+        """Return a row for each service, with what happened lately."""
+        earlier = self._observer.earlier
+        if self._changes[0] is not latest:
+            changes = {name: change_of(earlier, latest, name) for name in latest.services} if earlier else {}
+            self._changes = latest, changes
+        changes = self._changes[1]
+        return [
+            {
+                **row,
+                "rate": changes[name].rate,
+                "errors": changes[name].error_rate,
+                "p50": changes[name].at_worker.quantile(0.5, latest.bounds),
+                "p99": changes[name].at_worker.quantile(0.99, latest.bounds),
+            }
+            for name, row in latest.services.items()
+        ]
+
+    async def _list(self, service: str, key: str, body: bytes) -> tuple[Mapping[str, Any], str]:
+        """Return a list that the broker tells, or an empty one and why."""
+        try:
+            answer = await self._observer.ask(service, body)
+            return {"rows": answer[key], "more": answer["more"]}, ""
+        except Unavailable as error:
+            return {"rows": [], "more": 0}, str(error)
+        except (TypeError, KeyError):
+            return {"rows": [], "more": 0}, f"this broker does not answer {service}"
+
+    def _worker_table(self, workers: Mapping[str, Any], view: View, *, paged: bool = True) -> Table:
+        columns = [
+            Column("host", "Host", lambda row: (row["host"], row["pid"]), number=False, descending=False),
+            Column("pid", "PID", lambda row: row["pid"]),
+            Column("name", "Name", lambda row: row["name"], number=False, descending=False),
+            Column("service", "Service", lambda row: row["service"], number=False, descending=False),
+            Column("state", "State", _state, number=False, descending=False),
+            Column("held", "Holds", lambda row: row["held"]),
+            Column("done", "Done", lambda row: row["done"]),
+            Column("busy", "Busy", _busy),
+            Column("up", "Connected", lambda row: row["up_seconds"]),
+            Column("protocol", "Protocol", lambda row: row["protocol"], number=False, descending=False),
+        ]
+        rows = [{**row, "state": _state(row), "busy_share": _busy(row)} for row in workers["rows"]]
+        return table(
+            rows, columns, view.path, view.query if paged else _without_search(view.query), default="host",
+            text=lambda row: f"{row['host']} {row['pid']} {row['name']} {row['service']}", more=workers["more"],
+        )  # fmt: skip
+
+    def _request_table(self, requests: Mapping[str, Any], view: View, *, paged: bool = True) -> Table:
+        columns = [
+            Column("age", "Age", lambda row: row["age_seconds"]),
+            Column("service", "Service", lambda row: row["service"], number=False, descending=False),
+            Column("state", "State", lambda row: row["state"], number=False, descending=False),
+            Column("caller", "Caller", _caller, number=False, descending=False),
+            Column("worker", "Worker", lambda row: row.get("worker") or 0, number=False),
+            Column("attempts", "Attempts", lambda row: row["attempts"]),
+            Column("ttl", "Time left", lambda row: _FAR if row["ttl_seconds"] is None else row["ttl_seconds"]),
+            Column("bytes", "Size", lambda row: row["bytes"]),
+        ]
+        rows = [{**row, "caller": _caller(row)} for row in requests["rows"]]
+        return table(
+            rows, columns, view.path, view.query if paged else _without_search(view.query), default="-age",
+            text=lambda row: f"{row['service']} {row['caller']} {row['id']} {row['state']}", more=requests["more"],
+        )  # fmt: skip
+
+
+def _needs_attention(row: Mapping[str, Any]) -> bool:
+    return bool(row["errors"] or (row["queued"] and (not row["workers"] or row["oldest_seconds"] > 1)))
+
+
+def _or(value: float | None) -> float:
+    return -1.0 if value is None else value
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    return "leaving" if row["leaving"] else "busy" if row["busy"] else "idle"
+
+
+def _busy(row: Mapping[str, Any]) -> float:
+    """Return how many requests it has held on average."""
+    return float(row["busy_seconds"] / row["up_seconds"]) if row["up_seconds"] else 0.0
+
+
+def _caller(row: Mapping[str, Any]) -> str:
+    role, client = row.get("role") or "", str(row.get("client") or "")
+    return f"{role} {client}".strip()
+
+
+def _link_key(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return row["broker"], row["kind"], row["endpoint"]
+
+
+def _without_search(query: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in query.items() if name not in {"q", "page", "sort"}}
+
+
+def _as_bytes(name: str) -> bytes:
+    """Return a service's name as the broker has it; it has only printable ones."""
+    return name.encode(errors="replace")

@@ -1,0 +1,254 @@
+"""Requests to services over HTTP: a real gateway, broker and workers."""
+
+import httpx
+import pytest
+from support.gateways import running_gateway
+from support.processes import eventually, free_endpoint
+
+from zmdp.clients.gateways.http.problems import TYPE_BASE
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.testing import running_broker
+
+PROBLEM = "application/problem+json"
+
+
+def problem(response):
+    """Return status and kind of a response that is a problem."""
+    assert response.headers["content-type"] == PROBLEM
+    document = response.json()
+    assert document["status"] == response.status_code
+    return response.status_code, document["type"].removeprefix(TYPE_BASE)
+
+
+def multipart(*parts, boundary="b"):
+    body = b"".join(b"--b\r\nContent-Disposition: form-data; name=x\r\n\r\n%s\r\n" % part for part in parts)
+    return {"content": body + b"--b--\r\n", "headers": {"content-type": f"multipart/form-data; boundary={boundary}"}}
+
+
+def test_a_body_becomes_a_frame_and_back(http):
+    response = http.post("/services/echo", content=b"\x00\xff")
+    assert (response.status_code, response.content) == (200, b"\x00\xff")
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert "date" in response.headers
+
+
+def test_no_body_is_one_empty_frame(http, services):
+    assert http.post("/services/echo").content == b""
+    assert list(services.requests[-1]) == [b""]
+
+
+def test_the_reply_has_the_type_that_is_asked_for(http):
+    response = http.post("/services/echo", content=b"{}", headers={"accept": "application/json"})
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == {}
+
+
+def test_parts_are_frames_and_back(http, services):
+    response = http.post("/services/echo", **multipart(b"one", b"", b"\r\n--c"))
+    assert list(services.requests[-1]) == [b"one", b"", b"\r\n--c"]
+    kind, _, boundary = response.headers["content-type"].partition("; boundary=")
+    assert kind == "multipart/mixed"
+    again = http.post(
+        "/services/echo", content=response.content, headers={"content-type": f"multipart/mixed; boundary={boundary}"}
+    )
+    assert again.status_code == 200
+    assert list(services.requests[-1]) == [b"one", b"", b"\r\n--c"]
+
+
+def test_large_bodies(http):
+    body = bytes(range(256)) * 40_000
+    assert http.post("/services/echo", content=body).content == body
+    assert (
+        http.post("/services/echo", content=(body[at : at + 100_000] for at in range(0, len(body), 100_000))).content
+        == body
+    )
+
+
+def test_only_the_final_counts_without_events(http):
+    assert http.post("/services/parts", content=b"3").content == b""
+
+
+def test_headers_travel(http, services):
+    sent = {"traceparent": "00-1-2-01", "tracestate": "a=b", "Zmdp-Header-Tenant": "Zoë".encode()}
+    http.post("/services/echo", content=b"", headers=sent)
+    assert services.requests[-1].headers == {"traceparent": "00-1-2-01", "tracestate": "a=b", "tenant": "Zoë"}
+
+
+def test_names_are_percent_decoded(http):
+    assert problem(http.post("/services/caf%C3%A9%20noir"))[0] == 404
+    assert http.post("/services/caf%C3%A9%20noir").json()["service"] == "café noir"
+    assert http.post("/services/%65cho", content=b"x").content == b"x"
+
+
+@pytest.mark.parametrize("path", ["%FF", "", "%00", "a" * 256, "%0A"])
+def test_invalid_names(http, path):
+    assert problem(http.post(f"/services/{path}")) == (400, "invalid")
+
+
+@pytest.mark.parametrize(
+    ("headers", "content"),
+    [
+        ({"request-timeout": "0"}, b""),
+        ({"request-timeout": "soon"}, b""),
+        ({"request-timeout": "1e3"}, b""),
+        ({"request-timeout": "3601"}, b""),
+        ({"prefer": "wait=x"}, b""),
+        ({"traceparent": b"\xff"}, b""),
+        ({"content-type": "multipart/mixed"}, b"--b--"),
+        ({"content-type": "multipart/mixed; boundary=b"}, b"--b\r\n\r\ncut"),
+        ({"content-type": "multipart/mixed; boundary=b"}, b"nothing"),
+    ],
+)
+def test_invalid_requests(http, headers, content):
+    assert problem(http.post("/services/echo", headers=headers, content=content)) == (400, "invalid")
+
+
+def test_too_many_parts(http):
+    assert problem(http.post("/services/echo", **multipart(*[b""] * 1001))) == (413, "too-large")
+
+
+class TestStatuses:
+    def test_404_at_once(self, http):
+        response = http.post("/services/nobody", headers={"request-timeout": "30"})
+        assert problem(response) == (404, "no-worker")
+        assert response.json()["code"] == 404
+
+    def test_504_for_a_service_that_is_waited_for(self, http):
+        assert problem(http.post("/services/nobody", headers={"prefer": "wait=0.1"})) == (504, "timeout")
+
+    def test_504_for_a_handler_that_takes_too_long(self, http, services):
+        assert problem(http.post("/services/hold", content=b"slow", headers={"request-timeout": "100ms"})) == (
+            504,
+            "timeout",
+        )
+        assert eventually(lambda: b"slow" in services.cancelled)
+
+    def test_500_with_the_text(self, http):
+        response = http.post("/services/fail")
+        assert problem(response) == (500, "failed")
+        assert "out of order" in response.json()["detail"]
+
+    @pytest.mark.parametrize(
+        ("code", "status"), [(409, 409), (422, 422), (404, 500), (503, 500), (200, 500), (600, 500), (500, 500)]
+    )
+    def test_a_code_of_the_handler(self, http, code, status):
+        response = http.post("/services/fail", **multipart(b"%d" % code, b"no such user", b"detail"))
+        assert problem(response) == (status, "service-error")
+        document = response.json()
+        assert (document["code"], document["detail"], document["data"]) == (code, "no such user", "detail")
+        assert document["service"] == "fail"
+
+    def test_413_of_the_broker(self, endpoint, services):
+        with running_broker(limits=Limits(max_message=1000)) as small, running_gateway(small.endpoints[0]) as gateway:
+            response = httpx.post(f"{gateway.url}/services/mmi.service", content=b"x" * 2000)
+            assert problem(response) == (413, "too-large")
+
+    def test_429_with_retry_after(self):
+        with running_broker(limits=Limits(max_queue=1), drain_timeout=0.0) as full:
+            with running_gateway(full.endpoints[0]) as gateway, httpx.Client(base_url=gateway.url) as http:
+                with gateway.connect() as first:
+                    first.send(b"POST /services/x HTTP/1.1\r\nhost: x\r\nprefer: wait=20\r\n\r\n")
+                    eventually(lambda: [row["queued"] for row in http.get("/services").json()["services"]] == [1])
+                    response = http.post("/services/x", headers={"prefer": "wait=20"})
+                    assert problem(response) == (429, "queue-full")
+                    assert response.headers["retry-after"] == "1"
+
+    def test_503_for_a_broker_that_is_not_there(self):
+        with running_gateway(free_endpoint()) as gateway:
+            response = httpx.post(f"{gateway.url}/services/echo", headers={"request-timeout": "0.2"})
+            assert problem(response) == (503, "unreachable")
+            assert response.headers["retry-after"] == "1"
+
+    @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "HEAD"])
+    def test_405(self, http, method):
+        response = http.request(method, "/services/echo")
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+    def test_paths_that_do_not_exist(self, http):
+        assert problem(http.get("/nothing")) == (404, "not-found")
+        assert problem(http.post("/health")) == (405, "method-not-allowed")
+
+    def test_413_of_the_gateway(self, endpoint, services):
+        with running_gateway(endpoint, max_body=1000) as gateway:
+            with httpx.Client(base_url=gateway.url) as http:
+                assert problem(http.post("/services/echo", content=b"x" * 1001)) == (413, "too-large")
+                assert problem(http.post("/services/echo", content=(b"x" * 600 for _ in range(2)))) == (
+                    413,
+                    "too-large",
+                )
+                assert http.post("/services/echo", content=b"x" * 1000).status_code == 200
+            assert gateway.gateway.memory == 0
+
+    def test_503_if_too_much_is_outstanding(self, endpoint, services):
+        with running_gateway(endpoint, max_outstanding=1) as gateway, gateway.connect() as first:
+            first.send(b"POST /services/hold HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nfirst")
+            assert eventually(lambda: b"first" in services.begun)
+            response = httpx.post(f"{gateway.url}/services/echo")
+            assert problem(response) == (503, "overloaded")
+            assert response.headers["retry-after"] == "1"
+
+    def test_503_if_bodies_take_too_much_memory(self, endpoint, services):
+        with running_gateway(endpoint, max_memory=1000) as gateway, gateway.connect() as first:
+            first.send(b"POST /services/hold HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n" + bytes(900))
+            assert eventually(lambda: bytes(900) in services.begun)
+            assert problem(httpx.post(f"{gateway.url}/services/echo", content=bytes(200))) == (503, "overloaded")
+            assert httpx.post(f"{gateway.url}/services/echo", content=bytes(50)).status_code == 200
+
+
+def test_a_client_that_disconnects_cancels_its_request(gateway, services):
+    before = gateway.gateway.outstanding
+    with gateway.connect() as client:
+        client.send(b"POST /services/hold HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\ngone")
+        assert eventually(lambda: b"gone" in services.begun)
+        assert gateway.gateway.outstanding == before + 1
+    assert eventually(lambda: b"gone" in services.cancelled)
+    eventually(lambda: gateway.gateway.outstanding == before)
+    assert gateway.gateway.memory == 0
+
+
+def test_a_client_that_disconnects_cancels_a_stream(gateway, services):
+    with gateway.connect() as client:
+        client.send(
+            b"POST /services/endless HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\ncontent-length: 2\r\n\r\n10"
+        )
+        client.until(b"event: partial")
+    assert eventually(lambda: b"10" in services.cancelled)
+    eventually(lambda: gateway.gateway.outstanding == 0)
+
+
+def test_services(http):
+    rows = {row["name"]: row for row in http.get("/services").json()["services"]}
+    assert rows["echo"]["workers"] == 1
+
+
+def test_health(http):
+    assert http.get("/health").json()["status"] == "ok"
+    with running_gateway(free_endpoint()) as gateway:
+        assert problem(httpx.get(f"{gateway.url}/health", timeout=20)) == (503, "unreachable")
+
+
+class TestOrigins:
+    def test_pages_are_refused(self, http):
+        headers = {"origin": "http://evil.example"}
+        assert problem(http.post("/services/echo", headers=headers)) == (403, "origin-not-allowed")
+        assert problem(http.get("/services", headers=headers)) == (403, "origin-not-allowed")
+
+    def test_pages_of_an_allowed_origin(self, endpoint, services):
+        with running_gateway(endpoint, allow_origins=("http://good.example",)) as gateway:
+            with httpx.Client(base_url=gateway.url) as http:
+                good = {"origin": "http://good.example"}
+                response = http.post("/services/echo", content=b"x", headers=good)
+                assert (response.status_code, response.content) == (200, b"x")
+                assert response.headers["access-control-allow-origin"] == "http://good.example"
+                asked = {**good, "access-control-request-method": "POST", "access-control-request-headers": "x-a"}
+                preflight = http.options("/services/echo", headers=asked)
+                assert preflight.status_code == 204
+                assert preflight.headers["access-control-allow-headers"] == "x-a"
+                assert "POST" in preflight.headers["access-control-allow-methods"]
+                failed = http.post("/services/nobody", headers=good)
+                assert failed.status_code == 404
+                assert failed.headers["access-control-allow-origin"] == "http://good.example"
+                bad = {"origin": "http://evil.example"}
+                assert problem(http.post("/services/echo", headers=bad)) == (403, "origin-not-allowed")
+                assert "access-control-allow-origin" not in http.options("/services/echo", headers=bad).headers
+                assert http.get("/services", headers=good).headers["access-control-allow-origin"]

@@ -1,0 +1,264 @@
+"""What a connection accepts, refuses and ends, byte by byte."""
+
+import contextlib
+
+import pytest
+from support.gateways import running_gateway
+from support.processes import eventually
+
+from zmdp.clients.gateways.http.connection import MAX_IGNORED, MAX_PIPELINED, _names
+
+POST = b"POST /services/echo HTTP/1.1\r\n"
+HOST = b"host: x\r\n"
+OK = [200]
+
+
+def request(body=b"x", *lines):
+    return POST + HOST + b"".join(line + b"\r\n" for line in lines) + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+LAST = request(b"last", b"connection: close")
+"""A request that ends the connection: its reply shows that what came before was understood as intended."""
+
+
+SHAPES = {
+    "one request": (LAST, OK),
+    "pipelined": (request(b"1") + request(b"2") + LAST, [200, 200, 200]),
+    "chunked": (POST + HOST + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n" + LAST, [200, 200]),
+    "chunked with extensions and trailers": (
+        POST + HOST + b"transfer-encoding: chunked\r\n\r\n1;a=b\r\nx\r\n0\r\nhost: other\r\n\r\n" + LAST,
+        [200, 200],
+    ),
+    "HTTP/1.0": (b"POST /services/echo HTTP/1.0\r\ncontent-length: 1\r\n\r\nx", OK),
+    "absolute form": (b"POST http://x/services/echo HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n", OK),
+    "h2c is ignored": (request(b"x", b"upgrade: h2c", b"connection: upgrade, http2-settings") + LAST, [200, 200]),
+    "empty lines before": (b"\r\n\r\n" + LAST, OK),
+    # refused, and the connection is closed: nothing of what follows is taken for a request
+    "length and chunked": (
+        POST + HOST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + LAST,
+        [400],
+    ),
+    "chunked and length": (
+        POST + HOST + b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n" + LAST,
+        [400],
+    ),
+    "two lengths": (POST + HOST + b"content-length: 1\r\ncontent-length: 2\r\n\r\nxx" + LAST, [400]),
+    "the same length twice": (POST + HOST + b"content-length: 1\r\ncontent-length: 1\r\n\r\nx" + LAST, [400]),
+    "a list of lengths": (POST + HOST + b"content-length: 1, 1\r\n\r\nx" + LAST, [400]),
+    "a negative length": (POST + HOST + b"content-length: -1\r\n\r\n" + LAST, [400]),
+    "a signed length": (POST + HOST + b"content-length: +1\r\n\r\nx" + LAST, [400]),
+    "a length in hex": (POST + HOST + b"content-length: 0x1\r\n\r\nx" + LAST, [400]),
+    "an enormous length": (POST + HOST + b"content-length: 99999999999999999999999\r\n\r\nx", [400]),
+    "an unknown coding": (POST + HOST + b"transfer-encoding: gzip\r\n\r\n" + LAST, [400]),
+    "chunked is not last": (POST + HOST + b"transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n" + LAST, [400]),
+    "almost chunked": (POST + HOST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n" + LAST, [400]),
+    "chunked in HTTP/1.0": (
+        b"POST /services/echo HTTP/1.0\r\ntransfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n0\r\n\r\n" + LAST,
+        [400],
+    ),
+    "a bad chunk size": (POST + HOST + b"transfer-encoding: chunked\r\n\r\nxyz\r\n\r\n" + LAST, [400]),
+    "a signed chunk size": (POST + HOST + b"transfer-encoding: chunked\r\n\r\n+1\r\nx\r\n0\r\n\r\n" + LAST, [400]),
+    "a chunk size in C": (POST + HOST + b"transfer-encoding: chunked\r\n\r\n0x1\r\nx\r\n0\r\n\r\n" + LAST, [400]),
+    "a chunk that is too long": (
+        POST + HOST + b"transfer-encoding: chunked\r\n\r\n1\r\nxx\r\n0\r\n\r\n" + LAST,
+        [400],
+    ),
+    "an enormous chunk": (POST + HOST + b"transfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\nx" + LAST, [400]),
+    "chunks with LF only": (POST + HOST + b"transfer-encoding: chunked\r\n\r\n1\nx\n0\n\n" + LAST, [400]),
+    "a folded header": (POST + HOST + b"a: b\r\n c\r\n\r\n" + LAST, [400]),
+    "lines that end with LF": (POST.replace(b"\r", b"") + b"host: x\n\n" + LAST, [400]),
+    "lines that end with CR": (POST.replace(b"\n", b"") + b"host: x\r\r" + LAST, [400]),
+    "a space before the colon": (POST + b"host : x\r\n\r\n" + LAST, [400]),
+    "a space before the name": (POST + b" host: x\r\n\r\n" + LAST, [400]),
+    "a header without a colon": (POST + HOST + b"nothing\r\n\r\n" + LAST, [400]),
+    "a NUL in a header": (POST + HOST + b"a: b\x00c\r\n\r\n" + LAST, [400]),
+    "a NUL in a name": (POST + HOST + b"a\x00b: c\r\n\r\n" + LAST, [400]),
+    "no host": (POST + b"\r\n" + LAST, [400]),
+    "two hosts": (POST + HOST + HOST + b"\r\n" + LAST, [400]),
+    "two tokens": (request(b"", b"authorization: a", b"authorization: b") + LAST, [400, 200]),
+    "bytes in the path that are not ASCII": (b"POST /services/\xff HTTP/1.1\r\n" + HOST + b"\r\n" + LAST, [400]),
+    "a path that is not UTF-8": (b"POST /services/%ff HTTP/1.1\r\n" + HOST + b"\r\n" + LAST, [400, 200]),
+    "a path with dots": (b"POST /x/../services/echo HTTP/1.1\r\n" + HOST + b"\r\n" + LAST, [404, 200]),
+    "a relative path": (b"POST services/echo HTTP/1.1\r\n" + HOST + b"\r\n" + LAST, [400]),
+    "CONNECT": (b"CONNECT x:1 HTTP/1.1\r\n" + HOST + b"\r\n" + LAST, [405]),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [400]),
+    "HTTP/0.9": (b"GET /\r\n\r\n", [400]),
+    "an unknown version": (b"POST /services/echo HTTP/1.7\r\n" + HOST + b"\r\n" + LAST, [400]),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", [400]),
+    "an unknown method": (b"BREW /services/echo HTTP/1.1\r\n" + HOST + b"\r\n", [400]),
+    "an unknown expectation": (request(b"x", b"expect: tea"), [417]),
+    "too many headers": (request(b"", *[b"a: b"] * 101), [431]),
+    "a header that is too large": (request(b"", b"a: " + b"b" * 70_000), [431]),
+    "a path that is too long": (b"POST /" + b"x" * 70_000 + b" HTTP/1.1\r\n", [431]),
+    "trailers that are too many": (
+        POST + HOST + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 200,
+        [431],
+    ),
+    "a reply before the refusal": (request(b"1") + b"\x00", [200, 400]),
+}
+
+
+@pytest.mark.parametrize(("data", "expected"), SHAPES.values(), ids=SHAPES.keys())
+def test_shapes(gateway, data, expected):
+    with gateway.connect() as client:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was refused before all was sent
+            client.send(data)
+        assert [status for status, _, _ in client.responses()] == expected
+
+
+def test_a_refusal_says_why(gateway):
+    with gateway.connect() as client:
+        client.send(b"nonsense\r\n\r\n")
+        status, headers, body = client.response()
+        assert (status, headers["content-type"], headers["connection"]) == (400, "application/problem+json", "close")
+        assert b"not a valid HTTP request" in body
+        assert client.rest() == b""
+
+
+def test_bytes_one_at_a_time(gateway):
+    with gateway.connect() as client:
+        for at in range(len(LAST)):
+            client.send(LAST[at : at + 1])
+        assert [body for _, _, body in client.responses()] == [b"last"]
+
+
+def test_pipelined_requests_are_answered_in_order(gateway, services):
+    with gateway.connect() as client:
+        client.send(b"POST /services/hold HTTP/1.1\r\nhost: x\r\nrequest-timeout: 0.1\r\n\r\n" + request(b"2") + LAST)
+        assert [(status, body) for status, _, body in client.responses()][1:] == [(200, b"2"), (200, b"last")]
+
+
+def test_too_many_pipelined_requests(gateway):
+    with gateway.connect() as client:
+        client.send(request(b"1") * (MAX_PIPELINED + 2))
+        answered = [status for status, _, _ in client.responses()]
+        assert answered == [200] * (MAX_PIPELINED + 1) + [503]
+
+
+def test_a_client_that_disconnects_cancels_the_first_of_pipelined_requests(gateway, services):
+    with gateway.connect() as client:
+        client.send(b"POST /services/hold HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\npipe" + request(b"2"))
+        eventually(lambda: b"pipe" in services.begun)
+    eventually(lambda: b"pipe" in services.cancelled)
+    eventually(lambda: gateway.gateway.outstanding == 0)
+
+
+def test_a_refusal_waits_for_the_reply_before_it(gateway, services):
+    with gateway.connect() as client:
+        hold = b"POST /services/hold HTTP/1.1\r\nhost: x\r\nrequest-timeout: 0.2\r\ncontent-length: 4\r\n\r\nwait"
+        client.send(hold)
+        eventually(lambda: b"wait" in services.begun)
+        client.send(b"nonsense\r\n\r\n")
+        assert [status for status, _, _ in client.responses()] == [504, 400]
+
+
+def test_a_malformed_body_is_refused_at_once(gateway, services):
+    with gateway.connect() as client:
+        client.send(POST + HOST + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+        client.send(b"nonsense\r\n")
+        assert [status for status, _, _ in client.responses()] == [400]
+    eventually(lambda: gateway.gateway.memory == gateway.gateway.outstanding == 0)
+
+
+def test_a_body_is_not_read_if_it_is_too_large(endpoint, services):
+    with running_gateway(endpoint, max_body=1000) as gateway:
+        with gateway.connect() as client:
+            client.send(POST + HOST + b"content-length: 100000000\r\nexpect: 100-continue\r\n\r\n")
+            assert [status for status, _, _ in client.responses()] == [413]  # no 100 before
+        with gateway.connect() as client:  # one that sends all the same
+            client.send(POST + HOST + b"content-length: 2000\r\n\r\n" + bytes(2000) + LAST)
+            assert [status for status, _, _ in client.responses()] == [413, 200]
+        with gateway.connect() as client:
+            client.send(POST + HOST + b"content-length: 100000000\r\n\r\n")
+            assert client.response()[0] == 413
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                for _ in range(1000):  # far more than the buffers of the sockets hold
+                    client.send(bytes(MAX_IGNORED // 10))
+                raise AssertionError("everything was read")
+
+
+def test_100_continue(gateway):
+    with gateway.connect() as client:
+        client.send(POST + HOST + b"content-length: 2\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n")
+        assert client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.send(b"ok")
+        assert client.response()[2] == b"ok"
+
+
+def test_too_many_connections(endpoint, services):
+    with running_gateway(endpoint, max_connections=2) as gateway:
+        with gateway.connect() as first, gateway.connect() as second:
+            for client in (first, second):
+                client.send(request(b"x"))
+                assert client.response()[0] == 200
+            with gateway.connect() as third:
+                status, headers, _ = third.response()
+                assert (status, headers["retry-after"]) == (503, "1")
+                assert third.rest() == b""
+        eventually(lambda: not gateway.server._state.connections)
+        with gateway.connect() as client:
+            assert client.send(request(b"x")).response()[0] == 200
+
+
+@pytest.fixture(scope="module")
+def hasty(endpoint, services):
+    with running_gateway(endpoint, header_timeout=0.2, body_timeout=0.2, keep_alive=0.2) as gateway:
+        yield gateway
+
+
+class TestTime:
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"",
+            b"POST /services/echo",
+            POST + HOST + b"a: ",
+            POST + HOST + b"content-length: 2\r\n\r\n",
+            POST + HOST + b"content-length: 2\r\n\r\nx",
+            POST + HOST + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n",
+        ],
+    )
+    def test_a_request_that_does_not_arrive(self, hasty, data):
+        with hasty.connect() as client:
+            client.send(data)
+            assert [status for status, _, _ in client.responses()] == [408]
+        eventually(lambda: hasty.gateway.outstanding == hasty.gateway.memory == 0)
+
+    def test_a_trickle_does_not_extend_the_time_for_headers(self, hasty):
+        with hasty.connect() as client:
+            client.send(POST)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                while True:
+                    client.send(b"a: b\r\n")
+                    client.socket.settimeout(0.05)
+                    with contextlib.suppress(TimeoutError):
+                        if client.socket.recv(1, 2):  # MSG_PEEK: it has answered
+                            break
+            client.socket.settimeout(20)
+            assert client.response()[0] == 408
+
+    def test_an_idle_connection_ends(self, hasty):
+        with hasty.connect() as client:
+            assert client.send(request(b"x")).response()[0] == 200
+            assert client.rest() == b""
+
+    def test_a_reply_may_take_longer(self, hasty, services):
+        with hasty.connect() as client:
+            client.send(b"POST /services/hold HTTP/1.1\r\nhost: x\r\nrequest-timeout: 0.6\r\n\r\n")
+            assert client.response()[0] == 504
+
+    def test_a_client_that_does_not_read(self, hasty):
+        body = bytes(12 << 20)
+        with hasty.connect() as client:
+            client.send(POST + HOST + b"content-length: %d\r\n\r\n" % len(body) + body)
+            eventually(lambda: not hasty.server._state.connections)
+            assert len(client.rest()) < len(body)
+
+
+def test_names_in_certificates():
+    certificate = {
+        "subject": ((("organizationName", "Shop"),), (("commonName", "shop"),)),
+        "subjectAltName": (("DNS", "shop.example"), ("IP Address", "127.0.0.1"), ("URI", "urn:shop")),
+    }
+    assert _names(certificate) == ("shop", "shop.example", "urn:shop")
+    assert _names(None) == ()
