@@ -16,6 +16,8 @@ from .store.models import STATES
 from .store.outcomes import NEXT_ENDED, reserve_ended
 from .store.tables import KEYS, PARTS, REQUESTS, P, R, is_in
 
+MAX_SEARCHED: Final = 100_000
+"""Requests in which a text is searched for."""
 _LISTED: Final = (
     R.uuid, R.service, R.owner, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures,
     R.deaths, R.code, R.error, R.key,
@@ -54,6 +56,25 @@ class Filter:
 def ls(connection: Connection, which: Filter, limit: int) -> list[dict[str, Any]]:
     """Return the oldest requests that match the filter, without their bodies."""
     rows = connection.execute(sa.select(*_LISTED).where(*which.conditions()).order_by(R.id).limit(limit))
+    return [_row(row) for row in rows.mappings()]
+
+
+def search(connection: Connection, which: Filter, text: str, uuid: UUID | None, limit: int) -> list[dict[str, Any]]:
+    """Return the newest requests that match the filter, without their bodies.
+
+    With `uuid`, only that one; otherwise those with `text` in the name of the service, the key, the owner or the error.
+    Only the newest `MAX_SEARCHED` requests are looked at.
+    """
+    conditions = which.conditions()
+    if uuid is not None:
+        conditions.append(R.uuid == uuid)
+    else:
+        newest = sa.select(sa.func.max(R.id)).scalar_subquery()
+        conditions.append(R.id > newest - MAX_SEARCHED)
+        if text:
+            columns = (R.service, R.key, R.owner, R.error)
+            conditions.append(sa.or_(*(column.icontains(text, autoescape=True) for column in columns)))
+    rows = connection.execute(sa.select(*_LISTED).where(*conditions).order_by(R.id.desc()).limit(limit))
     return [_row(row) for row in rows.mappings()]
 
 

@@ -78,6 +78,8 @@ MAX_REPLY_BYTES: Final = MAX_BODY - 100
 TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
 """Codes after which a request is retried without limit, whether the broker or a handler gave them; but the workers that
 the broker reports as lost count towards `max_deaths`."""
+NOTHING: Final[dict[str, Any]] = {"broker": False, "claimed": 0, "in_flight": 0, "unstored": 0, "services": 0}
+"""What `Dispatcher.running` returns before there is a dispatcher."""
 _ATTEMPT: Final = re.compile(r"this was attempt (\d+) of")
 _LINKS_LOST: Final = re.compile(r"the links over which it was passed")
 """In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
@@ -191,6 +193,8 @@ class Dispatcher:
         self._discover_now = asyncio.Event()
         self._offered: dict[str, int] = {}
         """The credit of each service, from the broker's last answer."""
+        self._lists_services = False
+        """Whether the broker has answered the last question for its services."""
         self._draining = False
         self._page = ""
         """The last service that was asked for one by one."""
@@ -226,9 +230,10 @@ class Dispatcher:
         if running is not None:
             self._abandon(running)
 
-    def running(self) -> dict[str, int]:
-        """Return how many requests this Titanic has now, by name, ready for JSON."""
+    def running(self) -> dict[str, Any]:
+        """Return what this Titanic has now, by name, ready for JSON."""
         return {
+            "broker": self._lists_services,
             "claimed": len(self._running),
             "in_flight": sum(lane.in_flight for lane in self._lanes.copy().values()),
             "unstored": self._unstored,
@@ -300,9 +305,13 @@ class Dispatcher:
             except RequestTimeout as error:
                 log.warning("%s", error)
                 offered = {}
+                self._lists_services = False
             except (RequestError, ValueError, TypeError, KeyError) as error:
                 log.error("the broker did not list its services, which Titanic needs: %s", error)
                 offered = {}
+                self._lists_services = False
+            else:
+                self._lists_services = True
             if not offered.keys() <= self._offered.keys():
                 self._wake.set()  # there may be requests for the new services
             self._offered = offered

@@ -17,7 +17,7 @@ from ..mdp.transport.sockets import checked_endpoints
 from ..workers import AsyncWorker
 from . import schema, store
 from .batches import BatchExecutor
-from .dispatcher import Dispatcher
+from .dispatcher import NOTHING, Dispatcher
 from .metrics import Metrics
 from .service import MAX_WAITING, Service
 
@@ -139,9 +139,9 @@ class Server:
         self._stopping.set()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return what it has counted, and the requests that it has now, ready for JSON."""
-        running = {} if self._dispatcher is None else self._dispatcher.running()
-        return {**self.metrics.as_dict(), **running}
+        """Return what it has counted, and what it has now, ready for JSON.  Any thread may call it."""
+        running = NOTHING if self._dispatcher is None else self._dispatcher.running()
+        return {**self.metrics.as_dict(), **running, "stopping": self.stopping}
 
     def abort(self) -> None:
         """Shut down without waiting for running requests, even if `stop` was called before."""

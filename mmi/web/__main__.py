@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from ...clients import AsyncClient
 from ...clients.gateways.http.server import Server, run
-from ...clients.gateways.http.settings import Settings
 from ...mdp.cli.console import log_to_stderr
 from ...mdp.keys import ClientKeys
 from .broker import BrokerSection
+from .limits import LIMITS
 from .observer import Observer
 from .shell import Shell
 from .visitors import Visitors, visitors_of
@@ -26,10 +26,6 @@ from .visitors import Visitors, visitors_of
 NICENESS: Final = 5
 """When the processor is short, the broker comes first."""
 MAX_SETTINGS_BYTES: Final = 16 << 20
-LIMITS: Final = Settings(
-    max_body=64 << 10, max_connections=200, max_header_bytes=16 << 10, header_timeout=5.0, body_timeout=10.0,
-    keep_alive=30.0,
-)  # fmt: skip
 
 
 async def serve(listener: socket.socket) -> int:

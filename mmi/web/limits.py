@@ -1,0 +1,10 @@
+"""What a visitor of a dashboard may do to its server."""
+
+from typing import Final
+
+from ...clients.gateways.http.settings import Settings
+
+LIMITS: Final = Settings(
+    max_body=64 << 10, max_connections=200, max_header_bytes=16 << 10, header_timeout=5.0, body_timeout=10.0,
+    keep_alive=30.0,
+)  # fmt: skip
