@@ -10,6 +10,7 @@ from .charts import bars, chart, drawing
 from .exposition import BrokerCollector, Selection
 from .formats import link, seconds
 from .histogram import Histogram
+from .history import Point
 from .observer import Observer, Unavailable, until_changed
 from .shell import Action, NotFoundError, Page, Section, View
 from .snapshot import Change, Snapshot, change, change_of
@@ -91,6 +92,7 @@ class BrokerSection:
         now, points = change(earlier, latest), list(observer.history.points)
         at, step = latest.at, observer.history.step
         p50, p99 = (now.at_worker.quantile(share, latest.bounds) for share in (0.5, 0.99))
+        points.append(Point(at, now.rate, now.error_rate, latest.stats["queued"], latest.stats["running"], p50, p99))
         charts = [
             chart("Requests per second", points, [("rate", "", lambda each: each.rate)], now=at, step=step),
             chart(
@@ -235,11 +237,11 @@ class BrokerSection:
             Column("state", "State", _state, number=False, descending=False),
             Column("held", "Holds", lambda row: row["held"]),
             Column("done", "Done", lambda row: row["done"]),
-            Column("busy", "Busy", _busy),
+            Column("average", "Average", _average),
             Column("up", "Connected", lambda row: row["up_seconds"]),
             Column("protocol", "Protocol", lambda row: row["protocol"], number=False, descending=False),
         ]
-        rows = [{**row, "state": _state(row), "busy_share": _busy(row)} for row in workers["rows"]]
+        rows = [{**row, "state": _state(row), "average": _average(row)} for row in workers["rows"]]
         return table(
             rows, columns, view.path, view.query if paged else _without_search(view.query), default="host",
             text=lambda row: f"{row['host']} {row['pid']} {row['name']} {row['service']}", more=workers["more"],
@@ -250,16 +252,19 @@ class BrokerSection:
             Column("age", "Age", lambda row: row["age_seconds"]),
             Column("service", "Service", lambda row: row["service"], number=False, descending=False),
             Column("state", "State", lambda row: row["state"], number=False, descending=False),
+            Column("since", "In that state", lambda row: row["state_seconds"]),
             Column("caller", "Caller", _caller, number=False, descending=False),
-            Column("worker", "Worker", lambda row: row.get("worker") or 0, number=False),
+            Column("worker", "Worker", _at, number=False),
             Column("attempts", "Attempts", lambda row: row["attempts"]),
             Column("ttl", "Time left", lambda row: _FAR if row["ttl_seconds"] is None else row["ttl_seconds"]),
             Column("bytes", "Size", lambda row: row["bytes"]),
+            Column("id", "Request", number=False),
         ]
-        rows = [{**row, "caller": _caller(row)} for row in requests["rows"]]
+        rows = [{**row, "caller": _caller(row), "at": _at(row)} for row in requests["rows"]]
         return table(
             rows, columns, view.path, view.query if paged else _without_search(view.query), default="-age",
-            text=lambda row: f"{row['service']} {row['caller']} {row['id']} {row['state']}", more=requests["more"],
+            text=lambda row: " ".join(str(row[key]) for key in ("service", "caller", "id", "request_id", "state")),
+            more=requests["more"],
         )  # fmt: skip
 
 
@@ -275,14 +280,20 @@ def _state(row: Mapping[str, Any]) -> str:
     return "leaving" if row["leaving"] else "busy" if row["busy"] else "idle"
 
 
-def _busy(row: Mapping[str, Any]) -> float:
+def _average(row: Mapping[str, Any]) -> float:
     """Return how many requests it has held on average."""
     return float(row["busy_seconds"] / row["up_seconds"]) if row["up_seconds"] else 0.0
 
 
 def _caller(row: Mapping[str, Any]) -> str:
-    role, client = row.get("role") or "", str(row.get("client") or "")
-    return f"{role} {client}".strip()
+    return f"{row['role']} {row['client']}".strip()
+
+
+def _at(row: Mapping[str, Any]) -> str:
+    """Return where a request is: at a worker, at another broker, or nowhere."""
+    if row["broker"]:
+        return f"broker {row['broker']}"
+    return "" if row["worker"] is None else f"worker {row['worker']}"
 
 
 def _link_key(row: Mapping[str, Any]) -> tuple[str, str, str]:

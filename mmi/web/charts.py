@@ -10,6 +10,8 @@ from .history import SPAN_SECONDS, Point
 
 WIDTH: Final = 600
 HEIGHT: Final = 120
+SPANS: Final = ((300, "5 min"), (900, "15 min"), (1800, "30 min"), (SPAN_SECONDS, "1 h"))
+"""What charts show: as much as there is, in seconds and as text."""
 GAP_STEPS: Final = 2.5
 """A line is interrupted where points are missing for so many steps."""
 
@@ -33,13 +35,15 @@ class Chart:
     top: str
     """What the upper edge stands for."""
     lines: Sequence[Line]
+    span: str
+    """How far it goes back."""
     legend: Sequence[tuple[str, str]] = ()
     """The kind of each line, and its name."""
 
     @property
     def description(self) -> str:
         """The chart in words, for those who cannot see it."""
-        return f"{self.title} over the last hour: at most {self.top}, now {self.current}"
+        return f"{self.title} in the last {self.span}: at most {self.top}, now {self.current}"
 
 
 def chart(
@@ -55,14 +59,22 @@ def chart(
     """Return a chart of some series, each with its kind, its name and its value at a point."""
     values = [value for point in points for _, _, of in series if (value := of(point)) is not None]
     top = _round_up(max(values, default=0.0))
-    lines = [_line(kind, points, of, now, step, top) for kind, _, of in series]
+    age = now - points[0].at if points else 0.0
+    span, called = next((each for each in SPANS if each[0] >= age), SPANS[-1])
+    lines = [_line(kind, points, of, now, span, step, top) for kind, _, of in series]
     last = series[0][2](points[-1]) if points else None
     legend = [(kind, name) for kind, name, _ in series] if len(series) > 1 else []
-    return Chart(title, current or show(last), show(top), lines, legend)
+    return Chart(title, current or show(last), show(top), lines, called, legend)
 
 
 def _line(
-    kind: str, points: Sequence[Point], of: Callable[[Point], float | None], now: float, step: float, top: float
+    kind: str,
+    points: Sequence[Point],
+    of: Callable[[Point], float | None],
+    now: float,
+    span: float,
+    step: float,
+    top: float,
 ) -> Line:
     runs: list[list[tuple[float, float]]] = [[]]
     last_at = None
@@ -72,7 +84,7 @@ def _line(
             runs.append([])
         last_at = point.at
         if value is not None:
-            x = WIDTH * (1 - (now - point.at) / SPAN_SECONDS)
+            x = WIDTH * (1 - (now - point.at) / span)
             runs[-1].append((max(x, 0.0), HEIGHT - (HEIGHT - 2) * min(value / top, 1.0)))
     paths, areas = [], []
     for run in runs:
