@@ -296,7 +296,7 @@ def _contents(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _shown(frame: bytes) -> str:
     """Return a frame as text; bytes that are not text are shown in hex."""
     text = frame[: 4 * MAX_SHOWN].decode(errors="replace")
-    if "\N{REPLACEMENT CHARACTER}" in text[:-1]:
+    if "\N{REPLACEMENT CHARACTER}" in (text if len(frame) <= 4 * MAX_SHOWN else text[:-1]):
         text = frame[: MAX_SHOWN // 2].hex(" ")
     if len(text) > MAX_SHOWN or len(frame) > 4 * MAX_SHOWN:
         return f"{text[:MAX_SHOWN]}… ({number(len(frame))} bytes)"

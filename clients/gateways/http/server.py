@@ -90,6 +90,8 @@ class Server:
             sweeper.cancel()
             for connection in list(self._connections()):
                 connection.transport.abort()
+            if self._state.tasks:  # those that notice that nobody listens any more end without an error
+                await asyncio.wait(self._state.tasks, timeout=POLL_SECONDS)
             for task in list(self._state.tasks):
                 task.cancel()
             if self._state.tasks:
