@@ -160,12 +160,14 @@ class WebProcess:
             code = process.wait()
             if self._stopping.is_set():
                 return
-            delay = shortest if time.monotonic() - began > longest else min(2 * delay, longest)
+            if time.monotonic() - began > longest:
+                delay = shortest
             log.error("the web server has ended with code %d; it restarts in %g s", code, delay)
             if process.stdin is not None:
                 process.stdin.close()
             if self._stopping.wait(delay):
                 return
+            delay = min(2 * delay, longest)
             self._launch()
 
 

@@ -1,0 +1,97 @@
+"""/livez and /readyz of real processes."""
+
+import os
+import signal
+import threading
+
+import pytest
+from support.processes import alive, eventually, process
+from support.web import serving, web_broker
+
+from zmdp.clients import Client
+
+
+def web_server_of(pid):
+    """Return the process id of a broker's web server."""
+    with open(f"/proc/{pid}/task/{pid}/children") as children:
+        found = children.read().split()
+    # A process that a thread has started is a child of that thread.
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as children:
+            found += children.read().split()
+    return int(found[0]) if found else None
+
+
+@pytest.fixture(scope="module")
+def lasting():
+    """A broker for tests that leave it as it was."""
+    with web_broker() as running:
+        yield running
+
+
+@pytest.fixture
+def broker():
+    with web_broker() as running:
+        yield running
+
+
+def test_a_broker_is_ready_until_its_loop_stands_still(lasting):
+    assert lasting.get("/livez").json() == {"live": True}
+    assert lasting.get("/readyz").json() == {"ready": True, "reasons": []}
+    lasting.process.send_signal(signal.SIGSTOP)
+    answer = eventually(lambda: (got := lasting.get("/readyz")).status_code == 503 and got)
+    assert not answer.json()["ready"]
+    assert answer.json()["reasons"]
+    assert lasting.get("/livez").status_code == 200  # not for long enough to restart it
+    lasting.process.send_signal(signal.SIGCONT)
+    eventually(lambda: lasting.get("/readyz").status_code == 200)
+
+
+def test_a_broker_that_drains_is_not_ready_but_still_shown(broker):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(request):
+        begun.set()
+        assert go_on.wait(20)
+        return list(request)
+
+    with serving(broker.endpoint, "slow", work), Client(broker.endpoint, timeout=20) as client:
+        caller = threading.Thread(target=client.request, args=("slow", b"x"))
+        caller.start()
+        assert begun.wait(20)
+        broker.process.send_signal(signal.SIGINT)
+        answer = eventually(lambda: (got := broker.get("/readyz")).status_code == 503 and got)
+        assert "draining" in answer.json()["reasons"][0]
+        assert eventually(lambda: "The broker is draining" in broker.text_of("/"))
+        assert "slow" in broker.text_of("/requests")
+        server = web_server_of(broker.process.pid)
+        go_on.set()
+        caller.join()
+    assert broker.process.wait() == 0
+    assert not alive(server)
+    assert "Traceback" not in broker.process.stderr
+
+
+def test_a_web_server_that_dies_is_started_again_and_the_broker_goes_on(lasting):
+    first = web_server_of(lasting.process.pid)
+    os.kill(first, signal.SIGKILL)
+    lasting.process.line("the web server has ended with code -9; it restarts in 1 s")
+    with Client(lasting.endpoint) as client:
+        assert client.request("mmi.service", b"x") == [b"404"]
+    assert lasting.get("/readyz").status_code == 200
+    assert web_server_of(lasting.process.pid) not in {None, first}
+
+
+def test_a_web_server_does_not_outlive_its_broker(broker):
+    server = web_server_of(broker.process.pid)
+    broker.process.send_signal(signal.SIGKILL)
+    eventually(lambda: not alive(server))
+
+
+def test_a_port_in_use_is_one_line(lasting):
+    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--http", f"127.0.0.1:{lasting.port}") as second:
+        assert second.wait() == 1
+        assert second.stderr.splitlines() == [
+            f"mdp-broker: cannot listen on 127.0.0.1:{lasting.port}: Address already in use: another program listens "
+            "there; use another port, or 0 for a free one"
+        ]

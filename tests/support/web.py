@@ -1,0 +1,71 @@
+"""A broker with `--http` as a process, and what tests do with its pages."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from zmdp.workers import Worker
+
+from .processes import Process, eventually, process
+
+
+@dataclass
+class WebBroker:
+    """A running broker that serves HTTP."""
+
+    process: Process
+    endpoint: str
+    url: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rstrip("/").rpartition(":")[2])
+
+    def client(self, **settings: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20, **settings)
+
+    def get(self, path: str, **settings: Any) -> httpx.Response:
+        return httpx.get(self.url + path.removeprefix("/"), timeout=20, **settings)
+
+    def post(self, path: str, **settings: Any) -> httpx.Response:
+        return httpx.post(self.url + path.removeprefix("/"), timeout=20, **settings)
+
+    def text_of(self, path: str) -> str:
+        """Return the text of a page, without markup."""
+        return re.sub(r"<[^>]+>|\s+", " ", self.get(path).text)
+
+
+@contextmanager
+def web_broker(*options: str, **env: str) -> Iterator[WebBroker]:
+    """Run a broker with a web server, and wait until it is ready."""
+    command = ("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--http", "127.0.0.1:0", *options)
+    with process(*command, **env) as running:
+        url = running.line("http://", "stdout")
+        found = WebBroker(running, running.line("tcp://", "stdout"), url)
+        eventually(lambda: found.get("/readyz").status_code == 200)
+        yield found
+
+
+def form_token(page: str) -> str:
+    """Return the token that the forms of a page contain."""
+    found = re.search(r'name="form_token" value="([0-9a-f]+)"', page)
+    assert found, page
+    return found[1]
+
+
+@contextmanager
+def serving(endpoint: str, service: str, handler: Callable[[Any], Any]) -> Iterator[Worker]:
+    """Offer a service from a thread."""
+    worker = Worker(service, handler, broker=endpoint)
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join()
