@@ -50,8 +50,9 @@ def expressions():
 
 
 def test_the_dashboard_uses_metrics_that_exist(series):
-    assert {name for _, text in expressions() for name in NAME.findall(text)} > {"mdp_up", "titanic_requests"}
-    assert {(where, name) for where, text in expressions() for name in NAME.findall(text) if name not in series} == set()
+    used = {(where, name) for where, text in expressions() for name in NAME.findall(text)}
+    assert {name for _, name in used} > {"mdp_up", "titanic_requests"}
+    assert {(where, name) for where, name in used if name not in series} == set()
 
 
 def test_the_alerts_use_metrics_that_exist(series):
@@ -78,7 +79,7 @@ def test_the_panels_have_places_of_their_own():
 @pytest.mark.skipif(not shutil.which("promtool"), reason="there is no promtool (Debian: apt-get install prometheus)")
 def test_promtool_accepts_the_alerts_and_the_expressions(tmp_path):
     for arguments in (("check", "rules", "prometheus-alerts.yml"), ("test", "rules", "prometheus-alerts-test.yml")):
-        done = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True)
+        done = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
     rules = [
         {"record": f"panel:{at}", "expr": re.sub(r"\$__rate_interval", "5m", text)}
@@ -86,7 +87,9 @@ def test_promtool_accepts_the_alerts_and_the_expressions(tmp_path):
         if text and not text.startswith("label_values")
     ]
     (tmp_path / "panels.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
-    done = subprocess.run(["promtool", "check", "rules", "panels.yml"], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["promtool", "check", "rules", "panels.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
