@@ -629,10 +629,8 @@ class Registry:
             self.proxies[client.key[0]].request_bytes += charge
 
     def used_by(self, client: Client) -> int:
-        """Return the bytes charged for all requests that come over the connection of `client`."""
-        if isinstance(client.key, bytes):
-            return client.request_bytes
-        proxy = self.proxies.get(client.key[0])
+        """Return the bytes charged for all requests over the connection of `client`, which is behind a proxy."""
+        proxy = self.proxies.get(client.path[0])
         return 0 if proxy is None else proxy.request_bytes
 
     def refuse(self, request: Request) -> None:

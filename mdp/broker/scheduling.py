@@ -113,8 +113,9 @@ class FairQueue:
         """
         oldest = math.inf
         for turn in islice(self._turns, MAX_TURNS):
-            if turn.requests.first is not None:
-                oldest = min(oldest, turn.requests.first.since)
+            first = turn.requests.first
+            assert first is not None  # noqa: S101 - a turn without requests is removed
+            oldest = min(oldest, first.since)
         return oldest
 
     def oldest_requests(self, most: int) -> Iterator[Request]:
