@@ -32,6 +32,7 @@ from .console import (
     Endpoints,
     Number,
     all_endpoints,
+    log_format,
     log_level_option,
     log_to_stderr,
     printable,
@@ -306,7 +307,11 @@ def cli(
         check_packages("mdp-broker --http")
         check_address(http[0], access=rules, insecure=insecure)
     with ExitStack() as stack:
-        web = None if http is None else stack.enter_context(WebProcess(*http, log_level=log_level))
+        web = (
+            None
+            if http is None
+            else stack.enter_context(WebProcess(*http, log_level=log_level, log_format=log_format()))
+        )
         server = stack.enter_context(Server(
             bind if web is None else (*bind, web.endpoint),
             pirates=pirate, limits=settings, drain_timeout=drain_timeout,

@@ -63,11 +63,11 @@ class WebProcess:
     Raises `BindError` if it cannot listen.
     """
 
-    def __init__(self, host: str, port: int, *, log_level: str) -> None:
+    def __init__(self, host: str, port: int, *, log_level: str, log_format: str) -> None:
         self._listener = listen(host, port)
         self._folder = tempfile.mkdtemp(prefix="zmdp-")  # only this user can enter it
         self._public, self._secret = zmq.curve_keypair()
-        self._log_level = log_level
+        self._logging = [log_level, log_format]
         self._open = not is_loopback(host)
         self._settings: dict[str, Any] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,7 +123,7 @@ class WebProcess:
     def _launch(self) -> None:
         with self._lock:
             process = subprocess.Popen(  # noqa: S603 - our own module
-                [sys.executable, "-P", "-m", MODULE, str(self._listener.fileno()), self._log_level],
+                [sys.executable, "-P", "-m", MODULE, str(self._listener.fileno()), *self._logging],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[self._listener.fileno()],
                 start_new_session=True,  # Ctrl-C is for the broker, which may still have requests to finish
             )  # fmt: skip

@@ -1,6 +1,8 @@
 """The process that `mdp-broker --http` starts: see `zmdp.mdp.cli.web`.
 
-python -m zmdp.mmi.web DESCRIPTOR LOG-LEVEL        the descriptor of a socket that listens; settings come on stdin
+    python -m zmdp.mmi.web DESCRIPTOR LOG-LEVEL LOG-FORMAT
+
+The descriptor is that of a socket that listens; settings come on stdin.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ from typing import Any, Final
 
 from ...clients import AsyncClient
 from ...clients.gateways.http.server import Server, run
-from ...mdp.cli.console import log_to_stderr
+from ...mdp import logs
 from ...mdp.keys import ClientKeys
 from .broker import BrokerSection
 from .limits import LIMITS
@@ -69,8 +71,8 @@ async def _follow(told: asyncio.StreamReader, visitors: Visitors) -> None:
 
 def main() -> None:
     """Entry point of the process."""
-    descriptor, level = sys.argv[1:]
-    log_to_stderr(level)
+    descriptor, level, form = sys.argv[1:]
+    logs.configure(level, form)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends when the broker does, which may still have requests to finish
     with suppress(OSError):

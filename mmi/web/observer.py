@@ -34,10 +34,7 @@ class Unavailable(Exception):
 
 
 class Observer:
-    """The one client of a broker that everybody shares who looks at it over HTTP.
-
-    `changed` is notified after each snapshot, and when the broker stops answering.
-    """
+    """The one client of a broker that everybody shares who looks at it over HTTP."""
 
     def __init__(self, client: AsyncClient, *, interval: float = INTERVAL_SECONDS) -> None:
         self._client = client
@@ -49,7 +46,8 @@ class Observer:
         """Why there is no current snapshot; empty if there is one."""
         self.last_answer: float | None = None
         """When the broker last answered anything."""
-        self.changed = asyncio.Condition()
+        self.changed = asyncio.Event()
+        """Set at the next snapshot, or when the broker stops answering; then there is a new one."""
         self.generation = 0
         """Changes with every snapshot, and when answers are known to be out of date."""
 
@@ -76,8 +74,8 @@ class Observer:
                 self.trouble = ""
                 self._keep(snapshot)
             self.generation += 1
-            async with self.changed:
-                self.changed.notify_all()
+            changed, self.changed = self.changed, asyncio.Event()
+            changed.set()
             pause = min(max(self._interval, spent / SHARE), MAX_INTERVAL_SECONDS)
             await asyncio.sleep(max(began + pause - time.monotonic(), self._interval / 10))
 
@@ -155,6 +153,6 @@ class Observer:
 
 async def until_changed(observer: Observer, timeout: float) -> None:
     """Wait for the next snapshot, for a limited time."""
-    async with observer.changed:
-        with suppress(TimeoutError):
-            await asyncio.wait_for(observer.changed.wait(), timeout)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await observer.changed.wait()

@@ -7,6 +7,7 @@ import pytest
 from zmdp.mdp.access import Permissions, load
 from zmdp.mdp.errors import AccessError, SettingError
 from zmdp.mdp.keys import create_keys
+from zmdp.mdp.tokens import digest_of, new_token
 
 UNLISTED = "0123456789012345678901234567890123456789"
 """A key that nobody has."""
@@ -128,7 +129,10 @@ def test_a_key_loses_its_role_if_it_is_gone_or_has_another_one(folder):
     [
         ("[roles.shop]\ncalls = []", "role shop: there is no setting 'calls': did you mean call?"),
         ("[roles.shop]\nkey = []", "role shop: there is no setting 'key': did you mean keys?"),
-        ("[roles.shop]\nzzz = []", "role shop: there is no setting 'zzz': known are keys, call, offer, mmi, admin"),
+        (
+            "[roles.shop]\nzzz = []",
+            "role shop: there is no setting 'zzz': known are keys, tokens, call, offer, mmi, admin",
+        ),
         ("[role.shop]\n", "there is no setting 'role': did you mean roles?"),
         ("[roles.a.b]\n", 'role a: a role name with a dot needs quotes: [roles."a.b"]'),
         ("[roles.'a b']\n", "'a b' cannot be the name of a role: use up to 64 letters"),
@@ -213,3 +217,42 @@ def test_a_missing_file_and_one_that_is_not_text(tmp_path):
 
 def test_an_error_of_the_access_file_is_an_error_of_a_setting():
     assert issubclass(AccessError, SettingError)
+
+
+def test_tokens_have_a_role_and_are_kept_as_digests(folder):
+    token, digest = new_token()
+    access = load(write(folder, f"[roles.shop]\ntokens = ['{digest}']\n[roles.web]"))
+    assert access.tokens == {digest_of(token.encode()): "shop"}
+    assert token not in repr(access)
+    assert access.roles["shop"] == Permissions("shop")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ("'zmdp_secret'", "role shop: tokens: a text without sha256:: expected sha256: and 64 hexadecimal digits"),
+        ("'sha256:abc'", "role shop: tokens: sha256:abc: expected sha256: and 64 hexadecimal digits"),
+        (f"'sha256:{'0' * 64}', 'sha256:{'0' * 64}'", "role shop: token sha256:00000000… is listed twice"),
+        ("5", "tokens is [5]: it must be a list of texts"),
+    ],
+)
+def test_what_is_wrong_with_tokens(folder, tokens, expected):
+    told = refused(write(folder, f"[roles.shop]\ntokens = [{tokens}]"))
+    assert expected in told
+    assert "secret'" not in told
+
+
+def test_a_token_has_one_role(folder):
+    both = f"[roles.a]\ntokens = ['sha256:{'1' * 64}']\n[roles.b]\ntokens = ['sha256:{'1' * 64}']"
+    assert "role b: token sha256:11111111… is listed in role a already" in refused(write(folder, both))
+
+
+def test_keys_that_the_program_added_are_still_there_when_the_file_is_read_again(folder):
+    path = write(folder, "[roles.shop]\nkeys = ['shop.key']")
+    access = load(path).adding({UNLISTED.encode(): Permissions("(own)", admin=True)})
+    path.write_text('secret_key = "broker.key_secret"\n[roles.web]\nkeys = ["web.key"]')
+    again = access.read_again()
+    assert set(again.roles) == {"web", "(own)"}
+    assert again.keys == {key(folder, "web").encode(): "web", UNLISTED.encode(): "(own)"}
+    assert again.keys_of("(own)") == [UNLISTED]
+    assert UNLISTED.encode() not in access.lost_in(again)

@@ -36,9 +36,20 @@ function morph(old, next) {
   const byId = new Map();
   for (const child of old.children) if (child.id) byId.set(child.id, child);
   let place = old.firstChild;
-  for (const wanted of [...next.childNodes]) {
+  const all = [...next.childNodes];
+  for (const [index, wanted] of all.entries()) {
     let found = wanted.id ? byId.get(wanted.id) : null;
-    if (!found && place && alike(place, wanted)) found = place;
+    if (!found && place && !wanted.id) {
+      // Something may have been removed here, unless something was added.
+      const follows = all[index + 1];
+      if (!alike(place, wanted) && place.nextSibling && alike(place.nextSibling, wanted)
+          && !(follows && alike(place, follows))) {
+        const gone = place;
+        place = place.nextSibling;
+        gone.remove();
+      }
+      if (alike(place, wanted)) found = place;
+    }
     if (found) {
       byId.delete(wanted.id);
       if (found === place) place = place.nextSibling;

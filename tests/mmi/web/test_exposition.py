@@ -19,7 +19,9 @@ HOSTILE = '<script>alert("1")</script>\\{}'
 
 
 def samples(families):
-    return {(each.name, tuple(sorted(each.labels.items()))): each.value for family in families for each in family.samples}
+    return {
+        (each.name, tuple(sorted(each.labels.items()))): each.value for family in families for each in family.samples
+    }
 
 
 def value(found, name, **labels):
@@ -44,8 +46,8 @@ def snapshot(*rows):
             "lost": {"silent": 1}, "request_bytes": 9, "late": 0, "internal_errors": 0,
         },
         brokers={"links": [
-            {"broker": "x", "kind": "peer", "endpoint": "tcp://x", "state": "standby", "outstanding_there": 1, "sent": 5,
-             "received": 6},
+            {"broker": "x", "kind": "peer", "endpoint": "tcp://x", "state": "standby", "outstanding_there": 1,
+             "sent": 5, "received": 6},
             {"broker": "x", "kind": "peer", "endpoint": "", "state": "up", "outstanding_there": 2, "sent": 10,
              "received": 20},
         ]},

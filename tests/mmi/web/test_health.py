@@ -22,29 +22,22 @@ def web_server_of(pid):
     return int(found[0]) if found else None
 
 
-@pytest.fixture(scope="module")
-def lasting():
-    """A broker for tests that leave it as it was."""
-    with web_broker() as running:
-        yield running
-
-
 @pytest.fixture
 def broker():
     with web_broker() as running:
         yield running
 
 
-def test_a_broker_is_ready_until_its_loop_stands_still(lasting):
-    assert lasting.get("/livez").json() == {"live": True}
-    assert lasting.get("/readyz").json() == {"ready": True, "reasons": []}
-    lasting.process.send_signal(signal.SIGSTOP)
-    answer = eventually(lambda: (got := lasting.get("/readyz")).status_code == 503 and got)
+def test_a_broker_is_ready_until_its_loop_stands_still(plain):
+    assert plain.get("/livez").json() == {"live": True}
+    assert plain.get("/readyz").json() == {"ready": True, "reasons": []}
+    plain.process.send_signal(signal.SIGSTOP)
+    answer = eventually(lambda: (got := plain.get("/readyz")).status_code == 503 and got)
     assert not answer.json()["ready"]
     assert answer.json()["reasons"]
-    assert lasting.get("/livez").status_code == 200  # not for long enough to restart it
-    lasting.process.send_signal(signal.SIGCONT)
-    eventually(lambda: lasting.get("/readyz").status_code == 200)
+    assert plain.get("/livez").status_code == 200  # not for long enough to restart it
+    plain.process.send_signal(signal.SIGCONT)
+    eventually(lambda: plain.get("/readyz").status_code == 200)
 
 
 def test_a_broker_that_drains_is_not_ready_but_still_shown(broker):
@@ -72,14 +65,14 @@ def test_a_broker_that_drains_is_not_ready_but_still_shown(broker):
     assert "Traceback" not in broker.process.stderr
 
 
-def test_a_web_server_that_dies_is_started_again_and_the_broker_goes_on(lasting):
-    first = web_server_of(lasting.process.pid)
+def test_a_web_server_that_dies_is_started_again_and_the_broker_goes_on(plain):
+    first = web_server_of(plain.process.pid)
     os.kill(first, signal.SIGKILL)
-    lasting.process.line("the web server has ended with code -9; it restarts in 1 s")
-    with Client(lasting.endpoint) as client:
+    plain.process.line("the web server has ended with code -9; it restarts in 1 s")
+    with Client(plain.endpoint) as client:
         assert client.request("mmi.service", b"x") == [b"404"]
-    assert lasting.get("/readyz").status_code == 200
-    assert web_server_of(lasting.process.pid) not in {None, first}
+    assert plain.get("/readyz").status_code == 200
+    assert web_server_of(plain.process.pid) not in {None, first}
 
 
 def test_a_web_server_does_not_outlive_its_broker(broker):
@@ -88,10 +81,10 @@ def test_a_web_server_does_not_outlive_its_broker(broker):
     eventually(lambda: not alive(server))
 
 
-def test_a_port_in_use_is_one_line(lasting):
-    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--http", f"127.0.0.1:{lasting.port}") as second:
+def test_a_port_in_use_is_one_line(plain):
+    with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--http", f"127.0.0.1:{plain.port}") as second:
         assert second.wait() == 1
         assert second.stderr.splitlines() == [
-            f"mdp-broker: cannot listen on 127.0.0.1:{lasting.port}: Address already in use: another program listens "
+            f"mdp-broker: cannot listen on 127.0.0.1:{plain.port}: Address already in use: another program listens "
             "there; use another port, or 0 for a free one"
         ]

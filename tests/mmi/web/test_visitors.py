@@ -38,12 +38,6 @@ def guarded(folder, tokens):
         yield broker
 
 
-@pytest.fixture(scope="module")
-def plain():
-    with web_broker() as broker:
-        yield broker
-
-
 def with_token(token):
     return {"authorization": f"Bearer {token}"}
 
