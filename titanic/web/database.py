@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, Engine
 from .. import admin, schema, store
 from ..submission import parse_uuid
 
-SHARE: Final = 0.05
+SHARE: Final = 0.1
 """How much of the time its own queries may take, at most."""
 MAX_AGE_SECONDS: Final = 60.0
 """How old a result may be in any case."""

@@ -57,7 +57,8 @@ class TitanicSection:
         self._trouble = "the database has not been read yet"
         self._turned_at = time.monotonic()
         self._generation = 0
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
+        """Set, and replaced by another, whenever there is something new."""
 
     def section(self) -> Section:
         """Return what to mount in a shell."""
@@ -92,22 +93,22 @@ class TitanicSection:
                 self._summary, self._trouble = await self._database.summary(), ""
             except DatabaseError as error:
                 self._summary, self._trouble = None, str(error)
-            await self._refresh()
+            self._refresh()
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def _note_turn(self) -> None:
         await self._turn()
         self._turned_at = time.monotonic()
 
-    async def _refresh(self) -> None:
+    def _refresh(self) -> None:
         self._generation += 1
-        async with self._changed:
-            self._changed.notify_all()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _until_changed(self, timeout: float) -> None:
-        async with self._changed:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
 
     # ── metrics and health ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -215,7 +216,7 @@ class TitanicSection:
             done = "yes" if changed else "no"
         except DatabaseError:
             done = "unavailable"
-        await self._refresh()
+        self._refresh()
         return link("/request", uuid=uuid.hex if uuid is not None else "", done=done)
 
     async def _retry_all(self, fields: Mapping[str, str]) -> str:
@@ -224,7 +225,7 @@ class TitanicSection:
             done = f"{await self._database.retry_all(service or None)}"
         except DatabaseError:
             done = "unavailable"
-        await self._refresh()
+        self._refresh()
         return link("/dead", service=service, done=done)
 
 

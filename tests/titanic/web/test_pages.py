@@ -2,7 +2,6 @@
 
 import re
 import time
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.access import ROLES, Folder
 from support.processes import eventually, process
-from support.titanics import LIMITS, row, state
+from support.titanics import LIMITS, QUICK, row, state, titanic_at
 
 from zmdp.clients import Client
 from zmdp.mdp.testing import running_broker
@@ -18,19 +17,7 @@ from zmdp.mdp.tokens import new_token
 from zmdp.titanic import Titanic
 from zmdp.workers import ServiceError, Worker
 
-QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 MARKUP = "<b>no & such</b> thing"
-
-
-@contextmanager
-def titanic_at(endpoint, db, *options, **env):
-    """Run `titanic serve --http`; yield its process, its URL, and a client for it."""
-    at = ("--broker", endpoint, "--db", str(db), "--http", "127.0.0.1:0")
-    with process("titanic", "serve", *at, *QUICK, *options, **env) as running:
-        url = running.line("http://", "stdout")
-        with httpx.Client(base_url=url, timeout=20) as http:
-            eventually(lambda: http.get("/readyz").status_code == 200)
-            yield SimpleNamespace(process=running, url=url, http=http)
 
 
 def fail(request):
