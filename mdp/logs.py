@@ -22,15 +22,20 @@ _STANDARD: Final = frozenset({*logging.makeLogRecord({}).__dict__, "asctime", "m
 def fields_of(request: Any) -> dict[str, Any]:
     """Return the fields of a log line about a request (`workers.Request`) that a worker handles.
 
-    The id is the one that the caller has given it, or else the address that the broker has.
+    The id is the one that the caller has given it, or else the address that its broker has given it.
     """
     given = request.headers.get(REQUEST_ID, "")
     fields = {
-        "request_id": shown_id(given) or getattr(request, "client", b"").decode(errors="replace"),
+        "request_id": shown_id(given) or _shown_address(getattr(request, "client", b"")),
         "service": request.service,
         "role": getattr(request, "user", ""),
     }
     return {name: value for name, value in fields.items() if value}
+
+
+def _shown_address(address: bytes) -> str:
+    """Return a client's address; in hex unless it is text, as the addresses of our own brokers are."""
+    return address.decode() if address.isascii() and address.decode().isprintable() else address.hex()
 
 
 class RequestFilter(logging.Filter):

@@ -12,7 +12,7 @@
     mmi.tail      [JSON]         JSON: requests that have ended since it was asked last
 
 An answer is one frame.  The answer to any other `mmi.*` is 501, that to a malformed question 400.  Lists are cut at
-`MAX_ROWS` rows; `more` is the number of rows that were left out.  This module sees the broker only through the
+`MAX_ROWS` rows or fewer; `more` is the number of rows that were left out.  This module sees the broker only through the
 protocols below.
 """
 
@@ -33,6 +33,8 @@ from ..mdp.wire.names import show
 MAX_ROWS: Final = 1000
 METRICS_ROWS: Final = 100
 """Services in one answer to `mmi.metrics`: it must not hold up the broker, even if it has 10,000."""
+REQUEST_ROWS: Final = 250
+"""Requests in one answer to `mmi.requests`, for the same reason: each row takes longer than others."""
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
 
@@ -467,7 +469,7 @@ def _brokers(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
 
 
 def _requests(broker: Broker, wanted: bytes, sees: Sees, now: float) -> dict[str, Any]:
-    rows, more = broker.watch.in_flight(wanted, sees, MAX_ROWS, now)
+    rows, more = broker.watch.in_flight(wanted, sees, REQUEST_ROWS, now)
     return {"requests": rows, "more": more}
 
 

@@ -29,8 +29,8 @@ def configured(form="text", level="info"):
         yield logger, lambda: written.getvalue().splitlines()
 
 
-def handled(options=NAMED):
-    return Request([b"body"], service="echo", client=1234, options=options)
+def handled(options=NAMED, address=1234):
+    return Request([b"body"], service="echo", client=address, options=options)
 
 
 def test_a_line_of_text():
@@ -100,8 +100,11 @@ def test_what_a_handler_logs_has_its_request():
     assert (more["request_id"], more["service"]) == ("order?7", "own")
 
 
-def test_a_request_that_its_caller_did_not_name_has_the_address_that_the_broker_knows():
-    assert logs.fields_of(handled(Options())) == {"request_id": "1234", "service": "echo"}
+@pytest.mark.parametrize(
+    ("address", "shown"), [(1234, "1234"), (b"c-1", "c-1"), (b"\0k\x8b", "006b8b"), (b"a\nb", "610a62")]
+)
+def test_a_request_that_its_caller_did_not_name_has_the_address_that_the_broker_knows(address, shown):
+    assert logs.fields_of(handled(Options(), address)) == {"request_id": shown, "service": "echo"}
 
 
 def test_a_program_that_has_configured_logging_is_left_alone():

@@ -219,12 +219,13 @@ def test_there_is_nothing_to_cancel(world, id_):
     assert world.json(b"mmi.cancel", id_) == {"cancelled": False}
 
 
-def test_the_ids_of_the_last_lists_are_remembered(world, monkeypatch):
-    monkeypatch.setattr(watch, "MAX_LISTED", 2)
-    world.after(0, *(request(b"%d" % number) for number in range(3)))
-    first, _, third = world.requests()
-    assert world.json(b"mmi.cancel", first["id"].encode()) == {"cancelled": False}
-    assert world.json(b"mmi.cancel", third["id"].encode()) == {"cancelled": True}
+def test_the_ids_of_the_last_lists_are_remembered(world):
+    world.after(0, request(b"1", service=b"a"), request(b"2", service=b"b"), request(b"3", service=b"c"))
+    (first,), (second,) = world.requests(b"a"), world.requests(b"b")
+    world.broker.watch._listed.update({f"{number}": (b"c", None) for number in range(watch.MAX_LISTED - 2)})
+    (third,) = world.requests(b"c")
+    cancelled = [world.json(b"mmi.cancel", row["id"].encode())["cancelled"] for row in (first, second, third)]
+    assert cancelled == [False, True, True]
 
 
 @pytest.mark.parametrize("name", [b"mmi.cancel", b"mmi.tail"])
