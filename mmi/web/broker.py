@@ -98,7 +98,7 @@ class BrokerSection:
             chart(
                 "Time at the worker", points,
                 [("p99", "p99", lambda each: each.p99), ("p50", "p50", lambda each: each.p50)],
-                now=at, step=step, show=seconds,
+                now=at, step=step, show=seconds, current=f"p99 {seconds(p99)}",
             ),
             chart(
                 "Requests that wait", points, [("queue", "", lambda each: each.queued)], now=at, step=step,

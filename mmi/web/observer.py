@@ -23,6 +23,8 @@ TIMEOUT_SECONDS: Final = 2.0
 """How long an answer may take."""
 RECENT_SECONDS: Final = 10.0
 """Rates and latencies that are shown as current are those of this time."""
+MAX_QUESTIONS: Final = 20
+"""How many questions about single services visitors may cause within a second."""
 MAX_SERVICES_IN_RECENT: Final = 20_000
 """How many rows of services to keep for that."""
 
@@ -41,6 +43,8 @@ class Observer:
         self._interval = interval
         self._recent: deque[Snapshot] = deque()
         self._answers: dict[tuple[str, bytes], tuple[float, asyncio.Future[Any]]] = {}
+        self._asked: deque[float] = deque(maxlen=MAX_QUESTIONS)
+        """When the last questions about single services were asked."""
         self.history = History()
         self.trouble = "the broker has not answered yet"
         """Why there is no current snapshot; empty if there is one."""
@@ -87,6 +91,10 @@ class Observer:
         key, now = (service, body), time.monotonic()
         known = self._answers.get(key)
         if known is None or known[0] < now:
+            if body:
+                if len(self._asked) == MAX_QUESTIONS and self._asked[0] > now - 1.0:
+                    raise Unavailable("too many different pages are looked at: try again in a second")
+                self._asked.append(now)
             for old in [each for each, (until, _) in self._answers.items() if until < now]:
                 del self._answers[old]
             answer = asyncio.ensure_future(self.now(service, body))

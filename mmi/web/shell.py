@@ -316,8 +316,9 @@ class _Guard:
         self._visitors = visitors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return  # no WebSockets, no lifespan
+        if scope["type"] != "http":  # a WebSocket
+            await send({"type": "websocket.close", "code": 1000})
+            return
 
         async def guarded(message: Any) -> None:
             if message["type"] == "http.response.start":

@@ -66,9 +66,14 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
         (b"GET /\xff\xfe%00%zz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"4"),
         (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc", b"405"),
         (GET + b'Cookie: zmdp_1="; \x01=; ====\r\nConnection: close\r\n\r\n', b""),
+        (
+            GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+            b"403",
+        ),
         (GET + b"Authorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n", b"200"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_malformed_requests_are_refused(broker, request_bytes, status):
     answer = answer_to(broker, request_bytes)
@@ -105,6 +110,14 @@ def test_pages_that_stay_open_are_limited(broker):
         assert statuses.count(b"HTTP/1.1 200") == 50
         assert statuses.count(b"HTTP/1.1 503") == 10
     eventually(lambda: opens(broker))
+
+
+def test_visitors_cause_few_questions_to_the_broker(broker, client):
+    before = client.call("mmi.stats")["mmi"]
+    with broker.client() as person:
+        pages = [person.get(f"/workers?service=unknown.{number}").text for number in range(200)]
+    assert "too many different pages are looked at" in "".join(pages)
+    assert client.call("mmi.stats")["mmi"] - before < 200
 
 
 def opens(broker):
