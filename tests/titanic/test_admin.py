@@ -299,6 +299,34 @@ def test_a_key_outlives_a_purge(do, tables, submission):
     assert tables.count() == 0
 
 
+# ── search ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("", ["c", "b", "a"]), ("RESIZE", ["b", "a"]), ("order-7", ["a"]), ("shop", ["c"]), ("50%", ["b"]), ("5_%", [])],
+)
+def test_search_finds_the_newest_first(do, tables, text, found):
+    made = {
+        "a": tables.add("images.resize", key="order-7").uuid,
+        "b": tables.done(service="image.resizer", code=500, error="only 50% done").uuid,
+        "c": tables.add("mail", owner="shop").uuid,
+    }
+    rows = do(admin.search, Filter(), text, None, 10)
+    assert [row["uuid"] for row in rows] == [made[name].hex for name in found]
+
+
+def test_search_narrowed(do, tables, monkeypatch):
+    wanted = [tables.add("a"), tables.add("b"), tables.add("a")]
+    assert len(do(admin.search, Filter(), "", None, 2)) == 2
+    (row,) = do(admin.search, Filter(), "ignored", wanted[0].uuid, 10)
+    assert row["uuid"] == wanted[0].uuid.hex
+    assert do(admin.search, Filter(("failed",)), "", wanted[0].uuid, 10) == []
+    assert len(do(admin.search, Filter(service="a"), "", None, 10)) == 2
+    monkeypatch.setattr(admin, "MAX_SEARCHED", 1)
+    assert [row["uuid"] for row in do(admin.search, Filter(), "", None, 10)] == [wanted[2].uuid.hex]
+
+
 # ── stats ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
