@@ -1,13 +1,8 @@
 """The command `mdclient`."""
 
 import asyncio
-import itertools
-import json
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from typing import Any, Final, NoReturn
 
 import click
@@ -16,73 +11,24 @@ from ..mdp import wire
 from ..mdp.cli.console import (
     EXIT_FAILED,
     Number,
-    brokers_option,
-    key_options,
     run,
     version_option,
     with_default,
 )
-from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound, WorkerLost
+from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
 from ..mdp.transport.reach import check_listening
 from . import bodies, brokers
 from .aio import AsyncClient
-from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT, MAX_OUTSTANDING
+from .asking import OF, ON, addressed, advice, ask, connection_options, new_client, total_timeout
+from .defaults import MAX_OUTSTANDING
 from .freelance_cli import FREELANCE, call_servers
 from .load import Progress, Result, mixed, one_by_one, pipelined
 from .mdclient import Client
-from .top import View, elsewhere, lines, with_rates
+from .monitoring import health, tail, top
+from .top import elsewhere
 
 MMI_TIMEOUT_SECONDS: Final = 0.5
 """How long a broker may take to say whether a service has workers: one that implements MMI answers immediately."""
-
-
-def _connection_options(*, json_help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add the options that all subcommands share."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
-            brokers_option(
-                "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost or drains, "
-                "the next is used until the first is back.",
-            ),
-            key_options,
-            click.option(
-                "--timeout",
-                type=Number("seconds"),
-                default=DEFAULT_TIMEOUT,
-                help=with_default("How long each attempt may take; see --retries.", DEFAULT_TIMEOUT, "seconds"),
-            ),
-            click.option(
-                "--retries",
-                type=Number("retries", whole=True, zero=True),
-                default=DEFAULT_RETRIES,
-                help=with_default(
-                    "Attempts after the first. A command gives up after TIMEOUT × (1 + RETRIES) seconds. With X1 a "
-                    "request is resent only if the connection is lost; with 0.2 and 0.1, after each TIMEOUT.",
-                    DEFAULT_RETRIES,
-                ),
-            ),
-            click.option(
-                "--protocol",
-                type=click.Choice(["X1", "0.2", "0.1"]),
-                default="X1",
-                envvar="MDP_PROTOCOL",
-                show_envvar=True,
-                help=with_default("Protocol to speak: 0.2 or 0.1 if the broker is not zmdp's.", "X1"),
-            ),
-            click.option(
-                "--envelope",
-                is_flag=True,
-                help="With 0.2: begin each message with an empty frame, as a ROUTER-DEALER proxy between client and "
-                "broker requires. X1 and 0.1 always do.",
-            ),
-            click.option("--json", "as_json", is_flag=True, help=json_help),
-        ]
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 @click.group(
@@ -98,6 +44,8 @@ def cli(context: click.Context) -> None:
     mdclient stream count @book.txt    print each part of the reply as it arrives
     mdclient services                  list the services
     mdclient top                       watch the broker
+    mdclient tail                      show requests as they end
+    mdclient health echo               check the broker and a service, for probes
     mdclient brokers                   show the brokers that it is linked to
     mdclient bench echo hello          benchmark a service
 
@@ -124,22 +72,14 @@ _WAIT = click.option(
 )
 
 
-_ON = click.option(
-    "--on",
-    metavar="NAME",
-    help="Address the broker of that name, which `mdclient brokers` lists: only its workers get the request.",
-)
-_OF = click.option("--on", metavar="NAME", help="Ask the broker of that name, which `mdclient brokers` lists.")
-
-
 @cli.command(epilog=bodies.BODY_HELP)
 @click.argument("service", required=False, metavar="SERVICE")
 @bodies.BODY
 @FREELANCE
-@_connection_options(json_help='Print the reply as a JSON object; a frame that is not text becomes {"base64": …}.')
+@connection_options(json_help='Print the reply as a JSON object; a frame that is not text becomes {"base64": …}.')
 @bodies.HEADER
 @bodies.VERBOSE
-@_ON
+@ON
 @_WAIT
 def call(
     *,
@@ -166,13 +106,13 @@ def call(
         raise click.UsageError("--on addresses a broker, and --freelance uses none: use one of them")
     if freelance:
         frames = bodies.frames(body if service is None else (service, *body))
-        timeout, keys = _total_timeout(connection), connection["keys"]
+        timeout, keys = total_timeout(connection), connection["keys"]
         reply = call_servers(freelance, frames, timeout=timeout, keys=keys, wait=wait)
     elif service is None:
         raise click.UsageError("Missing argument 'SERVICE'", click.get_current_context())
     else:
         frames = bodies.frames(body)
-        with _client(connection) as client, _advice(connection, service, wait=wait, on=on):
+        with new_client(connection) as client, advice(connection, service, wait=wait, on=on):
             headers = _named(headers, connection) if verbose else headers
             arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
             reply = client.request(service, *frames, **arguments)
@@ -185,10 +125,10 @@ def call(
 @cli.command(epilog=bodies.BODY_HELP)
 @_SERVICE
 @bodies.BODY
-@_connection_options(json_help='Print each part as one line of JSON; "final" marks the last.')
+@connection_options(json_help='Print each part as one line of JSON; "final" marks the last.')
 @bodies.HEADER
 @bodies.VERBOSE
-@_ON
+@ON
 @_WAIT
 def stream(
     *,
@@ -206,7 +146,7 @@ def stream(
     Frames are printed one per line.
     """
     frames = bodies.frames(body)
-    with _client(connection) as client, _advice(connection, service, wait=wait, on=on):
+    with new_client(connection) as client, advice(connection, service, wait=wait, on=on):
         headers = _named(headers, connection) if verbose else headers
         arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
         for part in client.stream(service, *frames, **arguments):
@@ -217,17 +157,17 @@ def stream(
 
 
 @cli.command()
-@_OF
-@_connection_options(json_help="Print a JSON list.")
+@OF
+@connection_options(json_help="Print a JSON list.")
 def services(*, on: str | None, as_json: bool, **connection: Any) -> None:
     """List the services that have a worker or a waiting request, or that other brokers offer.
 
     WORKERS and IDLE are the broker's own. ELSEWHERE is how many requests the workers of other brokers can take, and if
     the broker has none itself, how many links away the nearest are.
     """
-    with _client(connection) as client, _advice(connection, "mmi.services", on=on):
+    with new_client(connection) as client, advice(connection, "mmi.services", on=on):
         check_listening(connection["broker"], connection["keys"])
-        answer = _ask(client, "mmi.services", on)
+        answer = ask(client, "mmi.services", on)
     rows = answer["services"]
     if as_json:
         bodies.print_json(rows)
@@ -246,13 +186,13 @@ def services(*, on: str | None, as_json: bool, **connection: Any) -> None:
 
 
 @cli.command()
-@_OF
-@_connection_options(json_help="Print a JSON object.")
+@OF
+@connection_options(json_help="Print a JSON object.")
 def info(*, on: str | None, as_json: bool, **connection: Any) -> None:
     """Show the broker's version, settings, statistics, and links to other brokers."""
-    with _client(connection) as client, _advice(connection, "mmi.broker", on=on):
+    with new_client(connection) as client, advice(connection, "mmi.broker", on=on):
         check_listening(connection["broker"], connection["keys"])
-        answer = {name: _ask(client, f"mmi.{name}", on) for name in ("broker", "stats", "brokers")}
+        answer = {name: ask(client, f"mmi.{name}", on) for name in ("broker", "stats", "brokers")}
     if as_json:
         bodies.print_json(answer)
         return
@@ -266,17 +206,17 @@ def info(*, on: str | None, as_json: bool, **connection: Any) -> None:
 
 
 @cli.command("brokers")
-@_OF
-@_connection_options(json_help="Print a JSON object.")
+@OF
+@connection_options(json_help="Print a JSON object.")
 def show_brokers(*, on: str | None, as_json: bool, **connection: Any) -> None:
     """Show the broker's links to other brokers, and the brokers that it can reach.
 
     THERE and HERE are the requests that it has passed on over a link, or got over it, and that have not ended; SENT and
     RECEIVED are those since the link was configured or opened. TROUBLE is why a link is not up.
     """
-    with _client(connection) as client, _advice(connection, "mmi.brokers", on=on):
+    with new_client(connection) as client, advice(connection, "mmi.brokers", on=on):
         check_listening(connection["broker"], connection["keys"])
-        answer = _ask(client, "mmi.brokers", on)
+        answer = ask(client, "mmi.brokers", on)
     if as_json:
         bodies.print_json(answer)
     else:
@@ -288,10 +228,10 @@ def show_brokers(*, on: str | None, as_json: bool, **connection: Any) -> None:
 @click.option(
     "--interval", type=Number("seconds"), default=0.5, help=with_default("Pause between pings.", 0.5, "seconds")
 )
-@_connection_options(json_help="Print each round trip as one line of JSON.")
+@connection_options(json_help="Print each round trip as one line of JSON.")
 def ping(*, count: int, interval: float, as_json: bool, **connection: Any) -> None:
     """Measure the round-trip time to the broker (not to a worker)."""
-    with _client(connection) as client, _advice(connection, "mmi.service"):
+    with new_client(connection) as client, advice(connection, "mmi.service"):
         check_listening(connection["broker"], connection["keys"])
         trips = []
         for number in range(count):
@@ -346,7 +286,7 @@ class _Share(click.FloatRange):
 )
 @click.option("--slow", help="With mixed: the body of slow requests, written like a BODY.")
 @click.option("--share", type=_Share(), default=0.05, help=with_default("With mixed: fraction of slow requests.", 0.05))
-@_connection_options(json_help="Print a JSON object.")
+@connection_options(json_help="Print a JSON object.")
 def bench(
     *,
     service: str,
@@ -375,7 +315,7 @@ def bench(
         raise click.UsageError("--slow BODY requires --load mixed: it is the body of the slow requests")
     if load != "sync" and connection["protocol"] != "X1":
         raise click.UsageError("--load pipelined and mixed require protocol X1: with 0.2 and 0.1 use --load sync")
-    with _client(connection) as client:
+    with new_client(connection) as client:
         check_listening(connection["broker"], connection["keys"])
         if _is_missing(client, service, connection["timeout"]):
             raise ServiceNotFound(
@@ -424,13 +364,13 @@ def _run_load(
     progress: Progress,
 ) -> Result:
     if load == "sync":
-        with _client(connection) as client:
+        with new_client(connection) as client:
             wait = connection["protocol"] != "X1"
             return one_by_one(client, service, frames, wait=wait, seconds=seconds, progress=progress)
 
     async def run() -> Result:
         async with AsyncClient(
-            connection["broker"], timeout=_total_timeout(connection), key=connection["keys"],
+            connection["broker"], timeout=total_timeout(connection), key=connection["keys"],
             max_outstanding=max(MAX_OUTSTANDING, outstanding),
         ) as client:  # fmt: skip
             if load == "pipelined":
@@ -442,100 +382,6 @@ def _run_load(
             )
 
     return asyncio.run(run())
-
-
-@cli.command()
-@click.option(
-    "--interval", type=Number("seconds"), default=1.0, help=with_default("Pause between updates.", 1, "second")
-)
-@click.option("--count", type=Number("updates", whole=True), help=with_default("Number of updates.", "until Ctrl-C"))
-@click.option("--all", "every", is_flag=True, help="Watch every broker that can be reached: links and services.")
-@_OF
-@_connection_options(json_help="Print each update as one line of JSON.")
-def top(*, interval: float, count: int | None, every: bool, on: str | None, as_json: bool, **connection: Any) -> None:
-    """Watch the broker: services, queues, workers and rates.
-
-    The services with the longest queues come first.  The rates of the first update are averages since the broker was
-    started, or the link established.
-    """
-    if every and on is not None:
-        raise click.UsageError("--all watches all brokers: leave out --on")
-    if every and connection["protocol"] != "X1":
-        raise click.UsageError("--all requires protocol X1: MDP/0.2 and 0.1 cannot address a broker")
-    live = sys.stdout.isatty() and not as_json
-    look = _looks_at_all(connection) if every else _looks(on)
-    with _client(connection) as client, _advice(connection, "mmi.stats", on=on), suppress(KeyboardInterrupt):
-        check_listening(connection["broker"], connection["keys"])
-        for number in itertools.count(1):
-            shown = look(client)
-            if as_json:
-                bodies.print_json(shown)
-            else:
-                height = shutil.get_terminal_size().lines if live else 1000
-                text = "\n".join((brokers.all_lines if every else lines)(shown, client.endpoint, height))
-                click.echo(f"\x1b[H\x1b[2J{text}" if live else f"{text}\n")
-                sys.stdout.flush()
-            if number == count:
-                return
-            time.sleep(interval)
-
-
-def _looks(on: str | None) -> Callable[[Client], dict[str, Any]]:
-    """Return a function that returns what a broker reports, with rates since the previous call."""
-    before = None
-
-    def look(client: Client) -> dict[str, Any]:
-        nonlocal before
-        view = View.from_answers(
-            *(_ask(client, question, on) for question in ("mmi.services", "mmi.workers", "mmi.stats"))
-        )
-        shown, before = with_rates(view, before), view
-        return shown
-
-    return look
-
-
-def _looks_at_all(connection: dict[str, Any]) -> Callable[[Client], dict[str, Any]]:
-    """The same for all brokers that can be reached."""
-    before: list[brokers.Seen] = []
-
-    def look(client: Client) -> dict[str, Any]:
-        nonlocal before
-        seen = brokers.ask_all(client, connection["timeout"])
-        shown, before = brokers.all_with_rates(seen, before), seen
-        return shown
-
-    return look
-
-
-def _ask(client: Client, question: str, on: str | None = None) -> dict[str, Any]:
-    """Return the JSON answer to an `mmi.*` question, of the client's broker or of the one of that name."""
-    answer = b" ".join(client.request(question, options=_addressed(on)))
-    with suppress(ValueError):
-        value = json.loads(answer)
-        if isinstance(value, dict):
-            return value
-    text = answer.decode(errors="replace")
-    raise ServiceNotFound(
-        f"the broker at {client.endpoint} does not know {question} (it answered {text}): it is not zmdp's",
-        service=question,
-    )
-
-
-def _addressed(on: str | None) -> dict[str, Any] | None:
-    return None if on is None else {"broker": on}
-
-
-def _client(connection: dict[str, Any]) -> Client:
-    return Client(
-        connection["broker"], timeout=connection["timeout"], retries=connection["retries"],
-        protocol=connection["protocol"], envelope=connection["envelope"], key=connection["keys"],
-    )  # fmt: skip
-
-
-def _total_timeout(connection: dict[str, Any]) -> float:
-    timeout: float = connection["timeout"] * (1 + connection["retries"])
-    return timeout
 
 
 def _is_missing(client: Client, service: str, timeout: float) -> bool:
@@ -568,7 +414,7 @@ def _request_arguments(
     if not wait:
         check_listening(connection["broker"], connection["keys"])
     if connection["protocol"] == "X1":
-        return {"wait": wait, "headers": headers, "options": _addressed(on)}
+        return {"wait": wait, "headers": headers, "options": addressed(on)}
     if on is not None:
         raise click.UsageError("--on requires protocol X1: MDP/0.2 and 0.1 cannot address a broker")
     if headers:
@@ -578,34 +424,8 @@ def _request_arguments(
     return {}
 
 
-@contextmanager
-def _advice(connection: dict[str, Any], service: str, *, wait: bool = True, on: str | None = None) -> Iterator[None]:
-    """Add a remedy to the error of a request to `service`."""
-    try:
-        yield
-    except BrokerUnreachable:
-        raise
-    except ServiceNotFound:
-        if service.startswith("mmi."):
-            raise
-        where = ", ".join(connection["broker"]) if on is None else f"broker {on}"
-        raise ServiceNotFound(
-            f"no worker offers {service!r} at {where}: `mdclient services` lists the services that exist, --wait waits "
-            "for this one",
-            service=service,
-        ) from None
-    except WorkerLost as error:
-        if on is not None:
-            text = f"{error}; `mdclient brokers` lists the brokers that can be reached"
-            raise WorkerLost(text, service=service, code=error.code, text=error.text) from None
-        if wait:
-            raise
-        text = f"{error}; without --wait, a request does not wait for a worker to be started"
-        raise WorkerLost(text, service=service, code=error.code, text=error.text) from None
-    except RequestTimeout as error:
-        timeout, retries = f"{connection['timeout']:g}", connection["retries"]
-        limits = f"--timeout {timeout} × (1 + --retries {retries}) = {_total_timeout(connection):g} s"
-        raise RequestTimeout(f"{error}; the limit was {limits}", service=service) from None
+for _command in (health, tail, top):
+    cli.add_command(_command)
 
 
 def main() -> NoReturn:

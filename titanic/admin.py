@@ -16,10 +16,15 @@ from .store.models import STATES
 from .store.outcomes import NEXT_ENDED, reserve_ended
 from .store.tables import KEYS, PARTS, REQUESTS, P, R, is_in
 
+MAX_SEARCHED: Final = 100_000
+"""Requests in which a text is searched for."""
 _LISTED: Final = (
     R.uuid, R.service, R.owner, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures,
     R.deaths, R.code, R.error, R.key,
 )  # fmt: skip
+_NO_REQUESTS: Final[dict[str, Any]] = {
+    **dict.fromkeys(STATES, 0), "attempts": 0, "deaths": 0, "oldest_pending_seconds": None,
+}  # fmt: skip
 _LARGE: Final = (R.body, R.reply)
 _SHOWN: Final = (*_LISTED, *(column for column in R if column not in {*_LISTED, *_LARGE, R.ended}), *_LARGE)
 
@@ -51,6 +56,25 @@ class Filter:
 def ls(connection: Connection, which: Filter, limit: int) -> list[dict[str, Any]]:
     """Return the oldest requests that match the filter, without their bodies."""
     rows = connection.execute(sa.select(*_LISTED).where(*which.conditions()).order_by(R.id).limit(limit))
+    return [_row(row) for row in rows.mappings()]
+
+
+def search(connection: Connection, which: Filter, text: str, uuid: UUID | None, limit: int) -> list[dict[str, Any]]:
+    """Return the newest requests that match the filter, without their bodies.
+
+    With `uuid`, only that one; otherwise those with `text` in the name of the service, the key, the owner or the error.
+    Only the newest `MAX_SEARCHED` requests are looked at.
+    """
+    conditions = which.conditions()
+    if uuid is not None:
+        conditions.append(R.uuid == uuid)
+    else:
+        newest = sa.select(sa.func.max(R.id)).scalar_subquery()
+        conditions.append(R.id > newest - MAX_SEARCHED)
+        if text:
+            columns = (R.service, R.key, R.owner, R.error)
+            conditions.append(sa.or_(*(column.icontains(text, autoescape=True) for column in columns)))
+    rows = connection.execute(sa.select(*_LISTED).where(*conditions).order_by(R.id.desc()).limit(limit))
     return [_row(row) for row in rows.mappings()]
 
 
@@ -115,19 +139,39 @@ def purge(connection: Connection, which: Filter, ids: Sequence[int]) -> int:
 
 
 def stats(connection: Connection, now: float) -> dict[str, Any]:
-    """Return counts by service and state, and the age of the oldest request that has not ended."""
+    """Return counts by service and state, attempts, lost workers, and how long requests have waited.
+
+    `oldest_waiting_seconds` is the age of the oldest request that has not ended; `oldest_pending_seconds` is for how
+    long a pending request could have run already.
+    """
     rows = connection.execute(
-        sa.select(R.service, R.state, sa.func.count().label("count"), sa.func.min(R.created).label("oldest"))
+        sa.select(
+            R.service,
+            R.state,
+            sa.func.count().label("count"),
+            sa.func.min(R.created).label("oldest"),
+            sa.func.min(R.due).label("due"),
+            sa.func.sum(R.attempts).label("attempts"),
+            sa.func.sum(R.deaths).label("deaths"),
+        )
         .group_by(R.service, R.state)
         .order_by(R.service)
     )
     services: dict[str, dict[str, Any]] = {}
     for row in rows:
-        found = services.setdefault(row.service, dict.fromkeys(STATES, 0) | {"oldest_waiting_seconds": None})
+        found = services.setdefault(row.service, _NO_REQUESTS | {"oldest_waiting_seconds": None})
         found[row.state] = row.count
+        found["attempts"] += row.attempts
+        found["deaths"] += row.deaths
+        if row.state == "pending":
+            found["oldest_pending_seconds"] = max(0.0, round(now - row.due, 3))
         if row.state in {"delayed", "pending", "running"}:
             waited = max(0.0, round(now - row.oldest, 3))
             found["oldest_waiting_seconds"] = max(found["oldest_waiting_seconds"] or 0.0, waited)
-    totals = {state: sum(each[state] for each in services.values()) for state in STATES}
+    totals: dict[str, Any] = {
+        name: sum(each[name] for each in services.values()) for name in (*STATES, "attempts", "deaths")
+    }
+    pending = [each["oldest_pending_seconds"] for each in services.values() if each["pending"]]
+    totals["oldest_pending_seconds"] = max(pending, default=None)
     keys, parts = (connection.scalar(sa.select(sa.func.count()).select_from(each)) for each in (KEYS, PARTS))
     return {"total": totals, "services": services, "keys": keys, "partials": parts}

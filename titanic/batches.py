@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from ..mdp.codes import Code
 from ..mdp.errors import TitanicError
+from .metrics import CommitMetrics
 from .schema import absolute, file_identity, shown
 
 Item = TypeVar("Item")
@@ -72,10 +73,14 @@ class BatchExecutor:
         name: The thread's name.
         engine: The database.
         order: The kinds of work, in the order in which a transaction performs them.
+        metrics: Counts the transactions.
     """
 
-    def __init__(self, name: str, engine: Engine, order: Sequence[Work[Any, Any]]) -> None:
+    def __init__(
+        self, name: str, engine: Engine, order: Sequence[Work[Any, Any]], metrics: CommitMetrics | None = None
+    ) -> None:
         self._engine = engine
+        self._metrics = metrics or CommitMetrics()
         self._order = {work: position for position, work in enumerate(order)}
         self._file = file_identity(engine.url)
         self._loop = asyncio.get_running_loop()
@@ -146,6 +151,7 @@ class BatchExecutor:
                 # even if the transaction was committed and only the answer was lost.
                 return self._transact(groups)
         except Exception as error:  # noqa: BLE001 - every error goes to the callers
+            self._metrics.failures += 1
             entries = [
                 (work, item, future)
                 for work in self._in_order(groups)
@@ -184,6 +190,7 @@ class BatchExecutor:
     def _transact(self, groups: _Groups) -> list[_Delivery]:
         outcomes: list[_Delivery] = []
         self._transactions += 1
+        began, jobs = time.monotonic(), self._jobs
         self._check_file()  # before connecting, which would create a new file
         if self._connection is None:
             self._connection = self._engine.connect()
@@ -200,6 +207,7 @@ class BatchExecutor:
         except BaseException:
             self._disconnect()
             raise
+        self._metrics.committed(time.monotonic() - began, self._jobs - jobs)
         self._log_success()
         return outcomes
 

@@ -40,6 +40,7 @@ from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from . import store
 from .batches import BatchExecutor, StoreError, Work
 from .frames import pack, unpack
+from .metrics import Metrics
 from .store.maintenance import MAX_BACKOFF_SECONDS
 
 PREFETCH_FACTOR: Final = 2
@@ -77,6 +78,8 @@ MAX_REPLY_BYTES: Final = MAX_BODY - 100
 TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
 """Codes after which a request is retried without limit, whether the broker or a handler gave them; but the workers that
 the broker reports as lost count towards `max_deaths`."""
+NOTHING: Final[dict[str, Any]] = {"broker": False, "claimed": 0, "in_flight": 0, "unstored": 0, "services": 0}
+"""What `Dispatcher.running` returns before there is a dispatcher."""
 _ATTEMPT: Final = re.compile(r"this was attempt (\d+) of")
 _LINKS_LOST: Final = re.compile(r"the links over which it was passed")
 """In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
@@ -151,6 +154,7 @@ class Dispatcher:
         max_waiting: Maximum number of requests that have not ended.
         max_deaths: Lost workers after which a request fails.
         changed: Called with the UUID of each request whose state or PARTIALs have changed.
+        metrics: Counts attempts and outcomes.
     """
 
     def __init__(
@@ -164,7 +168,9 @@ class Dispatcher:
         max_waiting: int,
         max_deaths: int,
         changed: Callable[[UUID], None],
+        metrics: Metrics,
     ) -> None:
+        self._metrics = metrics
         self._client = client
         self._writer = writer
         self._clock = clock
@@ -187,6 +193,8 @@ class Dispatcher:
         self._discover_now = asyncio.Event()
         self._offered: dict[str, int] = {}
         """The credit of each service, from the broker's last answer."""
+        self._lists_services = False
+        """Whether the broker has answered the last question for its services."""
         self._draining = False
         self._page = ""
         """The last service that was asked for one by one."""
@@ -221,6 +229,16 @@ class Dispatcher:
         running = self._running.get(id_)
         if running is not None:
             self._abandon(running)
+
+    def running(self) -> dict[str, Any]:
+        """Return what this Titanic has now, by name, ready for JSON."""
+        return {
+            "broker": self._lists_services,
+            "claimed": len(self._running),
+            "in_flight": sum(lane.in_flight for lane in self._lanes.copy().values()),
+            "unstored": self._unstored,
+            "services": len(self._offered),
+        }
 
     # ── rounds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -287,9 +305,13 @@ class Dispatcher:
             except RequestTimeout as error:
                 log.warning("%s", error)
                 offered = {}
+                self._lists_services = False
             except (RequestError, ValueError, TypeError, KeyError) as error:
                 log.error("the broker did not list its services, which Titanic needs: %s", error)
                 offered = {}
+                self._lists_services = False
+            else:
+                self._lists_services = True
             if not offered.keys() <= self._offered.keys():
                 self._wake.set()  # there may be requests for the new services
             self._offered = offered
@@ -371,6 +393,7 @@ class Dispatcher:
             running.task.add_done_callback(partial(self._task_done, running))
 
     async def _run(self, running: _Running) -> None:
+        self._metrics.attempts += 1
         outcome = await self._execute(running.claimed)
         self._executed(running)
         size = len(outcome.reply or b"") if isinstance(outcome, store.Outcome) else 0
@@ -380,8 +403,10 @@ class Dispatcher:
             if isinstance(outcome, store.Outcome):
                 await self._store(store.finish, outcome)
                 self._waiting -= 1
+                self._metrics.ended(outcome.code)
             else:
                 await self._store(store.reschedule, outcome)
+                self._metrics.retries += 1
                 self._wake.set()
         finally:
             self._bytes -= size
@@ -472,7 +497,9 @@ class Dispatcher:
     def _after_error(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Reschedule:
         text, code = error.text or str(error), error.code
         if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
-            deaths = claimed.deaths + _workers_lost(error)
+            lost = _workers_lost(error)
+            self._metrics.deaths += lost
+            deaths = claimed.deaths + lost
             if deaths > claimed.deaths and deaths >= self._max_deaths:
                 reason = f"given up after {deaths} workers were lost while they handled it; the last error: {text}"
                 log.warning("%s for service %r: %s", claimed.uuid.hex, claimed.service, reason, extra=_fields(claimed))

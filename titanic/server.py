@@ -17,7 +17,8 @@ from ..mdp.transport.sockets import checked_endpoints
 from ..workers import AsyncWorker
 from . import schema, store
 from .batches import BatchExecutor
-from .dispatcher import Dispatcher
+from .dispatcher import NOTHING, Dispatcher
+from .metrics import Metrics
 from .service import MAX_WAITING, Service
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
@@ -90,6 +91,9 @@ class Server:
         if max_deaths < 1:
             raise SettingError(f"max_deaths is {max_deaths!r}: it must be 1 or more")
         self.url = schema.database_url(db)
+        self.metrics = Metrics()
+        """What it counts."""
+        self._dispatcher: Dispatcher | None = None
         self._brokers = checked_endpoints(broker)
         self._lease = lease
         self._max_waiting = max_waiting
@@ -134,6 +138,11 @@ class Server:
         """Shut down, once running requests have finished or `drain_timeout` has passed."""
         self._stopping.set()
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return what it has counted, and what it has now, ready for JSON.  Any thread may call it."""
+        running = NOTHING if self._dispatcher is None else self._dispatcher.running()
+        return {**self.metrics.as_dict(), **running, "stopping": self.stopping}
+
     def abort(self) -> None:
         """Shut down without waiting for running requests, even if `stop` was called before."""
         self._drain_timeout = 0.0
@@ -145,22 +154,23 @@ class Server:
             client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._connection))
             reader = BatchExecutor("titanic-reader", schema.open_engine(self.url, write=False), READS)
             ending.push_async_callback(reader.close)
-            writer = BatchExecutor("titanic-writer", self._write_engine, WRITES)
+            writer = BatchExecutor("titanic-writer", self._write_engine, WRITES, self.metrics.commits["writer"])
             ending.push_async_callback(writer.close)
             keyed = writer
             if not schema.is_sqlite(self.url):
                 # Another program may have inserted a key and not committed.  Requests without keys must not wait.
                 engine = schema.open_engine(self.url, lock_timeout=KEY_LOCK_SECONDS)
-                keyed = BatchExecutor("titanic-keys", engine, (store.accept,))
+                keyed = BatchExecutor("titanic-keys", engine, (store.accept,), self.metrics.commits["keys"])
                 ending.push_async_callback(keyed.close)
-            dispatcher = Dispatcher(
+            dispatcher = self._dispatcher = Dispatcher(
                 client, writer, self._clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
                 max_deaths=self._max_deaths,
                 changed=lambda uuid: service.changed(uuid),  # noqa: PLW0108 - there is no service yet
+                metrics=self.metrics,
             )  # fmt: skip
             service = Service(
                 writer, keyed, reader, self._clock,
-                room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone,
+                room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone, metrics=self.metrics,
             )  # fmt: skip
             workers = [
                 AsyncWorker(

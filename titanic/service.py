@@ -23,6 +23,7 @@ from ..workers import Request
 from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import unpack
+from .metrics import Metrics
 from .submission import MalformedRequest, ReplyRequest, parse_close, parse_reply_request, parse_submission
 
 OK: Final = b"200"
@@ -64,6 +65,7 @@ class Service:
         room: Returns whether one more request may be accepted.
         accepted: Called with the service and the due time of each stored request.
         gone: Called with the id of each closed request.
+        metrics: Counts the requests.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Service:
         room: Callable[[], bool],
         accepted: Callable[[str, float], None],
         gone: Callable[[int], None],
+        metrics: Metrics,
     ) -> None:
+        self._metrics = metrics
         self._writer = writer
         self._keyed = keyed
         self._reader = reader
@@ -95,14 +99,20 @@ class Service:
             owner = request.user
             wanted = parse_submission(request, request.options, self._clock.now(), owner)
             if not self._room():
+                self._metrics.rejected["full"] += 1
                 return [_status(request, FULL)]
             uuid = await (self._writer if wanted.key is None else self._keyed).submit(store.accept, wanted)
         except (MalformedRequest, StoreError) as error:
+            self._metrics.rejected["malformed" if isinstance(error, MalformedRequest) else "database"] += 1
             return _rejection(request, error)
         if uuid is None:
+            self._metrics.rejected["uuid-in-use"] += 1
             return [_status(request, UUID_IN_USE)]
         if uuid == wanted.uuid:
+            self._metrics.accepted += 1
             self._accepted(wanted.service, wanted.due)
+        else:
+            self._metrics.repeated += 1
         return [OK, uuid.hex.encode()]
 
     async def close(self, request: Request) -> list[bytes]:

@@ -191,7 +191,7 @@ def test_services_of_other_brokers_are_listed_as_such():
             ["near", "1", "1", "0", "-"],
         ]
         top = run("top", "--count", "1", "--broker", at["a"])
-        assert "REQUESTS/S  ELSEWHERE" in top
+        assert "QUEUE P99  ELSEWHERE" in top
         assert "1 of 1 free, 2 hops" in top
         there = ("services", "--broker", at["a"], "--on", "c")
         eventually(lambda: "near" in run(*there))

@@ -10,6 +10,13 @@ from zmdp.clients.top import View, lines, with_rates
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
 
+BOUNDS = [0.01, 0.1, 1.0]
+UNCOUNTED = {
+    "outcomes_per_second": None, "errors_per_second": None, "worker_p50_seconds": None, "worker_p99_seconds": None,
+    "queue_p99_seconds": None,
+}  # fmt: skip
+"""What is shown of a service that is not in `mmi.metrics`."""
+
 
 def service(name, *, workers=1, idle=1, queued=0, dispatched=0, credit=1, running=0):
     return {
@@ -31,13 +38,22 @@ def stats(**counts):
     return {**zero, "requests": 0, "replies": 0, "errors": 0, "dropped": {}, "lost": {}, **counts}
 
 
-def view(services=(), workers=(), moment=0.0, **counts):
-    return View(list(services), list(workers), stats(**counts), moment)
+def view(services=(), workers=(), moment=0.0, metrics=(), **counts):
+    counted = {row["name"]: row for row in metrics}
+    return View(list(services), list(workers), stats(**counts), moment, counted, BOUNDS if metrics else ())
+
+
+def counts(name, *, queue=(), worker=(), **outcomes):
+    """A row of `mmi.metrics`, as far as it matters here."""
+    return {
+        "name": name, "outcomes": outcomes, "queue_seconds": {"buckets": list(queue), "seconds": 0.0},
+        "worker_seconds": {"buckets": list(worker), "seconds": 0.0},
+    }  # fmt: skip
 
 
 def test_the_first_update_shows_averages_since_the_start():
     shown = with_rates(view([service("echo", dispatched=50)], requests=100, replies=90, errors=5), None)
-    assert shown["services"] == [{**service("echo", dispatched=50), "per_second": 5.0}]
+    assert shown["services"] == [{**service("echo", dispatched=50), "per_second": 5.0, **UNCOUNTED}]
     totals = shown["totals"]
     assert [totals[f"{each}_per_second"] for each in ("requests", "replies", "errors")] == [10.0, 9.0, 0.5]
 
@@ -99,10 +115,60 @@ def test_the_view_as_lines():
         "echo                12     3     768        5       1         0.0",
         "a.longer.name        1     1       1        0       0         0.0",
         "",
-        "WORKER  SERVICE        NAME       HOST  PID  VERSION  PROTOCOL  CREDIT  HELD  UP       SILENT",
-        "0001    a.longer.name  -          -       -  -        0.2            1     0  0:00:00  0.0 s",
-        "0002    echo           echo here  box    42  1.2      X1            64     5  1:02:05  0.3 s",
+        "HOST  PID  NAME       VERSION  PROTOCOL  SERVICES       WORKERS  CREDIT  HELD  DONE/S  LOAD  UP       SILENT",
+        "-       -  -          -        0.2       a.longer.name        1       1     0     0.0   0.0  0:00:00  0.0 s",
+        "box    42  echo here  1.2      X1        echo                 1      64     5     0.0   0.0  1:02:05  0.3 s",
     ]
+
+
+def test_errors_and_latency_since_the_last_update():
+    before = view(
+        [service("echo", dispatched=100)],
+        metrics=[counts("echo", worker=[80, 10, 0, 10], queue=[5], ok=100, **{"500": 7})],
+    )
+    after = view(
+        [service("echo", dispatched=300), service("new", dispatched=4)],
+        moment=10.0,
+        metrics=[
+            counts("echo", worker=[80, 110, 0, 60], queue=[5, 50], ok=250, **{"500": 17, "408": 40}),
+            counts("new", worker=[4], ok=4),
+        ],
+    )
+    echo, new = with_rates(after, before)["services"]
+    assert {key: echo[key] for key in UNCOUNTED} == {
+        "outcomes_per_second": {"ok": 15.0, "500": 1.0, "408": 4.0},
+        "errors_per_second": 5.0,
+        "worker_p50_seconds": 0.0775,  # the 75th of 100 between 0.01 and 0.1
+        "worker_p99_seconds": 1.0,  # or longer
+        "queue_p99_seconds": 0.0964,  # 150 have not waited: the 48th of 50 between 0.01 and 0.1
+    }
+    assert (new["outcomes_per_second"], new["queue_p99_seconds"]) == ({"ok": 0.4}, 0.0)
+    titles, row = list(lines(with_rates(after, before), "here", 1000))[3:5]
+    assert titles.split()[6:] == ["REQUESTS/S", "ERRORS/S", "P50", "P99", "QUEUE", "P99"]
+    assert row.split()[6:] == ["20.0", "5.0", "77.5", "ms", "1.0", "s", "96.4", "ms"]
+
+
+def test_workers_are_grouped_by_process_and_name():
+    here = {"host": "box", "pid": 7, "name": "both", "version": "1.2"}
+    before = [
+        {**worker(1, "a"), **here, "done": 10, "busy_seconds": 1.0},
+        {**worker(2, "b"), **here, "done": 0, "busy_seconds": 0.0},
+    ]
+    after = [
+        {**worker(1, "a", held=1, up=5.0), **here, "done": 30, "busy_seconds": 4.0},
+        {**worker(2, "b", credit=3, up=9.0, silent=2.0), **here, "done": 5, "busy_seconds": 1.0, "leaving": True},
+        {**worker(3, "a"), **here, "pid": 8, "done": 2, "busy_seconds": 0.0},
+        worker(4, "a", protocol="0.2", told=False),
+        worker(5, "a", protocol="0.2", told=False),
+    ]
+    processes = with_rates(view(workers=after, moment=10.0), view(workers=before))["processes"]
+    assert [(row["pid"], row["services"], row["workers"]) for row in processes] == [
+        (0, ["a"], 1), (0, ["a"], 1), (7, ["a", "b"], 2), (8, ["a"], 1),
+    ]  # fmt: skip
+    assert processes[2] == {
+        **here, "protocol": "X1", "services": ["a", "b"], "workers": 2, "credit": 4, "held": 1, "done": 35,
+        "per_second": 2.5, "load": 0.4, "leaving": True, "up_seconds": 9.0, "silent_seconds": 2.0,
+    }  # fmt: skip
 
 
 def test_an_empty_broker():
@@ -130,8 +196,9 @@ def test_the_view_of_a_real_broker():
                 client.request("echo")
 
             def look():
-                asked = ("mmi.services", "mmi.workers", "mmi.stats")
-                return View.from_answers(*(json.loads(client.request(question)[0]) for question in asked))
+                asked = ("mmi.services", "mmi.workers", "mmi.stats", "mmi.metrics")
+                *answers, page = (json.loads(client.request(question)[0]) for question in asked)
+                return View.from_answers(*answers, [page])
 
             before = look()
             for _ in range(10):
@@ -143,11 +210,10 @@ def test_the_view_of_a_real_broker():
             assert (echo["name"], echo["dispatched"]) == ("echo", 20)
             assert echo["per_second"] > 0
             assert shown["totals"]["requests_per_second"] > 0
+            assert (echo["errors_per_second"], set(echo["outcomes_per_second"])) == (0.0, {"ok"})
+            assert 0 < echo["worker_p50_seconds"] <= echo["worker_p99_seconds"]
             told = list(lines(shown, server.endpoints[0], 24))
-            (row,) = shown["workers"]  # one line for each connection
-            assert told[-2].split() == [
-                "WORKER", "SERVICE", "NAME", "HOST", "PID", "VERSION", "PROTOCOL", "CREDIT", "HELD", "UP", "SILENT"
-            ]  # fmt: skip
-            assert told[-1].split()[:2] == [str(row["id"]), "echo"]
+            (row,) = shown["workers"]
+            (process,) = shown["processes"]
+            assert (process["pid"], process["services"], process["done"]) == (os.getpid(), ["echo"], 20)
             assert {row["name"], row["host"], str(row["pid"]), row["version"]} <= set(told[-1].split())
-            assert row["pid"] == os.getpid()

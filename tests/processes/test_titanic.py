@@ -21,6 +21,7 @@ from zmdp.clients import Client
 from zmdp.mdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.cli import main as cli
+from zmdp.titanic.store.models import STATES
 from zmdp.workers import ServiceError, Worker
 
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
@@ -625,7 +626,9 @@ def test_purge(operator):
 def test_stats(operator):
     titanic, _, _ = operator
     told = json.loads(done(titanic("stats", "--json")))
-    assert told["total"] == {"delayed": 1, "pending": 1, "running": 1, "done": 1, "failed": 1}
+    assert {state: told["total"][state] for state in STATES} == dict.fromkeys(STATES, 1)
+    assert (told["total"]["attempts"], told["total"]["deaths"]) == (3, 0)
+    assert told["total"]["oldest_pending_seconds"] == told["services"]["nobody"]["oldest_pending_seconds"] > 0
     assert set(told["services"]) == {"count", "fail", "nobody", "hold"}
     assert told["services"]["nobody"]["pending"] == 1
     assert told["services"]["nobody"]["oldest_waiting_seconds"] > 0

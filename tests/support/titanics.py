@@ -5,14 +5,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
+import httpx
 import sqlalchemy as sa
 import zmq
 from support.peers import Bench
-from support.processes import TIMEOUT_SECONDS
+from support.processes import TIMEOUT_SECONDS, eventually, process
 
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
@@ -22,6 +25,8 @@ from zmdp.titanic.server import Server
 BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 50}
 """For all peers of a test: long enough that a slow machine makes none seem dead."""
 LIMITS = Limits(**BEATS)
+QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+"""The same for commands."""
 
 
 @contextmanager
@@ -61,6 +66,17 @@ def serving(endpoint: str, db: str, **settings: Any) -> Iterator[Server]:
                 loops[0].call_soon_threadsafe(server.stop)
             running.result()
     assert complaints == []
+
+
+@contextmanager
+def titanic_at(endpoint: str, db: Path | str, *options: str, **env: str) -> Iterator[SimpleNamespace]:
+    """Run `titanic serve --http`; yield its `process`, its `url`, and a client for it, `http`."""
+    at = ("--broker", endpoint, "--db", str(db), "--http", "127.0.0.1:0")
+    with process("titanic", "serve", *at, *QUICK, *options, **env) as running:
+        url = running.line("http://", "stdout")
+        with httpx.Client(base_url=url, timeout=20) as http:
+            eventually(lambda: http.get("/readyz").status_code == 200)
+            yield SimpleNamespace(process=running, url=url, http=http)
 
 
 @contextmanager

@@ -299,11 +299,40 @@ def test_a_key_outlives_a_purge(do, tables, submission):
     assert tables.count() == 0
 
 
+# ── search ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("", ["c", "b", "a"]), ("RESIZE", ["b", "a"]), ("order-7", ["a"]), ("shop", ["c"]), ("50%", ["b"]), ("5_%", [])],
+)
+def test_search_finds_the_newest_first(do, tables, text, found):
+    made = {
+        "a": tables.add("images.resize", key="order-7").uuid,
+        "b": tables.done(service="image.resizer", code=500, error="only 50% done").uuid,
+        "c": tables.add("mail", owner="shop").uuid,
+    }
+    rows = do(admin.search, Filter(), text, None, 10)
+    assert [row["uuid"] for row in rows] == [made[name].hex for name in found]
+
+
+def test_search_narrowed(do, tables, monkeypatch):
+    wanted = [tables.add("a"), tables.add("b"), tables.add("a")]
+    assert len(do(admin.search, Filter(), "", None, 2)) == 2
+    (row,) = do(admin.search, Filter(), "ignored", wanted[0].uuid, 10)
+    assert row["uuid"] == wanted[0].uuid.hex
+    assert do(admin.search, Filter(("failed",)), "", wanted[0].uuid, 10) == []
+    assert len(do(admin.search, Filter(service="a"), "", None, 10)) == 2
+    monkeypatch.setattr(admin, "MAX_SEARCHED", 1)
+    assert [row["uuid"] for row in do(admin.search, Filter(), "", None, 10)] == [wanted[2].uuid.hex]
+
+
 # ── stats ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_stats_of_an_empty_database(do, engine):
-    assert do(admin.stats, NOW) == {"total": dict.fromkeys(STATES, 0), "services": {}, "keys": 0, "partials": 0}
+    total = {**dict.fromkeys(STATES, 0), "attempts": 0, "deaths": 0, "oldest_pending_seconds": None}
+    assert do(admin.stats, NOW) == {"total": total, "services": {}, "keys": 0, "partials": 0}
 
 
 def test_stats_by_service_and_state(do, tables, each):
@@ -311,17 +340,30 @@ def test_stats_by_service_and_state(do, tables, each):
     tables.done(service="größe")
     tables.add("größe", now=NOW - 60, key="k")
     tables.do(store.add_partials, *(store.Partial(each.running.id, 1, number, b"") for number in range(3)))
+    lost = tables.running(service="lost", now=NOW - 7, until=NOW + 10)
+    tables.do(store.reschedule, store.Reschedule(lost.id, lost.holder, lost.attempt, NOW - 1, deaths=2))
+    tables.maintain()
     found = do(admin.stats, NOW + 2)
-    assert found == {
-        "total": {"delayed": 1, "pending": 2, "running": 1, "done": 3, "failed": 1},
-        "services": {
-            "echo": {**dict.fromkeys(STATES, 1), "oldest_waiting_seconds": 2.0},
-            "größe": {**dict.fromkeys(STATES, 0), "pending": 1, "done": 2, "oldest_waiting_seconds": 62.0},
+    services = {
+        "echo": {
+            **dict.fromkeys(STATES, 1), "oldest_waiting_seconds": 2.0, "oldest_pending_seconds": 2.0, "attempts": 3,
+            "deaths": 0,
         },
-        "keys": 1,
-        "partials": 3,
-    }
-    assert list(found["services"]) == ["echo", "größe"]
+        "größe": {
+            **dict.fromkeys(STATES, 0), "pending": 1, "done": 2, "oldest_waiting_seconds": 62.0,
+            "oldest_pending_seconds": 62.0, "attempts": 2, "deaths": 0,
+        },
+        "lost": {
+            **dict.fromkeys(STATES, 0), "pending": 1, "oldest_waiting_seconds": 9.0, "oldest_pending_seconds": 3.0,
+            "attempts": 1, "deaths": 2,
+        },
+    }  # fmt: skip
+    total = {
+        "delayed": 1, "pending": 3, "running": 1, "done": 3, "failed": 1, "attempts": 6, "deaths": 2,
+        "oldest_pending_seconds": 62.0,
+    }  # fmt: skip
+    assert found == {"total": total, "services": services, "keys": 1, "partials": 3}
+    assert list(found["services"]) == ["echo", "größe", "lost"]
 
 
 def test_ended_requests_are_not_waiting(do, tables):

@@ -8,9 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import click
@@ -18,8 +19,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...clients import bodies
+from ...mdp.access import load as load_access
 from ...mdp.cli.console import (
     EXIT_CODES,
+    Address,
     Number,
     brokers_option,
     heartbeat_options,
@@ -29,9 +32,10 @@ from ...mdp.cli.console import (
     printable,
     with_default,
 )
-from ...mdp.errors import TitanicError, UnknownTicket
+from ...mdp.errors import BindError, TitanicError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
+from ...mdp.transport.tcp import is_loopback
 from .. import admin, schema
 from ..frames import unpack
 from ..server import (
@@ -44,6 +48,9 @@ from ..server import (
 )
 from ..store.models import STATES
 from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT, UUID_TYPE
+
+if TYPE_CHECKING:
+    from ..web.server import WebServer
 
 CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
@@ -121,9 +128,35 @@ _ALL = click.option(
     default=DEFAULT_DRAIN_SECONDS,
     help=with_default("How long running requests may take to finish after SIGTERM.", DEFAULT_DRAIN_SECONDS, "seconds"),
 )
+@click.option(
+    "--http",
+    type=Address(),
+    help="Serve a dashboard, /metrics, /livez and /readyz at HOST:PORT (0 for a free port). Needs zmdp[web].",
+)
+@click.option(
+    "--http-access",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Admit only holders of tokens to --http: the access file of the broker, or one like it (mdp-keys token).",
+)
+@click.option(
+    "--http-insecure",
+    is_flag=True,
+    help="Serve --http on any address without --http-access: whoever can connect may read and change every request.",
+)
 @heartbeat_options()
 @log_level_option
-def serve(*, broker: Sequence[str], keys: ClientKeys | None, db: str, log_level: str, **settings: Any) -> int:
+def serve(
+    *,
+    broker: Sequence[str],
+    keys: ClientKeys | None,
+    db: str,
+    http: tuple[str, int] | None,
+    http_access: Path | None,
+    http_insecure: bool,
+    log_level: str,
+    **settings: Any,
+) -> int:
     """Store requests in a database and execute them.
 
     A SQLite file is created and migrated automatically. Any number of Titanics can share one PostgreSQL database;
@@ -137,10 +170,33 @@ def serve(*, broker: Sequence[str], keys: ClientKeys | None, db: str, log_level:
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return asyncio.run(_serve(broker, keys, db, settings))
+    with ExitStack() as stack:
+        web = None
+        if http is not None:
+            web = stack.enter_context(_web_server(http, http_access, insecure=http_insecure))
+        elif http_access is not None or http_insecure:
+            raise click.UsageError("--http-access and --http-insecure need --http HOST:PORT")
+        return asyncio.run(_serve(broker, keys, db, settings, web))
 
 
-async def _serve(broker: Sequence[str], keys: ClientKeys | None, db: str, settings: dict[str, Any]) -> int:
+def _web_server(address: tuple[str, int], access: Path | None, *, insecure: bool) -> "WebServer":
+    from ...mdp.cli.web import check_packages  # noqa: PLC0415 - which imports the broker
+
+    check_packages("titanic serve --http")
+    from ..web.server import WebServer  # noqa: PLC0415 - which needs these packages
+
+    host, port = address
+    if access is None and not insecure and not is_loopback(host):
+        raise BindError(
+            f"refused to serve HTTP on {host}, where other machines may connect, without access control: use "
+            "--http-access FILE to admit holders of tokens only, or --http-insecure to admit everybody"
+        )
+    return WebServer(host, port, access=None if access is None else load_access(access))
+
+
+async def _serve(
+    broker: Sequence[str], keys: ClientKeys | None, db: str, settings: dict[str, Any], web: "WebServer | None"
+) -> int:
     loop = asyncio.get_running_loop()
     with _database_errors(db):
         server = Server(db, broker=broker, key=keys, **settings)
@@ -167,6 +223,10 @@ async def _serve(broker: Sequence[str], keys: ClientKeys | None, db: str, settin
             ", ".join(broker),
             schema.shown(schema.absolute(server.url)),
         )
+        if web is not None:
+            web.start(server.url, server.snapshot)
+            click.echo(web.url)
+            sys.stdout.flush()
 
     for each in broker:
         reason = await asyncio.to_thread(why_unreachable, each, keys)

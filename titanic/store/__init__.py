@@ -5,6 +5,7 @@
     outcomes      store PARTIALs and outcomes; reschedule or release requests
     maintenance   due requests, expired leases, results and keys
     replies       fetch replies and PARTIALs; close requests
+    summary       count what is there
     staging       accept what Spark's tasks have written, all at once
     models        the tables; `tables` has them as the statements use them
 
@@ -19,10 +20,11 @@ from .leases import Lease
 from .maintenance import Findings, Maintenance, count_waiting, maintain, pending_after, pending_services, set_clock
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
 from .replies import Fetched, Lookup, PartialsQuery, Progress, close, fetch, fetch_partials, fetch_reply, progress
+from .summary import Summary, summarize
 
 __all__ = [
     "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Lookup", "Maintenance", "Outcome", "Partial",
-    "PartialsQuery", "Progress", "Reschedule", "accept", "add_partials", "claim", "close", "count_waiting", "fetch",
-    "fetch_partials", "fetch_reply", "finish", "maintain", "pending_after", "pending_services", "progress", "release",
-    "reschedule", "set_clock",
+    "PartialsQuery", "Progress", "Reschedule", "Summary", "accept", "add_partials", "claim", "close", "count_waiting",
+    "fetch", "fetch_partials", "fetch_reply", "finish", "maintain", "pending_after", "pending_services", "progress",
+    "release", "reschedule", "set_clock", "summarize",
 ]  # fmt: skip

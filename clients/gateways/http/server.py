@@ -114,6 +114,8 @@ class Server:
             sweeper.cancel()
             for connection in list(self._connections()):
                 connection.transport.abort()
+            if self._state.tasks:  # those that notice that nobody listens any more end without an error
+                await asyncio.wait(self._state.tasks, timeout=POLL_SECONDS)
             tasks = list(self._state.tasks)
             for task in tasks:
                 task.cancel()

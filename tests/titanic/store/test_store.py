@@ -1229,6 +1229,13 @@ def test_no_table_is_read_from_end_to_end(filled, explained, backend, work):
         assert (index if isinstance(index, str) else index[backend]) in everything, everything
 
 
+def test_requests_are_counted_in_indexes(explained):
+    plans = [plan for statement, plan in explained(store.summarize, NOW) if "titanic_requests" in statement]
+    assert len(plans) == 6
+    for plan in plans:
+        assert re.search(r"(?i)using (covering )?index titanic_requests_|scan using titanic_requests_", plan), plan
+
+
 def test_a_claim_does_not_sort(explained):
     (_, plan), *_ = explained(store.claim, [store.Claim("service 1", 20, store.Lease("me", 10), NOW)])
     assert re.search(r"(?i)using (covering )?index titanic_requests_ready|Scan using titanic_requests_ready", plan)

@@ -1,0 +1,105 @@
+"""The dashboard and the alerts in `monitoring` use metrics that exist, and docs/monitoring.md has them all."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from support.web import web_broker
+
+from zmdp.mmi.web.exposition import exposition
+from zmdp.titanic import store
+from zmdp.titanic.metrics import Metrics
+from zmdp.titanic.server import NOTHING
+from zmdp.titanic.web.collector import TitanicCollector
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "monitoring"
+NAME = re.compile(r"\b(?:mdp|titanic)_[a-z_]+\b")
+SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}
+
+
+@pytest.fixture(scope="module")
+def families():
+    """The families that a broker and a Titanic export, by name, with their kinds."""
+    with web_broker() as broker:
+        exposed = broker.get("/metrics").text
+    counted = {**Metrics().as_dict(), **NOTHING}
+    summary = store.Summary(dict.fromkeys(("delayed", "pending", "running", "done", "failed"), 0), 0.0, 1)
+    exposed += exposition([TitanicCollector(counted, summary)], "")[0].decode()
+    return {each.name: each.type for each in text_string_to_metric_families(exposed)}
+
+
+@pytest.fixture(scope="module")
+def series(families):
+    """The names of all their time series."""
+    return {name + suffix for name, kind in families.items() for suffix in SUFFIXES[kind]}
+
+
+def expressions():
+    """Yield every expression in the dashboard, and where it is."""
+    dashboard = json.loads((FOLDER / "grafana-dashboard.json").read_text())
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", []):
+            yield panel["title"], target["expr"]
+    for variable in dashboard["templating"]["list"]:
+        yield variable["name"], variable.get("definition", "")
+
+
+def test_the_dashboard_uses_metrics_that_exist(series):
+    used = {(where, name) for where, text in expressions() for name in NAME.findall(text)}
+    assert {name for _, name in used} > {"mdp_up", "titanic_requests"}
+    assert {(where, name) for where, name in used if name not in series} == set()
+
+
+def test_the_alerts_use_metrics_that_exist(series):
+    for name in ("prometheus-alerts.yml", "prometheus-alerts-test.yml"):
+        used = set(NAME.findall((FOLDER / name).read_text()))
+        assert used
+        assert used - series == set()
+
+
+def test_the_panels_have_places_of_their_own():
+    panels = json.loads((FOLDER / "grafana-dashboard.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for at in [panel["gridPos"]]
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) == 23
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="there is no promtool (Debian: apt-get install prometheus)")
+def test_promtool_accepts_the_alerts_and_the_expressions(tmp_path):
+    for arguments in (("check", "rules", "prometheus-alerts.yml"), ("test", "rules", "prometheus-alerts-test.yml")):
+        done = subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    rules = [
+        {"record": f"panel:{at}", "expr": re.sub(r"\$__rate_interval", "5m", text)}
+        for at, (_, text) in enumerate(expressions())
+        if text and not text.startswith("label_values")
+    ]
+    (tmp_path / "panels.yml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
+    done = subprocess.run(
+        ["promtool", "check", "rules", "panels.yml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_is_documented():
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    alerts = re.findall(r"alert: (\w+)", (FOLDER / "prometheus-alerts.yml").read_text())
+    assert {f"`{name}`" for name in alerts} == set(re.findall(r"`(?:Mdp|Titanic)[A-Z]\w+`", page))
+
+
+def test_every_metric_is_documented(families):
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    shown = {name + ("_total" if kind == "counter" else "") for name, kind in families.items()}
+    assert set(re.findall(r"^\| `([a-z_]+)", page, re.MULTILINE)) & {*shown} == shown
