@@ -44,6 +44,7 @@ MACHINES = [
     "zmdp/mdp/broker/link_ports.py",
     "zmdp/mdp/broker/links.py",
     "zmdp/mdp/broker/machine.py",
+    "zmdp/mdp/broker/metrics.py",
     "zmdp/mdp/broker/outbox.py",
     "zmdp/mdp/broker/outgoing.py",
     "zmdp/mdp/broker/ports.py",

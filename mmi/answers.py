@@ -6,6 +6,7 @@
     mmi.stats     anything       JSON: counts since the start, and the current numbers
     mmi.broker    anything       JSON: its name, version, uptime, dialects, limits
     mmi.brokers   anything       JSON: the brokers that can be reached, and the links over which they are
+    mmi.metrics   [name]         JSON: what is counted for each service whose name is greater, and for each role
 
 An answer is one frame.  The answer to any other `mmi.*` is 501.  Lists are cut at `MAX_ROWS` rows; `more` is the number
 of rows that were left out.  This module sees the broker only through the protocols below.
@@ -26,6 +27,8 @@ from ..mdp.wire import BROKER, DIALECTS, MMI
 from ..mdp.wire.names import show
 
 MAX_ROWS: Final = 1000
+METRICS_ROWS: Final = 100
+"""Services in one answer to `mmi.metrics`: it must not hold up the broker, even if it has 10,000."""
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
 
@@ -64,6 +67,44 @@ class Schedule(Protocol):
     def free(self) -> int:
         """Number of workers with free credit."""
 
+    def oldest(self) -> float:
+        """Return since when the oldest request has waited; inf if none does."""
+
+
+class ServiceMetrics(Protocol):
+    """What is counted for a service."""
+
+    name: bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts by name."""
+
+
+class Metrics(Protocol):
+    """What is counted for all services."""
+
+    @property
+    def bounds(self) -> Sequence[float]:
+        """Upper bounds of the buckets of its histograms, in seconds; the last bucket has none."""
+
+    @property
+    def others(self) -> ServiceMetrics:
+        """What is counted for services that are long gone, and names that never were a service."""
+
+    def page(self, after: bytes, count: int) -> Sequence[ServiceMetrics]:
+        """Return the counts of up to `count` services whose names are greater than `after`, in their order."""
+
+
+class Role(Protocol):
+    """A role."""
+
+    name: str
+    accepted: int
+    ended: int
+    failed: int
+    running: int
+    request_bytes: int
+
 
 class Service(Protocol):
     """A service that has a worker or a request."""
@@ -97,6 +138,8 @@ class Worker(Protocol):
     version: str
     credit: int
     suspects: int
+    done: int
+    busy_seconds: float
     leaving: bool
     since: float
     last_seen: float
@@ -164,6 +207,10 @@ class Registry(Protocol):
     request_bytes: int
 
     @property
+    def metrics(self) -> Metrics:
+        """What is counted for each service."""
+
+    @property
     def services(self) -> Mapping[bytes, Service]:
         """By name."""
 
@@ -183,6 +230,13 @@ class Stats(Protocol):
         """Return the counts by name."""
 
 
+class Roles(Protocol):
+    """The roles of a broker."""
+
+    def all(self) -> Sequence[Role]:
+        """Return all roles that may do something."""
+
+
 class Broker(Protocol):
     """The broker that answers."""
 
@@ -193,6 +247,10 @@ class Broker(Protocol):
     @property
     def links(self) -> Links:
         """Its links to other brokers."""
+
+    @property
+    def roles(self) -> Roles:
+        """Its roles."""
 
     @property
     def draining(self) -> bool:
@@ -270,6 +328,8 @@ def _workers(broker: Broker, wanted: bytes, sees: Sees, now: float) -> dict[str,
                 "version": w.version,
                 "credit": w.credit,
                 "held": w.load,
+                "done": w.done,
+                "busy_seconds": round(w.busy_seconds, 6),
                 "suspects": w.suspects,
                 "busy": w.load > 0,
                 "leaving": w.leaving,
@@ -296,6 +356,48 @@ def _stats(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
         "running": registry.running,
         "request_bytes": registry.request_bytes,
         **broker.stats.as_dict(),
+    }
+
+
+def _metrics(broker: Broker, after: bytes, sees: Sees, now: float) -> dict[str, Any]:
+    registry = broker.registry
+    page = registry.metrics.page(after, METRICS_ROWS)
+    return {
+        "up_seconds": round(now - broker.started, 3),
+        "bounds": registry.metrics.bounds,
+        "services": [
+            {"name": show(each.name), **_now(registry.services.get(each.name), now), **each.as_dict()}
+            for each in page
+            if sees(each.name)
+        ],
+        "next": page[-1].name.hex() if len(page) == METRICS_ROWS else None,
+        "others": registry.metrics.others.as_dict(),
+        "roles": [
+            {
+                "name": role.name,
+                "accepted": role.accepted,
+                "failed": role.failed,
+                "outstanding": role.accepted - role.ended,
+                "running": role.running,
+                "request_bytes": role.request_bytes,
+            }
+            for role in broker.roles.all()
+        ],
+    }
+
+
+def _now(service: Service | None, now: float) -> dict[str, Any]:
+    """Return the current numbers of a service, which are all 0 if it does not exist any longer."""
+    if service is None:
+        return {"workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "oldest_seconds": 0.0}
+    schedule = service.schedule
+    return {
+        "workers": service.available,
+        "idle": schedule.free,
+        "credit": schedule.capacity,
+        "running": service.running,
+        "queued": service.waiting,
+        "oldest_seconds": round(max(now - schedule.oldest(), 0.0), 3) if service.waiting else 0.0,
     }
 
 
@@ -348,4 +450,5 @@ _ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, Sees, float], dict[str, Any
     b"mmi.stats": _stats,
     b"mmi.broker": _broker,
     b"mmi.brokers": _brokers,
+    b"mmi.metrics": _metrics,
 }

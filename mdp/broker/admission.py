@@ -27,10 +27,11 @@ class Admission:
             return Drop.DRAINING
         if now >= request.deadline:
             return Drop.TTL_PASSED
-        if role.outstanding >= role.max_outstanding:
+        if role.accepted - role.ended >= role.max_outstanding:
             return Drop.ROLE_OUTSTANDING
         charge = request.charge if client.requests else request.charge + client.charge
-        if registry.request_bytes + registry.used_by(client) + charge > self._max_bytes:
+        used = client.request_bytes if isinstance(client.key, bytes) else registry.used_by(client)
+        if registry.request_bytes + used + charge > self._max_bytes:
             return Drop.MEMORY_FULL
         if role.request_bytes + charge > role.max_request_bytes:
             return Drop.ROLE_MEMORY_FULL
@@ -58,6 +59,6 @@ class Admission:
                 return Drop.TOO_MANY_UNSERVED
         if waiting - schedule.room >= self._max_queue:
             return Drop.QUEUE_FULL
-        if role.outstanding - role.running >= role.max_queued:
+        if role.accepted - role.ended - role.running >= role.max_queued:
             return Drop.ROLE_QUEUED
         return None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..linked_lists import LinkedList
 from ..timers import TimerNode, Timers
 from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, envelope_of, size_of
+from .metrics import UNCOUNTED, Metrics, ServiceMetrics
 from .roles import Role
 from .scheduling import FairQueue, Pool, Schedule, Turn
 
@@ -137,7 +138,7 @@ class Request(TimerNode):
 
     __slots__ = (
         "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header", "late",
-        "number", "options", "queued", "service", "way",
+        "number", "options", "queued", "service", "since", "size", "way",
     )  # fmt: skip
 
     def __init__(
@@ -172,6 +173,8 @@ class Request(TimerNode):
         """The current attempt; None while it waits."""
         self.queued = False
         """Whether it is in its service's queue."""
+        self.since: float
+        """When it was accepted, sent to a worker, or came back from one."""
         self.late = False
         """Whether it has waited, so that part of its ttl is used up."""
         self.handed = 0
@@ -180,7 +183,10 @@ class Request(TimerNode):
         """Number of workers that died while they held it (C17); from the first on, it is a suspect."""
         self.way: Way | None = None
         """What there is to know about its way over several brokers; None if nothing yet."""
-        charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size_of(body) + len(options.raw)
+        size = size_of(body)
+        self.size = size
+        """Bytes of its body."""
+        charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size + len(options.raw)
         self.charge = charge + len(number) if isinstance(number, bytes) else charge
         """Bytes charged for it while it is outstanding: what it takes in memory, rounded up (C40)."""
 
@@ -224,9 +230,9 @@ class Worker(TimerNode):
     """A registered worker: it offers one service (C6) and holds up to `credit` requests; with 0.2 and 0.1, one."""
 
     __slots__ = (
-        "batch", "batched", "credit", "dialect", "free", "header", "held", "host", "id", "key", "last_seen",
-        "last_sent", "leaving", "name", "oversized_reply_at", "pid", "pool", "pooled", "pooled_load", "role", "route",
-        "service", "since", "suspects", "unreached_from", "version",
+        "batch", "batched", "busy_seconds", "credit", "dialect", "done", "free", "header", "held", "host", "id", "key",
+        "last_seen", "last_sent", "leaving", "name", "oversized_reply_at", "pid", "pool", "pooled", "pooled_load",
+        "role", "route", "service", "since", "suspects", "unreached_from", "version",
     )  # fmt: skip
 
     def __init__(
@@ -258,6 +264,10 @@ class Worker(TimerNode):
         """It wants to know the dialect of clients that do not speak X1."""
         self.held: dict[int, Attempt] = {}
         """By address."""
+        self.done = 0
+        """Number of requests that it has answered."""
+        self.busy_seconds = 0.0
+        """How long it held them, all together."""
         self.suspects = 0
         """Number of suspects among them."""
         self.leaving = False
@@ -334,12 +344,14 @@ class Service:
     """A service that has a worker or a request."""
 
     __slots__ = (
-        "arrived", "available", "dispatched", "name", "named_by", "no_wait", "running", "schedule", "unsettled",
-        "workers",
+        "arrived", "available", "dispatched", "metrics", "name", "named_by", "no_wait", "running", "schedule",
+        "unsettled", "workers",
     )  # fmt: skip
 
-    def __init__(self, name: bytes) -> None:
+    def __init__(self, name: bytes, metrics: ServiceMetrics = UNCOUNTED) -> None:
         self.name = name
+        self.metrics = metrics
+        """Its counts; while it does not exist, those of `Metrics.others`."""
         self.workers: dict[Worker, None] = {}
         self.named_by: Client | None = None
         """The client whose request made it known, if it has had no worker since (C41)."""
@@ -376,6 +388,7 @@ class Registry:
         """The services that other brokers offer."""
         self.linked: dict[PeerKey, Client] = {}
         """The clients that are other brokers."""
+        self.metrics = Metrics()
         self.unserved: dict[Service, None] = {}
         """Those without a worker, which are known only because requests wait for them (C41); the newest last."""
         self.workers: dict[PeerKey, Worker] = {}
@@ -404,7 +417,7 @@ class Registry:
         service = self.services.get(name)
         if service is None and self.reachable:
             service = self.reachable.get(name)
-        return Service(name) if service is None else service
+        return Service(name, self.metrics.others) if service is None else service
 
     def touch(self, service: Service) -> None:
         """Make the broker look at `service` at the end of its turn."""
@@ -412,6 +425,7 @@ class Registry:
             service.unsettled = True
             if service.name not in self.services and self.reachable.get(service.name, service) is service:
                 self.services[service.name] = service
+                service.metrics = self.metrics.of(service.name)
                 if not service.schedule.remotes:
                     self.unserved[service] = None
             self.unsettled.append(service)
@@ -429,6 +443,7 @@ class Registry:
         """Forget a service of which nothing is left; if it is touched again, it is a new one."""
         if self.services.get(service.name) is service:
             del self.services[service.name]
+            self.metrics.forget(service.name)
         self._served(service)
 
     def _served(self, service: Service) -> None:
@@ -563,7 +578,8 @@ class Registry:
         If its service has credit to spare, the request is dispatched at the end of the turn; else it is queued.
         """
         client, service = request.client, request.service
-        client.role.outstanding += 1
+        request.since = now
+        client.role.accepted += 1
         if not client.requests:
             self.clients[client.key] = client
             self._add_behind(client.key)
@@ -609,7 +625,9 @@ class Registry:
     def refuse(self, request: Request) -> None:
         """End a request that is not accepted, or that the broker answered itself."""
         if request.number is not None:
-            self._remember(request.client, request.number)
+            if len(self._ended) >= REMEMBERED:
+                self._ended_before, self._ended = self._ended, set()
+            self._ended.add((request.client.key, request.number))
 
     def queue_arrived(self, service: Service, now: float) -> None:
         """Queue the requests that arrived in this turn."""
@@ -624,6 +642,7 @@ class Registry:
         request.body = tuple(request.body)
         queue = service.schedule.queue_of(request)
         if front:
+            request.since = now
             queue.prepend(request)
         else:
             queue.append(request)
@@ -656,7 +675,9 @@ class Registry:
         self.expiries.clear(request)
         self.queued -= 1
 
-    def assign(self, request: Request, worker: Worker, address: int, turn: int, *, doubtful: bool) -> Attempt:
+    def assign(
+        self, request: Request, worker: Worker, address: int, turn: int, now: float, *, doubtful: bool
+    ) -> Attempt:
         """Give a request, which is not queued, to a worker."""
         attempt = Attempt(request, worker, address, turn, doubtful=doubtful)
         request.attempt = attempt
@@ -673,8 +694,14 @@ class Registry:
         service.running += 1
         service.dispatched += 1
         self.running += 1
-        request.client.running.append(request)
-        request.client.role.running += 1
+        client = request.client
+        client.running.append(request)
+        client.role.running += 1
+        metrics = request.service.metrics
+        metrics.request_bytes += request.size
+        if now > request.since:
+            metrics.in_queue.add(now - request.since)
+            request.since = now
         if request.deadline < NEVER:
             self.expiries.set(request, request.deadline)
         return attempt
@@ -683,7 +710,13 @@ class Registry:
         """Take a request from its worker.  Unless it is abandoned, it must be queued or dropped next."""
         self._detach(attempt)
         worker = attempt.worker
-        self._update(worker)
+        service = worker.service
+        if isinstance(worker, Remote):
+            service.schedule.update_remote(worker)
+        else:
+            service.schedule.update(worker)
+        if not service.unsettled:
+            self.touch(service)
         if worker.leaving and not worker.held:
             self.finished.append(worker)
 
@@ -699,11 +732,12 @@ class Registry:
         worker.service.running -= 1
         self.running -= 1
         if not attempt.abandoned:
-            request.client.running.remove(request)
-            request.client.role.running -= 1
+            client = request.client
+            client.running.remove(request)
+            client.role.running -= 1
             if attempt.collected is not None:
                 request.charge -= attempt.collected.charge
-                self._charge(request.client, -attempt.collected.charge)
+                self._charge(client, -attempt.collected.charge)
 
     def drop(self, request: Request) -> None:
         """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""
@@ -721,8 +755,10 @@ class Registry:
             client.role.running -= 1
         if request.header == CX1:
             del client.numbered[request.number]
-            self._remember(client, request.number)
-        client.role.outstanding -= 1
+            if len(self._ended) >= REMEMBERED:
+                self._ended_before, self._ended = self._ended, set()
+            self._ended.add((client.key, request.number))  # as `refuse`, without another call
+        client.role.ended += 1
         client.requests -= 1
         self._charge(client, -request.charge)
         if not client.requests:
@@ -740,11 +776,6 @@ class Registry:
     def numbered(self) -> list[Request]:
         """All X1 requests that have not ended."""
         return [each for client in self.clients.values() for each in client.numbered.values()]
-
-    def _remember(self, client: Client, number: RequestId) -> None:
-        if len(self._ended) >= REMEMBERED:
-            self._ended_before, self._ended = self._ended, set()
-        self._ended.add((client.key, number))
 
     def ended_lately(self, client: Client, number: RequestId) -> bool:
         """Return whether an X1 request of that number was among the last to end."""

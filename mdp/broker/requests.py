@@ -10,11 +10,12 @@ from typing import Final
 from .. import wire
 from ..codes import Code
 from ..limits import Limits
-from ..wire import Reason, batch
+from ..wire import Reason, batch, size_of
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .journal import Journal, Stats
 from .link import Link
+from .metrics import BUCKETS, TICKS_PER_SECOND
 from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Worker
 from .scheduling import is_pinned
@@ -134,7 +135,7 @@ class Requests:
         address = self.next_address
         self.next_address += 1
         doubtful = now - worker.last_seen > self._doubtful_after
-        self._registry.assign(request, worker, address, self.turn, doubtful=doubtful)
+        self._registry.assign(request, worker, address, self.turn, now, doubtful=doubtful)
         worker.oversized_reply_at = None
         worker.last_sent = now
         ttl = None
@@ -174,7 +175,7 @@ class Requests:
         link.sent += 1
         address = self.next_address
         self.next_address += 1
-        self._registry.assign(request, remote, address, self.turn, doubtful=False)
+        self._registry.assign(request, remote, address, self.turn, now, doubtful=False)
         records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
         records.request_to_broker(address, ttl, request.name, raw, request.body)
 
@@ -197,6 +198,10 @@ class Requests:
             return
         self._stats.replies += 1
         self._registry.release(attempt)
+        worker = attempt.worker
+        seconds = now - request.since
+        worker.done += 1
+        worker.busy_seconds += seconds
         if attempt.abandoned:
             return
         body = command.body
@@ -207,6 +212,15 @@ class Requests:
                 return
             body = attempt.collected.frames
         self._outgoing.reply(request, True, body)
+        metrics = request.service.metrics
+        metrics.reply_bytes += len(body[0]) if len(body) == 1 else size_of(body)
+        times = metrics.at_worker
+        ticks = int(seconds * TICKS_PER_SECOND)
+        if ticks < TICKS_PER_SECOND:  # as `Histogram.add`, without another call
+            times.buckets[BUCKETS[ticks]] += 1
+            times.seconds += seconds
+        else:
+            times.add(seconds)
         self._registry.drop(request)
 
     def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
@@ -223,8 +237,11 @@ class Requests:
         """End a request, which is released, with an ERROR."""
         request = attempt.request
         self._stats.errors += 1
+        attempt.worker.done += 1
+        attempt.worker.busy_seconds += now - request.since
         if attempt.abandoned:
             return
+        self._ended(request, f"{code}")
         if request.header == wire.CX1:
             self._outgoing.error(request.client, request.number, request.name, code, text, detail)
         else:
@@ -250,6 +267,7 @@ class Requests:
             self.finish(request, Drop.TTL_PASSED, now)
         else:
             self._stats.redispatched += 1
+            request.service.metrics.redispatched += 1
             self._registry.enqueue(request, now, front=True)
 
     # ── the end of a request ──────────────────────────────────────────────────────────────────────────────────────────
@@ -288,11 +306,18 @@ class Requests:
             text = text_of(reason, request, self._limits).encode()
             self._outgoing.error(request.client, request.number, name, report.code, text, [])
         self._stats.dropped[reason] += 1
+        if reason is not Drop.HANDLER_FAILED:  # which `ended_by` has counted
+            self._ended(request, f"{report.code or reason}")
         level = logging.INFO if report.quiet else logging.WARNING
         role = request.client.role
         by = f" (role {role.name})" if role.restricted else ""
         line = "dropped a request for service %s%s: %s"
         self._journal.note(now, level, f"drop-{reason}", line, name, by, reason)
+
+    def _ended(self, request: Request, outcome: str) -> None:
+        """Count a request that was not answered with a FINAL."""
+        request.service.metrics.ended(outcome)
+        request.client.role.failed += 1
 
     def _return(self, request: Request, link: Link, reason: Drop) -> bool:
         """Return a request that cannot be done here to the broker that passed it on over `link`, for others may do it.

@@ -25,12 +25,16 @@ class Role:
 
     def __init__(self, name: str = "", permissions: Permissions | None = None) -> None:
         self.name = name
-        self.outstanding = 0
-        """Number of its requests that have been accepted and not finished."""
+        self.accepted = 0
+        """Number of its requests that have been accepted."""
+        self.ended = 0
+        """Number of those that are finished; the others are outstanding."""
         self.running = 0
         """Number of those that workers hold; the others wait."""
         self.request_bytes = 0
         """Bytes charged for its outstanding requests."""
+        self.failed = 0
+        """Number of its requests that did not end with a FINAL, accepted or not."""
         self.restricted = False
         """Whether it may not do everything."""
         self.on_behalf = False
@@ -112,6 +116,10 @@ class Roles:
     def named(self, name: str) -> Role:
         """Return the role of that name; one that may do nothing if there is none."""
         return self._roles.get(name, self.nobody)
+
+    def all(self) -> list[Role]:
+        """Return all roles that may do something."""
+        return list(self._roles.values()) or [self.everyone]
 
     def grant(self, permissions: Mapping[str, Permissions]) -> None:
         """Replace the permissions of all roles.  A role that is not among them may do nothing from now on."""

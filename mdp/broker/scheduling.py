@@ -12,13 +12,18 @@ No frames, no clock.  Every operation takes constant time, whatever the number o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from ..linked_lists import LinkedList, Node
 
 if TYPE_CHECKING:
     from .link import Link
     from .registry import Client, Remote, Request, Worker
+
+MAX_TURNS: Final = 1000
+"""Clients of which a queue is asked for the oldest request at most: an answer must not take long."""
 
 
 def is_pinned(request: Request) -> bool:
@@ -100,6 +105,17 @@ class FairQueue:
         self.remove(request)
         return request
 
+    def oldest(self) -> float:
+        """Return since when the oldest request has waited here; inf if none does.
+
+        With more than `MAX_TURNS` clients, only the next of them count.
+        """
+        oldest = math.inf
+        for turn in islice(self._turns, MAX_TURNS):
+            if turn.requests.first is not None:
+                oldest = min(oldest, turn.requests.first.since)
+        return oldest
+
     @property
     def requests(self) -> list[Request]:
         """All requests in this queue, each client's in order."""
@@ -126,9 +142,8 @@ class Pool:
         self._loads = 0
         """Bit mask of the loads at which there are workers."""
 
-    def add(self, worker: Worker) -> None:
-        """Add a worker after all others that hold as many requests."""
-        load = worker.load
+    def add(self, worker: Worker, load: int) -> None:
+        """Add a worker that holds `load` requests after all others that hold as many."""
         while len(self._lists) <= load:
             self._lists.append(LinkedList())
         self._lists[load].append(worker)
@@ -190,6 +205,10 @@ class Schedule:
         """Number of workers with free credit."""
         return self._without_suspect.size + self._with_suspect.size
 
+    def oldest(self) -> float:
+        """Return since when the oldest request has waited; inf if none does."""
+        return min(self.suspects.oldest(), self.pinned.oldest(), self.queue.oldest())
+
     @property
     def requests(self) -> list[Request]:
         """The requests that wait."""
@@ -210,17 +229,18 @@ class Schedule:
         if worker.pool is not None:
             worker.pool.remove(worker, worker.pooled_load)
             worker.pool = None
-        free = 0 if worker.leaving else worker.credit - worker.load
+        load = worker.load
+        free = 0 if worker.leaving else worker.credit - load
         free = max(free, 0)
         self.capacity += free - worker.free
         worker.free = free
         if free:
             pool = self._with_suspect if worker.suspects else self._without_suspect
             worker.pool = pool
-            worker.pooled_load = worker.load
+            worker.pooled_load = load
             self._pooled += 1
             worker.pooled = self._pooled
-            pool.add(worker)
+            pool.add(worker, load)
 
     def update_remote(self, remote: Remote) -> None:
         """The same for the workers of another broker."""

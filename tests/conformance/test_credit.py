@@ -601,7 +601,8 @@ def test_mmi_reports_what_a_worker_says_in_ready(bench: Bench, worker_kind: Call
     assert told.pop("up_seconds") >= told.pop("silent_seconds") >= 0
     assert told == {
         "id": 1, "service": "echo", "protocol": "X1", "name": "resize", "host": "größer", "pid": 4294967295,
-        "version": "1.2?3", "credit": 7, "held": 2, "suspects": 0, "busy": True, "leaving": False,
+        "version": "1.2?3", "credit": 7, "held": 2, "done": 0, "busy_seconds": 0.0, "suspects": 0, "busy": True,
+        "leaving": False,
     }  # fmt: skip
     (service,) = json.loads(bench.mmi(b"mmi.services", b"echo"))["services"]
     assert service == {

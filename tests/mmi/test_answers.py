@@ -100,7 +100,8 @@ def worker(number, service, protocol, **values):
     """Return a row of `mmi.workers`."""
     return {
         "id": number, "service": service, "protocol": protocol, "name": "", "host": "", "pid": 0, "version": "",
-        "credit": 1, "held": 0, "suspects": 0, "busy": False, "leaving": False, **values,
+        "credit": 1, "held": 0, "done": 0, "busy_seconds": 0.0, "suspects": 0, "busy": False, "leaving": False,
+        **values,
     }  # fmt: skip
 
 
@@ -211,7 +212,7 @@ def test_x1_peers_are_listed_like_others(broker):
     broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x05", b"sum"], now=6)
     broker.receive([b"\x04", b"MDPWX1", b"\x07", b"3", b"", b"500", b"it broke"], now=7)
     broker.receive([b"x", b"3", b"", b"MDPCX1", b"\x05", b"sum"], now=8)
-    fourth = worker(4, "sum", "X1", up_seconds=6.5, silent_seconds=3.5)
+    fourth = worker(4, "sum", "X1", done=1, busy_seconds=2.0, up_seconds=6.5, silent_seconds=3.5)
     assert ask(broker, b"mmi.workers", b"sum", now=10.5)["workers"][1] == fourth
     counts = ask(broker, b"mmi.stats", b"", now=10.5)
     assert {name: counts[name] for name in ("requests", "dispatched", "errors", "dropped", "invalid")} == {

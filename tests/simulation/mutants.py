@@ -30,10 +30,10 @@ def no_turns(queue: FairQueue) -> Any:
     return request
 
 
-def newest_first(pool: Pool, worker: Any, add: Any = Pool.add) -> None:
+def newest_first(pool: Pool, worker: Any, load: int, add: Any = Pool.add) -> None:
     """Of workers with the same load the one that was used last is next."""
-    add(pool, worker)
-    line = pool._lists[worker.load]
+    add(pool, worker, load)
+    line = pool._lists[load]
     line.remove(worker)
     line.prepend(worker)
 

@@ -56,7 +56,7 @@ def assign(registry, request, worker, address=1):
     """Dispatch a request that has been accepted."""
     if request in request.service.arrived:
         request.service.arrived.remove(request)
-    return registry.assign(request, worker, address, 0, doubtful=False)
+    return registry.assign(request, worker, address, 0, 0.0, doubtful=False)
 
 
 # ── peers ────────────────────────────────────────────────────────────────────────────────────────────────────────────

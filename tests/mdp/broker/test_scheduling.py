@@ -116,7 +116,7 @@ def test_an_empty_pool_has_no_worker(crowd):
     pool = Pool()
     assert pool.least() is None
     worker = crowd.worker(1)
-    pool.add(worker)
+    pool.add(worker, worker.load)
     pool.remove(worker, 0)
     assert pool.least() is None
     assert pool.size == 0
@@ -126,7 +126,7 @@ def test_the_worker_that_holds_the_fewest_comes_first(crowd):  # C21
     pool = Pool()
     many, few, more = crowd.worker(100, load=70), crowd.worker(9, load=2), crowd.worker(9, load=3)
     for worker in (many, few, more):
-        pool.add(worker)
+        pool.add(worker, worker.load)
     for worker, load in ((few, 2), (more, 3), (many, 70)):
         assert pool.least() is worker
         pool.remove(worker, load)
@@ -137,9 +137,9 @@ def test_among_those_that_hold_as_many_the_first_that_came(crowd):  # C21
     pool = Pool()
     workers = [crowd.worker(2, load=1) for _ in range(3)]
     for worker in workers:
-        pool.add(worker)
+        pool.add(worker, worker.load)
     pool.remove(workers[0], 1)
-    pool.add(workers[0])
+    pool.add(workers[0], workers[0].load)
     assert pool.least() is workers[1]
     pool.remove(workers[1], 1)
     assert pool.least() is workers[2]

@@ -1,0 +1,197 @@
+"""What is counted for each service, compared as whole values."""
+
+import json
+from bisect import bisect_right
+from math import isclose
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.metrics import BOUNDS, MAX_CODES, MAX_FORGOTTEN, OTHER_CODE, Histogram, Metrics, ServiceMetrics
+from zmdp.mmi import answers
+
+
+def ready(worker=b"w", service=b"echo", credit=b"1"):
+    return [worker, b"", b"MDPWX1", b"\x01", service, b'{"credit":%s}' % credit]
+
+
+def request(number=b"1", *, client=b"c", service=b"echo", body=b"body", options=b""):
+    return [client, number, b"", b"MDPCX1", b"\x01", service, options, body]
+
+
+def final(address, worker=b"w", body=b"done"):
+    return [worker, b"", b"MDPWX1", b"\x04", address, b"", body]
+
+
+def failure(address, code=b"500", worker=b"w"):
+    return [worker, b"", b"MDPWX1", b"\x07", address, b"", code, b"it broke"]
+
+
+class World:
+    """A broker with a clock."""
+
+    def __init__(self):
+        self.now = 100.0
+        self.broker = Broker(now=self.now, first_address=1)
+
+    def after(self, seconds, *messages):
+        """Pass messages to the broker after that time; return what it sends."""
+        self.now += seconds
+        return [sent for message in messages for sent in self.broker.receive(message, self.now)]
+
+    def metrics(self, after=b""):
+        (body,) = answers.answer(b"mmi.metrics", [after], self.broker, self.now)
+        return json.loads(body)
+
+    def echo(self):
+        (row,) = [row for row in self.metrics()["services"] if row["name"] == "echo"]
+        return row
+
+
+def times(*seconds):
+    """Return the histogram of those times."""
+    histogram = Histogram()
+    for each in seconds:
+        histogram.add(each)
+    return histogram.as_dict()
+
+
+def address_in(sent):
+    """Return the address in the last REQUEST among the messages."""
+    return next(message[4] for message in reversed(sent) if message[2:4] == [b"MDPWX1", b"\x02"])
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+def test_a_request_is_counted_with_its_times_and_bytes(world):
+    world.after(0, ready())
+    first = world.after(1, request(b"1", body=b"12345"))
+    world.after(0.5, request(b"2", body=b"123"))
+    assert world.echo() == {
+        "name": "echo", "workers": 1, "idle": 0, "credit": 0, "running": 1, "queued": 1, "oldest_seconds": 0.0,
+        "outcomes": {}, "queue_seconds": times(), "worker_seconds": times(), "redispatched": 0,
+        "request_bytes": 5, "reply_bytes": 0,
+    }  # fmt: skip
+    second = world.after(0.25, final(address_in(first), body=b"1234567"))
+    world.after(2, final(address_in(second), body=b"1"))
+    assert world.echo() == {
+        "name": "echo", "workers": 1, "idle": 1, "credit": 1, "running": 0, "queued": 0, "oldest_seconds": 0.0,
+        "outcomes": {"ok": 2}, "queue_seconds": times(0.25), "worker_seconds": times(0.75, 2),
+        "redispatched": 0, "request_bytes": 8, "reply_bytes": 8,
+    }  # fmt: skip
+    (worker,) = world.broker.registry.workers.values()
+    assert (worker.done, worker.busy_seconds) == (2, 2.75)
+
+
+def test_other_ends_are_counted_by_code(world):
+    world.after(0, ready())
+    world.after(1, failure(address_in(world.after(0, request()))))
+    world.after(1, failure(address_in(world.after(0, request(b"2"))), b"471"))
+    world.after(0, request(b"3"), [b"c", b"3", b"", b"MDPCX1", b"\x05", b"echo"])
+    assert world.echo()["outcomes"] == {"500": 1, "471": 1, "499": 1}
+    (role,) = world.metrics()["roles"]
+    assert role == {"name": "", "accepted": 3, "failed": 3, "outstanding": 0, "running": 0, "request_bytes": 0}
+
+
+def test_a_request_that_comes_back_is_counted(world):
+    world.after(0, ready(), ready(b"v"))
+    sent = world.after(0, request())
+    address = address_in(sent)
+    world.after(1, [sent[-1][0], b"", b"MDPWX1", b"\x0b", address, b""])
+    assert (world.echo()["redispatched"], world.echo()["outcomes"]) == (1, {})
+
+
+def test_the_age_of_the_oldest_request_is_told(world):
+    world.after(0, request(client=b"a"))
+    world.after(2, request(client=b"b"))
+    assert world.after(1) == []
+    assert (world.echo()["queued"], world.echo()["oldest_seconds"]) == (2, 3.0)
+
+
+def test_the_counts_of_a_service_outlive_it(world):
+    world.after(0, ready())
+    world.after(1, final(address_in(world.after(0, request()))), [b"w", b"", b"MDPWX1", b"\x06"])
+    assert world.broker.registry.services == {}
+    assert (world.echo()["workers"], world.echo()["outcomes"]) == (0, {"ok": 1})
+    world.after(0, ready())
+    world.after(1, final(address_in(world.after(0, request()))))
+    assert world.echo()["outcomes"] == {"ok": 2}
+
+
+def test_what_never_was_a_service_is_not_kept_by_name(world):
+    world.after(0, request(service=b"nobody", options=b'{"wait":false}'))
+    answer = world.metrics()
+    assert (answer["services"], answer["others"]["outcomes"]) == ([], {"404": 1})
+
+
+def counted(name, ok=1):
+    metrics = ServiceMetrics(name)
+    for _ in range(ok):
+        metrics.at_worker.add(0.1)
+        metrics.request_bytes += 1
+    return metrics
+
+
+def test_the_counts_of_services_long_gone_are_added_up():
+    metrics = Metrics()
+    for number in range(MAX_FORGOTTEN + 2):
+        metrics.of(b"%d" % number).add_all(counted(b""))
+        metrics.forget(b"%d" % number)
+    assert len(metrics.by_name) == MAX_FORGOTTEN
+    assert metrics.others.as_dict() == counted(b"", 2).as_dict()
+    assert metrics.of(b"0").request_bytes == 0
+    assert metrics.of(b"2").request_bytes == 1
+    metrics.forget(b"never")
+    metrics.forget(b"0")  # nothing was counted
+    assert b"0" not in metrics.by_name
+
+
+def test_pages_are_in_the_order_of_names():
+    metrics = Metrics()
+    for name in (b"b", b"a", b"d", b"c"):
+        metrics.of(name)
+    assert [each.name for each in metrics.page(b"", 3)] == [b"a", b"b", b"c"]
+    assert [each.name for each in metrics.page(b"c", 3)] == [b"d"]
+
+
+def test_a_page_has_a_hundred_services(world):
+    for number in range(150):
+        world.after(0, ready(b"w%d" % number, b"s%03d" % number))
+    first = world.metrics()
+    assert [row["name"] for row in first["services"]] == [f"s{number:03}" for number in range(100)]
+    second = world.metrics(bytes.fromhex(first["next"]))
+    assert [row["name"] for row in second["services"]] == [f"s{number:03}" for number in range(100, 150)]
+    assert second["next"] is None
+
+
+def test_different_codes_of_a_service_are_limited():
+    metrics = ServiceMetrics(b"echo")
+    for code in range(100, 200):
+        metrics.ended(f"{code}")
+    assert len(metrics.other) == MAX_CODES + 1
+    assert metrics.other[OTHER_CODE] == 100 - MAX_CODES
+    sums = ServiceMetrics(b"")
+    sums.ended("900")
+    sums.add_all(metrics)
+    assert (len(sums.other), sum(sums.other.values())) == (MAX_CODES + 1, 101)
+
+
+def test_a_time_belongs_to_the_first_bucket_that_is_longer():
+    histogram = Histogram()
+    for seconds in (0.0, BOUNDS[0], BOUNDS[1], 1e6):
+        histogram.add(seconds)
+    assert histogram.buckets == [1, 1, 1, *[0] * (len(BOUNDS) - 3), 1]
+    assert histogram.count == 4
+
+
+@given(st.floats(0, 1000))
+def test_a_look_up_finds_the_bucket_that_a_search_finds(seconds):
+    histogram = Histogram()
+    histogram.add(seconds)
+    at_bound = any(isclose(seconds, bound) for bound in BOUNDS)  # the product may have been rounded
+    assert abs(histogram.buckets.index(1) - bisect_right(BOUNDS, seconds)) <= at_bound
