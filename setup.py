@@ -53,6 +53,8 @@ MACHINES = [
     "zmdp/mdp/broker/roles.py",
     "zmdp/mdp/broker/scheduling.py",
     "zmdp/mdp/broker/server.py",
+    "zmdp/mdp/broker/tails.py",
+    "zmdp/mdp/broker/watch.py",
     "zmdp/mdp/linked_lists.py",
     "zmdp/mdp/timers.py",
     "zmdp/mdp/wire/commands.py",

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import click
 
+from ..mdp.tracing import REQUEST_ID
 from .reply import Reply
 
 BODY = click.argument("body", nargs=-1)
@@ -20,6 +22,13 @@ HEADER = click.option(
     metavar="NAME=VALUE",
     callback=lambda context, option, values: _headers(values),
     help="Header for the handler. Can be repeated.",
+)
+VERBOSE = click.option(
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Print the id of the request to stderr: log lines about it have it, at the broker, the worker and Titanic. "
+    "Without --header request-id=ID, it is a new one.",
 )
 BODY_HELP = (
     "Each BODY is one frame of the request: text, @FILE for the content of a file, - for stdin, or @@TEXT for text "
@@ -35,6 +44,13 @@ def _headers(values: Sequence[str]) -> dict[str, str]:
             raise click.BadParameter(f"{value!r}: expected NAME=VALUE")
         found[name] = text
     return found
+
+
+def named(headers: dict[str, str]) -> dict[str, str]:
+    """Return the headers with an id of the request, and print it to stderr."""
+    headers = {REQUEST_ID: uuid4().hex, **headers}
+    click.echo(f"{REQUEST_ID}: {headers[REQUEST_ID]}", err=True)
+    return headers
 
 
 def frames(body: Sequence[str]) -> list[bytes]:

@@ -138,6 +138,7 @@ _OF = click.option("--on", metavar="NAME", help="Ask the broker of that name, wh
 @FREELANCE
 @_connection_options(json_help='Print the reply as a JSON object; a frame that is not text becomes {"base64": …}.')
 @bodies.HEADER
+@bodies.VERBOSE
 @_ON
 @_WAIT
 def call(
@@ -146,6 +147,7 @@ def call(
     body: tuple[str, ...],
     freelance: tuple[str, ...],
     headers: dict[str, str],
+    verbose: bool,
     as_json: bool,
     on: str | None,
     wait: bool,
@@ -171,6 +173,7 @@ def call(
     else:
         frames = bodies.frames(body)
         with _client(connection) as client, _advice(connection, service, wait=wait, on=on):
+            headers = _named(headers, connection) if verbose else headers
             arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
             reply = client.request(service, *frames, **arguments)
     if as_json:
@@ -184,6 +187,7 @@ def call(
 @bodies.BODY
 @_connection_options(json_help='Print each part as one line of JSON; "final" marks the last.')
 @bodies.HEADER
+@bodies.VERBOSE
 @_ON
 @_WAIT
 def stream(
@@ -191,6 +195,7 @@ def stream(
     service: str,
     body: tuple[str, ...],
     headers: dict[str, str],
+    verbose: bool,
     as_json: bool,
     on: str | None,
     wait: bool,
@@ -202,6 +207,7 @@ def stream(
     """
     frames = bodies.frames(body)
     with _client(connection) as client, _advice(connection, service, wait=wait, on=on):
+        headers = _named(headers, connection) if verbose else headers
         arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
         for part in client.stream(service, *frames, **arguments):
             if as_json:
@@ -542,6 +548,13 @@ def _is_missing(client: Client, service: str, timeout: float) -> bool:
         raise
     except RequestTimeout:
         return False
+
+
+def _named(headers: dict[str, str], connection: dict[str, Any]) -> dict[str, str]:
+    """Return the headers with an id of the request, which is printed."""
+    if connection["protocol"] != "X1":
+        raise click.UsageError("--verbose requires protocol X1: MDP/0.2 and 0.1 cannot carry the id of a request")
+    return bodies.named(headers)
 
 
 def _request_arguments(

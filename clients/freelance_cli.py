@@ -22,7 +22,7 @@ FREELANCE: Final = click.option(
     "argument is a BODY. Can be repeated, or separate endpoints with commas: if a server is lost or silent, the next "
     "is tried.",
 )
-_NOT_WITH_FREELANCE: Final = ("broker", "protocol", "envelope", "headers")
+_NOT_WITH_FREELANCE: Final = ("broker", "protocol", "envelope", "headers", "verbose")
 
 
 def call_servers(

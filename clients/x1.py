@@ -48,7 +48,7 @@ class X1Dialog:
 
     def request(self, ask: Ask) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.timeout * (1 + ask.retries))
         outcome, shared = SingleOutcome(), self._shared
         call: Call | None = None
         try:
@@ -73,7 +73,7 @@ class X1Dialog:
 
     def stream(self, ask: Ask) -> Generator[Reply, None, None]:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.deadline)
         parts, shared = StreamInbox(), self._shared
         call: Call | None = None
         error: ZmdpError | None = None
@@ -100,7 +100,7 @@ class X1Dialog:
 
     def submit(self, ask: Ask) -> "Future[Reply]":
         """Send a request and return the future of its reply."""
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.timeout * (1 + ask.retries))
         futures, shared = self._futures, self._shared
         future = ReplyFuture(futures)
         try:

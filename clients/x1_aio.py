@@ -75,7 +75,7 @@ class X1AsyncDialog:
         options: Mapping[str, Any] | None = None,
     ) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
-        headers, finish = tracing.calling(service.decode(), headers)
+        headers, finish = tracing.calling(service.decode(), headers, timeout)
         call: Call | None = None
         try:
             loop = self._check_open()
@@ -112,7 +112,7 @@ class X1AsyncDialog:
         options: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[Reply, None]:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
-        headers, finish = tracing.calling(service.decode(), headers)
+        headers, finish = tracing.calling(service.decode(), headers, deadline)
         inbox = _AsyncInbox()
         call: Call | None = None
         try:

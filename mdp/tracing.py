@@ -1,11 +1,15 @@
 """The request that is being handled, and W3C trace context: `traceparent` and `tracestate` of a request are passed on
 to the requests that its handler makes.
 
+The header `request-id`, which names a request in log lines, is passed on as well.
+
 In a program that uses OpenTelemetry (has imported `opentelemetry.trace`) there are spans as well: one of kind CLIENT
-around each request, one of kind SERVER around each handler.
+around each request, one of kind SERVER around each handler, with the time that the request has waited.
 """
 
+import math
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -14,6 +18,17 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 TRACE_HEADERS: Final = ("traceparent", "tracestate")
+REQUEST_ID: Final = "request-id"
+"""The header by which callers name a request, for log lines; it is passed on as well."""
+PASSED_ON: Final = (*TRACE_HEADERS, REQUEST_ID)
+"""The headers of a request that are passed on to those that its handler makes."""
+TTL: Final = "zmdp-ttl"
+"""The header that tells the worker which ttl a request of a client with a span began with, in seconds.  The broker
+passes on what is left of it, so their difference is the time in the queue, whatever the clocks of both say."""
+QUEUE_SECONDS: Final = "mdp.queue_seconds"
+"""The attribute of a worker's span with that time."""
+MAX_SHOWN_ID: Final = 100
+"""Characters of such a name that are shown."""
 
 Headers = Mapping[str, str]
 Finish = Callable[[BaseException | None], None]
@@ -35,6 +50,11 @@ current: Final[ContextVar[Any]] = ContextVar("zmdp-request")
 _no_headers: Final[Headers] = {}
 
 
+def shown_id(given: str) -> str:
+    """Return the name that a caller has given a request, safe to show: callers can send anything."""
+    return "".join(each if each.isprintable() and each != " " else "?" for each in given[:MAX_SHOWN_ID])
+
+
 def opentelemetry_trace() -> Any:
     """Return the module `opentelemetry.trace` if this program has imported it, else None."""
     return sys.modules.get("opentelemetry.trace")
@@ -45,20 +65,20 @@ def tracer() -> Any:
     return opentelemetry_trace().get_tracer("zmdp")
 
 
-def calling(service: str, headers: Headers | None) -> tuple[Headers | None, Finish]:
+def calling(service: str, headers: Headers | None, ttl: float | None = None) -> tuple[Headers | None, Finish]:
     """Return the headers for a request to `service` with the trace context added, and what to call when it has ended.
 
-    The caller's own headers take precedence.
+    The caller's own headers take precedence.  With a span, the headers contain the request's `ttl`, in seconds.
     """
-    if opentelemetry_trace() is None:
-        request = current.get(None)
-        if request is not None:
-            handled = request.headers
-            passed = {name: handled[name] for name in TRACE_HEADERS if name in handled}
-            if passed:
-                return _merged(passed, headers), untraced
-        return headers, untraced
-    return _calling_with_span(service, headers)
+    traced = opentelemetry_trace() is not None
+    request = current.get(None)
+    if request is not None:
+        handled = request.headers
+        # With spans, the trace context is that of the span.
+        passed = {name: handled[name] for name in ((REQUEST_ID,) if traced else PASSED_ON) if name in handled}
+        if passed:
+            headers = _merged(passed, headers)
+    return _calling_with_span(service, headers, ttl) if traced else (headers, untraced)
 
 
 def untraced(error: BaseException | None) -> None:
@@ -66,12 +86,14 @@ def untraced(error: BaseException | None) -> None:
     del error
 
 
-def _calling_with_span(service: str, headers: Headers | None) -> tuple[Headers | None, Finish]:
+def _calling_with_span(service: str, headers: Headers | None, ttl: float | None) -> tuple[Headers | None, Finish]:
     trace, propagate = opentelemetry_trace(), import_module("opentelemetry.propagate")
     span = tracer().start_span(service, kind=trace.SpanKind.CLIENT, attributes=_attributes(service))
     carrier: dict[str, str] = {}
     if span.get_span_context().is_valid:
         propagate.inject(carrier, context=trace.set_span_in_context(span))
+        if ttl is not None:
+            carrier[TTL] = f"{ttl:.3f}"
 
     def finish(error: BaseException | None) -> None:
         if error is not None:
@@ -119,13 +141,30 @@ class handling:  # noqa: N801 - used like a function, as the context managers of
 
 
 def _server_span(request: Handled) -> AbstractContextManager[Any]:
+    attributes = _attributes(request.service)
+    queued = _queue_seconds(request)
+    if queued is not None:
+        attributes[QUEUE_SECONDS] = queued
     span: AbstractContextManager[Any] = tracer().start_as_current_span(
         request.service,
         context=import_module("opentelemetry.propagate").extract(dict(request.headers)),
         kind=opentelemetry_trace().SpanKind.SERVER,
-        attributes=_attributes(request.service),
+        attributes=attributes,
     )
     return span
+
+
+def _queue_seconds(request: Handled) -> float | None:
+    """Return how long a request has waited until now, at the client, the broker and the worker; None if unknown."""
+    deadline: float | None = getattr(request, "deadline", None)
+    ttl = request.headers.get(TTL)
+    if deadline is None or ttl is None:
+        return None
+    try:
+        seconds = float(ttl) - (deadline - time.monotonic())
+    except ValueError:  # not from a client of ours
+        return None
+    return max(round(seconds, 3), 0.0) if math.isfinite(seconds) else None
 
 
 def _attributes(service: str) -> dict[str, Any]:

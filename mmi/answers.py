@@ -7,9 +7,13 @@
     mmi.broker    anything       JSON: its name, version, uptime, dialects, limits
     mmi.brokers   anything       JSON: the brokers that can be reached, and the links over which they are
     mmi.metrics   [name]         JSON: what is counted for each service whose name is greater, and for each role
+    mmi.requests  [service]      JSON: requests that wait or that workers hold
+    mmi.cancel    id             JSON: whether that request was in flight, and so is cancelled
+    mmi.tail      [JSON]         JSON: requests that have ended since it was asked last
 
-An answer is one frame.  The answer to any other `mmi.*` is 501.  Lists are cut at `MAX_ROWS` rows; `more` is the number
-of rows that were left out.  This module sees the broker only through the protocols below.
+An answer is one frame.  The answer to any other `mmi.*` is 501, that to a malformed question 400.  Lists are cut at
+`MAX_ROWS` rows or fewer; `more` is the number of rows that were left out.  This module sees the broker only through the
+protocols below.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from ..mdp.wire.names import show
 MAX_ROWS: Final = 1000
 METRICS_ROWS: Final = 100
 """Services in one answer to `mmi.metrics`: it must not hold up the broker, even if it has 10,000."""
+REQUEST_ROWS: Final = 250
+"""Requests in one answer to `mmi.requests`, for the same reason: each row takes longer than others."""
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
 
@@ -237,6 +243,16 @@ class Roles(Protocol):
         """Return all roles that may do something."""
 
 
+class Watch(Protocol):
+    """The requests of a broker, as operators see them."""
+
+    def in_flight(self, name: bytes, sees: Sees, most: int, now: float) -> tuple[list[dict[str, Any]], int]:
+        """Return up to `most` rows about the requests for that service, or for all, and how many more there are."""
+
+    def tail(self, asked: bytes, now: float) -> dict[str, Any] | None:
+        """Return the requests that have ended since it was asked last; None if the question is malformed."""
+
+
 class Broker(Protocol):
     """The broker that answers."""
 
@@ -251,6 +267,13 @@ class Broker(Protocol):
     @property
     def roles(self) -> Roles:
         """Its roles."""
+
+    @property
+    def watch(self) -> Watch:
+        """Its requests."""
+
+    def cancel(self, id_: str, now: float) -> bool:
+        """Cancel the request with that id; return whether it was in flight."""
 
     @property
     def draining(self) -> bool:
@@ -280,7 +303,8 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
     describe = _ANSWERS.get(name)
     if describe is None:
         return [b"501"]
-    return [json.dumps(describe(broker, body[0], sees, now)).encode()]
+    found = describe(broker, body[0], sees, now)
+    return [b"400" if found is None else json.dumps(found).encode()]
 
 
 def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, Any]:
@@ -444,11 +468,27 @@ def _brokers(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
     }
 
 
-_ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, Sees, float], dict[str, Any]]]] = {
+def _requests(broker: Broker, wanted: bytes, sees: Sees, now: float) -> dict[str, Any]:
+    rows, more = broker.watch.in_flight(wanted, sees, REQUEST_ROWS, now)
+    return {"requests": rows, "more": more}
+
+
+def _cancel(broker: Broker, wanted: bytes, _: Sees, now: float) -> dict[str, Any]:
+    return {"cancelled": broker.cancel(wanted.decode(errors="replace"), now)}
+
+
+def _tail(broker: Broker, asked: bytes, _: Sees, now: float) -> dict[str, Any] | None:
+    return broker.watch.tail(asked, now)
+
+
+_ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, Sees, float], dict[str, Any] | None]]] = {
     b"mmi.services": _services,
     b"mmi.workers": _workers,
     b"mmi.stats": _stats,
     b"mmi.broker": _broker,
     b"mmi.brokers": _brokers,
     b"mmi.metrics": _metrics,
+    b"mmi.requests": _requests,
+    b"mmi.cancel": _cancel,
+    b"mmi.tail": _tail,
 }

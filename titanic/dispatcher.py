@@ -35,6 +35,7 @@ from ..clients import (
     WorkerLost,
 )
 from ..mdp.codes import Code
+from ..mdp.tracing import REQUEST_ID, shown_id
 from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from . import store
 from .batches import BatchExecutor, StoreError, Work
@@ -415,7 +416,7 @@ class Dispatcher:
             except SettingError as error:  # the request can never be sent
                 outcome = self._failure(claimed, Code.MALFORMED, str(error))
             except Exception as error:  # one broken request must not stop the others
-                log.exception("%s cannot be dispatched", claimed.uuid.hex)
+                log.exception("%s cannot be dispatched", claimed.uuid.hex, extra=_fields(claimed))
                 outcome = self._reschedule(
                     claimed.id, claimed.attempt, _jittered(*BACKOFF_SECONDS, claimed.attempt - 1), repr(error)
                 )
@@ -432,6 +433,8 @@ class Dispatcher:
             body, headers = unpack(claimed.body), json.loads(claimed.headers or "null")
         except ValueError as error:  # another program has written the row
             return self._failure(claimed, Code.MALFORMED, str(error))
+        if headers is None or isinstance(headers, dict):
+            headers = {REQUEST_ID: _request_id(claimed, headers), **(headers or {})}
         options = {"on_behalf": claimed.owner} if claimed.owner else None
         async with aclosing(self._client.stream(claimed.service, *body, headers=headers, options=options)) as parts:
             number = 0
@@ -472,10 +475,10 @@ class Dispatcher:
             deaths = claimed.deaths + _workers_lost(error)
             if deaths > claimed.deaths and deaths >= self._max_deaths:
                 reason = f"given up after {deaths} workers were lost while they handled it; the last error: {text}"
-                log.warning("%s for service %r: %s", claimed.uuid.hex, claimed.service, reason)
+                log.warning("%s for service %r: %s", claimed.uuid.hex, claimed.service, reason, extra=_fields(claimed))
                 return self._failure(claimed, Code.WORKER_LOST, reason, deaths=deaths)
             pause = _jittered(*BACKOFF_SECONDS, claimed.attempt - 1)
-            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause)
+            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause, extra=_fields(claimed))
             return self._reschedule(claimed.id, claimed.attempt, pause, text, deaths=deaths)
         if code == Code.NOT_ALLOWED and isinstance(error, RequestRejected):  # the broker's 403, not a handler's
             return self._failure(claimed, code, f"on behalf of {claimed.owner}: {text}" if claimed.owner else text)
@@ -485,7 +488,7 @@ class Dispatcher:
                 claimed.backoff or HANDLER_BACKOFF_SECONDS[0], HANDLER_BACKOFF_SECONDS[1], claimed.failures
             )
             pause *= random.uniform(1.0, 1.2)  # noqa: S311 - jitter
-            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause)
+            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause, extra=_fields(claimed))
             return self._reschedule(claimed.id, claimed.attempt, pause, text, failures=claimed.failures + 1)
         detail = pack([error.detail]) if error.detail is not None and len(error.detail) <= MAX_REPLY_BYTES else None
         return self._failure(claimed, code or Code.FAILED, text, detail)
@@ -521,8 +524,9 @@ class Dispatcher:
             self._forget(running)
         elif not running.answered:
             log.info(
-                "%s: abandoned: it was closed or reassigned, or Titanic is shutting down", running.claimed.uuid.hex
-            )
+                "%s: abandoned: it was closed or reassigned, or Titanic is shutting down", running.claimed.uuid.hex,
+                extra=_fields(running.claimed),
+            )  # fmt: skip
             running.task.cancel()
 
     def _forget(self, running: _Running) -> None:
@@ -553,6 +557,22 @@ class Dispatcher:
                 self._abandon(running)
         with suppress(StoreError):
             await self._writer.submit(store.release, self._holder)
+
+
+def _request_id(claimed: store.Claimed, headers: Any) -> str:
+    """Return the id of a request in log lines: the one that its submitter has given it, or else its UUID."""
+    given = headers.get(REQUEST_ID, "") if isinstance(headers, dict) else ""
+    return given if given and isinstance(given, str) else claimed.uuid.hex
+
+
+def _fields(claimed: store.Claimed) -> dict[str, Any]:
+    """Return the fields of a log line about a request."""
+    try:
+        headers = json.loads(claimed.headers or "null")
+    except ValueError:  # another program has written the row
+        headers = None
+    fields = {"request_id": shown_id(_request_id(claimed, headers)), "service": claimed.service}
+    return {**fields, "role": claimed.owner} if claimed.owner else fields
 
 
 def _capacity(row: Mapping[str, Any]) -> int:

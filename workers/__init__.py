@@ -2,6 +2,7 @@
 that a handler gets, and what it raises."""
 
 from ..mdp.errors import ClosedError, CodecError, HandlerError, RequestCancelled, ServiceError, SettingError, ZmdpError
+from ..mdp.logs import RequestFilter
 from .aio import AsyncHandler, AsyncWorker
 from .freelance import AsyncFreelanceWorker, FreelanceWorker
 from .handling import Final, Frames, current_request
@@ -21,6 +22,7 @@ __all__ = [
     "HandlerError",
     "Request",
     "RequestCancelled",
+    "RequestFilter",
     "ServiceError",
     "SettingError",
     "Worker",

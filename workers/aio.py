@@ -12,6 +12,7 @@ from typing import Final as Constant
 
 from ..mdp.errors import RequestCancelled
 from ..mdp.loading import check_not_importing
+from ..mdp.logs import fields_of
 from ..mdp.tracing import handling
 from ..mdp.transport.sockets import Context
 from .base import BaseWorker
@@ -235,7 +236,7 @@ class _AsyncConnection(Connection):
             log.error(
                 "%s: a handler has neither returned nor yielded for %g s: cancelling it; its request goes to another "
                 "worker",
-                request.service, session.handler_timeout,
+                request.service, session.handler_timeout, extra=fields_of(request),
             )  # fmt: skip
         for request in (*session.stuck, *session.cancelled):
             task = self._tasks.get(id(request))

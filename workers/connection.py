@@ -16,6 +16,7 @@ from .. import __version__
 from ..mdp import wire
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
+from ..mdp.logs import fields_of
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
@@ -180,7 +181,8 @@ class Connection:
         else:
             accepted = self.session.final(request, outcome, now)
         if not accepted:
-            log.warning("%s: dropped a late reply: its connection was lost meanwhile", request.service)
+            text = "%s: dropped a late reply: its connection was lost meanwhile"
+            log.warning(text, request.service, extra=fields_of(request))
 
     def due(self) -> float:
         """Return when to call `step` if nothing arrives earlier."""

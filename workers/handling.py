@@ -12,6 +12,7 @@ from ..mdp.codecs import Codec, Coder
 from ..mdp.codes import Code
 from ..mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
 from ..mdp.limits import Limits
+from ..mdp.logs import fields_of
 from .request import Request
 
 Frame = bytes | bytearray | memoryview
@@ -104,17 +105,19 @@ def failed(error: BaseException, request: Request) -> Failed:
     if isinstance(error, ServiceError):
         problem = _problem(error)
         if problem is None:
-            log.info("%s: the handler failed with %d: %s", request.service, error.code, error.text)
+            text = "%s: the handler failed with %d: %s"
+            log.info(text, request.service, error.code, error.text, extra=fields_of(request))
             return Failed(error.code, error.text, (error.detail or b"",))  # a detail marks the service's own errors
-        log.error("%s: the handler raised an invalid ServiceError: %s", request.service, problem, exc_info=error)
+        text = "%s: the handler raised an invalid ServiceError: %s"
+        log.error(text, request.service, problem, exc_info=error, extra=fields_of(request))
         return Failed(Code.FAILED, f"invalid ServiceError ({problem}): {error}"[:MAX_ERROR_CHARACTERS])
     if isinstance(error, RequestCancelled) or (request.cancelled and not isinstance(error, Exception)):
-        log.info("%s: a request was cancelled", request.service)
+        log.info("%s: a request was cancelled", request.service, extra=fields_of(request))
         return Failed(Code.CANCELLED, "cancelled")
     if isinstance(error, Unreadable):
-        log.info("%s: %s", request.service, error)
+        log.info("%s: %s", request.service, error, extra=fields_of(request))
         return Failed(Code.MALFORMED, str(error))
-    log.error("%s: the handler failed", request.service, exc_info=error)
+    log.error("%s: the handler failed", request.service, exc_info=error, extra=fields_of(request))
     return Failed(Code.FAILED, "".join(traceback.format_exception_only(error)).strip()[:MAX_ERROR_CHARACTERS])
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from ..mdp.keys import ClientKeys
+from ..mdp.logs import fields_of
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.sockets import Context
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
@@ -247,7 +248,7 @@ class ThreadedConnection(Connection):
             log.error(
                 "%s: a handler has neither returned nor yielded for %g s: its request goes to another worker, and its "
                 "thread takes no more until it returns",
-                request.service, self.session.handler_timeout,
+                request.service, self.session.handler_timeout, extra=fields_of(request),
             )  # fmt: skip
         self.session.stuck.clear()
         self.session.cancelled.clear()  # handlers see `Request.cancelled`

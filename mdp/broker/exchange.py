@@ -219,14 +219,14 @@ class Exchange:
                 return
             self._registry.release(attempt)
             if not attempt.abandoned:
-                self._requests.finish(attempt.request, Drop.REPLY_TOO_LARGE, now)
+                self._requests.finish(attempt.request, Drop.REPLY_TOO_LARGE, now, attempt)
         elif command.code == Code.WORKER_LOST and not command.detail and command.text.isdigit():
             self._returned(link, attempt, int(command.text[:9]), now)
         else:
             self._registry.release(attempt)
             if attempt.streamed and command.code == Code.DRAINING and not command.detail:
                 if not attempt.abandoned:
-                    self._requests.finish(attempt.request, Drop.LOST_AFTER_PARTIAL, now)
+                    self._requests.finish(attempt.request, Drop.LOST_AFTER_PARTIAL, now, attempt)
             else:
                 self._requests.ended_by(attempt, command.code, command.text, command.detail, now)
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
@@ -14,6 +15,8 @@ WORKER_LINES: Final = 200
 """The same for workers that register or are lost: each is worth a line, unless a peer loops."""
 PERIOD: Final = 10.0
 """Length of a period, in seconds."""
+Fields = Callable[[], Mapping[str, Any]] | None
+"""Returns what a log line is about, by the names in docs/logging.md."""
 
 
 class Refusal(StrEnum):
@@ -95,9 +98,12 @@ class Journal:
         self._periods: dict[str, _Period] = {}
         self._due: float | None = None
 
-    def note(self, now: float, level: int, kind: str, text: str, *values: object, lines: int = LINES) -> None:
+    def note(
+        self, now: float, level: int, kind: str, text: str, *values: object, lines: int = LINES, fields: Fields = None
+    ) -> None:
         """Log `text % values`, unless `lines` of this `kind` were logged in the period; bytes go through `show`.
 
+        `fields` returns what the line is about, by name; it is only called if the line is logged.
         The number of kinds is not bounded here: a kind must not contain anything that comes from a peer.
         """
         period = self._periods.get(kind)
@@ -107,7 +113,10 @@ class Journal:
             period = self._periods[kind] = _Period(now + PERIOD, level)
         if period.lines < lines:
             period.lines += 1
-            self._logger.log(level, text, *(show(value) if isinstance(value, bytes) else value for value in values))
+            self._logger.log(
+                level, text, *(show(value) if isinstance(value, bytes) else value for value in values),
+                extra=None if fields is None else fields(),
+            )  # fmt: skip
         else:
             period.left_out += 1
             if self._due is None or period.ends < self._due:

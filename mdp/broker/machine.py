@@ -37,6 +37,7 @@ from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Registry, Request, Service, Way, Worker, key_of
 from .requests import Requests
 from .roles import Role, Roles
+from .watch import Watch
 
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
@@ -49,6 +50,7 @@ class Broker:
 
     `name` distinguishes it from the brokers to which it is linked.  `first_address` is the first address of a dispatch,
     for tests; by default it is random, so that a worker's late reply to an earlier broker does not match (C32).
+    Requests that take longer than `slow` seconds are logged.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Broker:
         name: str = "broker",
         logger: logging.Logger | None = None,
         first_address: int | None = None,
+        slow: float | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.name = name
@@ -77,9 +80,11 @@ class Broker:
         instance = secrets.token_hex(8) if first_address is None else f"{first_address:x}"
         rng = random.Random(instance)  # noqa: S311 - jitter, not cryptography
         self.links = Links(name, instance, self.limits, self.registry, self._outgoing, self._journal, rng)
+        secret = secrets.token_bytes(16) if first_address is None else instance.encode()
+        self.watch = Watch(self.registry, self._journal, self._first_address, secret, slow)
         self._requests = Requests(
             name, self._first_address, self.limits, self.registry, self.stats, self.links.announcements, self._outgoing,
-            self._journal,
+            self._journal, self.watch,
         )  # fmt: skip
         self._exchange = Exchange(
             name, self.limits, self.registry, self.roles, self.stats, self.links, self._requests, self._outgoing,
@@ -212,6 +217,8 @@ class Broker:
     def tick(self, now: float) -> list[Message]:
         """Return what to send because of the time: heartbeats, and the consequences of silent workers and expiries."""
         self._journal.flush(now)
+        if self.watch.active:
+            self.watch.tidy(now)
         self._requests.queue_all_arrived(now)
         lost: list[tuple[Worker, Loss]] = []
         for worker in self._beats.pop_due(now):
@@ -453,6 +460,15 @@ class Broker:
             self._invalid(invalid, now)
         # else it crossed the end of the request, of which the client has been told
 
+    def cancel(self, id_: str, now: float) -> bool:
+        """Cancel a request that was listed under that id (`Watch.find`).  Return whether it was in flight."""
+        request = self.watch.find(id_)
+        if request is None:
+            return False
+        self.registry.queue_arrived(request.service, now)
+        self._requests.drop(request, Drop.CANCELLED, now)
+        return True
+
     def _invalid(self, command: wire.Invalid, now: float) -> None:
         # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.
         self._requests.count_invalid(command.reason, now)
@@ -529,8 +545,9 @@ class Broker:
             dialect = wire.DIALECTS[worker.header]
             text = "worker %s offers %s, credit %d (%s)"
             self._journal.note(
-                now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect, lines=WORKER_LINES
-            )
+                now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect,
+                lines=WORKER_LINES, fields=worker.fields,
+            )  # fmt: skip
 
     def _make_room(self, now: float) -> bool:
         """Return whether there is room for one more service.  One that only has waiting requests makes way (C41)."""
@@ -588,7 +605,7 @@ class Broker:
             worker.last_seen = now
             self.registry.release(attempt)
             if not attempt.abandoned:
-                self._requests.finish(request, Drop.REPLY_TOO_LARGE, now)
+                self._requests.finish(request, Drop.REPLY_TOO_LARGE, now, attempt)
             return
         if command.kind is wire.PARTIAL or request.header == wire.CX1:
             self._requests.drop(request, Drop.REPLY_TOO_LARGE, now)
@@ -747,8 +764,9 @@ class Broker:
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"
         self._journal.note(
-            now, level, f"worker-{reason}", text, str(worker), worker.service.name, reason, lines=WORKER_LINES
-        )
+            now, level, f"worker-{reason}", text, str(worker), worker.service.name, reason,
+            lines=WORKER_LINES, fields=worker.fields,
+        )  # fmt: skip
         for attempt in attempts:
             if 0 <= worker.unreached_from <= attempt.turn:
                 attempt.request.handed -= 1

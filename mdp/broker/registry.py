@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..linked_lists import LinkedList
 from ..timers import TimerNode, Timers
 from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, envelope_of, size_of
+from ..wire.names import show
 from .metrics import UNCOUNTED, Metrics, ServiceMetrics
 from .roles import Role
 from .scheduling import FairQueue, Pool, Schedule, Turn
@@ -137,9 +138,16 @@ class Request(TimerNode):
     """A client's request that waits or is held by a worker."""
 
     __slots__ = (
-        "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header", "late",
-        "number", "options", "queued", "service", "since", "size", "way",
+        "accepted", "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header",
+        "late", "number", "options", "queued", "service", "since", "size", "tag", "way",
     )  # fmt: skip
+    # Declared here, since in `__init__` even a declaration takes instructions.
+    accepted: float
+    """When it was accepted."""
+    since: float
+    """When it was accepted, sent to a worker, or came back from one."""
+    tag: str
+    """Its id, which `Watch.id_of` sets once somebody asks for it."""
 
     def __init__(
         self,
@@ -173,8 +181,6 @@ class Request(TimerNode):
         """The current attempt; None while it waits."""
         self.queued = False
         """Whether it is in its service's queue."""
-        self.since: float
-        """When it was accepted, sent to a worker, or came back from one."""
         self.late = False
         """Whether it has waited, so that part of its ttl is used up."""
         self.handed = 0
@@ -294,6 +300,13 @@ class Worker(TimerNode):
     def load(self) -> int:
         """Number of requests that it holds."""
         return len(self.held)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a log line about it."""
+        fields: dict[str, Any] = {"service": show(self.service.name), "worker": self.id}
+        if self.role.name:
+            fields["role"] = self.role.name
+        return fields
 
     def __str__(self) -> str:
         """As log lines name it."""
@@ -578,7 +591,7 @@ class Registry:
         If its service has credit to spare, the request is dispatched at the end of the turn; else it is queued.
         """
         client, service = request.client, request.service
-        request.since = now
+        request.since = request.accepted = now
         client.role.accepted += 1
         if not client.requests:
             self.clients[client.key] = client
@@ -616,10 +629,8 @@ class Registry:
             self.proxies[client.key[0]].request_bytes += charge
 
     def used_by(self, client: Client) -> int:
-        """Return the bytes charged for all requests that come over the connection of `client`."""
-        if isinstance(client.key, bytes):
-            return client.request_bytes
-        proxy = self.proxies.get(client.key[0])
+        """Return the bytes charged for all requests over the connection of `client`, which is behind a proxy."""
+        proxy = self.proxies.get(client.path[0])
         return 0 if proxy is None else proxy.request_bytes
 
     def refuse(self, request: Request) -> None:

@@ -5,6 +5,7 @@
 
 import logging
 import math
+from functools import partial
 from typing import Final
 
 from .. import wire
@@ -15,10 +16,11 @@ from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .journal import Journal, Stats
 from .link import Link
-from .metrics import BUCKETS, TICKS_PER_SECOND
+from .metrics import BUCKETS, OK, TICKS_PER_SECOND
 from .outgoing import Outgoing
 from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Worker
 from .scheduling import is_pinned
+from .watch import Watch
 
 MS_PER_SECOND: Final = 1000
 ROUNDING_MS: Final = 0.001
@@ -46,6 +48,7 @@ class Requests:
         announcements: Announcements,
         outgoing: Outgoing,
         journal: Journal,
+        watch: Watch,
     ) -> None:
         self.turn = 0
         """The number of the broker's current turn."""
@@ -58,6 +61,7 @@ class Requests:
         self._announcements = announcements
         self._outgoing = outgoing
         self._journal = journal
+        self._watch = watch
         # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.
         self._doubtful_after = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)
         self._max_message, self._max_frames = limits.max_message, limits.max_frames
@@ -133,7 +137,7 @@ class Requests:
     def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
         self._stats.dispatched += 1
         address = self.next_address
-        self.next_address += 1
+        self.next_address = address + 1
         doubtful = now - worker.last_seen > self._doubtful_after
         self._registry.assign(request, worker, address, self.turn, now, doubtful=doubtful)
         worker.oversized_reply_at = None
@@ -174,7 +178,7 @@ class Requests:
         self._stats.dispatched += 1
         link.sent += 1
         address = self.next_address
-        self.next_address += 1
+        self.next_address = address + 1
         self._registry.assign(request, remote, address, self.turn, now, doubtful=False)
         records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
         records.request_to_broker(address, ttl, request.name, raw, request.body)
@@ -208,7 +212,7 @@ class Requests:
         if attempt.collected is not None:
             attempt.collected.add(body)
             if not self._fits(attempt.collected):
-                self.finish(request, Drop.REPLY_TOO_LARGE, now)
+                self.finish(request, Drop.REPLY_TOO_LARGE, now, attempt)
                 return
             body = attempt.collected.frames
         self._outgoing.reply(request, True, body)
@@ -221,6 +225,8 @@ class Requests:
             times.seconds += seconds
         else:
             times.add(seconds)
+        if self._watch.active:
+            self._watch.ended(request, attempt, OK, now)
         self._registry.drop(request)
 
     def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
@@ -241,11 +247,11 @@ class Requests:
         attempt.worker.busy_seconds += now - request.since
         if attempt.abandoned:
             return
-        self._ended(request, f"{code}")
+        self._ended(request, attempt, f"{code}", now)
         if request.header == wire.CX1:
             self._outgoing.error(request.client, request.number, request.name, code, text, detail)
         else:
-            self.report(request, Drop.HANDLER_FAILED, now)
+            self.report(request, Drop.HANDLER_FAILED, now, attempt)
         self._registry.drop(request)
 
     def place_again(self, attempt: Attempt, now: float) -> None:
@@ -254,17 +260,17 @@ class Requests:
         # While it was at another broker, its service may have been forgotten, and become known again.
         request.service = self._registry.service(request.service.name)
         if attempt.streamed:
-            self.finish(request, Drop.LOST_AFTER_PARTIAL, now)
+            self.finish(request, Drop.LOST_AFTER_PARTIAL, now, attempt)
         elif request.attempts >= self._limits.max_attempts:
-            self.finish(request, Drop.WORKERS_LOST, now)
+            self.finish(request, Drop.WORKERS_LOST, now, attempt)
         elif request.way is not None and request.way.losses >= self._limits.max_attempts:
-            self.finish(request, Drop.LINKS_LOST, now)
+            self.finish(request, Drop.LINKS_LOST, now, attempt)
         elif request.way is not None and request.way.addressed and not request.service.schedule.can_pass_on(request):
-            self.finish(request, Drop.NO_BROKER, now)
+            self.finish(request, Drop.NO_BROKER, now, attempt)
         elif not (request.options.wait or request.service.available or request.service.schedule.can_pass_on(request)):
-            self.finish(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
+            self.finish(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now, attempt)
         elif now >= request.deadline:
-            self.finish(request, Drop.TTL_PASSED, now)
+            self.finish(request, Drop.TTL_PASSED, now, attempt)
         else:
             self._stats.redispatched += 1
             request.service.metrics.redispatched += 1
@@ -291,14 +297,15 @@ class Requests:
                 else:
                     self._outgoing.add(wire.cancel_to_worker(worker.route, attempt.address))
 
-    def finish(self, request: Request, reason: Drop, now: float) -> None:
-        """End a request for its client, and report why."""
-        self.report(request, reason, now)
+    def finish(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
+        """End a request for its client, and report why; `attempt` is its last one, if that is over."""
+        self.report(request, reason, now, attempt)
         self._registry.drop(request)
 
-    def report(self, request: Request, reason: Drop, now: float) -> None:
+    def report(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
         """Count and log a drop.  X1 clients get an ERROR; 0.2 and 0.1 clients, which have none, time out and retry."""
         name, report = request.name, REPORTS[reason]
+        attempt = attempt or request.attempt
         link = request.client.link
         if link is not None and reason in NOT_PLACED and self._return(request, link, reason):
             return
@@ -307,17 +314,20 @@ class Requests:
             self._outgoing.error(request.client, request.number, name, report.code, text, [])
         self._stats.dropped[reason] += 1
         if reason is not Drop.HANDLER_FAILED:  # which `ended_by` has counted
-            self._ended(request, f"{report.code or reason}")
+            self._ended(request, attempt, f"{report.code or reason}", now)
         level = logging.INFO if report.quiet else logging.WARNING
         role = request.client.role
         by = f" (role {role.name})" if role.restricted else ""
         line = "dropped a request for service %s%s: %s"
-        self._journal.note(now, level, f"drop-{reason}", line, name, by, reason)
+        fields = partial(self._watch.fields, request, attempt)
+        self._journal.note(now, level, f"drop-{reason}", line, name, by, reason, fields=fields)
 
-    def _ended(self, request: Request, outcome: str) -> None:
+    def _ended(self, request: Request, attempt: Attempt | None, outcome: str, now: float) -> None:
         """Count a request that was not answered with a FINAL."""
         request.service.metrics.ended(outcome)
         request.client.role.failed += 1
+        if self._watch.active:
+            self._watch.ended(request, attempt, outcome, now)
 
     def _return(self, request: Request, link: Link, reason: Drop) -> bool:
         """Return a request that cannot be done here to the broker that passed it on over `link`, for others may do it.

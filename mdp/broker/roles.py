@@ -15,6 +15,8 @@ MAX_REMEMBERED: Final = 1000
 """Maximum number of service names per role whose permission is remembered."""
 ASKED_BY_SERVICE: Final = frozenset({b"mmi.service", b"mmi.services"})
 """What `mmi = "service"` allows."""
+ADMINS_ONLY: Final = frozenset({b"mmi.cancel", b"mmi.tail"})
+"""What only roles with `admin` may ask."""
 
 
 class Role:
@@ -91,6 +93,8 @@ class Role:
         return self._mmi == "all" or self.may_call(service) or self.may_offer(service)
 
     def _may_ask(self, name: bytes) -> bool:
+        if name in ADMINS_ONLY:
+            return self._permissions is None or self._permissions.admin
         return self._mmi == "all" or (self._mmi == "service" and name in ASKED_BY_SERVICE)
 
 

@@ -13,6 +13,7 @@ No frames, no clock.  Every operation takes constant time, whatever the number o
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
@@ -112,9 +113,16 @@ class FairQueue:
         """
         oldest = math.inf
         for turn in islice(self._turns, MAX_TURNS):
-            if turn.requests.first is not None:
-                oldest = min(oldest, turn.requests.first.since)
+            first = turn.requests.first
+            assert first is not None  # noqa: S101 - a turn without requests is removed
+            oldest = min(oldest, first.since)
         return oldest
+
+    def oldest_requests(self, most: int) -> Iterator[Request]:
+        """Yield requests in this queue: of each client as many of its oldest as make `most` if all have as many."""
+        each = max(most // self._turns.size, 1) if self._turns.size else 0
+        for turn in islice(self._turns, most):
+            yield from islice(turn.requests, each)
 
     @property
     def requests(self) -> list[Request]:
@@ -208,6 +216,11 @@ class Schedule:
     def oldest(self) -> float:
         """Return since when the oldest request has waited; inf if none does."""
         return min(self.suspects.oldest(), self.pinned.oldest(), self.queue.oldest())
+
+    def oldest_requests(self, most: int) -> Iterator[Request]:
+        """Yield about `most` of the requests that wait, of each client the oldest."""
+        for queue in (self.suspects, self.pinned, self.queue):
+            yield from queue.oldest_requests(most)
 
     @property
     def requests(self) -> list[Request]:

@@ -64,7 +64,7 @@ class Server:
     take after `stop`, in seconds.
 
     `links` are other brokers, with which it exchanges requests (docs/brokers.md); `name` is its own name among them, by
-    default the host's name and the first port.
+    default the host's name and the first port.  Requests that take longer than `slow` seconds are logged at their end.
 
     With `access`, only the keys that it lists may connect, except through `inproc://`, which has no keys.  Without it,
     an endpoint that other machines can reach is refused unless `insecure` is true.  `ipc_mode` has the permissions of
@@ -86,6 +86,7 @@ class Server:
         ipc_mode: int = DEFAULT_IPC_MODE,
         name: str = "",
         links: Sequence[LinkTo] = (),
+        slow: float | None = None,
     ) -> None:
         name = name or default_name(binds)
         if not valid_name(name):
@@ -94,7 +95,7 @@ class Server:
             _check_local([*binds, *(endpoint for endpoint, _ in pirates)])
         services = [service_name(service) for _, service in pirates]
         self.limits = _with_connections(limits or Limits())
-        self.broker = Broker(self.limits, now=time.monotonic(), name=name, logger=log)
+        self.broker = Broker(self.limits, now=time.monotonic(), name=name, logger=log, slow=slow)
         self._drain_timeout = drain_timeout
         self._ports: dict[bytes, Port] = {}
         """The sockets beside the main ROUTER, by prefix."""

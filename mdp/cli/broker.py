@@ -237,6 +237,11 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     help=with_default("How long running requests may take to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
 )
 @click.option(
+    "--slow",
+    type=Number("seconds"),
+    help=with_default("Log each request that takes longer than this, in the queue and at its worker.", "never"),
+)
+@click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -259,6 +264,7 @@ def cli(
     insecure: bool,
     ipc_mode: int,
     drain_timeout: float,
+    slow: float | None,
     config: Path | None,
     log_level: str,
     **limits: Any,
@@ -288,7 +294,7 @@ def cli(
     _allow_many_connections()
     with Server(
         bind, pirates=pirate, limits=settings, drain_timeout=drain_timeout, access=rules, insecure=insecure,
-        ipc_mode=ipc_mode, name=name or default_name(bind), links=[*peer, *([parent] if parent else [])],
+        ipc_mode=ipc_mode, name=name or default_name(bind), links=[*peer, *([parent] if parent else [])], slow=slow,
     ) as server:  # fmt: skip
         with server.stopped_by(signal.SIGTERM, signal.SIGINT):
             for endpoint in server.endpoints:

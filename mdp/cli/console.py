@@ -1,6 +1,5 @@
 """Shared by the commands: one-line errors, option types, `--version`, logging to stderr."""
 
-import logging
 import os
 import re
 import sys
@@ -13,7 +12,7 @@ import zmq
 from click.core import ParameterSource
 
 from ... import __version__
-from .. import compiled
+from .. import compiled, logs
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import (
     BrokerUnreachable,
@@ -37,6 +36,9 @@ CONTEXT_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_optio
 """Click settings of every command."""
 FILE_SPELLING: Final = "zmdp.file-spelling"
 """Key in a Click context's `meta`: the names of settings as their TOML file spells them."""
+
+_LOG_FORMAT: Final = "zmdp.log-format"
+"""Key in a Click context's `meta`: the value of `--log-format`."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command."""
@@ -351,20 +353,42 @@ handler_timeout_option = click.option(
         "never",
     ),
 )
-log_level_option = click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    default="info",
-    show_default=True,
-    help="Lowest level of log messages to write to stderr.",
-)
+
+
+def log_level_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--log-level`, and `--log-format`, of which only `log_to_stderr` has to know."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+        default="info",
+        show_default=True,
+        help="Lowest level of log messages to write to stderr.",
+    )
+    form = click.option(
+        "--log-format",
+        type=click.Choice(logs.FORMATS, case_sensitive=False),
+        default=logs.FORMATS[0],
+        show_default=True,
+        envvar="MDP_LOG_FORMAT",
+        show_envvar=True,
+        expose_value=False,
+        callback=_keep_format,
+        help="Write log messages as lines of text, or as JSON objects.",
+    )
+    return level(form(command))
+
+
+def _keep_format(context: click.Context, option: click.Parameter, form: str) -> None:
+    del option
+    context.meta[_LOG_FORMAT] = form
+
+
+def log_format() -> str:
+    """Return the `--log-format` of the command that is running."""
+    context = click.get_current_context(silent=True)
+    return logs.FORMATS[0] if context is None else str(context.meta.get(_LOG_FORMAT, logs.FORMATS[0]))
 
 
 def log_to_stderr(level: str) -> None:
-    """Log to stderr, one line per event, with the time."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    """Log to stderr, one line per event."""
+    logs.configure(level, log_format())

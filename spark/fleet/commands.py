@@ -21,6 +21,7 @@ from ...mdp.cli.console import (
     handler_timeout_option,
     heartbeat_options,
     key_options,
+    log_format,
     log_level_option,
     log_to_stderr,
     printable,
@@ -149,7 +150,7 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     cluster = _cluster(given)
     settings = FleetSettings(
         handler, name=name or default_driver_name("fleet"), executors_broker=broker_from_executors,
-        log_level=log_level.upper(), **given,
+        log_level=log_level.upper(), log_format=log_format(), **given,
     )  # fmt: skip
     running = Fleet(settings, cluster)
 

@@ -85,6 +85,7 @@ class FleetSettings:
     liveness: int = 5
     handler_timeout: float | None = None
     log_level: str = "INFO"
+    log_format: str = "text"
     keys: ClientKeys | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -314,6 +315,7 @@ class Fleet:
             seconds=lease.seconds, service=settings.service, handler=settings.handler, broker=settings.addresses,
             codec=settings.codec, heartbeat=settings.heartbeat, liveness=settings.liveness,
             handler_timeout=settings.handler_timeout, paths=paths, log_level=settings.log_level,
+            log_format=settings.log_format,
             keys=None if settings.keys is None else astuple(settings.keys),
         )  # fmt: skip
         tag = self._tag(lease.number)

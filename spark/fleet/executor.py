@@ -54,6 +54,7 @@ class LeaseTask:
     paths: tuple[str, ...]
     """Folders to import from."""
     log_level: str
+    log_format: str
     keys: tuple[bytes, ...] | None = field(default=None, repr=False)
     """The fields of `ClientKeys`.  Spark ships them as part of the task, so they are in no file, setting or command."""
 
@@ -79,9 +80,9 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
     for _ in rows:  # Spark reuses the Python process, with its imports, only if the task has read all of its input
         pass
     host = socket.gethostname()
-    logging.basicConfig(
-        level=task.log_level, format="%(asctime)s %(levelname).1s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
+    from ...mdp import logs  # noqa: PLC0415 - see the module's docstring
+
+    logs.configure(task.log_level, task.log_format)
     try:
         handler = _Counted(_load_handler(task))
         worker = _make_worker(task, handler)

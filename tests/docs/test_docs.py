@@ -2,7 +2,9 @@
 
 import importlib.util
 import inspect
+import io
 import json
+import logging
 import re
 import shlex
 import subprocess
@@ -187,6 +189,24 @@ def test_the_examples_of_the_python_page(endpoint, capsys):
     assert "500 ValueError: no good" in capsys.readouterr().out
 
 
+def test_the_examples_of_the_logging_page(endpoint, monkeypatch):
+    root, said = logging.Logger("root"), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(logging, "getLogger", lambda: root)
+    call, setup = blocks("docs/logging.md", "python")
+    exec(setup, {})
+
+    def resize(request):
+        root.info("resizing")
+        return request.headers["request-id"].encode()
+
+    [handler] = root.handlers
+    handler.formatter._style._fmt += " %(request_id)s"
+    with Worker("resize", resize, broker=endpoint), Client(endpoint, timeout=20) as client:
+        exec(call, {"client": client, "image": b""})
+    assert said.getvalue().endswith(" resizing order-7\n")
+
+
 def test_the_examples_of_the_wire_page(endpoint, capsys):
     with Client(endpoint) as client:
         client.request("echo")  # now there is a worker
@@ -310,9 +330,12 @@ def test_every_reason_and_count_is_documented():
 def test_every_key_of_the_answers_is_documented(endpoint):
     page = (ROOT / "docs" / "mmi.md").read_text()
     with Client(endpoint) as client:
-        client.request("echo")  # now there is a worker to report
-        for question in ("mmi.services", "mmi.workers", "mmi.stats", "mmi.broker", "mmi.brokers"):
-            answer = json.loads(client.request(question)[0])
+        tail = client.request("mmi.tail")[0]
+        client.submit("nobody")
+        client.request("echo")  # now there are a worker and requests to report
+        questions = ("mmi.services", "mmi.workers", "mmi.stats", "mmi.broker", "mmi.brokers", "mmi.requests")
+        for question, *body in (*((each,) for each in questions), ("mmi.tail", tail)):
+            answer = json.loads(client.request(question, *body)[0])
             rows = next((value for value in answer.values() if isinstance(value, list)), [{}])
             missing = [
                 key for key in (*answer, *(rows or [{}])[0]) if f"`{key}`" not in page and f'"{key}"' not in page

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import threading
+import time
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
+from support.processes import eventually
 
 from zmdp.clients import AsyncClient, Client, RequestTimeout, ServiceError, ZmdpError
 from zmdp.mdp import tracing
@@ -75,6 +78,13 @@ class Handled:
         ({"traceparent": PARENT}, None, {"traceparent": PARENT}),
         ({"traceparent": PARENT, "tracestate": "x=1", "a": "b"}, None, {"traceparent": PARENT, "tracestate": "x=1"}),
         ({"traceparent": PARENT}, {"a": "b"}, {"traceparent": PARENT, "a": "b"}),
+        ({"request-id": "7", "a": "b"}, None, {"request-id": "7"}),
+        ({"request-id": "7", "traceparent": PARENT}, {"request-id": "8"}, {"request-id": "8", "traceparent": PARENT}),
+        (
+            {"request-id": "7", "traceparent": PARENT},
+            {"traceparent": OTHER},
+            {"request-id": "7", "traceparent": OTHER},
+        ),
         ({"traceparent": PARENT, "tracestate": "x=1"}, {"traceparent": OTHER}, {"traceparent": OTHER}),
         (
             {"traceparent": PARENT, "tracestate": "x=1"},
@@ -178,11 +188,11 @@ def test_from_a_handler_in_a_thread(endpoint, package):
     assert seen[3].pop("own") == "x"
     assert len(seen) == 7
     for each in seen:
-        assert set(each) == {"traceparent", "tracestate"}
+        assert set(each) - {tracing.TTL} == {"traceparent", "tracestate"}
         assert each["tracestate"] == "x=1"
         assert each["traceparent"][:36] == PARENT[:36]
         assert (each["traceparent"] == PARENT) == (package == "without")
-    assert set(unrelated) == ({"traceparent"} if package == "with" else set())
+    assert set(unrelated) == ({"traceparent", tracing.TTL} if package == "with" else set())
 
 
 @WITH_AND_WITHOUT
@@ -261,6 +271,78 @@ def test_a_trace_that_began_elsewhere_goes_on(endpoint, spans):
         client.request("inner", headers={"traceparent": PARENT})
     server = by_kind(spans())[SpanKind.SERVER, "inner"]
     assert server.context.trace_id == TRACE_ID
+
+
+def test_a_request_keeps_its_name(endpoint, spans):
+    """Its name, and not the trace context, which is that of the span."""
+    del spans
+    with Client(endpoint, timeout=20) as inside:
+        with (
+            Worker("outer", lambda request: inside.request("inner"), broker=endpoint),
+            Client(endpoint, timeout=20) as client,
+        ):
+            headers = told(client.request("outer", headers={"request-id": "7", "traceparent": PARENT}))
+    assert headers["request-id"] == "7"
+    assert headers["traceparent"][:36] == PARENT[:36]
+    assert headers["traceparent"] != PARENT
+
+
+class Waited:
+    """A request whose deadline is in so many seconds, and that began with that ttl."""
+
+    service = "echo"
+
+    def __init__(self, ttl, left=2.0):
+        self.headers = {} if ttl is None else {tracing.TTL: ttl}
+        self.deadline = None if left is None else time.monotonic() + left
+
+
+@pytest.mark.parametrize(
+    ("waited", "seconds"),
+    [
+        (Waited("1e9", 1e6), 999_000_000),
+        (Waited("1.000", 1e6), 0.0),
+        (Waited("1.000", None), None),
+        (Waited(None), None),
+        (Waited("soon"), None),
+        (Waited("inf"), None),
+        (Waited("nan"), None),
+    ],
+)
+def test_the_time_that_a_request_has_waited(spans, waited, seconds):
+    with tracing.handling(waited):
+        pass
+    (span,) = spans()
+    found = span.attributes.get(tracing.QUEUE_SECONDS)
+    assert found == (seconds if not seconds else pytest.approx(seconds, rel=0.01))
+
+
+def test_the_span_of_a_worker_has_the_time_in_the_queue(endpoint, spans):
+    """The worker is busy with the first request until the second has been accepted."""
+    begun, queued = threading.Event(), threading.Event()
+
+    def handler(request):
+        begun.set()
+        queued.wait(20)
+        return request[0]
+
+    with Worker("slow", handler, broker=endpoint), Client(endpoint, timeout=20) as client:
+        first = client.submit("slow", b"1")
+        assert begun.wait(20)
+        second = client.submit("slow", b"2")
+        eventually(lambda: told(client.request("mmi.services", b"slow"))["services"][0]["queued"])
+        before = time.monotonic()
+        client.request("mmi.stats")  # which takes some time
+        waited = time.monotonic() - before
+        queued.set()
+        assert (first.result(20)[0], second.result(20)[0]) == (b"1", b"2")
+        parts = client.stream("slow", b"3")  # without a deadline
+        assert next(parts)[0] == b"3"
+    handled = [span for span in spans() if (span.kind, span.name) == (SpanKind.SERVER, "slow")]
+    first, second = (span.attributes[tracing.QUEUE_SECONDS] for span in handled[:2])
+    assert second >= waited - 0.002  # ttls are rounded to milliseconds
+    assert first >= 0
+    assert tracing.QUEUE_SECONDS not in handled[2].attributes
 
 
 def test_errors_are_recorded(endpoint, spans):

@@ -442,7 +442,7 @@ def test_a_restart_of_the_broker_is_logged_without_a_warning(tmp_path):
         worker.line("echo: the broker sent DISCONNECT, as it does when it restarts; reconnecting to", count=2)
         assert worker.end() == 0
     lines = [line for line in worker.stderr.splitlines() if "DISCONNECT" in line]
-    assert [line.split()[1] for line in lines] == ["I", "I"]
+    assert [line.split()[1] for line in lines] == ["INFO", "INFO"]
 
 
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker", "titanic", "mdp-spark"])

@@ -55,7 +55,7 @@ def told(running, endpoint, text, folder=None):
     """Check that the broker logs `text`, and that `mdclient brokers` shows it, while a client calls a service."""
     options = folder.options("operator") if folder else ()
     with undisturbed(endpoint, folder) as client:
-        assert re.search(r" W zmdp.broker: no link to broker \S+ yet: ", running.line(f" yet: {text}"))
+        assert re.search(r" WARNING zmdp.broker\[\d+\]: no link to broker \S+ yet: ", running.line(f" yet: {text}"))
         eventually(lambda: any(each.startswith(text) for each in troubles(client)))
         shown = run("mdclient", "brokers", "--broker", endpoint, *options).stdout.decode()
         assert text in shown

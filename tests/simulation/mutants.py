@@ -232,21 +232,25 @@ def cancel_to_all(requests: Requests, request: Any, *args: Any, drop: Any = Requ
         requests._outgoing.add([*attempt.worker.route, wire.WX1, b"\x08", b"%d" % attempt.address, b""])
 
 
-def twice(requests: Requests, request: Any, reason: Drop, now: float, report: Any = Requests.report) -> None:
+def twice(
+    requests: Requests, request: Any, reason: Drop, now: float, attempt: Any = None, report: Any = Requests.report
+) -> None:
     """An X1 client is told twice."""
-    report(requests, request, reason, now)
+    report(requests, request, reason, now, attempt)
     if request.header == wire.CX1:
         requests._outgoing.error(request.client, request.number, request.service.name, 408, b"again", [])
 
 
-def never(requests: Requests, request: Any, reason: Drop, now: float) -> None:
+def never(requests: Requests, request: Any, reason: Drop, now: float, attempt: Any = None) -> None:
     """An X1 client is not told."""
     requests._stats.dropped[reason] += 1
 
 
-def tell_all(requests: Requests, request: Any, reason: Drop, now: float, report: Any = Requests.report) -> None:
+def tell_all(
+    requests: Requests, request: Any, reason: Drop, now: float, attempt: Any = None, report: Any = Requests.report
+) -> None:
     """A client that does not speak X1 is told too."""
-    report(requests, request, reason, now)
+    report(requests, request, reason, now, attempt)
     if request.header == wire.C02:
         requests._outgoing.add(
             wire.error_to_client((*request.client.path, b"1", b""), request.service.name, 500, b"it failed")

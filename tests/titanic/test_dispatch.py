@@ -273,8 +273,10 @@ def test_headers_reach_the_handler(bench, titanic):
 
     with Worker("look", look, broker=bench.endpoint, **BEATS):
         headers = {"tenant": "größer", "empty": ""}
-        reply = titanic.submit("look", headers=headers).result(timeout=20)
-        assert json.loads(reply[0]) == headers
+        ticket = titanic.submit("look", headers=headers)
+        assert json.loads(ticket.result(timeout=20)[0]) == {**headers, "request-id": ticket.uuid}
+        named = {**headers, "request-id": "mine"}
+        assert json.loads(titanic.submit("look", headers=named).result(timeout=20)[0]) == named
 
 
 def test_a_reply_expires(bench, titanic, url):

@@ -4,7 +4,8 @@ import json
 import re
 
 import pytest
-from support.peers import Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+from support import peers
+from support.peers import Client, OldClient, OldWorker, Worker, X1Client
 from support.processes import eventually
 from support.titanics import running_bench, serving, stored
 
@@ -40,6 +41,21 @@ NO_UUIDS = [
     b"' OR uuid IS NOT NULL OR uuid = '",
     b"1" * 100_000,
 ]
+
+
+class X1Worker(peers.X1Worker):
+    """Expects that Titanic names each request by its UUID."""
+
+    def work(self, *body):
+        address, told = self.request(*body)
+        assert re.fullmatch(rb'{"headers":{"request-id":"[0-9a-f]{32}"}}', told)
+        return address
+
+
+def x1_worker(bench, service):
+    worker = bench.connect(X1Worker)
+    worker.ready(service)
+    return worker
 
 
 @pytest.fixture
@@ -319,7 +335,7 @@ def test_c29_a_request_closed_before_it_runs_is_not_run(bench, titanic):
 
 
 def test_a_failed_request_is_500_then_the_code_the_service_and_the_detail(bench, titanic):
-    client, worker = bench.x1_client(), bench.x1_worker(b"records")
+    client, worker = bench.x1_client(), x1_worker(bench, b"records")
     with_detail, without, empty, strange = (submit(client, b"records", b"%d" % n) for n in range(4))
     worker.error(worker.work(b"0"), b"404", "no such größe".encode(), b"\0detail")
     worker.error(worker.work(b"1"), b"500", b"ValueError: no\nsuch")
@@ -366,7 +382,7 @@ def test_any_client_and_any_worker(bench, titanic, kind, worker_kind):
 @pytest.mark.parametrize("kind", [OldClient, Client])
 def test_c37_callers_that_do_not_speak_x1_get_bare_codes(bench, engine, kind):
     url = engine.url.render_as_string(hide_password=False)
-    client, worker = bench.connect(kind), bench.x1_worker(b"records")
+    client, worker = bench.connect(kind), x1_worker(bench, b"records")
     with serving(bench.endpoint, url, max_waiting=1):
         uuid = submit(client, b"records", b"body")
         eventually(lambda: ask(client, b"titanic.request", b"records", b"body") == [b"500"])  # it is full
@@ -516,7 +532,7 @@ def test_titanic_close_has_no_options(bench, titanic):
 
 
 def test_partials_are_sent_on_request(bench, titanic):
-    client, worker = bench.x1_client(), bench.x1_worker(b"count")
+    client, worker = bench.x1_client(), x1_worker(bench, b"count")
     uuid = submit(client, b"count", b"body")
     address = worker.work(b"body")
     for part in ([b"0"], [b"one", b""], [b""]):
@@ -550,16 +566,16 @@ def test_wait_answers_when_the_reply_is_there(bench, titanic):
 
 
 def test_headers_reach_the_service(bench, titanic):
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    submit(client, b"echo", b"body", options=b'{"headers":{"tenant":"gr\\u00f6\\u00dfer","a\\u0000":"\\u0000"}}')
+    client, worker = bench.x1_client(), x1_worker(bench, b"echo")
+    uuid = submit(client, b"echo", b"body", options=b'{"headers":{"tenant":"gr\\u00f6\\u00dfer","a\\u0000":"\\u0000"}}')
     address, told = worker.request(b"body")
-    assert json.loads(told)["headers"] == {"tenant": "größer", "a\0": "\0"}
+    assert json.loads(told)["headers"] == {"request-id": uuid.decode(), "tenant": "größer", "a\0": "\0"}
     worker.final(address, b"done")
 
 
 @on_sqlite
 def test_headers_that_could_not_be_sent_on_are_400(bench, titanic, url):
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client, worker = bench.x1_client(), x1_worker(bench, b"echo")
     for letter, size in (("x", 65_000), ("ü", 20_000), ("\U0001f600", 10_000)):
         given = '{"headers":{"a":"%s"}}' % (letter * size)
         frames = ask(client, b"titanic.request", b"echo", b"body", options=given.encode())

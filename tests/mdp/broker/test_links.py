@@ -1427,3 +1427,57 @@ def test_a_broker_without_access_control_asks_as_what_its_key_may_do():
     assert json.loads(other.sent[-1][5]) == {"user": "brokers"}
     (refusal,) = other.say(AS_CLIENT, asks(2, b"other"))
     assert refusal.code == 403
+
+
+# ── what operators see ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def without(row, *names):
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def done_at_b():
+    """Return brokers as of `pair`, where the worker at b does a request of a client of a."""
+    mesh = pair()
+    mesh.receive("a", ready(service=b"other"))
+    mesh.receive("a", request(headers={"request-id": "mine"}))
+    return mesh
+
+
+def test_a_request_that_was_passed_on_is_listed_at_both_brokers():
+    mesh = done_at_b()
+    (here,), (there,) = (mesh.ask(name, b"mmi.requests")["requests"] for name in ("a", "b"))
+    assert without(here, "client") == {
+        "id": "1", "request_id": "mine", "service": "echo", "role": "", "protocol": "X1", "attempts": 1, "bytes": 1,
+        "state": "running", "age_seconds": 0.0, "state_seconds": 0.0, "worker": None, "broker": "b",
+        "ttl_seconds": None,
+    }  # fmt: skip
+    assert there == {**here, "id": "1001", "client": "broker a", "worker": 1, "broker": None}
+
+
+@pytest.mark.parametrize(("where", "id_"), [("a", b"1"), ("b", b"1001")])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_request_that_was_passed_on_is_cancelled_at_either_broker(where, id_, listed):
+    mesh = done_at_b()
+    if listed:
+        mesh.ask(where, b"mmi.requests")
+    sent = mesh.receive(where, request(b"78", client=b"admin", service=b"mmi.cancel", body=id_))
+    assert [message for message in sent["a"] if message[0] == b"c"] == [error(499, "cancelled")]
+    assert [message for message in sent["b"] if message[0] == b"w"] == [[b"w", b"MDPWX1", b"\x08", b"1001", b""]]
+
+
+def test_a_tail_and_the_log_tell_of_requests_that_were_passed_on(caplog):
+    mesh = pair()
+    mesh.brokers["a"].watch._slow = 1.0
+    tail = mesh.ask("a", b"mmi.tail")["tail"]
+    (address,) = work(mesh.receive("a", request(headers={"request-id": "mine"}))["b"])
+    mesh.now += 2
+    mesh.receive("b", final(address))
+    (row,) = mesh.ask("a", b"mmi.tail", json.dumps({"tail": tail}).encode())["requests"]
+    assert without(row, "client") == {
+        "id": "1", "request_id": "mine", "service": "echo", "role": "", "protocol": "X1", "attempts": 1, "bytes": 1,
+        "outcome": "ok", "queue_seconds": 0.0, "worker_seconds": 2.0, "worker": None, "ago_seconds": 0.0,
+    }  # fmt: skip
+    (line,) = [record for record in caplog.records if record.message.startswith("slow")]
+    assert line.message == "slow request for service echo: 0.000 s in the queue, 2.000 s at broker b: ok"
+    assert (line.request_id, hasattr(line, "worker")) == ("mine", False)

@@ -3,7 +3,17 @@
 import click
 import pytest
 
-from zmdp.mdp.cli.console import Endpoints, Number, all_endpoints, run, with_default
+from zmdp.mdp import logs
+from zmdp.mdp.cli.console import (
+    Endpoints,
+    Number,
+    all_endpoints,
+    log_format,
+    log_level_option,
+    log_to_stderr,
+    run,
+    with_default,
+)
 from zmdp.mdp.errors import (
     BrokerUnreachable,
     RequestTimeout,
@@ -165,3 +175,28 @@ def test_valid_endpoints(outcome, given):
         assert bind == (given,)
 
     assert outcome(cli, "--bind", given) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "used"),
+    [
+        ([], None, ("info", "text")),
+        (["--log-format", "json"], None, ("info", "json")),
+        (["--log-format", "JSON", "--log-level", "ERROR"], "text", ("error", "json")),
+        ([], "json", ("info", "json")),
+    ],
+)
+def test_the_options_for_logs(outcome, monkeypatch, arguments, variable, used):
+    monkeypatch.setattr(logs, "configure", lambda *given: configured.append(given))
+    configured = []
+    if variable is not None:
+        monkeypatch.setenv("MDP_LOG_FORMAT", variable)
+
+    @click.command()
+    @log_level_option
+    def cli(log_level):
+        log_to_stderr(log_level)
+
+    assert outcome(cli, *arguments) == (0, "")
+    assert configured == [used]
+    assert log_format() == "text"  # no command is running

@@ -78,7 +78,7 @@ def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
         **{
             "fleet": "f", "control": "spark.control.nobody", "slot": 0, "lease": 1, "seconds": seconds,
             "service": "s", "handler": handler, "broker": (endpoint,), "codec": None, "handler_timeout": None,
-            "paths": (str(HERE),), "log_level": "INFO", **BEATS, **settings,
+            "paths": (str(HERE),), "log_level": "INFO", "log_format": "text", **BEATS, **settings,
         }
     )  # fmt: skip
     (result,) = spark.sparkContext.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
@@ -114,7 +114,7 @@ def test_an_executor_reports_a_missing_codec(spark, endpoint):
 
 def test_an_executor_reports_missing_pyzmq(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "zmq", None)
-    (result,) = serve(SimpleNamespace(paths=(), log_level="INFO"), iter(()))
+    (result,) = serve(SimpleNamespace(paths=(), log_level="INFO", log_format="text"), iter(()))
     assert "has no pyzmq" in result["refused"]
     assert "mdp-spark pack" in result["refused"]
 

@@ -1,0 +1,407 @@
+"""The requests in flight, those that have ended, and slow ones, compared as whole values."""
+
+import json
+import logging
+
+import pytest
+
+from zmdp.mdp.access import Permissions
+from zmdp.mdp.broker import watch
+from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.tails import DEFAULT_LIMIT, KEPT, MAX_TAIL_ROWS, MAX_TAILS
+from zmdp.mdp.limits import Limits
+
+FIRST = 1000
+"""The address of the first dispatch."""
+NAMED = b'{"headers":{"request-id":"order 7\\n"}}'
+
+
+def ready(worker=b"w", service=b"echo", credit=b"1"):
+    return [worker, b"", b"MDPWX1", b"\x01", service, b'{"credit":%s}' % credit]
+
+
+def request(number=b"1", *, client=b"c", service=b"echo", body=b"body", options=b""):
+    return [client, number, b"", b"MDPCX1", b"\x01", service, options, body]
+
+
+def old(client=b"old", service=b"echo", body=b"old"):
+    return [client, b"MDPC02", b"\x01", service, body]
+
+
+def final(address=FIRST, worker=b"w"):
+    return [worker, b"", b"MDPWX1", b"\x04", b"%d" % address, b"", b"done"]
+
+
+def failure(address=FIRST, worker=b"w"):
+    return [worker, b"", b"MDPWX1", b"\x07", b"%d" % address, b"", b"500", b"it broke"]
+
+
+class World:
+    """A broker with a clock, and an administrator who asks it."""
+
+    def __init__(self, **settings):
+        self.now = 100.0
+        self.broker = Broker(**settings, now=self.now, first_address=FIRST)
+        self.asked = 0
+
+    def after(self, seconds, *messages):
+        """Pass messages to the broker after that time; return what it sends."""
+        self.now += seconds
+        return [sent for message in messages for sent in self.broker.receive(message, self.now)]
+
+    def ask(self, name, body=b"", *, role=None, asker=b"admin"):
+        """Return what the administrator is answered, and what else is sent because of it."""
+        self.asked += 1
+        question = [asker, b"%d" % self.asked, b"", b"MDPCX1", b"\x01", name, b"", body]
+        sent = self.broker.receive(question, self.now, role)
+        (answer,) = [message for message in sent if message[0] == asker]
+        others = [message for message in sent if message[0] != asker]
+        return answer[4:], others
+
+    def json(self, name, body=b""):
+        (command, answered, frame), _ = self.ask(name, body)
+        assert (command, answered) == (b"\x03", name)
+        return json.loads(frame)
+
+    def requests(self, service=b""):
+        return self.json(b"mmi.requests", service)["requests"]
+
+    def tail(self, **options):
+        return self.json(b"mmi.tail", json.dumps(options).encode())
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+# ── in flight ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_requests_that_run_and_that_wait_are_listed(world):
+    world.after(0, ready(), request(b"1", options=NAMED))
+    world.after(1, request(b"2", client=b"d", body=b"12345", options=b'{"ttl":5000}'))
+    world.after(2, old(service=b"none"))
+    running, waiting, unserved = world.requests()
+    assert running == {
+        "id": f"{FIRST}", "request_id": "order?7?", "service": "echo", "state": "running", "age_seconds": 3.0,
+        "state_seconds": 3.0, "role": "", "client": running["client"], "protocol": "X1", "worker": 1, "broker": None,
+        "attempts": 1, "ttl_seconds": None, "bytes": 4,
+    }  # fmt: skip
+    assert waiting == {
+        "id": f"{FIRST}-1", "request_id": None, "service": "echo", "state": "waiting", "age_seconds": 2.0,
+        "state_seconds": 2.0, "role": "", "client": waiting["client"], "protocol": "X1", "worker": None,
+        "broker": None, "attempts": 0, "ttl_seconds": 3.0, "bytes": 5,
+    }  # fmt: skip
+    assert (unserved["service"], unserved["protocol"], unserved["bytes"]) == ("none", "0.2", 3)
+    assert world.requests(b"echo") == [running, waiting]
+    assert world.requests(b"no such service") == []
+
+
+def test_an_id_stays_while_the_state_changes(world):
+    world.after(0, ready(), request(b"1"), request(b"2"))
+    _, waiting = world.requests()
+    world.after(1, final())
+    (row,) = world.requests()
+    assert row == {
+        **waiting, "state": "running", "age_seconds": 1.0, "state_seconds": 0.0, "worker": 1, "attempts": 1,
+    }  # fmt: skip
+
+
+def test_requests_of_the_current_turn_wait(world):
+    world.broker.take(ready(), world.now)
+    world.broker.take(request(), world.now)
+    rows, more = world.broker.watch.in_flight(b"", lambda name: True, 10, world.now)
+    assert ([row["state"] for row in rows], more) == (["waiting"], 0)
+
+
+def test_clients_are_told_apart_without_their_routing_ids(world):
+    proxied = [b"proxy", b"c", b"", b"MDPC02", b"\x01", b"none", b"body"]
+    world.after(0, request(client=b"c", service=b"none"), request(b"2", client=b"c", service=b"none"))
+    world.after(1, request(client=b"d", service=b"none"), proxied)
+    clients = [row["client"] for row in world.requests()]
+    assert [clients.index(each) for each in clients] == [0, 0, 2, 3]
+    assert not {"c", "d", b"c".hex(), b"d".hex()} & {*clients}
+    assert World().broker.watch._secret == world.broker.watch._secret
+    assert Broker(now=0).watch._secret != Broker(now=0).watch._secret
+
+
+def test_cancelled_requests_that_a_worker_still_holds_are_not_listed(world):
+    world.after(0, ready(), request(), [b"c", b"1", b"", b"MDPCX1", b"\x05", b"echo"])
+    assert world.requests() == []
+
+
+def test_too_many_requests_are_cut(world):
+    world.after(0, ready(credit=b"4"), *(request(b"%d" % number) for number in range(10)))
+    world.after(0, request(client=b"d"))
+
+    def shown(most):
+        rows, more = world.broker.watch.in_flight(b"", lambda name: True, most, world.now)
+        return [row["state"] for row in rows].count("running"), len(rows), more
+
+    assert shown(11) == (4, 10, 1)  # about as many of each client that has waiting ones
+    assert shown(100) == (4, 11, 0)
+    assert shown(4) == (2, 4, 7)
+    assert shown(6) == (3, 6, 5)
+
+
+def test_each_role_sees_its_services_only(world):
+    world.broker.grant({"shop": Permissions("shop", call=("echo",), mmi="service")}, world.now)
+    world.after(0, request(), request(b"2", service=b"secret"))
+    role = world.broker.roles.named("shop")
+    rows, _ = world.broker.watch.in_flight(b"", role.sees, 10, world.now)
+    assert [row["service"] for row in rows] == ["echo"]
+
+
+def test_ids_in_large_options_are_not_looked_for():
+    large = b'{"x":"%s","headers":{"request-id":"a"}}' % (b"x" * watch.MAX_SEARCHED)
+    world = World()
+    world.after(0, request(options=large))
+    assert world.requests()[0]["request_id"] is None
+
+
+# ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cancelled(world, id_):
+    """Return what is sent because an administrator cancels the request with that id."""
+    answer, sent = world.ask(b"mmi.cancel", id_.encode())
+    assert answer[:2] == [b"\x03", b"mmi.cancel"]
+    assert json.loads(answer[2]) == {"cancelled": bool(sent) or not world.requests()}
+    return sent
+
+
+def test_a_running_request_is_cancelled_at_its_client_and_its_worker(world):
+    world.after(0, ready(), request())
+    (row,) = world.requests()
+    assert cancelled(world, row["id"]) == [
+        [b"c", b"1", b"", b"MDPCX1", b"\x04", b"echo", b"499", b"cancelled"],
+        [b"w", b"", b"MDPWX1", b"\x08", b"%d" % FIRST, b""],
+    ]
+    assert world.json(b"mmi.cancel", row["id"].encode()) == {"cancelled": False}
+    assert world.broker.registry.workers[b"w"].held  # until the worker says that it has stopped
+
+
+def test_a_request_is_cancelled_by_the_address_that_its_worker_knows(world):
+    world.after(0, ready(), request())
+    assert len(cancelled(world, f"{FIRST}")) == 2
+    assert world.json(b"mmi.cancel", b"%d" % FIRST) == {"cancelled": False}
+
+
+def test_a_waiting_request_is_cancelled(world):
+    world.after(0, request(), request(b"2"))
+    first, second = world.requests()
+    assert cancelled(world, second["id"]) == [[b"c", b"2", b"", b"MDPCX1", b"\x04", b"echo", b"499", b"cancelled"]]
+    assert world.requests() == [first]
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_a_request_without_a_number_is_cancelled(world, running):
+    world.after(0, *([ready(credit=b"2")] if running else []), old(body=b"1"), old(body=b"22"))
+    _, second = world.requests()
+    assert world.json(b"mmi.cancel", second["id"].encode()) == {"cancelled": True}
+    assert [row["bytes"] for row in world.requests()] == [1]
+
+
+def test_another_request_of_the_same_number_is_not_cancelled(world):
+    world.after(0, ready(), request())
+    (row,) = world.requests()
+    world.after(1, final(), request())
+    assert world.json(b"mmi.cancel", row["id"].encode()) == {"cancelled": False}
+    world.after(1, final(FIRST + 1), request(b"2"))
+    assert world.json(b"mmi.cancel", row["id"].encode()) == {"cancelled": False}
+    assert len(world.requests()) == 1
+
+
+@pytest.mark.parametrize("id_", [b"", b"x", b"12", b"\xff", b"1" * 30, "²".encode(), b"-1", b"1000-1"])
+def test_there_is_nothing_to_cancel(world, id_):
+    world.after(0, ready(), request())
+    assert world.json(b"mmi.cancel", id_) == {"cancelled": False}
+
+
+def test_the_ids_of_the_last_lists_are_remembered(world):
+    world.after(0, request(b"1", service=b"a"), request(b"2", service=b"b"), request(b"3", service=b"c"))
+    (first,), (second,) = world.requests(b"a"), world.requests(b"b")
+    world.broker.watch._listed.update({f"{number}": (b"c", None) for number in range(watch.MAX_LISTED - 2)})
+    (third,) = world.requests(b"c")
+    cancelled = [world.json(b"mmi.cancel", row["id"].encode())["cancelled"] for row in (first, second, third)]
+    assert cancelled == [False, True, True]
+
+
+@pytest.mark.parametrize("name", [b"mmi.cancel", b"mmi.tail"])
+def test_only_administrators_may_cancel_and_follow(world, name):
+    permissions = {"boss": Permissions("boss", admin=True), "watcher": Permissions("watcher", mmi="all")}
+    world.broker.grant(permissions, world.now)
+    boss, watcher = (world.broker.roles.named(each) for each in permissions)
+    assert world.ask(name, role=boss)[0][0] == b"\x03"
+    answer, _ = world.ask(name, role=watcher, asker=b"another")
+    assert answer[:3] == [b"\x04", name, b"403"]
+    assert world.ask(b"mmi.requests", role=watcher, asker=b"another")[0][0] == b"\x03"
+
+
+# ── what has ended ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tail_tells_what_has_ended_since_it_was_asked_last(world):
+    world.after(0, ready(), request(b"0"))
+    world.after(1, final())
+    begun = world.tail()
+    assert begun == {"tail": begun["tail"], "requests": [], "left_out": 0}
+    world.after(1, request(b"1", options=NAMED))
+    world.after(0.5, old())
+    world.after(0.25, final(FIRST + 1))
+    world.after(2, failure(FIRST + 2))
+    world.after(0.125, request(b"3", service=b"none", options=b'{"wait":false}'))
+    told = world.tail(tail=begun["tail"])
+    assert (told["tail"], told["left_out"]) == (begun["tail"], 0)
+    answered, failed, refused = told["requests"]
+    assert answered == {
+        "id": f"{FIRST + 1}", "request_id": "order?7?", "service": "echo", "role": "", "client": answered["client"],
+        "protocol": "X1", "attempts": 1, "bytes": 4, "outcome": "ok", "queue_seconds": 0.0, "worker_seconds": 0.75,
+        "worker": 1, "ago_seconds": 2.125,
+    }  # fmt: skip
+    assert failed == {
+        "id": f"{FIRST + 2}", "request_id": None, "service": "echo", "role": "", "client": failed["client"],
+        "protocol": "0.2", "attempts": 1, "bytes": 3, "outcome": "500", "queue_seconds": 0.25, "worker_seconds": 2.0,
+        "worker": 1, "ago_seconds": 0.125,
+    }  # fmt: skip
+    assert refused == {
+        "id": f"{FIRST}-1", "request_id": None, "service": "none", "role": "", "client": answered["client"],
+        "protocol": "X1", "attempts": 0, "bytes": 4, "outcome": "404", "queue_seconds": 0.0, "worker_seconds": None,
+        "worker": None, "ago_seconds": 0.0,
+    }  # fmt: skip
+    assert world.tail(tail=begun["tail"])["requests"] == []
+
+
+def test_a_tail_tells_of_workers_that_were_lost(world):
+    tail = world.tail()["tail"]
+    world.after(0, ready(), request(options=b'{"wait":false}'))
+    world.now += 1
+    world.broker.unreachable(b"w", 100, world.now)
+    world.after(1, request(b"2", client=b"gone"))
+    world.broker.unreachable(b"gone", 100, world.now)
+    lost, gone = world.tail(tail=tail)["requests"]
+    assert (lost["outcome"], lost["worker"], lost["worker_seconds"]) == ("502", 1, 1.0)
+    assert (gone["outcome"], gone["worker"], gone["worker_seconds"]) == ("client-gone", None, None)
+
+
+def test_what_is_over_the_limit_is_counted(world):
+    world.after(0, ready())
+    tail, small = world.tail()["tail"], world.tail(limit=2)["tail"]
+    for number in range(DEFAULT_LIMIT + 5):
+        world.after(0, request(b"%d" % number), final(FIRST + number))
+    world.after(1, request(b"x"), final(FIRST + DEFAULT_LIMIT + 5))
+    told = world.tail(tail=tail)
+    assert (len(told["requests"]), told["left_out"]) == (DEFAULT_LIMIT + 1, 5)
+    told = world.tail(tail=small)
+    assert (len(told["requests"]), told["left_out"]) == (3, DEFAULT_LIMIT + 3)
+
+
+def test_a_tail_that_is_not_fetched_is_bounded(world):
+    tail = world.tail(limit=MAX_TAIL_ROWS)["tail"]
+    for number in range(MAX_TAIL_ROWS + 7):
+        world.after(0.005, request(b"%d" % number, service=b"none", options=b'{"wait":false}'))
+    told = world.tail(tail=tail)
+    assert (len(told["requests"]), told["left_out"]) == (MAX_TAIL_ROWS, 7)
+
+
+def test_a_tail_may_be_about_one_service_or_failures_only(world):
+    world.after(0, ready(), ready(b"v", b"sum"))
+    every, ours, failed = world.tail()["tail"], world.tail(service="sum")["tail"], world.tail(failed=True)["tail"]
+    world.after(0, request(), request(b"2", service=b"sum"), final(), failure(FIRST + 1, b"v"))
+    told = [[row["service"] for row in world.tail(tail=each)["requests"]] for each in (every, ours, failed)]
+    assert told == [["echo", "sum"], ["sum"], ["sum"]]
+
+
+def test_a_tail_ends_that_nobody_asks_for(world):
+    tail = world.tail()["tail"]
+    world.after(KEPT)
+    again = world.tail(tail=tail)["tail"]
+    world.broker.tick(world.now + KEPT)
+    assert (again, world.broker.watch.active) == (tail, True)
+    world.broker.tick(world.now + KEPT + 0.01)
+    assert not world.broker.watch.active
+    assert world.tail(tail=tail)["tail"] != tail
+
+
+def test_a_tail_ends_at_the_end_of_a_request_as_well(world):
+    world.tail()
+    world.after(KEPT + 1, request(service=b"none", options=b'{"wait":false}'))
+    assert not world.broker.watch.active
+
+
+def test_the_number_of_tails_is_bounded(world):
+    tails = [world.tail()["tail"] for _ in range(MAX_TAILS)]
+    assert world.tail(tail=tails[0])["tail"] == tails[0]
+    world.tail()
+    assert world.tail(tail=tails[0])["tail"] == tails[0]
+    assert world.tail(tail=tails[1])["tail"] != tails[1]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [b"{", b"[]", b"\xff", b'{"limit":0}', b'{"limit":1001}', b'{"limit":true}', b'{"limit":1.0}', b'{"tail":1}',
+     b'{"service":null}', b'{"failed":1}', b"[" * 100_000],
+)  # fmt: skip
+def test_a_malformed_question(world, question):
+    assert world.ask(b"mmi.tail", question)[0] == [b"\x03", b"mmi.tail", b"400"]
+    assert not world.broker.watch.active
+
+
+# ── logs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fields(record):
+    return {
+        name: getattr(record, name) for name in ("request_id", "service", "worker", "role") if hasattr(record, name)
+    }
+
+
+def test_slow_requests_are_logged(caplog):
+    world = World(slow=2.0)
+    world.after(0, ready(), request())
+    world.after(2, final(), request(b"2"))
+    assert "slow" not in caplog.text
+    world.after(1, request(b"3", options=NAMED))
+    world.after(1.5, final(FIRST + 1))
+    world.after(1, failure(FIRST + 2))
+    world.after(0, request(b"4", service=b"none"))
+    world.after(3, [b"c", b"4", b"", b"MDPCX1", b"\x05", b"none"])
+    slow = [record for record in caplog.records if record.message.startswith("slow")]
+    assert [(record.levelno, record.message, fields(record)) for record in slow] == [
+        (
+            logging.WARNING,
+            "slow request for service echo: 0.000 s in the queue, 2.500 s at worker 1: ok",
+            {"request_id": f"{FIRST + 1}", "service": "echo", "worker": 1},
+        ),
+        (
+            logging.WARNING,
+            "slow request for service echo: 1.500 s in the queue, 1.000 s at worker 1: 500",
+            {"request_id": "order?7?", "service": "echo", "worker": 1},
+        ),
+        (
+            logging.WARNING,
+            "slow request for service none: 3.000 s in the queue, 0.000 s at a worker: 499",
+            {"request_id": f"{FIRST}-1", "service": "none"},
+        ),
+    ]
+
+
+def test_lines_about_requests_and_workers_have_fields(caplog):
+    caplog.set_level(logging.INFO)
+    world = World(limits=Limits(max_queue=1))
+    world.broker.grant({"shop": Permissions("shop", call=("*",), offer=("*",))}, world.now)
+    shop = world.broker.roles.named("shop")
+    for message in (ready(), request(), request(b"2"), request(b"3", options=NAMED)):
+        world.broker.receive(message, world.now, shop)
+    world.broker.receive([b"c", b"1", b"", b"MDPCX1", b"\x05", b"echo"], world.now, shop)
+    world.broker.receive([b"w", b"", b"MDPWX1", b"\x06"], world.now, shop)
+    worker = {"service": "echo", "worker": 1, "role": "shop"}
+    assert [(record.message, fields(record)) for record in caplog.records] == [
+        ("worker 1 offers echo, credit 1 (X1)", worker),
+        (
+            "dropped a request for service echo (role shop): queue-full",
+            {"request_id": "order?7?", "service": "echo", "role": "shop"},
+        ),
+        ("dropped a request for service echo (role shop): cancelled", {"request_id": f"{FIRST}", **worker}),
+    ]
