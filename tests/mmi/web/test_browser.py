@@ -199,7 +199,7 @@ def look(browser, broker):
     eventually(lambda: "of 10\N{THIN SPACE}000 services" in browser.text)
     assert browser.count("tbody tr") == 50
     browser.click("a[rel=next]")
-    eventually(lambda: browser.texts("tbody td:first-child")[:1] == ["tenant.00050.sync"])
+    eventually(lambda: browser.texts("tbody td:first-child")[:1] == ["tenant.00050.sync"] and is_live(browser))
     browser.press("/", "0777")
     eventually(lambda: len(browser.texts("tbody tr")) == 11)
     browser.click("th a[data-sort=name]")

@@ -1,14 +1,17 @@
 """Titanic's pages in a real browser."""
 
 import pytest
-from support.browser import running_browser
+from support import browser as browsers
 from support.processes import eventually
+from support.screen import Screen
 from support.titanics import LIMITS, state, titanic_at
 
 from zmdp.clients import Client
 from zmdp.mdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.workers import ServiceError, Worker
+
+pytestmark = pytest.mark.skipif(browsers.PROGRAM is None, reason="needs the browser Chromium: apt-get install chromium")
 
 
 def resize(request):
@@ -21,10 +24,10 @@ def resize(request):
 def test_follow_search_and_retry(tmp_path):
     db = tmp_path / "titanic.db"
     with (
-        running_browser(tmp_path) as browser, running_broker(limits=LIMITS) as server,
+        browsers.browser(tmp_path) as page, running_broker(limits=LIMITS) as server,
         Client(server.endpoints[0], timeout=20) as client, titanic_at(server.endpoints[0], db) as there,
     ):  # fmt: skip
-        titanic = Titanic(client)
+        browser, titanic = Screen(page, tmp_path), Titanic(client)
         browser.open(there.url)
         eventually(lambda: browser.texts("#live") == ["live"])
         assert "No requests yet" in browser.text
@@ -41,22 +44,23 @@ def test_follow_search_and_retry(tmp_path):
         assert browser.script("return window.loaded") == "once"  # all this came without loading the page again
         browser.screenshot("titanic-overview")
 
-        browser.find("nav a[data-key=r]").click()
-        browser.find("#search").send_keys("upload-1")
+        browser.click("nav a[data-key=r]")
+        eventually(lambda: browser.count("#search") and browser.texts("#live") == ["live"])
+        browser.press("/", "upload-1")
         eventually(lambda: browser.texts("tbody code") == [failed.uuid])
-        browser.find("tbody code").click()
+        browser.click("tbody code")
         eventually(lambda: "422: not an <image>" in browser.text)
         assert "broken.png" in browser.text
         browser.screenshot("titanic-request")
-        browser.find("main form button").click()
+        browser.click("main form button")
         eventually(lambda: "Done: the request is now pending" in browser.text)
         assert state(str(db), failed.uuid) == "pending"
 
         browser.open(f"{there.url}request?uuid={waits.uuid}")
-        browser.find("main form button.danger").click()
+        browser.click("main form button.danger")
         eventually(lambda: "499: cancelled by an operator" in browser.text)
         browser.scheme("dark")
-        browser.find("nav a[data-key=d]").click()
+        browser.click("nav a[data-key=d]")
         eventually(lambda: browser.texts("tbody code") == [waits.uuid])
         browser.screenshot("titanic-dead-dark")
         assert browser.complaints() == []
