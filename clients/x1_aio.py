@@ -157,7 +157,8 @@ class X1AsyncDialog:
         return call
 
     def cancel(self, call: Call) -> None:
-        """Cancel a request.  Its receiver gets nothing more."""
+        """Cancel a request made with `begin`.  Its receiver gets nothing more."""
+        call.receiver = None
         self._cancel(call)
 
     async def _await_slot(self, service: bytes, timeout: float | None, silence: float | None = None) -> float | None:
@@ -260,7 +261,8 @@ class X1AsyncDialog:
         for call, outcome in events:
             receiver = call.receiver
             if call.stream:
-                receiver.put(outcome)
+                if receiver is not None:  # else it was cancelled by another receiver, a moment ago
+                    self._put(receiver, outcome)
             elif not receiver.done():
                 if isinstance(outcome, Reply):
                     receiver.set_result(outcome)
@@ -269,6 +271,13 @@ class X1AsyncDialog:
         # Called after the tasks that this wakes, and in the same turn: their next requests go out without another turn.
         if (self._session.outstanding or len(events) > 1) and not self._closed:
             self._flush_soon()
+
+    def _put(self, receiver: Receiver, outcome: Outcome) -> None:
+        try:
+            receiver.put(outcome)
+        except Exception as error:  # noqa: BLE001 - it must not keep the others from getting their outcomes
+            context = {"message": f"{receiver!r} raised an exception", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
 
     def _set_timer(self, due: float) -> None:
         """Step again at the time `due`.  A timer that fires too early is harmless, so it is rarely replaced."""

@@ -860,6 +860,42 @@ def test_a_request_is_begun_without_a_task():
         asyncio.run(story(server.endpoints[0]))
 
 
+def test_a_receiver_may_cancel_others_and_may_fail():
+    async def story(endpoint):
+        problems = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context["exception"])))
+        async with AsyncWorker("echo", echo, broker=endpoint), AsyncClient(endpoint, timeout=30) as client:
+            calls, got, ended = [], [], asyncio.Event()
+
+            class Cancels:
+                def put(self, outcome):
+                    got.append(self)
+                    for call in calls:
+                        client.cancel(call)
+                    ended.set()
+
+            class Fails:
+                def put(self, outcome):
+                    raise RuntimeError("a bug")
+
+            calls += [client.begin(Cancels(), "echo") for _ in range(50)]
+            await ended.wait()
+            outcomes = Outcomes()
+            for _ in range(10):
+                client.begin(Fails(), "echo")
+                client.begin(outcomes, "echo")
+            for _ in range(10):
+                assert await outcomes.queue.get() == [b""]
+            assert len(got) == 1
+            assert problems == ["a bug"] * 10
+
+    async def echo(request):
+        return list(request)
+
+    with running_broker() as server:
+        asyncio.run(story(server.endpoints[0]))
+
+
 def test_only_x1_can_begin_requests():
     async def story():
         async with AsyncClient("tcp://127.0.0.1:9", protocol="0.2") as client:
