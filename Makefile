@@ -98,7 +98,7 @@ test-spark: $(VENV)/dev.installed java
 	$(BIN)/pytest tests/spark tests/docs/test_fleet_page.py
 
 # What is compiled is tested compiled; the core, its conformance and its simulation on Python alone as well.
-UNIT := $(shell find tests/mdp -name 'test_*.py') tests/mmi tests/clients/test_legacy_session.py tests/clients/test_session.py tests/clients/test_failover.py tests/workers/test_session.py
+UNIT := $(shell find tests/mdp -name 'test_*.py') $(wildcard tests/mmi/test_*.py) tests/clients/test_legacy_session.py tests/clients/test_session.py tests/clients/test_failover.py tests/workers/test_session.py
 # Those that count instructions take five times as long while coverage counts as well.
 COUNTED := tests/mdp/broker/test_cost.py tests/mdp/broker/test_work.py
 # Half of the others, for one of two processes.

@@ -138,7 +138,8 @@ class Shell:
             Route("/readyz", self._readyz),
             Route("/login", self._login, methods=["GET", "POST"]),
             Route("/logout", self._logout, methods=["POST"]),
-            Mount("/static", StaticFiles(directory=FOLDER / "static")),
+            # In an editable installation, the files are links.
+            Mount("/static", StaticFiles(directory=FOLDER / "static", follow_symlink=True)),
         ]
         for section in self._sections:
             for page in section.pages:
