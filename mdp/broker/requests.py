@@ -6,7 +6,7 @@
 import logging
 import math
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from .. import wire
 from ..codes import Code
@@ -217,7 +217,8 @@ class Requests:
             body = attempt.collected.frames
         self._outgoing.reply(request, True, body)
         metrics = request.service.metrics
-        metrics.reply_bytes += len(body[0]) if len(body) == 1 else size_of(body)
+        frames: Any = body  # compiled code would reject memoryviews, as which large frames arrive
+        metrics.reply_bytes += len(frames[0]) if len(frames) == 1 else size_of(body)
         times = metrics.at_worker
         ticks = int(seconds * TICKS_PER_SECOND)
         if ticks < TICKS_PER_SECOND:  # as `Histogram.add`, without another call

@@ -21,6 +21,12 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
+def block_with(text, language="sh"):
+    """Return the one block that contains `text`."""
+    (found,) = [block for block in blocks(language) if text in block]
+    return found
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -54,15 +60,18 @@ def test_the_first_steps(folder):
         (program,) = blocks("python")
         exec(compile(program.replace(ADDRESS, endpoint), "security.md", "exec"), {})
         (broker,) = brokers
-        check, hang_up = blocks("sh")[0].splitlines()
+        check, hang_up = block_with("--check").splitlines()
         assert b"may call   resize" in run(*shlex.split(check)).stdout
         assert hang_up.startswith("kill -HUP ")
         create_keys("web", folder)
         assert run(*shlex.split("mdp-keys allow shop web.key --access access.toml")).returncode == 0
         broker.send_signal(signal.SIGHUP)
         broker.line("reloaded access.toml: 2 roles, 3 keys")
-        assert run(*shlex.split(blocks("sh")[1])).returncode == 0
+        assert run(*shlex.split(block_with("revoke"))).returncode == 0
         assert load(folder / "access.toml").keys_of("shop") == ["shop.key"]
+        *_, token = [run(*shlex.split(line, comments=True)) for line in block_with("mdp-keys token").splitlines()]
+        assert load(folder / "access.toml").roles["ops"].admin
+        assert len(token.stdout.split()) == 1
 
 
 def test_the_access_file(folder):
@@ -81,7 +90,7 @@ def test_the_access_file_of_linked_brokers(folder):
     access = load(folder / "left.toml")
     assert access.roles["brokers"].link
     words = shlex.split(
-        blocks("sh")[2].replace(BIND, "tcp://127.0.0.1:*").replace("tcp://right:5555", "tcp://127.0.0.1:1")
+        block_with("--peer").replace(BIND, "tcp://127.0.0.1:*").replace("tcp://right:5555", "tcp://127.0.0.1:1")
     )
     with process(*words, cwd=folder) as started:
         started.line("no link to broker tcp://127.0.0.1:1 yet: nothing is listening there")
