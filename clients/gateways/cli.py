@@ -25,9 +25,10 @@ class _Gateways(click.Group):
         return found
 
 
-@click.group(cls=_Gateways, context_settings=CONTEXT_SETTINGS)
+@click.group(cls=_Gateways, context_settings=CONTEXT_SETTINGS, invoke_without_command=True)
 @version_option()
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Let programs that do not speak ZeroMQ call services.
 
     \b
@@ -35,6 +36,8 @@ def cli() -> None:
     mdp-gateway token shop --access FILE    a token for HTTP
     mdp-gateway flux --socket /tmp/flux     Flux's own tools, with FLUX_URI=local:///tmp/flux
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main() -> None:

@@ -1,0 +1,15 @@
+"""The command `mdp-gateway` itself."""
+
+from support.processes import run
+
+
+def test_without_a_command_it_prints_its_help():
+    ended = run("mdp-gateway")
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"mdp-gateway http" in ended.stdout
+
+
+def test_an_unknown_command():
+    ended = run("mdp-gateway", "smtp")
+    assert ended.returncode == 2
+    assert ended.stderr == b"mdp-gateway: No such command 'smtp'. See 'mdp-gateway --help'\n"
