@@ -122,7 +122,7 @@ def cli(
     \b
     Exit codes:
       0  stopped, all requests were finished
-      1  cannot listen, or stopped by a second signal
+      1  cannot listen, or stopped before all requests were finished: by --drain-timeout or a second signal
       2  invalid usage, or a package is missing
     """
     try:

@@ -87,6 +87,8 @@ class Server:
         self._stopping = asyncio.Event()
         self.forced = False
         """A second signal stopped it."""
+        self.cut_off = False
+        """Connections were ended before their requests were finished."""
 
     @property
     def url(self) -> str:
@@ -156,6 +158,7 @@ class Server:
             connection.shutdown()
         while self._state.connections or self._state.tasks:
             if self.forced or asyncio.get_running_loop().time() > limit:
+                self.cut_off = True
                 log.warning("stopped with %d connections open", len(self._state.connections))
                 break
             await asyncio.sleep(POLL_SECONDS)
@@ -193,7 +196,7 @@ async def serve(gateway: Gateway, server: Server) -> int:
     finally:
         with suppress(asyncio.CancelledError):
             await gateway.upstream.close()
-    return int(server.forced)
+    return int(server.cut_off)
 
 
 def run(main: Any) -> int:

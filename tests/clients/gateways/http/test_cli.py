@@ -118,6 +118,17 @@ def test_a_second_signal_exits(endpoint, services):
         eventually(lambda: b"twic" in services.cancelled)
 
 
+def test_requests_that_take_too_long_are_cut_off(endpoint, services):
+    with gateway("--broker", endpoint, "--drain-timeout", "0.1") as running:
+        url = running.line("http://", "stdout")
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 20) as busy:
+            busy.sendall(b"POST /services/hold HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\ncut")
+            eventually(lambda: b"cut" in services.begun)
+            assert running.end(signal.SIGTERM) == 1
+        eventually(lambda: b"cut" in services.cancelled)
+        assert "Traceback" not in running.stderr
+
+
 def _refused(url):
     try:
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 20).close()
