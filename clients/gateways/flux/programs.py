@@ -9,6 +9,7 @@ of the client that sent it, which is the same in all its requests.
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from ....workers.request import Request as ServiceRequest
@@ -73,7 +74,7 @@ class Programs:
         self._numbers: dict[int, bytes] = {}
         """The route of each, by number."""
         self._clients: dict[str, tuple[str, dict[str, Request]]] = {}
-        """By uuid: the gateway of each client, and its first request to each service."""
+        """By uuid: the gateway of each client, and its first request to each service, without the payload."""
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,7 +160,7 @@ class Programs:
             return
         new = client not in self._clients
         _, first = self._clients.setdefault(client, (gateway, {}))
-        first.setdefault(_first_word(message.topic), message)
+        first.setdefault(_first_word(message.topic), replace(message, payload=None))
         if new:
             self._instance.departures.watch(gateway, client, self._gone)
 

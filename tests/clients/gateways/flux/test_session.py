@@ -392,6 +392,13 @@ def test_a_program_is_told_once_for_each_service_that_a_client_has_left(program)
     assert watched == {}
 
 
+def test_no_payload_is_kept_for_clients_that_may_leave(program):
+    asked(program, 3, b"payload", topic="svc.a", matchtag=3, client="cl", gateway=OTHER)
+    program.received(data(Response("svc.a", None, 3, routes=(b"3", b"cl"))))
+    [(_, first)] = program._programs._clients.values()
+    assert [each.payload for each in first.values()] == [None]
+
+
 @pytest.mark.parametrize("gateway", ["titanic.close", "flux.gateway.x", GATEWAY + "0", 1, None])
 def test_only_gateways_are_asked_who_has_left(program, gateway):
     asked(program, 3, b"", topic="svc.a", client="cl", gateway=gateway)
