@@ -21,7 +21,7 @@ from ....mdp.cli.console import (
 from ....mdp.errors import SettingError
 from ....mdp.keys import ClientKeys
 from .framing import MAX_MESSAGE
-from .server import MAX_UNREAD, Gateway, Settings
+from .server import MAX_MEMORY, MAX_UNREAD, Gateway, Settings
 
 MAX_PATH: Final = 107
 """Bytes of a UNIX socket's path."""
@@ -63,6 +63,12 @@ MAX_PATH: Final = 107
     default=MAX_UNREAD,
     help=with_default("Disconnect a program that leaves more unread.", MAX_UNREAD, "bytes"),
 )
+@click.option(
+    "--max-memory",
+    type=Number("bytes", whole=True),
+    default=MAX_MEMORY,
+    help=with_default("Maximum size of all incomplete and unread messages together.", MAX_MEMORY, "bytes"),
+)
 @log_level_option
 @version_option()
 def cli(
@@ -76,6 +82,7 @@ def cli(
     max_connections: int,
     max_message: int,
     max_unread: int,
+    max_memory: int,
     log_level: str,
 ) -> None:
     """Let Flux programs call services and offer them, through a UNIX socket.
@@ -90,7 +97,7 @@ def cli(
     absolute = str(Path(path).absolute())
     if len(absolute.encode()) > MAX_PATH:
         raise SettingError(f"--socket {absolute} is too long: a socket's path has at most {MAX_PATH} bytes")
-    settings = Settings(absolute, rank, size, allow_guests, max_connections, max_message, max_unread)
+    settings = Settings(absolute, rank, size, allow_guests, max_connections, max_message, max_unread, max_memory)
     asyncio.run(_serve(Gateway(broker, settings, keys=keys)))
 
 

@@ -37,6 +37,13 @@ OFFER_SECONDS: Final = 10.0
 """How long the gateway's own services may take until the broker knows them."""
 MAX_UNREAD: Final = 64 << 20
 """Replies may be large, and arrive faster than a peer reads them."""
+MAX_MEMORY: Final = 512 << 20
+STALLED_SECONDS: Final = 20.0
+"""How long a peer may read nothing while something waits for it."""
+CLOSE_SECONDS: Final = 5.0
+"""How long a peer has for reading the rest when its connection is closed."""
+SWEEP_SECONDS: Final = 1.0
+"""How often to look for peers that do not read."""
 CONGESTED: Final = 1 << 20
 """Unread bytes from which on nothing is read from a connection."""
 LOOK_SECONDS: Final = 1.0
@@ -65,6 +72,8 @@ class Settings:
     max_message: int = MAX_MESSAGE
     max_unread: int = MAX_UNREAD
     """Bytes that a connection may leave unread."""
+    max_memory: int = MAX_MEMORY
+    """Bytes of incomplete messages and of what is unread, of all connections together."""
 
 
 class Gateway:
@@ -81,6 +90,10 @@ class Gateway:
         """Where Flux programs find it: their FLUX_URI."""
         self.connections: set[Connection] = set()
         self.settings = settings
+        self.memory = 0
+        """Bytes of incomplete messages and of what is unread, of all connections together."""
+        self.holders: set[Connection] = set()
+        """The connections that have some of these."""
         self._broker = broker
         self._keys = keys
         self._stack = AsyncExitStack()
@@ -108,6 +121,8 @@ class Gateway:
             stack.callback(server.close)
             asking = asyncio.create_task(self._ask_again())
             stack.callback(asking.cancel)
+            sweeper = asyncio.create_task(self._sweep())
+            stack.callback(sweeper.cancel)
             self._stack = stack.pop_all()
         return self
 
@@ -117,6 +132,16 @@ class Gateway:
     def _end_connections(self) -> None:
         for connection in list(self.connections):
             connection.end()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep(asyncio.get_running_loop().time())
+
+    def sweep(self, now: float) -> None:
+        """End the connections whose peers have stopped reading."""
+        for connection in list(self.holders):
+            connection.sweep(now)
 
     # ── the tree ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,7 +201,16 @@ class Connection(asyncio.Protocol):
         self._conversation: Conversation | None = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
+        self._written = 0
+        """Bytes that the transport has got."""
+        self._read = 0
+        """How many of them the peer had read when it was last seen to read."""
+        self._read_at = 0.0
+        """When that was; 0 if nothing has waited since."""
+        self._held = 0
+        """What the connection has of the gateway's memory."""
         self._looking: asyncio.TimerHandle | None = None
+        self._closing: asyncio.TimerHandle | None = None
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,9 +230,10 @@ class Connection(asyncio.Protocol):
         else:
             self._gateway.connections.add(self)
             role = OWNER if is_owner else GUEST
-            session = Session(self._gateway.instance, userid, role, max_message=settings.max_message)
+            self._name = name = f"user {userid}"
+            self._session = session = Session(self._gateway.instance, userid, role, max_message=settings.max_message)
             conversation = Conversation(
-                session, self, self._gateway.upstream, name=f"user {userid}", max_unread_bytes=settings.max_unread
+                session, self, self._gateway.upstream, name=name, max_unread_bytes=settings.max_unread
             )
             session.deliver = conversation.do
             self._conversation = conversation
@@ -214,6 +249,7 @@ class Connection(asyncio.Protocol):
         """Pass on what has arrived."""
         if self._conversation is not None:
             self._conversation.received(data)
+            self._count()
 
     def pause_writing(self) -> None:
         """Take in that much is unread."""
@@ -229,8 +265,10 @@ class Connection(asyncio.Protocol):
         """End the conversation."""
         del exc
         self._gateway.connections.discard(self)
-        if self._looking is not None:
-            self._looking.cancel()
+        self._hold(0)
+        for timer in (self._looking, self._closing):
+            if timer is not None:
+                timer.cancel()
         if self._conversation is not None:
             self._conversation.lost()
 
@@ -240,6 +278,44 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
         if self._conversation is not None:
             self._conversation.lost()  # now, while there is a broker to tell
+
+    # ── memory and time ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _count(self) -> None:
+        """Count what the connection holds, and end it if it holds more than before and that is too much."""
+        held = self._session.buffered + self.unread_bytes()
+        if held == self._held:
+            return
+        grew = held > self._held
+        self._hold(held)
+        limit = self._gateway.settings.max_memory
+        if grew and self._gateway.memory > limit:
+            self._give_up(f"incomplete messages and unread ones take more than {limit} bytes (--max-memory)")
+
+    def _hold(self, size: int) -> None:
+        self._gateway.memory += size - self._held
+        self._held = size
+        if size:
+            self._gateway.holders.add(self)
+        else:
+            self._gateway.holders.discard(self)
+
+    def _give_up(self, why: str) -> None:
+        if not self._transport.is_closing():
+            log.warning("%s: disconnected: %s", self._name, why)
+        self.abort()
+
+    def sweep(self, now: float) -> None:
+        """End the connection if its peer has read nothing for a while."""
+        unread = self._transport.get_write_buffer_size()
+        read = self._written - unread
+        if not unread:
+            self._read_at = 0.0
+        elif not self._read_at or read != self._read:
+            self._read, self._read_at = read, now
+        elif now - self._read_at > STALLED_SECONDS:
+            self._give_up(f"it has read nothing for {STALLED_SECONDS:g} s")
+        self._count()
 
     # ── the peer ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -253,7 +329,10 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         if self._unsent:
             unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
-            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+            data = unsent[0] if len(unsent) == 1 else b"".join(unsent)
+            self._written += len(data)
+            self._transport.write(data)
+            self._count()
 
     def unread_bytes(self) -> int:
         """Return how many bytes that were written have not been sent yet."""
@@ -275,10 +354,11 @@ class Connection(asyncio.Protocol):
         """Close the connection after what was written before."""
         self._flush()
         self._transport.close()
+        self._closing = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     def abort(self) -> None:
         """Close the connection immediately."""
-        self._unsent.clear()
+        self._unsent, self._unsent_bytes = [], 0
         self._transport.abort()
 
     def _look_later(self) -> None:

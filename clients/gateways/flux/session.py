@@ -99,6 +99,11 @@ class Session:
         self._programs = Programs(instance, userid, rolemask, writer, deliver)
         instance.departures.arrived(self.uuid)
 
+    @property
+    def buffered(self) -> int:
+        """The bytes of a message that has not arrived completely."""
+        return self._decoder.buffered
+
     # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def received(self, data: bytes) -> list[Effect]:
