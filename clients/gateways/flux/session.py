@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 from uuid import uuid4
 
-from ....mdp.errors import ServiceNotFound, SettingError
+from ....mdp.errors import ServiceError, ServiceNotFound, SettingError
 from ....workers.request import Request as ServiceRequest
 from ...reply import Reply
 from ...session import Outcome
@@ -21,6 +21,7 @@ from .events import EVENTS, PRIVATE
 from .framing import MAX_MESSAGE, Decoder
 from .instance import Instance
 from .messages import (
+    EAGAIN,
     ECANCELED,
     EHOSTUNREACH,
     ENODATA,
@@ -147,6 +148,15 @@ class Session:
     def withdrawn(self, number: int) -> list[Effect]:
         """Take in that such a request is not wanted any longer."""
         return self._programs.withdrawn(number)
+
+    def refused(self, service: str, why: str) -> list[Effect]:
+        """Take in that a service cannot be offered: too many descriptors or sockets are in use."""
+        name = service.removesuffix(".ping")
+        for number, pending in self._pending.items():
+            if pending.request.topic == "service.add" and pending.body == name.encode():
+                del self._pending[number]
+                return [*self._not_added(pending, EAGAIN, why), Cancel(number)]
+        return []
 
     def ended(self) -> list[Effect]:
         """Take in that the connection is closed."""
@@ -337,20 +347,26 @@ class Session:
 
         If it does not know it yet, find out with a request that the gateway answers itself.
         """
-        request = pending.request
         name = pending.body.decode()
         if outcome == [b"403"]:
-            result = self._programs.remove(name)
-            return [*([] if isinstance(result, int) else result), *self._writer.fail(request, EPERM)]
-        if outcome != [b"404"]:
-            return self._writer.respond(request)
+            return self._not_added(pending, EPERM)
+        if isinstance(outcome, Reply) and outcome != [b"404"]:
+            return self._writer.respond(pending.request)
         pending.then = self._is_there
         self._pending[number] = pending
         return [Begin(number, name, [b""], timeout=PROBE_SECONDS, options=PROBE)]
 
     def _is_there(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
-        del number, outcome
-        return self._writer.respond(pending.request)
+        """Respond.  If nobody has answered, the broker does not know the service: it has refused the offer."""
+        del number
+        if isinstance(outcome, Reply | ServiceError):  # the error is that of another worker with this name
+            return self._writer.respond(pending.request)
+        return self._not_added(pending, *failure(outcome))
+
+    def _not_added(self, pending: Pending, errnum: int, text: str = "") -> list[Effect]:
+        """Offer a service no longer whose request could not be met."""
+        result = self._programs.remove(pending.body.decode())
+        return [*([] if isinstance(result, int) else result), *self._writer.fail(pending.request, errnum, text)]
 
     def _remove_service(self, request: Request) -> list[Effect]:
         name = text_in(request.payload, "service")

@@ -314,6 +314,33 @@ def test_a_service_is_confirmed_once_the_broker_knows_it(session):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("error", "errnum"),
+    [
+        (RequestTimeout("", code=408, text="late"), 110),
+        (RequestRejected("", code=403, text="late"), 1),
+    ],
+)
+def test_a_service_that_the_broker_refuses_is_withdrawn(session, instance, error, errnum):
+    add(session, "svc")
+    [begin] = session.answered(1, WorkerLost("", code=502, text="lost"))
+    assert begin.options == {"flux": {"probe": True}}
+    assert session.answered(1, error) == [
+        Withdraw("svc.ping"), Withdraw("svc"), response("service.add", b"late\0", errnum)
+    ]  # fmt: skip
+    assert not instance.programs
+    assert isinstance(add(session, "svc")[0], Offer)
+
+
+def test_a_service_that_cannot_be_offered_is_not_added(session, instance):
+    add(session, "svc")
+    assert session.refused("svc.ping", "Too many open files") == [
+        Withdraw("svc.ping"), Withdraw("svc"), response("service.add", b"Too many open files\0", 11), Cancel(1)
+    ]  # fmt: skip
+    assert session.refused("svc", "Too many open files") == []
+    assert not instance.programs
+
+
 def test_a_connection_offers_so_many_services_and_no_more(session, instance):
     for number in range(MAX_SERVICES):
         assert isinstance(add(session, f"x{number}")[0], Offer)
