@@ -21,6 +21,7 @@ from ....mdp.cli.console import (
 from ....mdp.errors import SettingError
 from ....mdp.keys import ClientKeys
 from .framing import MAX_MESSAGE
+from .instance import MAX_SERVICES
 from .server import MAX_MEMORY, MAX_UNREAD, Gateway, Settings
 
 MAX_PATH: Final = 107
@@ -69,6 +70,12 @@ MAX_PATH: Final = 107
     default=MAX_MEMORY,
     help=with_default("Maximum size of all incomplete and unread messages together.", MAX_MEMORY, "bytes"),
 )
+@click.option(
+    "--max-services",
+    type=Number("services", whole=True),
+    default=MAX_SERVICES,
+    help=with_default("Maximum number of services that programs offer.", MAX_SERVICES),
+)
 @log_level_option
 @version_option()
 def cli(
@@ -83,6 +90,7 @@ def cli(
     max_message: int,
     max_unread: int,
     max_memory: int,
+    max_services: int,
     log_level: str,
 ) -> None:
     """Let Flux programs call services and offer them, through a UNIX socket.
@@ -97,7 +105,9 @@ def cli(
     absolute = str(Path(path).absolute())
     if len(absolute.encode()) > MAX_PATH:
         raise SettingError(f"--socket {absolute} is too long: a socket's path has at most {MAX_PATH} bytes")
-    settings = Settings(absolute, rank, size, allow_guests, max_connections, max_message, max_unread, max_memory)
+    settings = Settings(
+        absolute, rank, size, allow_guests, max_connections, max_message, max_unread, max_memory, max_services
+    )
     asyncio.run(_serve(Gateway(broker, settings, keys=keys)))
 
 

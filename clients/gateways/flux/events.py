@@ -124,9 +124,7 @@ class Subscription:
 
     def _waits(self, subscriber: Subscriber) -> None:
         if not self._closed and subscriber not in self._waiting:
-            self._waiting[subscriber] = asyncio.get_running_loop().call_later(
-                CONFIRM_SECONDS, self._waited, subscriber
-            )
+            self._waiting[subscriber] = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._waited, subscriber)
 
     def _waited(self, subscriber: Subscriber) -> None:
         del self._waiting[subscriber]

@@ -86,7 +86,7 @@ class Programs:
             return EPERM
         if name in RESERVED or name in self._instance.programs:
             return EEXIST
-        if len(self._names) >= MAX_SERVICES:
+        if len(self._names) >= MAX_SERVICES or len(self._instance.programs) >= self._instance.max_services:
             return EAGAIN
         self._names.add(name)
         self._instance.programs.add(name)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import select
 import socket
 import stat
@@ -17,12 +16,13 @@ from typing import Final, Self, cast
 from ....mdp.errors import BindError, RequestTimeout, SettingError, ZmdpError
 from ....mdp.keys import ClientKeys
 from ..conversation import Conversation
+from ..descriptors import raise_descriptor_limit
 from ..upstream import Handler, Upstream
 from . import departures, events
 from .departures import Departures
 from .events import EVENTS, Publisher, Subscription
 from .framing import MAX_MESSAGE
-from .instance import Instance
+from .instance import MAX_SERVICES, Instance
 from .messages import EAGAIN, EPERM, ROLE_LOCAL, ROLE_USER
 from .session import Session
 from .topology import Topology, ask
@@ -49,8 +49,8 @@ CONGESTED: Final = 1 << 20
 LOOK_SECONDS: Final = 1.0
 """How often a connection that is not being read is checked for its end."""
 BACKLOG: Final = 4096
-DESCRIPTORS: Final = 200
-"""Descriptors that the gateway needs besides its connections."""
+DESCRIPTORS_PER_SERVICE: Final = 8
+"""Each service has two workers."""
 _CREDENTIALS: Final = struct.Struct("iII")
 
 log = logging.getLogger("zmdp.gateway")
@@ -74,6 +74,8 @@ class Settings:
     """Bytes that a connection may leave unread."""
     max_memory: int = MAX_MEMORY
     """Bytes of incomplete messages and of what is unread, of all connections together."""
+    max_services: int = MAX_SERVICES
+    """Services that all connections together may offer."""
 
 
 class Gateway:
@@ -104,7 +106,7 @@ class Gateway:
             self.upstream = upstream = await stack.enter_async_context(Upstream(self._broker, keys=self._keys))
             self._departures = Departures(upstream.client)
             stack.callback(self._departures.close)
-            self.instance = Instance(self._departures, self.uri)
+            self.instance = Instance(self._departures, self.uri, self.settings.max_services)
             await self._find_place()
             await self._offer(self._departures.service, self._departures.handle, departures.CONCURRENCY)
             if self.instance.rank == 0:
@@ -115,7 +117,8 @@ class Gateway:
             listener = listen(self.settings.path, 0o666 if self.settings.guests else 0o600)
             stack.callback(remove, self.settings.path, os.stat(self.settings.path))
             stack.callback(self._end_connections)
-            raise_descriptor_limit(self.settings.max_connections + DESCRIPTORS)
+            settings = self.settings
+            raise_descriptor_limit(settings.max_connections + DESCRIPTORS_PER_SERVICE * settings.max_services)
             loop = asyncio.get_running_loop()
             server = await loop.create_unix_server(lambda: Connection(self), sock=listener, backlog=BACKLOG)
             stack.callback(server.close)
@@ -420,13 +423,3 @@ def remove(path: str, created: os.stat_result) -> None:
         found = os.stat(path)
         if (found.st_dev, found.st_ino) == (created.st_dev, created.st_ino):
             Path(path).unlink()
-
-
-def raise_descriptor_limit(wanted: int) -> None:
-    """Let this process have `wanted` descriptors, or as many as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
-            log.warning("the system allows %d descriptors, which limits the number of connections (ulimit -n)", hard)

@@ -22,6 +22,7 @@ from support.flux_client import ANY, CONTROL, EVENT, HEADER, MAGIC, REQUEST, RES
 from support.flux_gateways import TIMEOUT_SECONDS, echo, running_gateway, running_workers
 from support.processes import BIN, Process
 
+from zmdp.clients.gateways.descriptors import raise_descriptor_limit
 from zmdp.clients.gateways.flux import server
 from zmdp.mdp.errors import BindError
 from zmdp.mdp.limits import Limits
@@ -280,7 +281,7 @@ def shared_gateway(tmp_path_factory):
 
 def test_ten_thousand_connections(broker, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    server.raise_descriptor_limit(2 * CONNECTIONS + DESCRIPTORS)
+    raise_descriptor_limit(2 * CONNECTIONS + DESCRIPTORS)
     count = min(CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS) // 2)
     peers = []
     try:

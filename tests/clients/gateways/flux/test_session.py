@@ -350,6 +350,16 @@ def test_a_connection_offers_so_many_services_and_no_more(session, instance):
     assert instance.departures.present == set()
 
 
+def test_all_connections_together_offer_so_many_services_and_no_more():
+    instance = Instance(Departures(), max_services=2)
+    one, two = Session(instance, 500), Session(instance, 500)
+    for session in (one, two):
+        assert isinstance(add(session, f"x{len(instance.programs)}")[0], Offer)
+    assert add(one, "y") == add(two, "y") == [response("service.add", None, 11, userid=instance.owner)]
+    two.ended()
+    assert isinstance(add(one, "y")[0], Offer)
+
+
 def test_guests_offer_services_under_their_own_number(instance):
     session = Session(instance, 77, GUEST)
     assert add(session, "svc") == [response("service.add", None, 1)]
