@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ....workers.request import Request as ServiceRequest
 from ..effects import Answer, Effect, Fail, Offer, Withdraw, Write
-from .bodies import body_of, payload_of
+from .bodies import RAW, body_of, payload_of
 from .departures import GATEWAY
 from .errors import reported
 from .events import credentials
@@ -196,7 +196,7 @@ def _message(number: int, request: ServiceRequest, flux: dict[str, Any]) -> Requ
     routes: Routes = (b"%d" % number, sender[:MAX_ROUTE], *_hops(hops))
     noresponse = flux.get("noresponse") is True
     streaming = not noresponse and flux.get("streaming") is True
-    payload = payload_of(request)
+    payload = b"".join(request) if flux.get(RAW) is True else payload_of(request)
     return Request(topic, payload, matchtag, routes=routes, userid=userid, rolemask=rolemask, noresponse=noresponse,
                    streaming=streaming)  # fmt: skip
 

@@ -15,7 +15,7 @@ from ....workers.request import Request as ServiceRequest
 from ...reply import Reply
 from ...session import Outcome
 from ..effects import Begin, Cancel, Close, Effect
-from .bodies import body_of, payload_of
+from .bodies import RAW, body_of, is_raw, payload_of
 from .errors import failure
 from .events import EVENTS, PRIVATE
 from .framing import MAX_MESSAGE, Decoder
@@ -199,6 +199,8 @@ class Session:
             flux["streaming"] = True
         if request.noresponse:
             flux["noresponse"] = True
+        if is_raw(request.payload):
+            flux[RAW] = True
         if request.routes:
             flux["routes"] = [each.decode(errors="replace") for each in request.routes]
         return self._begin(pending)

@@ -481,6 +481,16 @@ def test_a_programs_errno_and_text_survive_the_way_through_brokers(errnum, text)
     assert 0 <= code <= 999
 
 
+@given(st.none() | st.binary() | st.sampled_from([b"{}", b'{"x":1}', b"{\xff}", b"", b"{}\0", b"{", b"}\0"]))
+def test_payloads_of_requests_reach_programs_unchanged(payload):
+    caller, program = Session(made(), 500), Session(made(), 500)
+    add(program, "svc")
+    [begin, *_] = call(caller, topic="svc.a", payload=payload, matchtag=1)
+    [write] = asked(program, 1, *begin.body, **begin.options["flux"])
+    routes = (b"1", caller.uuid.encode())
+    assert write == Write(data(Request("svc.a", payload, 1, routes=routes, userid=500, rolemask=OWNER)))
+
+
 @given(st.none() | st.binary(min_size=1) | st.sampled_from([b"{}\0", b'{"x":1}\0', b"}", b"{", b"\0", b"}\0"]))
 def test_payloads_survive_the_way_through_brokers(payload):
     if payload is None or not (payload.startswith(b"{") and payload.endswith(b"}")):
