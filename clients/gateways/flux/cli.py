@@ -1,6 +1,8 @@
 """The command `mdp-gateway flux`."""
 
 import asyncio
+import logging
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,8 @@ from .server import MAX_MEMORY, MAX_UNREAD, Gateway, Settings
 
 MAX_PATH: Final = 107
 """Bytes of a UNIX socket's path."""
+
+log = logging.getLogger("zmdp.gateway")
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -95,7 +99,7 @@ def cli(
 ) -> None:
     """Let Flux programs call services and offer them, through a UNIX socket.
 
-    Prints the URI for their FLUX_URI when it is ready.  SIGTERM or Ctrl-C stops it.
+    Prints the URI for their FLUX_URI when it is ready.  SIGTERM or Ctrl-C stops it; a second signal exits immediately.
 
     \b
     mdp-gateway flux --socket /tmp/flux &
@@ -117,9 +121,11 @@ async def _serve(gateway: Gateway) -> None:
 
     def stop() -> None:
         nonlocal stopping
-        if not stopping:  # once: what follows must not be interrupted
-            stopping = True
-            serving.cancel()
+        if stopping:
+            os._exit(1)  # whatever it waits for, such as a broker that does not answer
+        stopping = True
+        log.info("stopping; interrupt again to exit immediately")
+        serving.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)

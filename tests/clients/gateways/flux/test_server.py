@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.flux_client import ANY, CONTROL, EVENT, HEADER, MAGIC, REQUEST, RESPONSE, FluxClient, Message, encode
 from support.flux_gateways import TIMEOUT_SECONDS, echo, running_gateway, running_workers
-from support.processes import BIN, Process
+from support.processes import BIN, Process, process
 
 from zmdp.clients.gateways.descriptors import raise_descriptor_limit
 from zmdp.clients.gateways.flux import server
@@ -417,6 +417,21 @@ def test_the_command_serves_until_it_is_stopped(broker, tmp_path, number):
         assert client.ends()
     assert not path.exists()
     assert "Traceback" not in process.stderr
+
+
+def test_a_second_signal_exits_at_once(tmp_path):
+    path = tmp_path / "flux"
+    with process("python", "-m", "zmdp.mdp.cli.broker", "--bind", "tcp://127.0.0.1:*") as suspended:
+        gateway = command(path, suspended.line("://", "stdout"))
+        try:
+            gateway.line("local://", "stdout")
+            suspended.send_signal(signal.SIGSTOP)  # the gateway waits until it can say goodbye
+            gateway.send_signal(signal.SIGTERM)
+            gateway.line("interrupt again")
+            assert gateway.end(signal.SIGTERM) == 1
+        finally:
+            gateway.kill()
+    assert not path.exists()
 
 
 def test_the_command_fails_with_one_line(broker, gateway, tmp_path):
