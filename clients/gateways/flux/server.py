@@ -5,15 +5,13 @@ import logging
 import os
 import select
 import socket
-import stat
 import struct
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Self, cast
 
-from ....mdp.errors import BindError, RequestTimeout, SettingError, ZmdpError
+from ....mdp.errors import RequestTimeout, SettingError, ZmdpError
 from ....mdp.keys import ClientKeys
 from ..conversation import Conversation
 from ..descriptors import raise_descriptor_limit
@@ -23,6 +21,7 @@ from .departures import Departures
 from .events import EVENTS, Publisher, Subscription
 from .framing import MAX_MESSAGE
 from .instance import MAX_SERVICES, Instance
+from .listener import listen, remove
 from .messages import EAGAIN, EPERM, ROLE_LOCAL, ROLE_USER
 from .session import Session
 from .topology import Topology, ask
@@ -268,10 +267,11 @@ class Connection(asyncio.Protocol):
         """End the conversation."""
         del exc
         self._gateway.connections.discard(self)
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._closing is not None:
+            self._closing.cancel()
         self._hold(0)
-        for timer in (self._looking, self._closing):
-            if timer is not None:
-                timer.cancel()
         if self._conversation is not None:
             self._conversation.lost()
 
@@ -376,50 +376,3 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         else:
             self._look_later()
-
-
-def listen(path: str, mode: int) -> socket.socket:
-    """Return a socket that is bound to `path`, whose file never has more permissions than `mode`.
-
-    Raises `BindError` if another program listens there, or if something else is in the way.
-    """
-    _check_free(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o777 & ~mode)
-    try:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-        listener.bind(path)
-        os.chmod(path, mode)  # a default ACL of the folder replaces the umask
-    except OSError as error:
-        listener.close()
-        raise BindError(f"cannot listen on {path}: {error.strerror or error}") from None
-    finally:
-        os.umask(umask)
-    listener.setblocking(False)
-    return listener
-
-
-def _check_free(path: str) -> None:
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise BindError(f"cannot listen on {path}: it exists and is not a socket")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            return  # left behind by a process that is gone
-        except OSError as error:
-            raise BindError(f"cannot listen on {path}: {error.strerror or error}") from None
-    raise BindError(f"cannot listen on {path}: another gateway is running there")
-
-
-def remove(path: str, created: os.stat_result) -> None:
-    """Remove the socket's file, unless it has been replaced."""
-    with suppress(OSError):
-        found = os.stat(path)
-        if (found.st_dev, found.st_ino) == (created.st_dev, created.st_ino):
-            Path(path).unlink()
