@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.access import Folder
 from support.flux_client import ANY, CONTROL, EVENT, HEADER, MAGIC, REQUEST, RESPONSE, FluxClient, Message, encode
 from support.flux_gateways import TIMEOUT_SECONDS, echo, running_gateway, running_workers
 from support.processes import BIN, Process, process
 
 from zmdp.clients.gateways.descriptors import raise_descriptor_limit
-from zmdp.clients.gateways.flux import server
+from zmdp.clients.gateways.flux import server, session
 from zmdp.mdp.errors import BindError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.broker import running_broker
@@ -274,6 +275,21 @@ def shared_gateway(tmp_path_factory):
         running_gateway(started.endpoints[0], tmp_path_factory.mktemp("shared") / "flux") as gateway,
     ):
         yield gateway
+
+
+# ── the broker's access file ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_service_that_the_broker_refuses_is_not_added(stack, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "PROBE_SECONDS", 0.2)
+    folder = Folder(tmp_path)
+    folder.write('[roles.driver]\nkeys = ["driver.key"]\ncall = ["*"]\noffer = ["flux.*"]\nmmi = "all"\n')
+    endpoint = stack.enter_context(folder.broker()).endpoints[0]
+    gateway = stack.enter_context(running_gateway(endpoint, tmp_path / "flux", keys=folder.keys("driver")))
+    with gateway.client() as client:
+        assert client.rpc("service.add", {"service": "calc"}).a == 110
+        assert client.rpc("service.remove", {"service": "calc"}).a == 2
+    assert not gateway.gateway.instance.programs
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
