@@ -160,6 +160,7 @@ class Session:
 
     def ended(self) -> list[Effect]:
         """Take in that the connection is closed."""
+        self._decoder.discard()  # now, for this object is part of cycles: it may stay until they are collected
         self._subscriptions.ended()
         self._instance.departures.left(self.uuid)
         self._programs.ended()

@@ -124,6 +124,13 @@ def test_a_call_tries_the_whole_topic_and_then_its_first_word(session, order):
     assert call(session, topic="calc.add", matchtag=1)[0].service == "calc.add"
 
 
+def test_an_incomplete_message_is_freed_when_its_connection_ends(session):
+    session.received(data(Request("svc.a", bytes(1000), 1))[:500])
+    assert session.buffered == 500
+    session.ended()
+    assert session.buffered == 0
+
+
 def test_what_cannot_be_a_services_name_is_not_found(session):
     assert call(session, topic="a\n.b", matchtag=1)[0].service == "a\n.b"
     assert session.answered(1, SettingError("no name"))[0].service == "a\n"
