@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any, Final, Protocol
 
+import zmq
+
 from ...mdp.errors import ClosedError, ServiceError, SettingError
 from ...workers.handling import Final as Last
 from ...workers.request import Request
@@ -125,6 +127,8 @@ class Conversation:
                 written.append(effect.data)
             elif isinstance(effect, Begin):
                 effects += self._begin(effect)
+            elif isinstance(effect, Offer):
+                effects += self._offer(effect.service)
             elif isinstance(effect, Close):
                 self._close(effect.why, written)
             else:
@@ -133,7 +137,7 @@ class Conversation:
             self._write(written)
         self._pause_or_resume()
 
-    def _do(self, effect: Cancel | Answer | Fail | Offer | Withdraw) -> None:
+    def _do(self, effect: Cancel | Answer | Fail | Withdraw) -> None:
         match effect:
             case Cancel(number):
                 outgoing = self._calls.pop(number, None)
@@ -144,12 +148,10 @@ class Conversation:
                 if incoming is not None:
                     incoming.put(effect)
                     self._answers += 1
-            case Offer(service):
-                self._upstream.offer(service, self._serve)
-                self._offered.append(service)
             case Withdraw(service):
-                self._offered.remove(service)
-                self._upstream.withdraw(service)
+                if service in self._offered:
+                    self._offered.remove(service)
+                    self._upstream.withdraw(service)
 
     def _write(self, written: list[bytes]) -> None:
         if self._closed:
@@ -201,6 +203,16 @@ class Conversation:
             self.do(self._machine.answered(number, outcome))
 
     # ── requests to the peer ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _offer(self, service: str) -> list[Effect]:
+        """Offer a service.  Return what to do if that is not possible."""
+        try:
+            self._upstream.offer(service, self._serve)
+        except (SettingError, zmq.ZMQError, OSError) as error:  # for example, too many open files
+            log.warning("%s: cannot offer %r: %s", self._name, service, error)
+            return self._machine.refused(service, str(error))
+        self._offered.append(service)
+        return []
 
     async def _serve(self, request: Request) -> AsyncGenerator[Any, None]:
         """Handle a request to a service that the peer offers."""

@@ -49,14 +49,17 @@ class Close:
 
 @dataclass(slots=True)
 class Offer:
-    """Offer a service as a worker.  Its requests arrive as `asked(number, request)`."""
+    """Offer a service as a worker.  Its requests arrive as `asked(number, request)`.
+
+    If that is not possible, `refused(service, why)` follows; a broker that does not admit the worker is not noticed.
+    """
 
     service: str
 
 
 @dataclass(slots=True)
 class Withdraw:
-    """Offer a service no longer.  Requests in progress go on."""
+    """Offer a service no longer.  Requests in progress go on.  Without effect if it is not offered."""
 
     service: str
 
@@ -97,6 +100,9 @@ class Machine(Protocol):
 
     def withdrawn(self, number: int) -> list[Effect]:
         """Take in that a request passed to `asked` is not wanted any longer."""
+
+    def refused(self, service: str, why: str) -> list[Effect]:
+        """Take in that a service cannot be offered: `Offer` had no effect."""
 
     def ended(self) -> list[Effect]:
         """Take in that the connection is closed.  Nothing can be written any more."""

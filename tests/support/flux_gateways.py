@@ -44,9 +44,9 @@ class Running:
 
 
 @contextmanager
-def running_gateway(endpoint, path, **settings):
+def running_gateway(endpoint, path, *, keys=None, **settings):
     """Run a gateway in a thread, for a `with` block."""
-    gateway = Gateway(endpoint, Settings(str(path), **settings))
+    gateway = Gateway(endpoint, Settings(str(path), **settings), keys=keys)
     ready, failure, found = threading.Event(), [], {}
 
     async def main():

@@ -1,6 +1,8 @@
 """The command `mdp-gateway flux`."""
 
 import asyncio
+import logging
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -21,10 +23,13 @@ from ....mdp.cli.console import (
 from ....mdp.errors import SettingError
 from ....mdp.keys import ClientKeys
 from .framing import MAX_MESSAGE
-from .server import MAX_UNREAD, Gateway, Settings
+from .instance import MAX_SERVICES
+from .server import MAX_MEMORY, MAX_UNREAD, Gateway, Settings
 
 MAX_PATH: Final = 107
 """Bytes of a UNIX socket's path."""
+
+log = logging.getLogger("zmdp.gateway")
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -63,6 +68,18 @@ MAX_PATH: Final = 107
     default=MAX_UNREAD,
     help=with_default("Disconnect a program that leaves more unread.", MAX_UNREAD, "bytes"),
 )
+@click.option(
+    "--max-memory",
+    type=Number("bytes", whole=True),
+    default=MAX_MEMORY,
+    help=with_default("Maximum size of all incomplete and unread messages together.", MAX_MEMORY, "bytes"),
+)
+@click.option(
+    "--max-services",
+    type=Number("services", whole=True),
+    default=MAX_SERVICES,
+    help=with_default("Maximum number of services that programs offer.", MAX_SERVICES),
+)
 @log_level_option
 @version_option()
 def cli(
@@ -76,11 +93,13 @@ def cli(
     max_connections: int,
     max_message: int,
     max_unread: int,
+    max_memory: int,
+    max_services: int,
     log_level: str,
 ) -> None:
     """Let Flux programs call services and offer them, through a UNIX socket.
 
-    Prints the URI for their FLUX_URI when it is ready.  SIGTERM or Ctrl-C stops it.
+    Prints the URI for their FLUX_URI when it is ready.  SIGTERM or Ctrl-C stops it; a second signal exits immediately.
 
     \b
     mdp-gateway flux --socket /tmp/flux &
@@ -90,7 +109,9 @@ def cli(
     absolute = str(Path(path).absolute())
     if len(absolute.encode()) > MAX_PATH:
         raise SettingError(f"--socket {absolute} is too long: a socket's path has at most {MAX_PATH} bytes")
-    settings = Settings(absolute, rank, size, allow_guests, max_connections, max_message, max_unread)
+    settings = Settings(
+        absolute, rank, size, allow_guests, max_connections, max_message, max_unread, max_memory, max_services
+    )
     asyncio.run(_serve(Gateway(broker, settings, keys=keys)))
 
 
@@ -100,9 +121,11 @@ async def _serve(gateway: Gateway) -> None:
 
     def stop() -> None:
         nonlocal stopping
-        if not stopping:  # once: what follows must not be interrupted
-            stopping = True
-            serving.cancel()
+        if stopping:
+            os._exit(1)  # whatever it waits for, such as a broker that does not answer
+        stopping = True
+        log.info("stopping; interrupt again to exit immediately")
+        serving.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)

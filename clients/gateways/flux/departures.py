@@ -78,7 +78,8 @@ class Departures:
                 watch = self._watches[gateway, client] = _Watch(self, gateway, client)
                 watch.gone[gone] = None
                 self._ask(watch)
-            watch.gone[gone] = None
+            else:
+                watch.gone[gone] = None
 
     def forget(self, gateway: str, client: str, gone: Gone) -> None:
         """Do not call `gone`.  Idempotent."""

@@ -35,7 +35,8 @@ MAX_BACKLOG: Final = 10_000
 RETRY_SECONDS: Final = 0.5
 """The pause before the gateway subscribes again, after its subscription has been interrupted."""
 CONFIRM_SECONDS: Final = 5.0
-"""How long connections wait for events to arrive: then, the gateway at rank 0 is not there."""
+"""How long a connection waits for events to arrive: then, the gateway at rank 0 is not there, and the subscription is
+confirmed all the same.  Events will arrive once that gateway is there."""
 CONCURRENCY: Final = 10_000
 """Subscriptions, and events that are being published."""
 
@@ -58,6 +59,8 @@ class Subscribers:
     def __init__(self) -> None:
         self.changed: Callable[[], None] = lambda: None
         """Called when the first one is there, and when none is left."""
+        self.waits: Callable[[Subscriber], None] = lambda _: None
+        """Called with each one that waits for events to arrive; it is to be told after a while that none do."""
         self.ready = False
         """Whether events arrive."""
         self._all: dict[Subscriber, None] = {}
@@ -65,12 +68,17 @@ class Subscribers:
     def __bool__(self) -> bool:
         return bool(self._all)
 
+    def __contains__(self, subscriber: Subscriber) -> bool:
+        return subscriber in self._all
+
     def add(self, subscriber: Subscriber) -> bool:
         """Add a connection.  Return whether events arrive; if not, `subscribed` will be called."""
         first = not self._all
         self._all[subscriber] = None
         if first:
             self.changed()
+        if not self.ready:
+            self.waits(subscriber)
         return self.ready
 
     def remove(self, subscriber: Subscriber) -> None:
@@ -79,7 +87,7 @@ class Subscribers:
             self.changed()
 
     def subscribed(self) -> None:
-        """Tell all that wait for it that events arrive, or that there is nobody to publish any."""
+        """Tell all that wait for it that events arrive."""
         for each in list(self._all):
             each.subscribed()
 
@@ -99,9 +107,12 @@ class Subscription:
         self._client = client
         self._call: Call | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Calls `_begin` again, or ends the time for which connections wait."""
+        """Calls `_begin` again."""
+        self._waiting: dict[Subscriber, asyncio.TimerHandle] = {}
+        """Ends the time for which each connection waits."""
         self._closed = False
         subscribers.changed = self._changed
+        subscribers.waits = self._waits
 
     def _changed(self) -> None:
         if self._closed:
@@ -111,8 +122,22 @@ class Subscription:
         elif self._call is None and self._timer is None:
             self._begin()
 
+    def _waits(self, subscriber: Subscriber) -> None:
+        if not self._closed and subscriber not in self._waiting:
+            self._waiting[subscriber] = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._waited, subscriber)
+
+    def _waited(self, subscriber: Subscriber) -> None:
+        del self._waiting[subscriber]
+        if subscriber in self._subscribers:
+            subscriber.subscribed()
+
+    def _stop_waiting(self) -> None:
+        for timer in self._waiting.values():
+            timer.cancel()
+        self._waiting.clear()
+
     def _begin(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(CONFIRM_SECONDS, self._subscribers.subscribed)
+        self._timer = None
         self._call = self._client.begin(self, EVENTS, timeout=None)
 
     def _end(self) -> None:
@@ -129,6 +154,7 @@ class Subscription:
         if isinstance(outcome, Reply) and not outcome.final:
             if outcome == [b""]:
                 self._subscribers.ready = True
+                self._stop_waiting()
                 self._subscribers.subscribed()
             elif isinstance(event := decode(list(outcome)), Event):
                 self._subscribers.deliver(event)
@@ -142,6 +168,7 @@ class Subscription:
     def close(self) -> None:
         """Subscribe no longer."""
         self._closed = True
+        self._stop_waiting()
         self._end()
 
 

@@ -85,6 +85,10 @@ class Decoder:
             self._buffer = bytearray(self._buffer)
         self._buffer += data
 
+    def discard(self) -> None:
+        """Free what is buffered.  The stream has ended."""
+        self._end("the stream has ended")
+
     def next(self) -> Parts | Invalid | None:
         """Return the parts of the next message, or None if it has not arrived completely.
 

@@ -12,6 +12,8 @@ from .messages import NODEID_ANY
 from .topology import Topology
 
 ANYWHERE: Final = (None,)
+MAX_SERVICES: Final = 1000
+"""Services that all programs of a gateway may offer."""
 MAX_FOUND: Final = 10_000
 """Topics whose service is remembered."""
 
@@ -40,9 +42,10 @@ class Instance:
     Args:
         departures: Who has left.
         uri: Where Flux programs find this gateway.
+        max_services: How many services the programs may offer.
     """
 
-    def __init__(self, departures: Departures, uri: str = "") -> None:
+    def __init__(self, departures: Departures, uri: str = "", max_services: int = MAX_SERVICES) -> None:
         self.uuid = str(uuid4())
         self.owner = os.getuid()
         """The user to whom the gateway belongs."""
@@ -51,6 +54,7 @@ class Instance:
         """The name of the broker to which the gateway is connected."""
         self.subscribers = Subscribers()
         self.departures = departures
+        self.max_services = max_services
         self.programs: set[str] = set()
         """The services that Flux programs offer here."""
         self.found = Found()

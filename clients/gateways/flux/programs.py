@@ -9,11 +9,12 @@ of the client that sent it, which is the same in all its requests.
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from ....workers.request import Request as ServiceRequest
 from ..effects import Answer, Effect, Fail, Offer, Withdraw, Write
-from .bodies import body_of, payload_of
+from .bodies import RAW, body_of, payload_of
 from .departures import GATEWAY
 from .errors import reported
 from .events import credentials
@@ -73,7 +74,7 @@ class Programs:
         self._numbers: dict[int, bytes] = {}
         """The route of each, by number."""
         self._clients: dict[str, tuple[str, dict[str, Request]]] = {}
-        """By uuid: the gateway of each client, and its first request to each service."""
+        """By uuid: the gateway of each client, and its first request to each service, without the payload."""
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -85,7 +86,7 @@ class Programs:
             return EPERM
         if name in RESERVED or name in self._instance.programs:
             return EEXIST
-        if len(self._names) >= MAX_SERVICES:
+        if len(self._names) >= MAX_SERVICES or len(self._instance.programs) >= self._instance.max_services:
             return EAGAIN
         self._names.add(name)
         self._instance.programs.add(name)
@@ -159,7 +160,7 @@ class Programs:
             return
         new = client not in self._clients
         _, first = self._clients.setdefault(client, (gateway, {}))
-        first.setdefault(_first_word(message.topic), message)
+        first.setdefault(_first_word(message.topic), replace(message, payload=None))
         if new:
             self._instance.departures.watch(gateway, client, self._gone)
 
@@ -195,7 +196,7 @@ def _message(number: int, request: ServiceRequest, flux: dict[str, Any]) -> Requ
     routes: Routes = (b"%d" % number, sender[:MAX_ROUTE], *_hops(hops))
     noresponse = flux.get("noresponse") is True
     streaming = not noresponse and flux.get("streaming") is True
-    payload = payload_of(request)
+    payload = b"".join(request) if flux.get(RAW) is True else payload_of(request)
     return Request(topic, payload, matchtag, routes=routes, userid=userid, rolemask=rolemask, noresponse=noresponse,
                    streaming=streaming)  # fmt: skip
 

@@ -3,26 +3,25 @@
 import asyncio
 import logging
 import os
-import resource
 import select
 import socket
-import stat
 import struct
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Self, cast
 
-from ....mdp.errors import BindError, RequestTimeout, SettingError, ZmdpError
+from ....mdp.errors import RequestTimeout, SettingError, ZmdpError
 from ....mdp.keys import ClientKeys
 from ..conversation import Conversation
+from ..descriptors import raise_descriptor_limit
 from ..upstream import Handler, Upstream
 from . import departures, events
 from .departures import Departures
 from .events import EVENTS, Publisher, Subscription
 from .framing import MAX_MESSAGE
-from .instance import Instance
+from .instance import MAX_SERVICES, Instance
+from .listener import listen, remove
 from .messages import EAGAIN, EPERM, ROLE_LOCAL, ROLE_USER
 from .session import Session
 from .topology import Topology, ask
@@ -37,13 +36,20 @@ OFFER_SECONDS: Final = 10.0
 """How long the gateway's own services may take until the broker knows them."""
 MAX_UNREAD: Final = 64 << 20
 """Replies may be large, and arrive faster than a peer reads them."""
+MAX_MEMORY: Final = 512 << 20
+STALLED_SECONDS: Final = 20.0
+"""How long a peer may read nothing while something waits for it."""
+CLOSE_SECONDS: Final = 5.0
+"""How long a peer has for reading the rest when its connection is closed."""
+SWEEP_SECONDS: Final = 1.0
+"""How often to look for peers that do not read."""
 CONGESTED: Final = 1 << 20
 """Unread bytes from which on nothing is read from a connection."""
 LOOK_SECONDS: Final = 1.0
 """How often a connection that is not being read is checked for its end."""
 BACKLOG: Final = 4096
-DESCRIPTORS: Final = 200
-"""Descriptors that the gateway needs besides its connections."""
+DESCRIPTORS_PER_SERVICE: Final = 8
+"""Each service has two workers."""
 _CREDENTIALS: Final = struct.Struct("iII")
 
 log = logging.getLogger("zmdp.gateway")
@@ -65,6 +71,10 @@ class Settings:
     max_message: int = MAX_MESSAGE
     max_unread: int = MAX_UNREAD
     """Bytes that a connection may leave unread."""
+    max_memory: int = MAX_MEMORY
+    """Bytes of incomplete messages and of what is unread, of all connections together."""
+    max_services: int = MAX_SERVICES
+    """Services that all connections together may offer."""
 
 
 class Gateway:
@@ -81,6 +91,10 @@ class Gateway:
         """Where Flux programs find it: their FLUX_URI."""
         self.connections: set[Connection] = set()
         self.settings = settings
+        self.memory = 0
+        """Bytes of incomplete messages and of what is unread, of all connections together."""
+        self.holders: set[Connection] = set()
+        """The connections that have some of these."""
         self._broker = broker
         self._keys = keys
         self._stack = AsyncExitStack()
@@ -91,7 +105,7 @@ class Gateway:
             self.upstream = upstream = await stack.enter_async_context(Upstream(self._broker, keys=self._keys))
             self._departures = Departures(upstream.client)
             stack.callback(self._departures.close)
-            self.instance = Instance(self._departures, self.uri)
+            self.instance = Instance(self._departures, self.uri, self.settings.max_services)
             await self._find_place()
             await self._offer(self._departures.service, self._departures.handle, departures.CONCURRENCY)
             if self.instance.rank == 0:
@@ -102,12 +116,15 @@ class Gateway:
             listener = listen(self.settings.path, 0o666 if self.settings.guests else 0o600)
             stack.callback(remove, self.settings.path, os.stat(self.settings.path))
             stack.callback(self._end_connections)
-            raise_descriptor_limit(self.settings.max_connections + DESCRIPTORS)
+            settings = self.settings
+            raise_descriptor_limit(settings.max_connections + DESCRIPTORS_PER_SERVICE * settings.max_services)
             loop = asyncio.get_running_loop()
             server = await loop.create_unix_server(lambda: Connection(self), sock=listener, backlog=BACKLOG)
             stack.callback(server.close)
             asking = asyncio.create_task(self._ask_again())
             stack.callback(asking.cancel)
+            sweeper = asyncio.create_task(self._sweep())
+            stack.callback(sweeper.cancel)
             self._stack = stack.pop_all()
         return self
 
@@ -117,6 +134,16 @@ class Gateway:
     def _end_connections(self) -> None:
         for connection in list(self.connections):
             connection.end()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep(asyncio.get_running_loop().time())
+
+    def sweep(self, now: float) -> None:
+        """End the connections whose peers have stopped reading."""
+        for connection in list(self.holders):
+            connection.sweep(now)
 
     # ── the tree ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,7 +203,16 @@ class Connection(asyncio.Protocol):
         self._conversation: Conversation | None = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
+        self._written = 0
+        """Bytes that the transport has got."""
+        self._read = 0
+        """How many of them the peer had read when it was last seen to read."""
+        self._read_at = 0.0
+        """When that was; 0 if nothing has waited since."""
+        self._held = 0
+        """What the connection has of the gateway's memory."""
         self._looking: asyncio.TimerHandle | None = None
+        self._closing: asyncio.TimerHandle | None = None
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,9 +232,10 @@ class Connection(asyncio.Protocol):
         else:
             self._gateway.connections.add(self)
             role = OWNER if is_owner else GUEST
-            session = Session(self._gateway.instance, userid, role, max_message=settings.max_message)
+            self._name = name = f"user {userid}"
+            self._session = session = Session(self._gateway.instance, userid, role, max_message=settings.max_message)
             conversation = Conversation(
-                session, self, self._gateway.upstream, name=f"user {userid}", max_unread_bytes=settings.max_unread
+                session, self, self._gateway.upstream, name=name, max_unread_bytes=settings.max_unread
             )
             session.deliver = conversation.do
             self._conversation = conversation
@@ -214,6 +251,7 @@ class Connection(asyncio.Protocol):
         """Pass on what has arrived."""
         if self._conversation is not None:
             self._conversation.received(data)
+            self._count()
 
     def pause_writing(self) -> None:
         """Take in that much is unread."""
@@ -231,6 +269,9 @@ class Connection(asyncio.Protocol):
         self._gateway.connections.discard(self)
         if self._looking is not None:
             self._looking.cancel()
+        if self._closing is not None:
+            self._closing.cancel()
+        self._hold(0)
         if self._conversation is not None:
             self._conversation.lost()
 
@@ -240,6 +281,44 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
         if self._conversation is not None:
             self._conversation.lost()  # now, while there is a broker to tell
+
+    # ── memory and time ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _count(self) -> None:
+        """Count what the connection holds, and end it if it holds more than before and that is too much."""
+        held = self._session.buffered + self.unread_bytes()
+        if held == self._held:
+            return
+        grew = held > self._held
+        self._hold(held)
+        limit = self._gateway.settings.max_memory
+        if grew and self._gateway.memory > limit:
+            self._give_up(f"incomplete messages and unread ones take more than {limit} bytes (--max-memory)")
+
+    def _hold(self, size: int) -> None:
+        self._gateway.memory += size - self._held
+        self._held = size
+        if size:
+            self._gateway.holders.add(self)
+        else:
+            self._gateway.holders.discard(self)
+
+    def _give_up(self, why: str) -> None:
+        if not self._transport.is_closing():
+            log.warning("%s: disconnected: %s", self._name, why)
+        self.abort()
+
+    def sweep(self, now: float) -> None:
+        """End the connection if its peer has read nothing for a while."""
+        unread = self._transport.get_write_buffer_size()
+        read = self._written - unread
+        if not unread:
+            self._read_at = 0.0
+        elif not self._read_at or read != self._read:
+            self._read, self._read_at = read, now
+        elif now - self._read_at > STALLED_SECONDS:
+            self._give_up(f"it has read nothing for {STALLED_SECONDS:g} s")
+        self._count()
 
     # ── the peer ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -253,7 +332,10 @@ class Connection(asyncio.Protocol):
     def _flush(self) -> None:
         if self._unsent:
             unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
-            self._transport.write(unsent[0] if len(unsent) == 1 else b"".join(unsent))
+            data = unsent[0] if len(unsent) == 1 else b"".join(unsent)
+            self._written += len(data)
+            self._transport.write(data)
+            self._count()
 
     def unread_bytes(self) -> int:
         """Return how many bytes that were written have not been sent yet."""
@@ -275,10 +357,11 @@ class Connection(asyncio.Protocol):
         """Close the connection after what was written before."""
         self._flush()
         self._transport.close()
+        self._closing = self._loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     def abort(self) -> None:
         """Close the connection immediately."""
-        self._unsent.clear()
+        self._unsent, self._unsent_bytes = [], 0
         self._transport.abort()
 
     def _look_later(self) -> None:
@@ -293,60 +376,3 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         else:
             self._look_later()
-
-
-def listen(path: str, mode: int) -> socket.socket:
-    """Return a socket that is bound to `path`, whose file never has more permissions than `mode`.
-
-    Raises `BindError` if another program listens there, or if something else is in the way.
-    """
-    _check_free(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    umask = os.umask(0o777 & ~mode)
-    try:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
-        listener.bind(path)
-        os.chmod(path, mode)  # a default ACL of the folder replaces the umask
-    except OSError as error:
-        listener.close()
-        raise BindError(f"cannot listen on {path}: {error.strerror or error}") from None
-    finally:
-        os.umask(umask)
-    listener.setblocking(False)
-    return listener
-
-
-def _check_free(path: str) -> None:
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise BindError(f"cannot listen on {path}: it exists and is not a socket")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            return  # left behind by a process that is gone
-        except OSError as error:
-            raise BindError(f"cannot listen on {path}: {error.strerror or error}") from None
-    raise BindError(f"cannot listen on {path}: another gateway is running there")
-
-
-def remove(path: str, created: os.stat_result) -> None:
-    """Remove the socket's file, unless it has been replaced."""
-    with suppress(OSError):
-        found = os.stat(path)
-        if (found.st_dev, found.st_ino) == (created.st_dev, created.st_ino):
-            Path(path).unlink()
-
-
-def raise_descriptor_limit(wanted: int) -> None:
-    """Let this process have `wanted` descriptors, or as many as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
-            log.warning("the system allows %d descriptors, which limits the number of connections (ulimit -n)", hard)

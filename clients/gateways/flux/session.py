@@ -10,17 +10,18 @@ from collections.abc import Callable
 from typing import Any, Final
 from uuid import uuid4
 
-from ....mdp.errors import ServiceNotFound, SettingError
+from ....mdp.errors import ServiceError, ServiceNotFound, SettingError
 from ....workers.request import Request as ServiceRequest
 from ...reply import Reply
 from ...session import Outcome
 from ..effects import Begin, Cancel, Close, Effect
-from .bodies import body_of, payload_of
+from .bodies import RAW, body_of, is_raw, payload_of
 from .errors import failure
 from .events import EVENTS, PRIVATE
 from .framing import MAX_MESSAGE, Decoder
 from .instance import Instance
 from .messages import (
+    EAGAIN,
     ECANCELED,
     EHOSTUNREACH,
     ENODATA,
@@ -99,6 +100,11 @@ class Session:
         self._programs = Programs(instance, userid, rolemask, writer, deliver)
         instance.departures.arrived(self.uuid)
 
+    @property
+    def buffered(self) -> int:
+        """The bytes of a message that has not arrived completely."""
+        return self._decoder.buffered
+
     # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def received(self, data: bytes) -> list[Effect]:
@@ -143,8 +149,18 @@ class Session:
         """Take in that such a request is not wanted any longer."""
         return self._programs.withdrawn(number)
 
+    def refused(self, service: str, why: str) -> list[Effect]:
+        """Take in that a service cannot be offered: too many descriptors or sockets are in use."""
+        name = service.removesuffix(".ping")
+        for number, pending in self._pending.items():
+            if pending.request.topic == "service.add" and pending.body == name.encode():
+                del self._pending[number]
+                return [*self._not_added(pending, EAGAIN, why), Cancel(number)]
+        return []
+
     def ended(self) -> list[Effect]:
         """Take in that the connection is closed."""
+        self._decoder.discard()  # now, for this object is part of cycles: it may stay until they are collected
         self._subscriptions.ended()
         self._instance.departures.left(self.uuid)
         self._programs.ended()
@@ -184,6 +200,8 @@ class Session:
             flux["streaming"] = True
         if request.noresponse:
             flux["noresponse"] = True
+        if is_raw(request.payload):
+            flux[RAW] = True
         if request.routes:
             flux["routes"] = [each.decode(errors="replace") for each in request.routes]
         return self._begin(pending)
@@ -332,20 +350,26 @@ class Session:
 
         If it does not know it yet, find out with a request that the gateway answers itself.
         """
-        request = pending.request
         name = pending.body.decode()
         if outcome == [b"403"]:
-            result = self._programs.remove(name)
-            return [*([] if isinstance(result, int) else result), *self._writer.fail(request, EPERM)]
-        if outcome != [b"404"]:
-            return self._writer.respond(request)
+            return self._not_added(pending, EPERM)
+        if isinstance(outcome, Reply) and outcome != [b"404"]:
+            return self._writer.respond(pending.request)
         pending.then = self._is_there
         self._pending[number] = pending
         return [Begin(number, name, [b""], timeout=PROBE_SECONDS, options=PROBE)]
 
     def _is_there(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
-        del number, outcome
-        return self._writer.respond(pending.request)
+        """Respond.  If nobody has answered, the broker does not know the service: it has refused the offer."""
+        del number
+        if isinstance(outcome, Reply | ServiceError):  # the error is that of another worker with this name
+            return self._writer.respond(pending.request)
+        return self._not_added(pending, *failure(outcome))
+
+    def _not_added(self, pending: Pending, errnum: int, text: str = "") -> list[Effect]:
+        """Offer a service no longer whose request could not be met."""
+        result = self._programs.remove(pending.body.decode())
+        return [*([] if isinstance(result, int) else result), *self._writer.fail(pending.request, errnum, text)]
 
     def _remove_service(self, request: Request) -> list[Effect]:
         name = text_in(request.payload, "service")

@@ -1,10 +1,8 @@
 """The command `mdp-gateway http`."""
 
 import gc
-import resource
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +23,7 @@ from ....mdp.errors import BindError, SettingError
 from ....mdp.keys import ClientKeys
 from ....mdp.transport.tcp import is_loopback
 from ....mdp.transport.tcp import listen as open_listener
+from ..descriptors import raise_descriptor_limit
 from ..upstream import Upstream
 from .access import load
 from .settings import Settings
@@ -148,7 +147,7 @@ def cli(
     settings = Settings(hosts=hosts, allow_origins=allow_origins, **limits)
     tls = http.tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
     log_to_stderr(log_level)
-    _allow_many_connections()
+    raise_descriptor_limit(settings.max_connections)
     listener = open_listener(*listen)
 
     async def main() -> int:
@@ -166,10 +165,3 @@ def cli(
         return await http.serve(gateway, server)
 
     return http.run(main)
-
-
-def _allow_many_connections() -> None:
-    """Raise the soft limit of open files, usually 1024: each connection takes a file descriptor."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

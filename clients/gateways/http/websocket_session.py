@@ -164,6 +164,10 @@ class WebSocketSession:
         """Never happens: a WebSocket offers no services."""
         raise NotImplementedError(f"request {number}")
 
+    def refused(self, service: str, why: str) -> list[Effect]:
+        """Never happens: a WebSocket offers no services."""
+        raise NotImplementedError(f"{service!r}: {why}")
+
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def ping(self) -> list[Effect]:

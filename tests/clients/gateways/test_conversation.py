@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from zmdp.clients import AsyncClient, ServiceError
+from zmdp.clients.gateways import upstream
 from zmdp.clients.gateways.conversation import MAX_ANSWERS, Conversation
 from zmdp.clients.gateways.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw, Write
 from zmdp.clients.gateways.upstream import Upstream
@@ -37,6 +38,9 @@ class Script:
 
     def withdrawn(self, number):
         return self._tell("withdrawn", number)
+
+    def refused(self, service, why):
+        return self._tell("refused", service, why)
 
     def ended(self):
         return self._tell("ended")
@@ -250,6 +254,24 @@ def test_a_service_is_withdrawn():
             played.conversation.lost()
             while await client.available("other"):
                 await asyncio.sleep(0)
+
+    run(story)
+
+
+def test_a_service_that_cannot_be_offered_is_refused_and_nothing_else_suffers(monkeypatch):
+    monkeypatch.setattr(upstream, "MAX_SOCKETS", 20)
+
+    async def story():
+        async with scene() as played, AsyncClient(played.endpoint, timeout=30) as client:
+            names = [f"peer{number}" for number in range(20)]
+            played.do(*map(Offer, names), Offer("peer0"), Write(b"after"))
+            refused = [told[1:] for told in drain(played.machine.told) if told[0] == "refused"]
+            assert ("peer0", "service 'peer0' is offered already") in refused
+            assert "Too many open files" in dict(refused)["peer19"]  # libzmq's words for its own limit, too
+            assert played.wire.events == [b"after"]
+            played.do(Withdraw("peer19"), Withdraw("peer19"))
+            played.machine.replies["asked"] = [Answer(1, [b"here"], True)]
+            assert list(await client.request("peer0", b"")) == [b"here"]
 
     run(story)
 

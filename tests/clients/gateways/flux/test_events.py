@@ -105,11 +105,19 @@ def test_subscribers_do_not_wait_for_ever_for_the_gateway_at_rank_0(broker, monk
 
     async def story():
         async with AsyncClient(broker, timeout=None) as client:
-            subscribers, one = Subscribers(), Subscriber()
+            subscribers, one, two = Subscribers(), Subscriber(), Subscriber()
             subscription = Subscription(subscribers, client)
-            subscribers.add(one)
-            await until(lambda: one.seen == ["subscribed"])
+            for each in (one, two):
+                subscribers.add(each)
+                await until(lambda each=each: each.seen == ["subscribed"])
+            subscribers.add(one)  # to another topic
+            await until(lambda: one.seen == ["subscribed"] * 2)
             assert not subscribers.ready
+            gone = Subscriber()
+            subscribers.add(gone)
+            subscribers.remove(gone)
+            await until(lambda: not subscription._waiting)
+            assert not gone.seen
             subscription.close()
 
     asyncio.run(story())

@@ -11,17 +11,20 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.access import Folder
 from support.flux_client import ANY, CONTROL, EVENT, HEADER, MAGIC, REQUEST, RESPONSE, FluxClient, Message, encode
-from support.flux_gateways import echo, running_gateway, running_workers
-from support.processes import BIN, Process
+from support.flux_gateways import TIMEOUT_SECONDS, echo, running_gateway, running_workers
+from support.processes import BIN, Process, process
 
-from zmdp.clients.gateways.flux import server
+from zmdp.clients.gateways.descriptors import raise_descriptor_limit
+from zmdp.clients.gateways.flux import server, session
 from zmdp.mdp.errors import BindError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.broker import running_broker
@@ -274,12 +277,27 @@ def shared_gateway(tmp_path_factory):
         yield gateway
 
 
+# ── the broker's access file ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_service_that_the_broker_refuses_is_not_added(stack, tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "PROBE_SECONDS", 0.2)
+    folder = Folder(tmp_path)
+    folder.write('[roles.driver]\nkeys = ["driver.key"]\ncall = ["*"]\noffer = ["flux.*"]\nmmi = "all"\n')
+    endpoint = stack.enter_context(folder.broker()).endpoints[0]
+    gateway = stack.enter_context(running_gateway(endpoint, tmp_path / "flux", keys=folder.keys("driver")))
+    with gateway.client() as client:
+        assert client.rpc("service.add", {"service": "calc"}).a == 110
+        assert client.rpc("service.remove", {"service": "calc"}).a == 2
+    assert not gateway.gateway.instance.programs
+
+
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_ten_thousand_connections(broker, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    server.raise_descriptor_limit(2 * CONNECTIONS + DESCRIPTORS)
+    raise_descriptor_limit(2 * CONNECTIONS + DESCRIPTORS)
     count = min(CONNECTIONS, (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - DESCRIPTORS) // 2)
     peers = []
     try:
@@ -327,6 +345,75 @@ def test_requests_beyond_the_limit_wait_in_the_socket(stack, broker, gateway):
         assert received == 5_000 * answer
 
 
+def until(gateway, condition):
+    """Wait until a condition holds in the gateway's thread."""
+    limit = time.monotonic() + TIMEOUT_SECONDS
+    while not gateway.run(condition):
+        assert time.monotonic() < limit
+
+
+def test_incomplete_messages_of_all_connections_have_one_limit(stack, broker, tmp_path, logged):
+    gateway = stack.enter_context(running_gateway(broker, tmp_path / "flux", max_memory=100_000))
+    incomplete = encode(Message(REQUEST, b"x.y", bytes(50_000)))[:40_000]
+    first, second, third = (stack.enter_context(gateway.client()) for _ in range(3))
+    for number, each in enumerate((first, second), 1):
+        each.socket.sendall(incomplete)
+        until(gateway, lambda number=number: gateway.gateway.memory == number * 40_000)
+    third.socket.sendall(incomplete)
+    assert third.ends()
+    assert logged("--max-memory")
+    until(gateway, lambda: gateway.gateway.memory == 80_000)
+    first.socket.sendall(encode(Message(REQUEST, b"x.y", bytes(50_000)))[40_000:])
+    assert first.receive().a == 38
+    assert gateway.run(lambda: gateway.gateway.memory) == 40_000
+    second.socket.close()
+    until(gateway, lambda: gateway.gateway.memory == 0)
+    assert not gateway.gateway.holders
+
+
+def unread(stack, broker, gateway, size):
+    """Return a client that does not read a large reply."""
+    stack.enter_context(running_workers(broker, large=large))
+    client = stack.enter_context(gateway.client())
+    client.request("large.x", b"%d" % size)
+    until(gateway, lambda: gateway.gateway.memory > size // 2)
+    return client
+
+
+async def large(request):
+    return bytes(int(request[0]))
+
+
+def test_what_is_unread_counts(stack, broker, tmp_path, logged):
+    stack.enter_context(running_workers(broker, large=large))
+    gateway = stack.enter_context(running_gateway(broker, tmp_path / "flux", max_memory=2_000_000))
+    client = stack.enter_context(gateway.client())
+    client.request("large.x", b"4000000")
+    until(gateway, lambda: not gateway.gateway.connections)
+    assert logged("--max-memory")
+    assert gateway.gateway.memory == 0
+
+
+def test_a_peer_that_reads_nothing_for_a_while_is_disconnected(stack, broker, gateway, logged):
+    client = unread(stack, broker, gateway, 4_000_000)
+    now = time.monotonic() + 100  # later than the gateway's own sweeps: nothing here depends on when they are
+    gateway.run(gateway.gateway.sweep, now)
+    client.read(1_000_000)
+    gateway.run(gateway.gateway.sweep, now + 1 + server.STALLED_SECONDS)
+    assert gateway.gateway.connections
+    gateway.run(gateway.gateway.sweep, now + 3 + 2 * server.STALLED_SECONDS)
+    until(gateway, lambda: not gateway.gateway.connections)
+    assert logged("it has read nothing for 20 s")
+    assert gateway.gateway.memory == 0
+
+
+def test_a_connection_that_is_closed_ends_even_if_its_peer_does_not_read(stack, broker, gateway, monkeypatch):
+    monkeypatch.setattr(server, "CLOSE_SECONDS", 0.01)
+    client = unread(stack, broker, gateway, 900_000)  # so little that the gateway still reads
+    client.socket.sendall(b"garbage!")
+    until(gateway, lambda: not gateway.gateway.connections)
+
+
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -346,6 +433,21 @@ def test_the_command_serves_until_it_is_stopped(broker, tmp_path, number):
         assert client.ends()
     assert not path.exists()
     assert "Traceback" not in process.stderr
+
+
+def test_a_second_signal_exits_at_once(tmp_path):
+    path = tmp_path / "flux"
+    with process("python", "-m", "zmdp.mdp.cli.broker", "--bind", "tcp://127.0.0.1:*") as suspended:
+        gateway = command(path, suspended.line("://", "stdout"))
+        try:
+            gateway.line("local://", "stdout")
+            suspended.send_signal(signal.SIGSTOP)  # the gateway waits until it can say goodbye
+            gateway.send_signal(signal.SIGTERM)
+            gateway.line("interrupt again")
+            assert gateway.end(signal.SIGTERM) == 1
+        finally:
+            gateway.kill()
+    assert not path.exists()
 
 
 def test_the_command_fails_with_one_line(broker, gateway, tmp_path):

@@ -124,6 +124,13 @@ def test_a_call_tries_the_whole_topic_and_then_its_first_word(session, order):
     assert call(session, topic="calc.add", matchtag=1)[0].service == "calc.add"
 
 
+def test_an_incomplete_message_is_freed_when_its_connection_ends(session):
+    session.received(data(Request("svc.a", bytes(1000), 1))[:500])
+    assert session.buffered == 500
+    session.ended()
+    assert session.buffered == 0
+
+
 def test_what_cannot_be_a_services_name_is_not_found(session):
     assert call(session, topic="a\n.b", matchtag=1)[0].service == "a\n.b"
     assert session.answered(1, SettingError("no name"))[0].service == "a\n"
@@ -314,6 +321,33 @@ def test_a_service_is_confirmed_once_the_broker_knows_it(session):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("error", "errnum"),
+    [
+        (RequestTimeout("", code=408, text="late"), 110),
+        (RequestRejected("", code=403, text="late"), 1),
+    ],
+)
+def test_a_service_that_the_broker_refuses_is_withdrawn(session, instance, error, errnum):
+    add(session, "svc")
+    [begin] = session.answered(1, WorkerLost("", code=502, text="lost"))
+    assert begin.options == {"flux": {"probe": True}}
+    assert session.answered(1, error) == [
+        Withdraw("svc.ping"), Withdraw("svc"), response("service.add", b"late\0", errnum)
+    ]  # fmt: skip
+    assert not instance.programs
+    assert isinstance(add(session, "svc")[0], Offer)
+
+
+def test_a_service_that_cannot_be_offered_is_not_added(session, instance):
+    add(session, "svc")
+    assert session.refused("svc.ping", "Too many open files") == [
+        Withdraw("svc.ping"), Withdraw("svc"), response("service.add", b"Too many open files\0", 11), Cancel(1)
+    ]  # fmt: skip
+    assert session.refused("svc", "Too many open files") == []
+    assert not instance.programs
+
+
 def test_a_connection_offers_so_many_services_and_no_more(session, instance):
     for number in range(MAX_SERVICES):
         assert isinstance(add(session, f"x{number}")[0], Offer)
@@ -321,6 +355,16 @@ def test_a_connection_offers_so_many_services_and_no_more(session, instance):
     session.ended()
     assert instance.programs == set()
     assert instance.departures.present == set()
+
+
+def test_all_connections_together_offer_so_many_services_and_no_more():
+    instance = Instance(Departures(), max_services=2)
+    one, two = Session(instance, 500), Session(instance, 500)
+    for session in (one, two):
+        assert isinstance(add(session, f"x{len(instance.programs)}")[0], Offer)
+    assert add(one, "y") == add(two, "y") == [response("service.add", None, 11, userid=instance.owner)]
+    two.ended()
+    assert isinstance(add(one, "y")[0], Offer)
 
 
 def test_guests_offer_services_under_their_own_number(instance):
@@ -392,6 +436,13 @@ def test_a_program_is_told_once_for_each_service_that_a_client_has_left(program)
     assert watched == {}
 
 
+def test_no_payload_is_kept_for_clients_that_may_leave(program):
+    asked(program, 3, b"payload", topic="svc.a", matchtag=3, client="cl", gateway=OTHER)
+    program.received(data(Response("svc.a", None, 3, routes=(b"3", b"cl"))))
+    [(_, first)] = program._programs._clients.values()
+    assert [each.payload for each in first.values()] == [None]
+
+
 @pytest.mark.parametrize("gateway", ["titanic.close", "flux.gateway.x", GATEWAY + "0", 1, None])
 def test_only_gateways_are_asked_who_has_left(program, gateway):
     asked(program, 3, b"", topic="svc.a", client="cl", gateway=gateway)
@@ -435,6 +486,16 @@ def test_a_programs_errno_and_text_survive_the_way_through_brokers(errnum, text)
     code, shown, detail = reported(errnum, text)
     assert failure(ServiceError(code, shown, detail)) == (errnum, text or f"errno {errnum}")
     assert 0 <= code <= 999
+
+
+@given(st.none() | st.binary() | st.sampled_from([b"{}", b'{"x":1}', b"{\xff}", b"", b"{}\0", b"{", b"}\0"]))
+def test_payloads_of_requests_reach_programs_unchanged(payload):
+    caller, program = Session(made(), 500), Session(made(), 500)
+    add(program, "svc")
+    [begin, *_] = call(caller, topic="svc.a", payload=payload, matchtag=1)
+    [write] = asked(program, 1, *begin.body, **begin.options["flux"])
+    routes = (b"1", caller.uuid.encode())
+    assert write == Write(data(Request("svc.a", payload, 1, routes=routes, userid=500, rolemask=OWNER)))
 
 
 @given(st.none() | st.binary(min_size=1) | st.sampled_from([b"{}\0", b'{"x":1}\0', b"}", b"{", b"\0", b"}\0"]))
