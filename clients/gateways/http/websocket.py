@@ -317,9 +317,15 @@ class _Policy:
         return problem_of(error, ask.service, overdue=monotonic() >= self._due[number])
 
     def hold(self, size: int) -> None:
-        self._gateway.memory -= self._held
-        self._held = 0
-        self._gateway.charge(size)
+        grown = size - self._held
+        if grown > 0:
+            try:
+                self._gateway.charge(grown)
+            except Problem:
+                self.hold(0)
+                raise
+        else:  # what is released must never be refused, however much others hold
+            self._gateway.memory += grown
         self._held = size
 
 

@@ -301,6 +301,23 @@ def test_replies_for_which_there_is_no_memory(endpoint):
         eventually(lambda: gateway.gateway.memory == 0)
 
 
+def test_requests_end_even_if_others_use_all_the_memory(endpoint, gate):
+    with http_gateway(endpoint, max_memory=100_000) as gateway, opened(gateway) as ws:
+
+        def use(size):
+            gateway.gateway.memory += size
+
+        ws.say(id=1, service="gate", body="x", wait=True)
+        eventually(lambda: gate.started == [b"x"])
+        gateway.call(lambda: use(100_000))
+        ws.say(id=2, service="gate", body="y")
+        ws.connection.close()
+        eventually(lambda: gateway.gateway.outstanding == 0)
+        eventually(lambda: gate.cancelled == [b"x"])
+        assert gateway.call(lambda: gateway.gateway.memory) == 100_000
+        gateway.call(lambda: use(-100_000))
+
+
 def test_a_peer_that_answers_no_ping_is_disconnected(endpoint, monkeypatch):
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
     with http_gateway(endpoint) as gateway, opened(gateway) as living, raw(gateway) as peer:
