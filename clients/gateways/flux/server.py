@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import resource
-import select
 import socket
 import stat
 import struct
@@ -17,6 +16,7 @@ from typing import Final, Self, cast
 from ....mdp.errors import BindError, RequestTimeout, SettingError, ZmdpError
 from ....mdp.keys import ClientKeys
 from ..conversation import Conversation
+from ..reading import Reading
 from ..upstream import Handler, Upstream
 from . import departures, events
 from .departures import Departures
@@ -39,8 +39,6 @@ MAX_UNREAD: Final = 64 << 20
 """Replies may be large, and arrive faster than a peer reads them."""
 CONGESTED: Final = 1 << 20
 """Unread bytes from which on nothing is read from a connection."""
-LOOK_SECONDS: Final = 1.0
-"""How often a connection that is not being read is checked for its end."""
 BACKLOG: Final = 4096
 DESCRIPTORS: Final = 200
 """Descriptors that the gateway needs besides its connections."""
@@ -176,13 +174,13 @@ class Connection(asyncio.Protocol):
         self._conversation: Conversation | None = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
-        self._looking: asyncio.TimerHandle | None = None
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the user at the other end, or not."""
         self._transport = cast("asyncio.Transport", transport)
+        self._reading = Reading(self._transport)
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket = self._transport.get_extra_info("socket")
         settings = self._gateway.settings
@@ -229,8 +227,7 @@ class Connection(asyncio.Protocol):
         """End the conversation."""
         del exc
         self._gateway.connections.discard(self)
-        if self._looking is not None:
-            self._looking.cancel()
+        self._reading.stop()
         if self._conversation is not None:
             self._conversation.lost()
 
@@ -261,15 +258,11 @@ class Connection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read nothing for now."""
-        self._transport.pause_reading()
-        self._look_later()
+        self._reading.pause()
 
     def resume(self) -> None:
         """Read again."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-        self._transport.resume_reading()
+        self._reading.resume()
 
     def close(self) -> None:
         """Close the connection after what was written before."""
@@ -280,19 +273,6 @@ class Connection(asyncio.Protocol):
         """Close the connection immediately."""
         self._unsent.clear()
         self._transport.abort()
-
-    def _look_later(self) -> None:
-        self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
-
-    def _look(self) -> None:
-        """End a connection whose peer is gone: while it is not read, nothing else notices."""
-        self._looking = None
-        poll = select.poll()
-        poll.register(self._socket, select.POLLRDHUP)
-        if poll.poll(0):
-            self._transport.abort()
-        else:
-            self._look_later()
 
 
 def listen(path: str, mode: int) -> socket.socket:

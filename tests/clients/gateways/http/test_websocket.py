@@ -3,6 +3,7 @@
 import base64
 import json
 import socket
+import struct
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -14,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
 from websockets.sync.client import connect
 
+from zmdp.clients.gateways import reading
 from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http import websocket
 from zmdp.mdp.testing import running_broker
@@ -227,6 +229,23 @@ def test_nothing_is_read_while_too_much_is_outstanding(endpoint, gate, monkeypat
         eventually(lambda: len(gate.started) == 3)
         gate.open(2)
         assert sorted([ws.hear()["final"], ws.hear()["final"]]) == ["", ""]
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_the_end_of_a_connection_that_is_not_read_cancels_everything(endpoint, gate, monkeypatch, end):
+    monkeypatch.setattr(websocket, "MAX_OUTSTANDING", 1)
+    monkeypatch.setattr(reading, "LOOK_SECONDS", 0.01)
+    with http_gateway(endpoint) as gateway, raw(gateway) as peer:
+        peer.sendall(frame(b'{"id":1,"service":"gate","body":"x","wait":true}'))
+        (connection,) = connections(gateway)
+        eventually(lambda: not gateway.call(connection.transport.is_reading))
+        peer.sendall(frame(b'{"id":2,"service":"gate","body":"y","wait":true}'))  # which remains unread
+        eventually(lambda: gate.started == [b"x"])
+        if end == "reset":
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        eventually(lambda: gate.cancelled == [b"x"])
+        eventually(lambda: gateway.gateway.outstanding == 0)
 
 
 def test_the_limit_of_the_whole_gateway(endpoint, gate):
