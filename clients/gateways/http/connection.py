@@ -86,6 +86,11 @@ class Connection(HttpToolsProtocol):
         self._lingering = False
         """Everything is answered: the connection closes, and what arrives is ignored."""
 
+    @property
+    def disconnected(self) -> bool:
+        """Whether the client of the running request is gone."""
+        return self._running is None or self._running.disconnected
+
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: Any) -> None:

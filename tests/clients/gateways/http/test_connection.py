@@ -7,6 +7,7 @@ from support.gateways import running_gateway
 from support.processes import eventually
 
 from zmdp.clients.gateways.http.connection import BODY, MAX_IGNORED, MAX_PIPELINED, _names
+from zmdp.clients.gateways.http.gateway import CONNECTION, on_disconnect
 
 POST = b"POST /services/echo HTTP/1.1\r\n"
 HOST = b"host: x\r\n"
@@ -181,6 +182,18 @@ def test_a_client_that_disconnects_cancels_the_first_of_many(gateway, services):
         client.send(request(b"2") * 2)
         eventually(lambda: gateway.call(lambda: any(each.pipeline for each in gateway.server._connections())))
     eventually(lambda: b"many" in services.cancelled)
+
+
+def test_a_client_that_has_disconnected_before_anybody_asks(gateway, services):
+    with gateway.connect() as client:
+        client.send(LONG + b"content-length: 5\r\n\r\nearly")
+        eventually(lambda: b"early" in services.begun)
+        (connection,) = gateway.server._state.connections
+        assert not connection.disconnected
+    eventually(lambda: b"early" in services.cancelled)
+    called = []
+    with on_disconnect({"state": {CONNECTION: connection}}, lambda: called.append(1)):
+        assert called == [1]
 
 
 def test_a_refusal_waits_for_the_reply_before_it(gateway, services):

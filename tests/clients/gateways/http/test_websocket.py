@@ -236,7 +236,7 @@ def test_the_end_of_a_connection_that_is_not_read_cancels_everything(endpoint, g
     monkeypatch.setattr(websocket, "MAX_OUTSTANDING", 1)
     monkeypatch.setattr(reading, "LOOK_SECONDS", 0.01)
     with http_gateway(endpoint) as gateway, raw(gateway) as peer:
-        peer.sendall(frame(b'{"id":1,"service":"gate","body":"x","wait":true}'))
+        peer.sendall(frame(b'{"id":1,"service":"gate","body":"x","wait":true,"timeout":60}'))
         (connection,) = connections(gateway)
         eventually(lambda: not gateway.call(connection.transport.is_reading))
         peer.sendall(frame(b'{"id":2,"service":"gate","body":"y","wait":true}'))  # which remains unread
