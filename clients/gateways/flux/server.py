@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import select
 import socket
 import struct
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from ....mdp.errors import RequestTimeout, SettingError, ZmdpError
 from ....mdp.keys import ClientKeys
 from ..conversation import Conversation
 from ..descriptors import raise_descriptor_limit
+from ..reading import Reading
 from ..upstream import Handler, Upstream
 from . import departures, events
 from .departures import Departures
@@ -45,8 +45,6 @@ SWEEP_SECONDS: Final = 1.0
 """How often to look for peers that do not read."""
 CONGESTED: Final = 1 << 20
 """Unread bytes from which on nothing is read from a connection."""
-LOOK_SECONDS: Final = 1.0
-"""How often a connection that is not being read is checked for its end."""
 BACKLOG: Final = 4096
 DESCRIPTORS_PER_SERVICE: Final = 8
 """Each service has two workers."""
@@ -211,7 +209,6 @@ class Connection(asyncio.Protocol):
         """When that was; 0 if nothing has waited since."""
         self._held = 0
         """What the connection has of the gateway's memory."""
-        self._looking: asyncio.TimerHandle | None = None
         self._closing: asyncio.TimerHandle | None = None
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -219,6 +216,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the user at the other end, or not."""
         self._transport = cast("asyncio.Transport", transport)
+        self._reading = Reading(self._transport)
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket = self._transport.get_extra_info("socket")
         settings = self._gateway.settings
@@ -267,8 +265,7 @@ class Connection(asyncio.Protocol):
         """End the conversation."""
         del exc
         self._gateway.connections.discard(self)
-        if self._looking is not None:
-            self._looking.cancel()
+        self._reading.stop()
         if self._closing is not None:
             self._closing.cancel()
         self._hold(0)
@@ -343,15 +340,11 @@ class Connection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read nothing for now."""
-        self._transport.pause_reading()
-        self._look_later()
+        self._reading.pause()
 
     def resume(self) -> None:
         """Read again."""
-        if self._looking is not None:
-            self._looking.cancel()
-            self._looking = None
-        self._transport.resume_reading()
+        self._reading.resume()
 
     def close(self) -> None:
         """Close the connection after what was written before."""
@@ -363,16 +356,3 @@ class Connection(asyncio.Protocol):
         """Close the connection immediately."""
         self._unsent, self._unsent_bytes = [], 0
         self._transport.abort()
-
-    def _look_later(self) -> None:
-        self._looking = self._loop.call_later(LOOK_SECONDS, self._look)
-
-    def _look(self) -> None:
-        """End a connection whose peer is gone: while it is not read, nothing else notices."""
-        self._looking = None
-        poll = select.poll()
-        poll.register(self._socket, select.POLLRDHUP)
-        if poll.poll(0):
-            self._transport.abort()
-        else:
-            self._look_later()

@@ -21,6 +21,7 @@ from . import jobs, openapi, stream, websocket
 from .access import Caller
 from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import Problem, RawHeaders, problem_of
+from .request_body import Disconnected, read_body
 from .translation import PREFIX, Asked, body_of, frames_of, service_of
 
 HEALTH_TIMEOUT_SECONDS: Final = 1.0
@@ -44,7 +45,13 @@ class Application:
                 Route("/health", self._health, methods=["GET"]),
                 *more,
             ],
-            exception_handlers={Problem: _answer, ZmdpError: _answer, HTTPException: _answer, Exception: _answer},
+            exception_handlers={
+                Problem: _answer,
+                ZmdpError: _answer,
+                HTTPException: _answer,
+                Exception: _answer,
+                Disconnected: _ignore,
+            },
         )
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
@@ -77,7 +84,7 @@ class Application:
             await _respond(send, *problem.response())
         except ZmdpError as error:
             await _respond(send, *problem_of(error).response())
-        except _Gone:
+        except Disconnected:
             pass
         except Exception as error:  # noqa: BLE001 - the last resort: it is logged and answered
             await _respond(send, *_unexpected(scope["method"], scope["path"], error).response())
@@ -89,13 +96,7 @@ class Application:
         caller = self._check(scope, asked)
         service = service_of(scope["raw_path"])
         gateway.check_call(caller, service)
-        message = await receive()
-        if message["type"] != "http.request" or message["more_body"]:
-            body = await self._whole_body(message, receive)
-        else:
-            body = message["body"]
-            if len(body) > settings.max_body:
-                raise _too_large(settings.max_body)
+        body = await read_body(gateway, receive, asked.length)
         frames = frames_of(asked.found.get(b"content-type"), body, settings.max_parts)
         options = gateway.options(caller)
         gateway.enter(len(body))
@@ -126,32 +127,7 @@ class Application:
         gateway, found = self._gateway, asked.found
         if b"origin" in found:
             gateway.check_origin(found[b"origin"])
-        caller = gateway.identify(found.get(b"authorization"), connection_of(scope).certificate)
-        if asked.length is not None and asked.length > gateway.settings.max_body:
-            raise _too_large(gateway.settings.max_body)
-        return caller
-
-    async def _whole_body(self, message: Any, receive: Any) -> bytes:
-        """Return the whole body of a request, of which a message has the beginning.  Raises `Problem`."""
-        gateway = self._gateway
-        limit = gateway.settings.max_body
-        pieces: list[bytes] = []
-        size = 0
-        try:
-            while True:
-                if message["type"] != "http.request":
-                    raise _Gone
-                piece = message["body"]
-                gateway.charge(len(piece))
-                pieces.append(piece)
-                size += len(piece)
-                if size > limit:
-                    raise _too_large(limit)
-                if not message["more_body"]:
-                    return b"".join(pieces)
-                message = await receive()
-        finally:
-            gateway.memory -= size
+        return gateway.identify(found.get(b"authorization"), connection_of(scope).certificate)
 
     async def _stream(
         self,
@@ -230,14 +206,6 @@ class _Outcome:
             self.future.set_result(None)
 
 
-class _Gone(Exception):
-    """The client has disconnected before its request was complete."""
-
-
-def _too_large(limit: int) -> Problem:
-    return Problem("too-large", f"the body of a request may have up to {limit} bytes (--max-body)")
-
-
 def _unexpected(method: str, path: str, error: Exception) -> Problem:
     log.error("%s %s failed", method, path, exc_info=error)
     return Problem("internal", f"an error of the gateway, which its log shows: {type(error).__name__}")
@@ -267,6 +235,12 @@ async def _answer(request: Request, error: Exception) -> Response:
     response = Response(body, status)
     response.raw_headers = list(raw)
     return response
+
+
+async def _ignore(request: Request, error: Exception) -> Response:
+    """Return a response that nobody gets: the client is gone."""
+    del request, error
+    return Response()
 
 
 def _with_cors(gateway: Gateway, scope: Scope, send: Any) -> Any:

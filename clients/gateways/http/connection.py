@@ -16,6 +16,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from ..reading import peer_is_gone
 from .gateway import CONNECTION
 from .problems import Problem
 from .settings import Settings
@@ -84,6 +85,11 @@ class Connection(HttpToolsProtocol):
         """What to answer after the replies that are due, before the connection is closed."""
         self._lingering = False
         """Everything is answered: the connection closes, and what arrives is ignored."""
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether the client of the running request is gone."""
+        return self._running is None or self._running.disconnected
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -222,6 +228,9 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         super().on_message_complete()
+        if not self.pipeline:
+            # A body beyond uvicorn's limit paused it, and nothing else resumes it: the end would not be noticed.
+            self.flow.resume_reading()
         self._begin(IDLE if self.cycle is not None and self.cycle.response_complete else REPLY)
 
     def on_response_complete(self) -> None:
@@ -356,9 +365,11 @@ class Connection(HttpToolsProtocol):
     # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sweep(self, now: float) -> None:
-        """Close the connection if it has waited for too long."""
+        """Close the connection if it has waited for too long, or if it is not being read and its client is gone."""
         settings, waited = self._settings, now - self._since
-        if self._blocked_since is not None:
+        if self.flow.read_paused and peer_is_gone(self.transport):
+            self.transport.abort()
+        elif self._blocked_since is not None:
             unsent = self.transport.get_write_buffer_size()
             if unsent < self._unsent:
                 self._block(now, unsent)

@@ -34,8 +34,8 @@ class Gateway:
 
     # ── who calls ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def caller(self, scope: Scope, token: str | None = None) -> Caller:
-        """Return who makes a request: by `token`, by the header Authorization, or by the client's certificate.
+    def caller(self, scope: Scope) -> Caller:
+        """Return who makes a request: by the header Authorization, or by the client's certificate.
 
         Raises `Problem` if the caller is unknown, or for a page whose origin is not allowed.
         """
@@ -47,8 +47,6 @@ class Gateway:
                 origin = value
         if origin is not None:
             self.check_origin(origin)
-        if token is not None:
-            given = b"Bearer " + token.encode(errors="replace")
         return self.identify(given, connection_of(scope).certificate)
 
     def identify(self, authorization: bytes | None, certificate: tuple[str, ...] = ()) -> Caller:
@@ -119,9 +117,12 @@ def connection_of(scope: Scope) -> Any:
 
 @contextmanager
 def on_disconnect(scope: Scope, then: Callable[[], None]) -> Iterator[None]:
-    """Within this context, call `then` if the client of a request disconnects."""
+    """Within this context, call `then` if the client of a request disconnects, or at once if it has already."""
     connection = connection_of(scope)
     connection.on_disconnect = then
+    if connection.disconnected:
+        connection.on_disconnect = None
+        then()
     try:
         yield
     finally:

@@ -23,12 +23,14 @@ from .access import Caller
 from .gateway import Gateway, on_disconnect
 from .job_options import KEY_OPTION, idempotency_key, options_of
 from .problems import Problem, problem_of
+from .request_body import read_body
 from .stream import HEADERS, KEEP_ALIVE_SECONDS, error_event, event
 from .titanic_client import Registered, TitanicClient
 from .translation import PREFIX as SERVICES
 from .translation import Asked, body_of, frames_of, service_of
 
 PREFIX: Final = "/jobs/"
+_RAW_PREFIX: Final = PREFIX.encode()
 PENDING_SECONDS: Final = 1
 """When to ask again for a reply that is not there yet."""
 LAST_EVENT: Final = "end"
@@ -58,14 +60,17 @@ class _Jobs:
         """Store a request."""
         gateway = self._gateway
         caller, asked = gateway.caller(request.scope), self._asked(request)
-        service = service_of(SERVICES + request.scope["raw_path"][len(PREFIX) :])
+        raw_path = request.scope["raw_path"]
+        if not raw_path.startswith(_RAW_PREFIX):  # such as /%6Aobs/echo, where the name is not at the same place
+            raise Problem("not-found", f"jobs are at {PREFIX}")
+        service = service_of(SERVICES + raw_path[len(_RAW_PREFIX) :])
         gateway.check_call(caller, service)
         options = options_of(request.query_params.multi_items())
         key = idempotency_key(request.headers.getlist("idempotency-key"))
         if key is not None:
             # Titanic keeps the keys of roles apart if the broker knows the roles; otherwise this does.
             options[KEY_OPTION] = key if gateway.on_behalf or caller.role is None else f"{caller.role}:{key}"
-        body = await _read_body(request, gateway)
+        body = await read_body(gateway, request.receive, asked.length)
         with gateway.admit(len(body)):
             frames = frames_of(asked.found.get(b"content-type"), body, gateway.settings.max_parts)
             ticket = await self._titanic(caller).submit(service, *frames, headers=asked.headers, **options)
@@ -123,23 +128,6 @@ class _Jobs:
         gateway = self._gateway
         client, unread = gateway.upstream.client, gateway.settings.max_unread
         return TitanicClient(client, self._registered, gateway.options(caller), unread).titanic()
-
-
-async def _read_body(request: Request, gateway: Gateway) -> bytes:
-    """Return the body of a request.  Raises `Problem` if it is too large."""
-    limit = gateway.settings.max_body
-    pieces: list[bytes] = []
-    size = 0
-    try:
-        async for piece in request.stream():
-            gateway.charge(len(piece))
-            pieces.append(piece)
-            size += len(piece)
-            if size > limit:
-                raise Problem("too-large", f"the body of a request may have up to {limit} bytes (--max-body)")
-        return b"".join(pieces)
-    finally:
-        gateway.memory -= size
 
 
 # ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────

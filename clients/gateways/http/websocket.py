@@ -26,6 +26,7 @@ from ....mdp.wire import service_name
 from ....mdp.wire.options import BROKERS
 from ..conversation import Conversation
 from ..effects import Begin
+from ..reading import Reading
 from .access import Caller
 from .gateway import CONNECTION, Gateway
 from .problems import Problem, problem_of
@@ -214,7 +215,7 @@ class _Peer:
         """Bytes that were written in all."""
         self._unread = 0
         """Bytes that the peer has not read, as far as they count as memory of the gateway."""
-        self.paused = False
+        self._reading = Reading(transport)
         self.closing = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -235,13 +236,15 @@ class _Peer:
         self._gateway.memory += unread - self._unread
         self._unread = unread
 
+    @property
+    def paused(self) -> bool:
+        return self._reading.paused
+
     def pause(self) -> None:
-        self.paused = True
-        self._transport.pause_reading()
+        self._reading.pause()
 
     def resume(self) -> None:
-        self.paused = False
-        self._transport.resume_reading()
+        self._reading.resume()
 
     def close(self) -> None:
         """Send what was written and the end of the stream, then wait for the peer's.
@@ -254,8 +257,7 @@ class _Peer:
         self.closing = True
         if self._transport.can_write_eof():
             self._transport.write_eof()
-            if self.paused:
-                self.resume()
+            self.resume()
         else:
             self._transport.close()
         self._timer = asyncio.get_running_loop().call_later(LINGER_SECONDS, self._transport.abort)
@@ -266,6 +268,7 @@ class _Peer:
     def forget(self) -> None:
         """The connection is closed."""
         self.count(0)
+        self._reading.stop()
         if self._timer is not None:
             self._timer.cancel()
 
@@ -317,9 +320,15 @@ class _Policy:
         return problem_of(error, ask.service, overdue=monotonic() >= self._due[number])
 
     def hold(self, size: int) -> None:
-        self._gateway.memory -= self._held
-        self._held = 0
-        self._gateway.charge(size)
+        grown = size - self._held
+        if grown > 0:
+            try:
+                self._gateway.charge(grown)
+            except Problem:
+                self.hold(0)
+                raise
+        else:  # what is released must never be refused, however much others hold
+            self._gateway.memory += grown
         self._held = size
 
 

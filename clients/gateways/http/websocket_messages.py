@@ -24,6 +24,8 @@ MAX_INTEGER: Final = (1 << 53) - 1
 """The largest integer that JavaScript represents exactly."""
 MAX_HEADER_BYTES: Final = 1 << 20
 """Maximum size of the first line of a binary message."""
+MAX_DEPTH: Final = 20
+"""Maximum nesting of options, which are encoded once more for the broker."""
 _NOT_JSON: Final = (ValueError, RecursionError)
 _ASK: Final = frozenset({"id", "service", "body", "more", "json", "stream", "timeout", "wait", "headers", "options"})
 _CANCEL: Final = frozenset({"id", "cancel"})
@@ -124,7 +126,7 @@ def _ask(id_: Id, content: Mapping[str, Any], attached: bytes | None) -> Ask:
     _check("wait", isinstance(wait, bool), "true or false")
     headers, options = content.get("headers"), content.get("options")
     _check("headers", headers is None or _is_text_map(headers), "an object whose values are strings")
-    _check("options", options is None or isinstance(options, dict), "an object")
+    _check("options", options is None or _is_object(options), f"an object of at most {MAX_DEPTH} levels")
     form, body = _text_body(content) if attached is None else (Form.BINARY, _binary_body(content, attached))
     return Ask(id_, service, body, form, stream, timeout, wait, headers or None, options or None)
 
@@ -138,6 +140,8 @@ def _text_body(content: Mapping[str, Any]) -> tuple[Form, Sequence[bytes]]:
             return Form.JSON, [_dumps(each).encode() for each in values]
         except ValueError:  # a number that is too large, or half of a surrogate pair
             raise _Invalid("body must consist of finite numbers and valid Unicode") from None
+        except RecursionError:  # the encoder nests less deeply than the decoder
+            raise _Invalid("body is nested too deeply") from None
     if "body" not in content:
         values[0] = ""
     if not all(isinstance(each, str) for each in values):
@@ -193,6 +197,19 @@ def _is_id(value: object) -> TypeGuard[Id]:
 
 def _is_duration(value: object) -> bool:
     return type(value) in {int, float} and 0 < value < math.inf  # type: ignore[operator]
+
+
+def _is_object(value: object) -> bool:
+    """Return whether this is an object that is not nested too deeply."""
+    if not isinstance(value, dict):
+        return False
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inner = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
+        level = [each for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return True
+    return False
 
 
 def _is_text_map(value: object) -> bool:

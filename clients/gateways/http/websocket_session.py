@@ -31,7 +31,10 @@ class Policy(Protocol):
         """Return the problem with which an outstanding request ends."""
 
     def hold(self, size: int) -> None:
-        """Take in that so many bytes of an incomplete message are held now.  Raises `Problem`, and then none count."""
+        """Take in that so many bytes of an incomplete message are held now.
+
+        Raises `Problem` if there is no memory for more than before; then none count.
+        """
 
 
 class WebSocketSession:
@@ -203,10 +206,10 @@ class WebSocketSession:
         if self._closed:
             return []
         self._closed = True
-        self._policy.hold(0)
         numbers = list(self._requests)
         for number in numbers:
             self._forget(number)
+        self._policy.hold(0)
         return [*(Cancel(number) for number in numbers), Close(why)]
 
     def _forget(self, number: int) -> Ask:

@@ -20,7 +20,7 @@ from support.flux_client import (
 from support.flux_gateways import count, echo, running_gateway, running_workers
 
 from zmdp.clients import Client
-from zmdp.clients.gateways.flux import server
+from zmdp.clients.gateways import reading
 from zmdp.clients.gateways.flux.framing import BIG, LITTLE
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.testing.broker import running_broker
@@ -215,7 +215,7 @@ def test_a_client_that_leaves_cancels_its_requests(stack, broker, gateway, logge
 
 
 def test_a_client_that_leaves_while_it_is_not_read_cancels_its_requests(stack, broker, gateway, logged, monkeypatch):
-    monkeypatch.setattr(server, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(reading, "LOOK_SECONDS", 0.01)
     stack.enter_context(running_workers(broker, watch=wait))
     with gateway.client() as client:
         client.socket.sendall(1100 * encode(Message(REQUEST, b"watch.this", None, STREAMING, ANY, 1)))

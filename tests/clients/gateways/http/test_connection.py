@@ -6,7 +6,8 @@ import pytest
 from support.gateways import running_gateway
 from support.processes import eventually
 
-from zmdp.clients.gateways.http.connection import MAX_IGNORED, MAX_PIPELINED, _names
+from zmdp.clients.gateways.http.connection import BODY, MAX_IGNORED, MAX_PIPELINED, _names
+from zmdp.clients.gateways.http.gateway import CONNECTION, on_disconnect
 
 POST = b"POST /services/echo HTTP/1.1\r\n"
 HOST = b"host: x\r\n"
@@ -156,6 +157,43 @@ def test_a_client_that_disconnects_cancels_the_first_of_pipelined_requests(gatew
         eventually(lambda: b"pipe" in services.begun)
     eventually(lambda: b"pipe" in services.cancelled)
     eventually(lambda: gateway.gateway.outstanding == 0)
+
+
+LONG = b"POST /services/hold HTTP/1.1\r\nhost: x\r\nrequest-timeout: 60\r\n"
+"""The request would not end by itself while the test waits."""
+
+
+def test_a_client_that_disconnects_after_a_late_and_large_body(gateway, services):
+    """Reading pauses while much of a body has not been taken, and goes on afterwards, so that the end is noticed."""
+    body = bytes(100_000)
+    with gateway.connect() as client:
+        client.send(LONG + b"content-length: %d\r\n\r\n" % len(body))
+        eventually(lambda: gateway.call(lambda: any(each._phase == BODY for each in gateway.server._connections())))
+        client.send(body)
+        eventually(lambda: body in services.begun)
+    eventually(lambda: body in services.cancelled)
+
+
+def test_a_client_that_disconnects_cancels_the_first_of_many(gateway, services):
+    """While requests wait for the first one, nothing is read."""
+    with gateway.connect() as client:
+        client.send(LONG + b"content-length: 4\r\n\r\nmany")
+        eventually(lambda: b"many" in services.begun)
+        client.send(request(b"2") * 2)
+        eventually(lambda: gateway.call(lambda: any(each.pipeline for each in gateway.server._connections())))
+    eventually(lambda: b"many" in services.cancelled)
+
+
+def test_a_client_that_has_disconnected_before_anybody_asks(gateway, services):
+    with gateway.connect() as client:
+        client.send(LONG + b"content-length: 5\r\n\r\nearly")
+        eventually(lambda: b"early" in services.begun)
+        (connection,) = gateway.server._state.connections
+        assert not connection.disconnected
+    eventually(lambda: b"early" in services.cancelled)
+    called = []
+    with on_disconnect({"state": {CONNECTION: connection}}, lambda: called.append(1)):
+        assert called == [1]
 
 
 def test_a_refusal_waits_for_the_reply_before_it(gateway, services):

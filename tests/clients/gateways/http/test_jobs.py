@@ -180,6 +180,25 @@ def test_the_same_key_stores_once(http):
     assert problem(http.post("/jobs/echo", headers=twice)) == (400, "invalid")
 
 
+def test_a_client_that_leaves_while_it_sends_is_no_error(gateway, caplog):
+    with gateway.connect() as client:
+        client.send(b"POST /jobs/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nabc")
+        eventually(lambda: gateway.gateway.memory == 3)
+    eventually(lambda: not gateway.call(lambda: gateway.server._state.connections or gateway.server._state.tasks))
+    assert gateway.gateway.memory == 0
+    assert caplog.records == []
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_sent(gateway):
+    with gateway.connect() as client:
+        client.send(b"POST /jobs/echo HTTP/1.1\r\nhost: x\r\ncontent-length: 100001\r\nexpect: 100-continue\r\n\r\n")
+        assert client.response()[0] == 413
+
+
+def test_jobs_are_at_one_path(http):
+    assert problem(http.post("/%6Aobs/echo")) == (404, "not-found")
+
+
 def test_the_options_of_a_job(http, db):
     query = "?delay=1h&priority=7&retries=3&backoff=500ms&ttl=7d&key_ttl=12h"
     stored = row(db, submitted(http, "echo" + query, headers={"Idempotency-Key": "with options"})[6:])

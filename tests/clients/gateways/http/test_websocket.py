@@ -3,6 +3,7 @@
 import base64
 import json
 import socket
+import struct
 import threading
 from contextlib import ExitStack, contextmanager, suppress
 
@@ -14,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
 from websockets.sync.client import connect
 
+from zmdp.clients.gateways import reading
 from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http import websocket
 from zmdp.mdp.testing import running_broker
@@ -229,6 +231,23 @@ def test_nothing_is_read_while_too_much_is_outstanding(endpoint, gate, monkeypat
         assert sorted([ws.hear()["final"], ws.hear()["final"]]) == ["", ""]
 
 
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_the_end_of_a_connection_that_is_not_read_cancels_everything(endpoint, gate, monkeypatch, end):
+    monkeypatch.setattr(websocket, "MAX_OUTSTANDING", 1)
+    monkeypatch.setattr(reading, "LOOK_SECONDS", 0.01)
+    with http_gateway(endpoint) as gateway, raw(gateway) as peer:
+        peer.sendall(frame(b'{"id":1,"service":"gate","body":"x","wait":true,"timeout":60}'))
+        (connection,) = connections(gateway)
+        eventually(lambda: not gateway.call(connection.transport.is_reading))
+        peer.sendall(frame(b'{"id":2,"service":"gate","body":"y","wait":true}'))  # which remains unread
+        eventually(lambda: gate.started == [b"x"])
+        if end == "reset":
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        eventually(lambda: gate.cancelled == [b"x"])
+        eventually(lambda: gateway.gateway.outstanding == 0)
+
+
 def test_the_limit_of_the_whole_gateway(endpoint, gate):
     with http_gateway(endpoint, max_outstanding=1) as gateway, opened(gateway) as ws:
         ws.say(id=1, service="gate", body="x", wait=True)
@@ -299,6 +318,23 @@ def test_replies_for_which_there_is_no_memory(endpoint):
         peer.sendall(frame(b'{"id":1,"service":"chatter","stream":true,"wait":true}'))
         assert ENDED.wait(TIMEOUT_SECONDS)
         eventually(lambda: gateway.gateway.memory == 0)
+
+
+def test_requests_end_even_if_others_use_all_the_memory(endpoint, gate):
+    with http_gateway(endpoint, max_memory=100_000) as gateway, opened(gateway) as ws:
+
+        def use(size):
+            gateway.gateway.memory += size
+
+        ws.say(id=1, service="gate", body="x", wait=True)
+        eventually(lambda: gate.started == [b"x"])
+        gateway.call(lambda: use(100_000))
+        ws.say(id=2, service="gate", body="y")
+        ws.connection.close()
+        eventually(lambda: gateway.gateway.outstanding == 0)
+        eventually(lambda: gate.cancelled == [b"x"])
+        assert gateway.call(lambda: gateway.gateway.memory) == 100_000
+        gateway.call(lambda: use(-100_000))
 
 
 def test_a_peer_that_answers_no_ping_is_disconnected(endpoint, monkeypatch):

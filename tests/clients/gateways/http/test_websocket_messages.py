@@ -107,6 +107,28 @@ def test_an_invalid_text_message(message, id_, why):
     assert caught.value.id == id_
 
 
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_a_body_nested_as_deeply_as_the_decoder_allows(opening, closing):
+    """Between what is read and what is not, there is a depth at which only writing it again fails."""
+    outcomes = set()
+    for depth in range(900, 1100):
+        value = opening * depth + ("1" if opening != "[" else "") + closing * depth
+        try:
+            decode(f'{{"id":1,"service":"s","body":{value}}}'.encode(), text=True)
+        except MessageError as error:
+            outcomes.add(str(error))
+    assert outcomes == {"body is nested too deeply", "a message must be a JSON object"}
+
+
+def test_the_depth_of_options():
+    options = {"a": 1}
+    for _ in range(19):
+        options = {"a": [], "b": options}
+    assert said(id=1, service="s", options=options).options == options
+    with pytest.raises(MessageError, match="20 levels"):
+        said(id=1, service="s", options={"a": options})
+
+
 @pytest.mark.parametrize(
     ("message", "why"),
     [
