@@ -286,19 +286,18 @@ def test_a_peer_that_reads_late_gets_everything(endpoint):
         # By default, the kernel's buffers may grow until all replies fit in.
         small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
         small.connect(("127.0.0.1", gateway.port))
-        ws = Messages(connect(websocket_url(gateway), compression=None, max_size=None, sock=small))
-        (connection,) = connections(gateway)
-        connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        sender = threading.Thread(
-            target=lambda: [ws.say(id=n, service="echo", body=BODY, wait=True) for n in range(300)]
-        )
-        sender.start()
-        eventually(lambda: connection._congested)
-        heard = [ws.hear() for _ in range(300)]
-        sender.join()
-        assert sorted(each["id"] for each in heard) == list(range(300))
-        assert {each["final"] for each in heard} == {BODY}
-        ws.connection.close()
+        with opened(gateway, sock=small) as ws:
+            (connection,) = connections(gateway)
+            connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+            sender = threading.Thread(
+                target=lambda: [ws.say(id=n, service="echo", body=BODY, wait=True) for n in range(300)]
+            )
+            sender.start()
+            eventually(lambda: connection._congested)
+            heard = [ws.hear() for _ in range(300)]
+            sender.join()
+            assert sorted(each["id"] for each in heard) == list(range(300))
+            assert {each["final"] for each in heard} == {BODY}
 
 
 def test_a_flood_of_invalid_messages_ends_nothing_else(gateway, ws):
