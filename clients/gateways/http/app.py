@@ -1,7 +1,6 @@
 """The ASGI application: `POST /services/NAME` without any framework, everything else through Starlette's routes."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,12 +21,13 @@ from .access import Caller
 from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import Problem, RawHeaders, problem_of
 from .request_body import Disconnected, read_body
+from .service_list import list_services
 from .translation import PREFIX, Asked, body_of, frames_of, service_of
 
 HEALTH_TIMEOUT_SECONDS: Final = 1.0
 CORS_MAX_AGE_SECONDS: Final = b"600"
 _ALLOW: Final = [(b"allow", b"POST")]
-_KINDS: Final[Mapping[int, str]] = {404: "not-found", 405: "method-not-allowed", 406: "not-acceptable"}
+_KINDS: Final[Mapping[int, str]] = {404: "not-found", 405: "method-not-allowed"}
 """The problems for errors that Starlette reports."""
 
 log = logging.getLogger("zmdp.gateway")
@@ -153,19 +153,8 @@ class Application:
     # ── the others ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _services(self, request: Request) -> Response:
-        """Return the services that exist now and that the caller may know of, as `mmi.services` describes them."""
-        gateway = self._gateway
-        caller = gateway.caller(request.scope)
-        gateway.check_call(caller, b"mmi.services")
-        with gateway.admit():
-            reply = await self._client.request(
-                "mmi.services", b"", timeout=gateway.settings.timeout, options=gateway.options(caller)
-            )
-        found = json.loads(reply[0])
-        if isinstance(found, dict):
-            found["services"] = [row for row in found["services"] if caller.may_call(row["name"].encode())]
-            return JSONResponse(found)
-        raise Problem("not-allowed", "the broker's access file does not let this role know of services (mmi)")
+        """Return the services that exist now and that the caller may know of."""
+        return JSONResponse(await list_services(self._gateway, self._gateway.caller(request.scope)))
 
     async def _health(self, request: Request) -> Response:
         """Return whether the broker answers, without access control."""

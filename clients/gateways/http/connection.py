@@ -33,7 +33,8 @@ MAX_IGNORED: Final = 1 << 20
 LINGER_SECONDS: Final = 2.0
 """How long to wait for the client to read a refusal before the connection is closed: to close it while the client still
 sends would discard the refusal."""
-_OF_UPGRADES: Final = frozenset({b"connection", b"http2-settings", b"upgrade"})
+_OF_UPGRADES: Final = frozenset({b"http2-settings", b"upgrade"})
+"""Headers, and what names them in the header Connection."""
 _CHUNK_OVERHEAD: Final = 8
 """Bytes of framing, for each byte of a body, in chunks of one byte."""
 
@@ -79,6 +80,10 @@ class Connection(HttpToolsProtocol):
         self._received = 0
         """Bytes that have arrived in this phase."""
         self._body_bytes = 0
+        self._measured_at = self._since
+        """When the rate of the body was last measured."""
+        self._measured_bytes = 0
+        """What had arrived of it at that time."""
         self._running: RequestResponseCycle | None = None
         """The latest request that the application has got; `cycle` is the latest that has arrived."""
         self._refusal: Problem | None = None
@@ -150,8 +155,8 @@ class Connection(HttpToolsProtocol):
 
     def _begin(self, phase: str) -> None:
         self._phase = phase
-        self._since = self.loop.time()
-        self._received = 0
+        self._since = self._measured_at = self.loop.time()
+        self._received = self._measured_bytes = 0
 
     # ── the parser ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -182,6 +187,9 @@ class Connection(HttpToolsProtocol):
                 self._hosts += 1
                 if settings.hosts is not None and _without_port(value) not in settings.hosts:
                     raise _Refused(_unknown_host(value))
+            elif name == b"transfer-encoding":
+                if value.lower() != b"chunked" or any(known == name for known, _ in self.headers):
+                    raise _Refused(Problem("invalid", "the only transfer coding known is chunked, once"))
             elif name == b"expect":
                 if value.lower() != b"100-continue":
                     raise _Refused(Problem("expectation-failed", "the only expectation known is 100-continue"))
@@ -198,10 +206,21 @@ class Connection(HttpToolsProtocol):
             if self.parser.get_method() == b"CONNECT":
                 raise _Refused(Problem("method-not-allowed", "this is not a proxy"))
             if self._should_upgrade():
+                self._check_opening()
                 super().on_headers_complete()  # it starts nothing
             return
         super().on_headers_complete()
         self._begin(BODY)
+
+    def _check_opening(self) -> None:
+        """Refuse to open a WebSocket with anything but a GET without a body."""
+        if self.parser.get_method() != b"GET":
+            raise _Refused(Problem("invalid", "a WebSocket is opened with GET"))
+        if any(
+            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+            for name, value in self.headers
+        ):
+            raise _Refused(Problem("invalid", "the request that opens a WebSocket has no body"))
 
     def _check_version(self) -> None:
         """Refuse what is not HTTP/1.1, but also HTTP/1.0 as it should be."""
@@ -301,9 +320,15 @@ class Connection(HttpToolsProtocol):
         Java's HTTP client, for one, offers HTTP/2 with every first request.
         """
         lines = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-        lines += [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] not in _OF_UPGRADES]
+        for name, value in self.headers:
+            if name == b"connection":  # it may also say `close`
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join([token for token in tokens if token.lower() not in _OF_UPGRADES])  # noqa: PLW2901
+            if name not in _OF_UPGRADES:
+                lines.append(b"%s: %s\r\n" % (name, value))
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._received = 0  # they arrive once more
         self.data_received(b"".join([*lines, b"\r\n", rest]))
 
     # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -383,11 +408,30 @@ class Connection(HttpToolsProtocol):
                 text = f"the headers of the request did not arrive within {settings.header_timeout:g} s"
                 self._refuse(Problem("slow-request", text))
         elif self._phase is BODY:
-            if waited > settings.body_timeout and not self.flow.read_paused:
-                text = f"the body of the request did not go on for {settings.body_timeout:g} s"
-                self._refuse(Problem("slow-request", text))
+            self._check_rate(now)
         elif self._phase is IDLE and waited > settings.keep_alive:
             self.transport.close()
+
+    def _check_rate(self, now: float) -> None:
+        """Refuse a body that does not go on, or that arrives too slowly."""
+        settings = self._settings
+        elapsed, arrived = now - self._measured_at, self._body_bytes - self._measured_bytes
+        if self.flow.read_paused:  # the client could not send any more
+            self._since = now
+        elif now - self._since > settings.body_timeout:
+            self._refuse(
+                Problem("slow-request", f"the body of the request did not go on for {settings.body_timeout:g} s")
+            )
+            return
+        elif elapsed <= settings.body_timeout:
+            return
+        elif arrived < settings.min_body_rate * elapsed:
+            text = (
+                f"{arrived} bytes of the body arrived in {elapsed:.1f} s: --min-body-rate is {settings.min_body_rate}"
+            )
+            self._refuse(Problem("slow-request", text))
+            return
+        self._measured_at, self._measured_bytes = now, self._body_bytes
 
     def shutdown(self) -> None:
         """Close the connection after the replies that are due."""

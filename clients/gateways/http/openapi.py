@@ -1,6 +1,5 @@
 """The description of the gateway, with the services that exist now: `/openapi.json`, and links to it at `/`."""
 
-import json
 from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any, Final
@@ -12,10 +11,10 @@ from starlette.routing import Route
 
 from .... import __version__
 from ....titanic.submission import DurationOption, IntegerOption, Option, TimeOption
-from .access import Caller
 from .gateway import Gateway
 from .job_options import QUERY
-from .problems import KINDS, SERVICE_ERROR, Problem
+from .problems import KINDS, SERVICE_ERROR
+from .service_list import list_services
 from .websocket import PATH as WEBSOCKET_PATH
 
 _PAGE: Final = """<!doctype html>
@@ -38,7 +37,9 @@ def routes(gateway: Gateway) -> list[Route]:
 
     async def openapi(request: Request) -> Response:
         caller = gateway.caller(request.scope)
-        return JSONResponse(document(await _services(gateway, caller), secured=gateway.access is not None))
+        found = await list_services(gateway, caller)
+        names = [row["name"] for row in found["services"]]
+        return JSONResponse(document(names, secured=gateway.access is not None))
 
     async def page(request: Request) -> Response:
         del request
@@ -46,19 +47,6 @@ def routes(gateway: Gateway) -> list[Route]:
         return HTMLResponse(_PAGE.format(version=escape(__version__), links=links))
 
     return [Route("/openapi.json", openapi, methods=["GET"]), Route("/", page, methods=["GET"])]
-
-
-async def _services(gateway: Gateway, caller: Caller) -> list[str]:
-    """Return the names of the services that the caller may know of and call."""
-    gateway.check_call(caller, b"mmi.services")
-    with gateway.admit():
-        reply = await gateway.upstream.client.request(
-            "mmi.services", b"", timeout=gateway.settings.timeout, options=gateway.options(caller)
-        )
-    found = json.loads(reply[0])
-    if not isinstance(found, dict):
-        raise Problem("not-allowed", "the broker's access file does not let this role know of services (mmi)")
-    return [row["name"] for row in found["services"] if caller.may_call(row["name"].encode())]
 
 
 # ── the document ─────────────────────────────────────────────────────────────────────────────────────────────────────

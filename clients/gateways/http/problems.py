@@ -66,7 +66,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "origin-not-allowed": Kind(403, "Pages of this origin may not use the gateway"),
     "not-found": Kind(404, "There is nothing at this path"),
     "method-not-allowed": Kind(405, "This path does not support the method"),
-    "not-acceptable": Kind(406, "The reply cannot have any of the accepted types"),
     "slow-request": Kind(408, "The request did not arrive in time"),
     "expectation-failed": Kind(417, "The expectation cannot be met"),
     "unknown-host": Kind(421, "The gateway does not have this name"),

@@ -28,6 +28,9 @@ class Settings:
     body_timeout: float = _setting(
         30.0, "seconds", "How long a client may send nothing of a body that it has begun, or read nothing of a reply."
     )
+    min_body_rate: int = _setting(
+        1000, "bytes", "How much of a body must arrive each second, on average, once --body-timeout has passed."
+    )
     keep_alive: float = _setting(60.0, "seconds", "How long a connection may be idle between requests.")
     drain_timeout: float = _setting(10.0, "seconds", "How long requests may take to finish after SIGTERM.")
     hosts: frozenset[str] | None = None

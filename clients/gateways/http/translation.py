@@ -31,11 +31,11 @@ _HEADER_PREFIX: Final = b"zmdp-header-"
 _SINGLE: Final = frozenset({b"authorization", b"content-length", b"content-type", b"origin", b"request-timeout"})
 """Headers that a request may have once."""
 _LISTS: Final = frozenset({b"accept", b"prefer", b"tracestate"})
-_KNOWN: Final = _SINGLE | _LISTS | {b"traceparent", b"content-encoding", b"expect"}
+_KNOWN: Final = _SINGLE | _LISTS | {b"traceparent"}
 _TRACE: Final = tuple(name.encode() for name in TRACE_HEADERS)
 _SECONDS: Final = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?)(ms|s)?")
 _MEDIA_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/[\w.+!#$&^-]+")
-_WAIT: Final = re.compile(rb'wait\s*=\s*"?([^",;\s]*)"?')
+_WAIT: Final = re.compile(rb'wait\s*=\s*("?)(\d{1,15}(?:\.\d{1,9})?)\1', re.IGNORECASE)
 
 
 class Asked:
@@ -83,11 +83,17 @@ class Asked:
         """Bytes of the body, as far as known."""
 
     def _read_prefer(self, found: Mapping[bytes, bytes], longest: float) -> None:
-        match = _WAIT.search(found[b"prefer"])
-        if match is not None:
-            self.wait = True
-            if b"request-timeout" not in found:
-                self.timeout = _seconds("the preference wait", match[1], longest)
+        """Read the preference `wait`; what is not valid is ignored, as is every other preference (RFC 7240, 2)."""
+        quotes = 0
+        for each in found[b"prefer"].split(b","):
+            match = _WAIT.fullmatch(each.partition(b";")[0].strip()) if quotes % 2 == 0 else None
+            if match is not None:
+                seconds = min(float(match[2]), longest)
+                self.wait = seconds > 0
+                if self.wait and b"request-timeout" not in found:
+                    self.timeout = seconds
+                return  # only the first one counts
+            quotes += each.count(b'"')
 
     def _read_accept(self, accept: bytes) -> None:
         types = [each.partition(b";")[0].strip().lower() for each in accept.split(b",")]

@@ -16,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 from websockets.datastructures import Headers
+from websockets.exceptions import InvalidHeader, InvalidUpgrade, SecurityError
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
@@ -37,6 +38,7 @@ PATH: Final = "/ws"
 SUBPROTOCOL: Final = "zmdp"
 TOKEN_PREFIX: Final = "zmdp.token."  # noqa: S105 - not a secret
 """A subprotocol that carries a token, because scripts in a browser cannot set headers."""
+_VERSION: Final = "Sec-WebSocket-Version"
 MAX_OUTSTANDING: Final = 1000
 """Outstanding requests of one connection from which on nothing more is read from it."""
 PING_SECONDS: Final = 20.0
@@ -142,7 +144,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._frames.receive_data(data)
         requests = [each for each in self._frames.events_received() if isinstance(each, Request)]
         if self._frames.handshake_exc is not None:
-            self._refuse(Problem("headers-too-large", f"a WebSocket cannot be opened so: {self._frames.handshake_exc}"))
+            self._refuse(_not_opened(self._frames.handshake_exc))
         for request in requests:
             try:
                 policy = self._admit(request)
@@ -150,12 +152,12 @@ class WebSocketConnection(asyncio.Protocol):
                 self._refuse(problem)
                 return
             response = self._frames.accept(request)
+            if self._frames.handshake_exc is not None:
+                self._refuse(_not_opened(self._frames.handshake_exc))
+                return
             self._frames.send_response(response)
             self.transport.write(b"".join(self._frames.data_to_send()))
-            if response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
-                self._open(policy)
-            else:
-                self._peer.close()
+            self._open(policy)
 
     def _admit(self, request: Request) -> "_Policy":
         """Return what the peer may do.  Raises `Problem`."""
@@ -330,6 +332,17 @@ class _Policy:
         else:  # what is released must never be refused, however much others hold
             self._gateway.memory += grown
         self._held = size
+
+
+def _not_opened(error: Exception) -> Problem:
+    """Return the problem for an error of the codec in the handshake."""
+    text = f"the WebSocket cannot be opened: {error}"
+    if isinstance(error, SecurityError) or isinstance(error.__cause__, SecurityError):
+        return Problem("headers-too-large", text)
+    if isinstance(error, InvalidUpgrade) or (isinstance(error, InvalidHeader) and error.name == _VERSION):
+        headers = [(b"upgrade", b"websocket"), (b"sec-websocket-version", b"13")]
+        return Problem("upgrade-required", text, headers=headers)
+    return Problem("invalid", text)
 
 
 def _size(ask: Ask) -> int:

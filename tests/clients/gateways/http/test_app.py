@@ -92,7 +92,6 @@ def test_invalid_names(http, path):
         ({"request-timeout": "soon"}, b""),
         ({"request-timeout": "1e3"}, b""),
         ({"request-timeout": "3601"}, b""),
-        ({"prefer": "wait=x"}, b""),
         ({"traceparent": b"\xff"}, b""),
         ({"content-type": "multipart/mixed"}, b"--b--"),
         ({"content-type": "multipart/mixed; boundary=b"}, b"--b\r\n\r\ncut"),

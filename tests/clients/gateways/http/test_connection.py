@@ -33,6 +33,17 @@ SHAPES = {
     "HTTP/1.0": (b"POST /services/echo HTTP/1.0\r\ncontent-length: 1\r\n\r\nx", OK),
     "absolute form": (b"POST http://x/services/echo HTTP/1.1\r\n" + HOST + b"connection: close\r\n\r\n", OK),
     "h2c is ignored": (request(b"x", b"upgrade: h2c", b"connection: upgrade, http2-settings") + LAST, [200, 200]),
+    "h2c, and the end of the connection": (request(b"x", b"upgrade: h2c", b"connection: Upgrade, close") + LAST, OK),
+    "h2c and large headers": (
+        request(b"x", b"upgrade: h2c", b"connection: upgrade, http2-settings", b"a: " + b"b" * 40_000) + LAST,
+        [200, 200],
+    ),
+    "a WebSocket opened with POST": (request(b"hi", b"upgrade: websocket", b"connection: upgrade") + LAST, [400]),
+    "a WebSocket opened with a body": (
+        request(b"hi", b"upgrade: websocket", b"connection: upgrade").replace(b"POST /services/echo", b"GET /ws")
+        + LAST,
+        [400],
+    ),
     "empty lines before": (b"\r\n\r\n" + LAST, OK),
     # refused, and the connection is closed: nothing of what follows is taken for a request
     "length and chunked": (
@@ -52,6 +63,14 @@ SHAPES = {
     "an enormous length": (POST + HOST + b"content-length: 99999999999999999999999\r\n\r\nx", [400]),
     "an unknown coding": (POST + HOST + b"transfer-encoding: gzip\r\n\r\n" + LAST, [400]),
     "chunked is not last": (POST + HOST + b"transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n" + LAST, [400]),
+    "compressed and chunked": (
+        POST + HOST + b"transfer-encoding: gzip, chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n" + LAST,
+        [400],
+    ),
+    "chunked twice": (
+        POST + HOST + b"transfer-encoding: chunked\r\n" * 2 + b"\r\n1\r\nx\r\n0\r\n\r\n" + LAST,
+        [400],
+    ),
     "almost chunked": (POST + HOST + b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n" + LAST, [400]),
     "chunked in HTTP/1.0": (
         b"POST /services/echo HTTP/1.0\r\ntransfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n0\r\n\r\n" + LAST,
@@ -307,6 +326,19 @@ class TestTime:
                             break
             client.socket.settimeout(20)
             assert client.response()[0] == 408
+
+    def test_a_trickle_does_not_extend_the_time_for_a_body(self, hasty):
+        with hasty.connect() as client:
+            client.send(POST + HOST + b"content-length: 1000000\r\n\r\n")
+            client.socket.settimeout(0.05)
+            for _ in range(400):
+                with contextlib.suppress(TimeoutError):
+                    client.send(b"x")
+                    if client.socket.recv(1, 2):  # MSG_PEEK: it has answered
+                        break
+            client.socket.settimeout(20)
+            status, _, body = client.response()
+            assert (status, b"--min-body-rate" in body) == (408, True)
 
     def test_an_idle_connection_ends(self, hasty):
         with hasty.connect() as client:

@@ -36,9 +36,21 @@ def test_waiting_for_a_worker():
     assert (found.wait, found.timeout) == (True, 10.0)
     found = asked((b"prefer", b"wait=10"), (b"request-timeout", b"5"))
     assert (found.wait, found.timeout) == (True, 5.0)
-    assert not asked((b"prefer", b"handling=lenient")).wait
-    with pytest.raises(Problem, match="wait"):
-        asked((b"prefer", b"wait=soon"))
+    assert asked((b"prefer", b'Wait = "10"; x=y')).timeout == 10.0
+    assert asked((b"prefer", b"wait=1, wait=2")).timeout == 1.0
+    assert asked((b"prefer", b"wait=99999")).timeout == 3600.0
+
+
+@pytest.mark.parametrize(
+    "prefer",
+    [
+        b"", b"handling=lenient", b"wait", b"wait=", b"wait=soon", b"wait=0", b"wait=-1", b"wait=5m", b'wait="5',
+        b"await=5", b"foo; wait=5", b"foo=wait=5", b'foo="a, wait=5, b"',
+    ],
+)  # fmt: skip
+def test_preferences_that_are_ignored(prefer):
+    found = asked((b"prefer", prefer))
+    assert (found.wait, found.timeout) == (False, 15.0)
 
 
 @pytest.mark.parametrize(
