@@ -55,7 +55,7 @@ def is_live(browser):
 
 def test_the_first_visit_names_the_next_step(browser, broker):
     browser.open(broker.url)
-    assert "No workers yet" in browser.text
+    eventually(lambda: "No workers yet" in browser.text)  # before, it may wait for the broker
     assert "mdworker zmdp.workers.echo:worker" in browser.text
     eventually(lambda: is_live(browser))
 
