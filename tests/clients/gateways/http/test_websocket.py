@@ -61,9 +61,11 @@ def fails(request):
 
 def chatter(request):
     """Stream until nobody listens."""
-    while not request.cancelled:
-        yield b"x" * 10_000
-    ENDED.set()
+    try:
+        while not request.cancelled:
+            yield b"x" * 10_000
+    finally:  # it may also be closed where it yields
+        ENDED.set()
 
 
 ENDED = threading.Event()
@@ -237,6 +239,7 @@ def test_nothing_is_read_while_too_much_is_outstanding(endpoint, gate, monkeypat
 def test_the_end_of_a_connection_that_is_not_read_cancels_everything(endpoint, gate, monkeypatch, end):
     monkeypatch.setattr(websocket, "MAX_OUTSTANDING", 1)
     monkeypatch.setattr(reading, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(websocket, "PING_SECONDS", 1000.0)  # to write would notice the end as well
     with http_gateway(endpoint) as gateway, raw(gateway) as peer:
         peer.sendall(frame(b'{"id":1,"service":"gate","body":"x","wait":true,"timeout":60}'))
         (connection,) = connections(gateway)
