@@ -114,22 +114,31 @@ class Access:
 def load(path: str | Path) -> Access:
     """Return what the access file `path` says.  Raises `AccessError`."""
     path = Path(path)
+    return parse(read_text(path, "mdp-keys allow creates it"), path)
+
+
+def read_text(path: Path, hint: str) -> str:
+    """Return the text of an access file.  Raises `AccessError`, with `hint` if there is no such file."""
     try:
-        text = path.read_text()
+        return path.read_text()
     except OSError as error:
-        hint = ": mdp-keys allow creates it" if isinstance(error, FileNotFoundError) else ""
-        raise AccessError(f"cannot read the access file {path}: {error.strerror}{hint}") from None
+        more = f": {hint}" if isinstance(error, FileNotFoundError) else ""
+        raise AccessError(f"cannot read the access file {path}: {error.strerror}{more}") from None
     except UnicodeDecodeError:
         raise AccessError(f"the access file {path} is not text") from None
-    return parse(text, path)
+
+
+def read_toml(text: str, path: Path) -> dict[str, Any]:
+    """Return the content of an access file.  Raises `AccessError`."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise AccessError(f"{path} is not valid TOML: {error}") from None
 
 
 def parse(text: str, path: Path) -> Access:
     """Return what `text`, the content of the access file `path`, says.  Raises `AccessError`."""
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise AccessError(f"{path} is not valid TOML: {error}") from None
+    content = read_toml(text, path)
     _check_names(content, _TOP, f"{path}")
     secret_file = content.get("secret_key")
     if not isinstance(secret_file, str) or not secret_file:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import zmq
 
@@ -13,7 +13,7 @@ from ...workers.handling import Final as Last
 from ...workers.request import Request
 from ..reply import Reply
 from ..session import Call, Outcome
-from .effects import Answer, Begin, Cancel, Close, Effect, Fail, Machine, Offer, Withdraw, Write
+from .effects import Answer, Begin, Cancel, Close, Effect, Fail, Machine, Offer, ServingMachine, Withdraw, Write
 from .upstream import Upstream
 
 MAX_OUTSTANDING: Final = 1000
@@ -204,13 +204,17 @@ class Conversation:
 
     # ── requests to the peer ─────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def _serving(self) -> ServingMachine:
+        return cast("ServingMachine", self._machine)  # for it has offered a service
+
     def _offer(self, service: str) -> list[Effect]:
         """Offer a service.  Return what to do if that is not possible."""
         try:
             self._upstream.offer(service, self._serve)
         except (SettingError, zmq.ZMQError, OSError) as error:  # for example, too many open files
             log.warning("%s: cannot offer %r: %s", self._name, service, error)
-            return self._machine.refused(service, str(error))
+            return self._serving.refused(service, str(error))
         self._offered.append(service)
         return []
 
@@ -219,7 +223,7 @@ class Conversation:
         self._last_asked = number = self._last_asked + 1
         incoming = self._asked[number] = _Incoming()
         try:
-            self.do(self._machine.asked(number, request))
+            self.do(self._serving.asked(number, request))
             while not incoming.ended:
                 answer = await incoming.take()
                 self._answers -= 1
@@ -230,7 +234,7 @@ class Conversation:
         finally:
             del self._asked[number]
             self._answers -= len(incoming.answers)
-            self.do([] if incoming.ended or self._ended else self._machine.withdrawn(number))
+            self.do([] if incoming.ended or self._ended else self._serving.withdrawn(number))
 
 
 class _Outgoing:

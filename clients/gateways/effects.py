@@ -95,6 +95,13 @@ class Machine(Protocol):
     def answered(self, number: int, outcome: Outcome) -> list[Effect]:
         """Take in a part, the reply or the error of a request that `Begin` made."""
 
+    def ended(self) -> list[Effect]:
+        """Take in that the connection is closed.  Nothing can be written any more."""
+
+
+class ServingMachine(Machine, Protocol):
+    """The same for protocols whose peers can offer services: only its effects contain `Offer`."""
+
     def asked(self, number: int, request: Request) -> list[Effect]:
         """Take in a request to a service that this connection offers."""
 
@@ -103,6 +110,3 @@ class Machine(Protocol):
 
     def refused(self, service: str, why: str) -> list[Effect]:
         """Take in that a service cannot be offered: `Offer` had no effect."""
-
-    def ended(self) -> list[Effect]:
-        """Take in that the connection is closed.  Nothing can be written any more."""

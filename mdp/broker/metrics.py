@@ -119,7 +119,7 @@ class ServiceMetrics:
 
 
 UNCOUNTED: Final = ServiceMetrics(b"")
-"""For what is no service: requests that the broker itself answers."""
+"""Where requests that the broker itself answers are counted: nobody reads it."""
 
 
 class Metrics:

@@ -63,7 +63,7 @@ async def serve(listener: socket.socket) -> int:
 
 
 async def _follow(told: asyncio.StreamReader, visitors: Visitors) -> None:
-    """Apply new settings, until there are no more."""
+    """Apply each line of settings from the broker, until it closes the pipe."""
     while line := await told.readline():
         settings: dict[str, Any] = json.loads(line)
         visitors.access = visitors_of(settings["access"])

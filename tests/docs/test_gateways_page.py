@@ -18,6 +18,7 @@ from support.processes import broker, process
 
 from zmdp.clients.gateways.http import access, cli, websocket
 from zmdp.clients.gateways.http.problems import KINDS, SERVICE_ERROR, TYPE_BASE
+from zmdp.mdp.tokens import new_token
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +99,7 @@ def test_the_programs_in_javascript(endpoint, tmp_path):
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         origin = f"http://127.0.0.1:{server.server_port}"
-        token, digest = access.new_token()
+        token, digest = new_token()
         rules = access.parse(f'[roles.shop]\ntokens = ["{digest}"]', tmp_path)
         try:
             with (

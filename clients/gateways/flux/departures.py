@@ -1,4 +1,4 @@
-"""Who has left: how a Flux program learns that a client of another gateway is gone.
+"""How a Flux program learns that a client of another gateway has disconnected.
 
 Every gateway offers a service of its own, whose name travels with each request.  A gateway that passes a request to a
 program asks that service once for each client:

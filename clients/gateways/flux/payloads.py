@@ -24,7 +24,7 @@ def parse_json(payload: bytes | None) -> dict[str, Any] | None:
         text = payload[:-1].decode()
         value = _decode(text)
         if "\\u" in text:
-            _encode_as_is(value).encode()  # `\ud800` alone is no character, and would fail wherever it is encoded
+            _encode_as_is(value).encode()  # a lone surrogate such as `\ud800` cannot be encoded
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):

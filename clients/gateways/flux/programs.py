@@ -125,7 +125,7 @@ class Programs:
         return effects
 
     def withdrawn(self, number: int) -> list[Effect]:
-        """Tell the program that nobody waits for its responses any longer.
+        """Tell the program that its responses are no longer wanted.
 
         Only streams are cancelled: programs that do not stream know no cancel requests.
         """

@@ -11,27 +11,22 @@ services on behalf of the role, and the broker checks what that role may call as
 only what the gateway's own role may know, so here `mmi` and `call` decide.
 """
 
-import hashlib
 import re
-import secrets
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
-from ....mdp.access import MMI, Permissions
-from ....mdp.errors import AccessError
+from ....mdp.access import MMI, Permissions, read_text, read_toml
+from ....mdp.errors import AccessError, SettingError
+from ....mdp.tokens import bearer, digest_of, parse_digest
 from .problems import Problem
 
-_DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _ROLE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SETTINGS: Final = ("tokens", "certificates", "call", "mmi")
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."
 _ABOUT_SERVICES: Final = (b"mmi.service", b"mmi.services")
-TOKEN_PREFIX: Final = "zmdp_"  # noqa: S105 - not a secret
-"""Makes tokens recognisable, for example by programs that look for secrets in source code."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,7 @@ class Caller:
     """Who makes a request."""
 
     role: str | None
-    """The role's name; None if there is no access control."""
+    """The name of the role, or None without access control."""
     permissions: Permissions | None = None
     options: Mapping[str, Any] | None = None
     """The options of requests that are made on behalf of the role."""
@@ -69,12 +64,12 @@ class Access:
     certificates: Mapping[str, Caller]
 
     def identify(self, authorization: bytes | None, certificate: tuple[str, ...] = ()) -> Caller:
-        """Return who has this Authorization header, or a certificate with these names.  Raises `Problem`."""
+        """Return the caller with this Authorization header or certificate.  Raises `Problem`."""
         if authorization is not None:
-            scheme, _, token = authorization.partition(b" ")
-            if scheme.lower() != b"bearer":
+            token = bearer(authorization)
+            if token is None:
                 raise _unauthorized("the header Authorization must be: Bearer TOKEN")
-            caller = self.tokens.get(hashlib.sha256(token.strip()).digest())
+            caller = self.tokens.get(digest_of(token))
             if caller is None:
                 raise _unauthorized("the token is unknown", b', error="invalid_token"')
             return caller
@@ -90,31 +85,15 @@ def _unauthorized(detail: str, more: bytes = b"") -> Problem:
     return Problem("unauthorized", detail, headers=[(name, value + more) for name, value in _CHALLENGE])
 
 
-def new_token() -> tuple[str, str]:
-    """Return a new token, and what the access file says instead of it."""
-    token = TOKEN_PREFIX + secrets.token_urlsafe(32)
-    return token, "sha256:" + hashlib.sha256(token.encode()).hexdigest()
-
-
 def load(path: str | Path) -> Access:
     """Return what the access file `path` says.  Raises `AccessError`."""
     path = Path(path)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        hint = ": mdp-gateway token creates it" if isinstance(error, FileNotFoundError) else ""
-        raise AccessError(f"cannot read the access file {path}: {error.strerror}{hint}") from None
-    except UnicodeDecodeError:
-        raise AccessError(f"the access file {path} is not text") from None
-    return parse(text, path)
+    return parse(read_text(path, "mdp-gateway token creates it"), path)
 
 
 def parse(text: str, path: Path) -> Access:
     """Return what `text`, the content of the access file `path`, says.  Raises `AccessError`."""
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise AccessError(f"{path} is not valid TOML: {error}") from None
+    content = read_toml(text, path)
     for name in content:
         if name != "roles":
             hint = ": this is a broker's access file" if name == "secret_key" else ": known is roles"
@@ -148,11 +127,11 @@ def _add(found: Any, name: str, table: object) -> None:
     caller = Caller(name, Permissions(name, call=tuple(call), mmi=mmi), {"on_behalf": name})
     found.roles[name] = caller
     for text in _texts(table, "tokens", where, '["sha256:…"]', []):
-        match = _DIGEST.fullmatch(text)
-        if match is None:
-            shown = text if text.startswith("sha256:") else "a text without sha256:"  # it may be a token
-            _fail(where, "tokens", shown, f"it must be sha256: and 64 hexadecimal digits: see mdp-gateway token {name}")
-        _put(found.tokens, bytes.fromhex(match[1]), caller, where, f"token {text[:15]}…")
+        try:
+            digest = parse_digest(text)
+        except SettingError as error:
+            raise AccessError(f"{where}: tokens: {error}: see mdp-gateway token {name}") from None
+        _put(found.tokens, digest, caller, where, f"token {text[:15]}…")
     for text in _texts(table, "certificates", where, '["shop.example"]', []):
         _put(found.certificates, text, caller, where, f"certificate {text!r}")
 

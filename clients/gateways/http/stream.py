@@ -70,7 +70,7 @@ class Events:
         self.ended = False
         """No more events arrive."""
         self.problem: Problem | None = None
-        """Set if the request fails before anything has arrived: then there are no events."""
+        """Why the request failed, if that was before its first event."""
         self._gateway = gateway
         self._client = gateway.upstream.client
         self._service = service

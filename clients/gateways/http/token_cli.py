@@ -8,7 +8,8 @@ from tomlkit.exceptions import TOMLKitError
 
 from ....mdp.cli.console import CONTEXT_SETTINGS
 from ....mdp.errors import AccessError
-from .access import load, new_token, parse
+from ....mdp.tokens import new_token
+from .access import load, parse
 
 _BEGINNING = "# Who may use the gateway: mdp-gateway http --access FILE.  Edit this file, or use mdp-gateway token.\n"
 

@@ -7,7 +7,6 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from ....mdp.errors import ZmdpError
-from ....workers.request import Request
 from ...reply import Reply
 from ...session import Outcome
 from ..effects import Begin, Cancel, Close, Effect, Write
@@ -158,18 +157,6 @@ class WebSocketSession:
             self._say_error(ask.id, self._policy.problem(number, outcome, ask))
         self._forget(number)
         return self._with_output(self._end_if_drained())
-
-    def asked(self, number: int, request: Request) -> list[Effect]:
-        """Never happens: a WebSocket offers no services."""
-        raise NotImplementedError(f"request {number} to {request.service!r}")
-
-    def withdrawn(self, number: int) -> list[Effect]:
-        """Never happens: a WebSocket offers no services."""
-        raise NotImplementedError(f"request {number}")
-
-    def refused(self, service: str, why: str) -> list[Effect]:
-        """Never happens: a WebSocket offers no services."""
-        raise NotImplementedError(f"{service!r}: {why}")
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 

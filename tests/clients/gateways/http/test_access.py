@@ -14,11 +14,12 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from zmdp.clients import Client
-from zmdp.clients.gateways.http.access import Caller, load, new_token, parse
+from zmdp.clients.gateways.http.access import Caller, load, parse
 from zmdp.clients.gateways.http.problems import Problem
 from zmdp.clients.gateways.http.server import reload, tls_context
 from zmdp.clients.gateways.http.token_cli import add
 from zmdp.mdp.errors import AccessError, SettingError
+from zmdp.mdp.tokens import new_token
 
 TOKEN = "zmdp_test"
 DIGEST = "sha256:" + hashlib.sha256(TOKEN.encode()).hexdigest()

@@ -188,6 +188,8 @@ class _Caller(asyncio.Protocol):
             self.received = b""
             if self.load.stopping:
                 self.load.ended += 1
+                if self.load.ended == CALLERS:
+                    self.load.all_ended.set()
             else:
                 self.ask()
 
@@ -196,10 +198,14 @@ class _Caller(asyncio.Protocol):
             self.load.problems.append(error)
 
 
+CALLERS = 64
+
+
 class _Load:
     def __init__(self):
         self.statuses = {}
         self.ended = 0
+        self.all_ended = asyncio.Event()
         self.problems = []
         self.stopping = self.closing = False
         self.waiting = []
@@ -230,7 +236,7 @@ def test_a_broker_that_is_killed_under_load():
             load, loop = _Load(), asyncio.get_running_loop()
             callers = [
                 (await loop.create_connection(lambda: _Caller(load), "127.0.0.1", int(url.rpartition(":")[2])))[0]
-                for _ in range(64)
+                for _ in range(CALLERS)
             ]
             await load.more(500)
             os.kill(first.pid, signal.SIGKILL)
@@ -238,9 +244,7 @@ def test_a_broker_that_is_killed_under_load():
             with broker(bind=endpoint):
                 await load.more(500)
                 load.stopping = True
-                async with asyncio.timeout(20):
-                    while load.ended < 64:
-                        await asyncio.sleep(0.01)
+                await asyncio.wait_for(load.all_ended.wait(), 20)
             load.closing = True
             for transport in callers:
                 transport.close()

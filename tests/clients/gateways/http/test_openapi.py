@@ -12,6 +12,7 @@ from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http.job_options import QUERY
 from zmdp.clients.gateways.http.openapi import document
 from zmdp.mdp.testing import running_broker
+from zmdp.mdp.tokens import digest_of
 from zmdp.workers import Worker
 
 NAMES = ["echo", "a/b c", "{x}", "ümlaut", "titanic.request"]
@@ -50,7 +51,7 @@ def test_the_document_names_the_services_that_exist(endpoint):
 
 
 def test_it_shows_only_what_the_caller_may_call(endpoint, tmp_path):
-    token = "sha256:" + http_access.hashlib.sha256(b"secret").hexdigest()
+    token = "sha256:" + digest_of(b"secret").hex()
     access = http_access.parse(f'[roles.shop]\ntokens = ["{token}"]\ncall = ["a*"]', tmp_path)
     with (
         Worker("apples", list, broker=endpoint),

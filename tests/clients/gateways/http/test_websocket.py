@@ -19,6 +19,7 @@ from zmdp.clients.gateways import reading
 from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http import websocket
 from zmdp.mdp.testing import running_broker
+from zmdp.mdp.tokens import digest_of
 from zmdp.workers import ServiceError, Worker
 
 BODY = "x" * 20_000
@@ -424,7 +425,7 @@ def test_an_invalid_handshake(gateway, old, new, status, kind):
 
 
 def access(tmp_path, *, token):
-    digest = "sha256:" + http_access.hashlib.sha256(token.encode()).hexdigest()
+    digest = "sha256:" + digest_of(token.encode()).hex()
     file = tmp_path / "access.toml"
     file.write_text(f'[roles.shop]\ntokens = ["{digest}"]\ncall = ["echo"]\n')
     return http_access.load(file)
