@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -43,8 +44,9 @@ async def echo(request: Any) -> list[bytes]:
 
 @contextmanager
 def running(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a process, and kill it at the end."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    """Run a process that can import the modules of this folder, and kill it at the end."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         yield process
     finally:
