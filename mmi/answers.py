@@ -2,12 +2,12 @@
 
     mmi.service   name           200 if a worker offers the service, else 404; 403 if the client may not know
     mmi.services  [name]         JSON: services, their workers and waiting requests
-    mmi.workers   [service]      JSON: workers, their load and uptime
+    mmi.workers   [service]      JSON: workers, their load and uptime; those whose id is greater than a second frame
     mmi.stats     anything       JSON: counts since the start, and the current numbers
     mmi.broker    anything       JSON: its name, version, uptime, dialects, limits
     mmi.brokers   anything       JSON: the brokers that can be reached, and the links over which they are
     mmi.metrics   [name]         JSON: what is counted for each service whose name is greater, and for each role
-    mmi.requests  [service]      JSON: requests that wait or that workers hold
+    mmi.requests  [service]      JSON: requests that wait or that workers hold; without as many as a second frame says
     mmi.cancel    id             JSON: whether that request was in flight, and so is cancelled
     mmi.tail      [JSON]         JSON: requests that have ended since it was asked last
 
@@ -35,6 +35,8 @@ METRICS_ROWS: Final = 100
 """Services in one answer to `mmi.metrics`: it must not hold up the broker, even if it has 10,000."""
 REQUEST_ROWS: Final = 250
 """Requests in one answer to `mmi.requests`, for the same reason: each row takes longer than others."""
+MAX_SKIPPED: Final = 100_000
+"""Requests that can be left out before the first row: they must be counted."""
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
 
@@ -249,6 +251,9 @@ class Watch(Protocol):
     def in_flight(self, name: bytes, sees: Sees, most: int, now: float) -> tuple[list[dict[str, Any]], int]:
         """Return up to `most` rows about the requests for that service, or for all, and how many more there are."""
 
+    def page(self, name: bytes, sees: Sees, skip: int, most: int, now: float) -> tuple[list[dict[str, Any]], int]:
+        """Return the same about those that follow the first `skip`, in an order that seldom changes."""
+
     def tail(self, asked: bytes, now: float) -> dict[str, Any] | None:
         """Return the requests that have ended since it was asked last; None if the question is malformed."""
 
@@ -300,10 +305,13 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
         service = broker.registry.services.get(body[0])
         offered = (service is not None and service.available) or body[0] in broker.registry.reachable
         return [b"200" if offered and not body[0].startswith(MMI) else b"404"]
-    describe = _ANSWERS.get(name)
-    if describe is None:
+    paged, describe = _PAGED.get(name), _ANSWERS.get(name)
+    if paged is not None:
+        found = paged(broker, body, sees, now)
+    elif describe is not None:
+        found = describe(broker, body[0], sees, now)
+    else:
         return [b"501"]
-    found = describe(broker, body[0], sees, now)
     return [b"400" if found is None else json.dumps(found).encode()]
 
 
@@ -333,11 +341,22 @@ def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, 
     )
 
 
-def _workers(broker: Broker, wanted: bytes, sees: Sees, now: float) -> dict[str, Any]:
+def _number(body: list[bytes]) -> int | None:
+    """Return the number in the second frame, with which a page of a list begins; None if it is malformed."""
+    frame = bytes(body[1])
+    return int(frame) if len(frame) < 19 and frame.isdigit() else None
+
+
+def _workers(broker: Broker, body: list[bytes], sees: Sees, now: float) -> dict[str, Any] | None:
     registry = broker.registry
+    wanted = body[0]
+    after = _number(body) if len(body) > 1 else 0
+    if after is None:
+        return None
     service = registry.services.get(wanted)
     named = (service.workers if service else ()) if wanted else registry.workers.values()
-    workers = [worker for worker in named if sees(worker.service.name)]
+    # In the order of their ids, in which they were registered.
+    workers = [worker for worker in named if worker.id > after and sees(worker.service.name)]
     return _rows(
         "workers",
         len(workers),
@@ -468,8 +487,14 @@ def _brokers(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
     }
 
 
-def _requests(broker: Broker, wanted: bytes, sees: Sees, now: float) -> dict[str, Any]:
-    rows, more = broker.watch.in_flight(wanted, sees, REQUEST_ROWS, now)
+def _requests(broker: Broker, body: list[bytes], sees: Sees, now: float) -> dict[str, Any] | None:
+    if len(body) > 1:
+        skip = _number(body)
+        if skip is None or skip > MAX_SKIPPED:
+            return None
+        rows, more = broker.watch.page(body[0], sees, skip, REQUEST_ROWS, now)
+    else:
+        rows, more = broker.watch.in_flight(body[0], sees, REQUEST_ROWS, now)
     return {"requests": rows, "more": more}
 
 
@@ -483,12 +508,15 @@ def _tail(broker: Broker, asked: bytes, _: Sees, now: float) -> dict[str, Any] |
 
 _ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, Sees, float], dict[str, Any] | None]]] = {
     b"mmi.services": _services,
-    b"mmi.workers": _workers,
     b"mmi.stats": _stats,
     b"mmi.broker": _broker,
     b"mmi.brokers": _brokers,
     b"mmi.metrics": _metrics,
-    b"mmi.requests": _requests,
     b"mmi.cancel": _cancel,
     b"mmi.tail": _tail,
 }
+_PAGED: Final[dict[bytes, Callable[[Broker, list[bytes], Sees, float], dict[str, Any] | None]]] = {
+    b"mmi.workers": _workers,
+    b"mmi.requests": _requests,
+}
+"""Those for which a second frame says where a page begins."""

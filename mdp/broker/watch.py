@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from ..tracing import REQUEST_ID, shown_id
@@ -25,6 +25,7 @@ MAX_LISTED: Final = 10_000
 """Requests that can be found by the id under which they were listed."""
 MAX_SEARCHED: Final = 8192
 """Bytes of options in which the caller's id is looked for: an answer must not take long."""
+_ALL: Final = 1 << 60
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
 
@@ -112,10 +113,7 @@ class Watch:
         The second value is how many more there are.  If there are too many, half of the rows are for those that wait,
         and of these, each client's oldest are shown.
         """
-        registry = self._registry
-        known = {**registry.reachable, **registry.services}
-        services = [known[name]] if name in known else [] if name else list(known.values())
-        services = [service for service in services if sees(service.name)]
+        services = self._services(name, sees)
         running = list(islice(_running(services), most))
         waiting = list(islice(_waiting(services, most), most))
         more = 0
@@ -128,6 +126,25 @@ class Watch:
         rows = [self._row(request, now) for request in (*running, *waiting)]
         rows.sort(key=_age, reverse=True)
         return rows, more
+
+    def page(self, name: bytes, sees: Sees, skip: int, most: int, now: float) -> tuple[list[dict[str, Any]], int]:
+        """Return up to `most` rows, without the first `skip`: those that run, then those that wait, by service.
+
+        The second value is how many more there are.  Between two pages, requests come and go: some may be in both, or
+        in neither.
+        """
+        services = self._services(name, sees)
+        found = list(islice(chain(_running(services), _waiting(services, _ALL)), skip, skip + most))
+        total = sum(each.running + each.waiting for each in services)
+        more = max(total - skip - len(found), 0) if len(found) == most else 0
+        return [self._row(request, now) for request in found], more
+
+    def _services(self, name: bytes, sees: Sees) -> list[Service]:
+        """Return the service of that name, or all if it is empty, of those that the client may know of."""
+        registry = self._registry
+        known = {**registry.reachable, **registry.services}
+        services = [known[name]] if name in known else [] if name else list(known.values())
+        return [service for service in services if sees(service.name)]
 
     def _row(self, request: Request, now: float) -> dict[str, Any]:
         id_ = self.id_of(request)

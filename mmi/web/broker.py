@@ -1,7 +1,7 @@
 """The pages, metrics and health of a broker."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client.registry import Collector
@@ -11,6 +11,7 @@ from .exposition import BrokerCollector, Selection
 from .formats import link, seconds
 from .histogram import Histogram
 from .history import Point
+from .lists import Listing, Lists
 from .observer import Observer, Unavailable, until_changed
 from .shell import Action, NotFoundError, Page, Section, View
 from .snapshot import Change, Snapshot, change, change_of
@@ -30,6 +31,7 @@ class BrokerSection:
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
+        self._lists = Lists(observer)
         self._selection = Selection()
         self._changes: tuple[Snapshot | None, dict[str, Change]] = (None, {})
         self._started = time.monotonic()
@@ -141,8 +143,8 @@ class BrokerSection:
         now = change_of(earlier, latest, name)
         all_times, in_queue = Histogram.of(row["worker_seconds"]), Histogram.of(row["queue_seconds"])
         body = _as_bytes(name)
-        requests, trouble = await self._list("mmi.requests", "requests", body)
-        workers, _ = await self._list("mmi.workers", "workers", body)
+        requests, trouble = await _told(self._lists.requests(body))
+        workers, _ = await _told(self._lists.workers(body))
         return {
             "trouble": observer.trouble, "row": row, "now": now,
             "p50": now.at_worker.quantile(0.5, latest.bounds), "p99": now.at_worker.quantile(0.99, latest.bounds),
@@ -155,12 +157,12 @@ class BrokerSection:
         }  # fmt: skip
 
     async def _workers(self, view: View) -> Mapping[str, Any]:
-        workers, trouble = await self._list("mmi.workers", "workers", _as_bytes(view.service))
+        workers, trouble = await _told(self._lists.workers(_as_bytes(view.service)))
         found = self._worker_table(workers, view)
         return {"trouble": self._observer.trouble or trouble, "table": found}
 
     async def _requests(self, view: View) -> Mapping[str, Any]:
-        requests, trouble = await self._list("mmi.requests", "requests", _as_bytes(view.service))
+        requests, trouble = await _told(self._lists.requests(_as_bytes(view.service)))
         return {
             "trouble": self._observer.trouble, "no_requests": trouble, "table": self._request_table(requests, view),
             "cancelled": view.query.get("cancelled", ""),
@@ -196,6 +198,7 @@ class BrokerSection:
         except Unavailable:
             outcome = "unavailable"
         self._observer.refresh()
+        self._lists.refresh()
         return link("/requests", service=fields.get("service", ""), cancelled=outcome)
 
     # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -218,17 +221,7 @@ class BrokerSection:
             for name, row in latest.services.items()
         ]
 
-    async def _list(self, service: str, key: str, body: bytes) -> tuple[Mapping[str, Any], str]:
-        """Return a list that the broker tells, or an empty one and why."""
-        try:
-            answer = await self._observer.ask(service, body)
-            return {"rows": answer[key], "more": answer["more"]}, ""
-        except Unavailable as error:
-            return {"rows": [], "more": 0}, str(error)
-        except (TypeError, KeyError):
-            return {"rows": [], "more": 0}, f"this broker does not answer {service}"
-
-    def _worker_table(self, workers: Mapping[str, Any], view: View, *, paged: bool = True) -> Table:
+    def _worker_table(self, workers: Listing, view: View, *, paged: bool = True) -> Table:
         columns = [
             Column("host", "Host", lambda row: (row["host"], row["pid"]), number=False, descending=False),
             Column("pid", "PID", lambda row: row["pid"]),
@@ -241,13 +234,13 @@ class BrokerSection:
             Column("up", "Connected", lambda row: row["up_seconds"]),
             Column("protocol", "Protocol", lambda row: row["protocol"], number=False, descending=False),
         ]
-        rows = [{**row, "state": _state(row), "average": _average(row)} for row in workers["rows"]]
         return table(
-            rows, columns, view.path, view.query if paged else _without_search(view.query), default="host",
-            text=lambda row: f"{row['host']} {row['pid']} {row['name']} {row['service']}", more=workers["more"],
+            workers.rows, columns, view.path, view.query if paged else _without_search(view.query), default="host",
+            text=lambda row: f"{row['host']} {row['pid']} {row['name']} {row['service']}", more=workers.more,
+            shown=lambda row: {**row, "state": _state(row), "average": _average(row)},
         )  # fmt: skip
 
-    def _request_table(self, requests: Mapping[str, Any], view: View, *, paged: bool = True) -> Table:
+    def _request_table(self, requests: Listing, view: View, *, paged: bool = True) -> Table:
         columns = [
             Column("age", "Age", lambda row: row["age_seconds"]),
             Column("service", "Service", lambda row: row["service"], number=False, descending=False),
@@ -260,12 +253,19 @@ class BrokerSection:
             Column("bytes", "Size", lambda row: row["bytes"]),
             Column("id", "Request", number=False),
         ]
-        rows = [{**row, "caller": _caller(row), "at": _at(row)} for row in requests["rows"]]
         return table(
-            rows, columns, view.path, view.query if paged else _without_search(view.query), default="-age",
-            text=lambda row: " ".join(str(row[key]) for key in ("service", "caller", "id", "request_id", "state")),
-            more=requests["more"],
+            requests.rows, columns, view.path, view.query if paged else _without_search(view.query), default="-age",
+            text=lambda row: f"{row['service']} {_caller(row)} {row['id']} {row['request_id']} {row['state']}",
+            more=requests.more, shown=lambda row: {**row, "caller": _caller(row), "at": _at(row)},
         )  # fmt: skip
+
+
+async def _told(asked: Awaitable[Listing]) -> tuple[Listing, str]:
+    """Return a list that the broker tells, or an empty one and why."""
+    try:
+        return await asked, ""
+    except Unavailable as error:
+        return Listing(), str(error)
 
 
 def _needs_attention(row: Mapping[str, Any]) -> bool:

@@ -92,9 +92,7 @@ class Observer:
         known = self._answers.get(key)
         if known is None or known[0] < now:
             if body:
-                if len(self._asked) == MAX_QUESTIONS and self._asked[0] > now - 1.0:
-                    raise Unavailable("too many different pages are looked at: try again in a second")
-                self._asked.append(now)
+                self.count_question()
             for old in [each for each, (until, _) in self._answers.items() if until < now]:
                 del self._answers[old]
             answer = asyncio.ensure_future(self.now(service, body))
@@ -102,10 +100,17 @@ class Observer:
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(known[1])
 
-    async def now(self, service: str, body: bytes = b"") -> Any:
+    def count_question(self) -> None:
+        """Count a question about a single service.  Raises `Unavailable` if there were too many lately."""
+        now = time.monotonic()
+        if len(self._asked) == MAX_QUESTIONS and self._asked[0] > now - 1.0:
+            raise Unavailable("too many different pages are looked at: try again in a second")
+        self._asked.append(now)
+
+    async def now(self, service: str, *body: bytes) -> Any:
         """Return the broker's answer.  Raises `Unavailable`."""
         try:
-            (frame,) = await self._client.request(service, body, timeout=TIMEOUT_SECONDS)
+            (frame,) = await self._client.request(service, *body, timeout=TIMEOUT_SECONDS)
         except RetryLater as error:
             raise Unavailable(f"the broker is draining: {error}") from None
         except ZmdpError as error:

@@ -72,8 +72,12 @@ def table(
     text: Callable[[Any], str],
     default: str,
     more: int = 0,
+    shown: Callable[[Any], Any] = lambda row: row,
 ) -> Table:
-    """Return the page that a query asks for: `q` is searched for in the `text` of each row."""
+    """Return the page that a query asks for: `q` is searched for in the `text` of each row.
+
+    `shown` turns the rows on that page into what the template needs.
+    """
     found = list(rows)
     total = len(found)
     search = query.get("q", "").strip()
@@ -97,8 +101,8 @@ def table(
         )
         for each in columns
     ]
-    shown = found[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]
-    return Table(path, dict(query), shown, headings, total, len(found), page, pages, search, more=more)
+    on_page = [shown(row) for row in found[(page - 1) * PAGE_ROWS : page * PAGE_ROWS]]
+    return Table(path, dict(query), on_page, headings, total, len(found), page, pages, search, more=more)
 
 
 def _sort(column: Column, current: Column, descending: bool) -> str:

@@ -142,6 +142,24 @@ def test_long_lists_are_truncated():
     assert (len(workers["workers"]), workers["more"]) == (answers.MAX_ROWS, 2)
 
 
+def test_workers_are_listed_in_pages():
+    broker = Broker(now=0)
+    count = 2 * answers.MAX_ROWS + 2
+    for number in range(count):
+        broker.receive([b"w%d" % number, *READY["0.2"], b"s%d" % (number % 2)], now=0)
+    broker.receive([b"w0", b"MDPW02", b"\x06"], now=0)
+    broker.receive([b"w0", *READY["0.2"], b"s0"], now=0)  # as a new worker
+    for name, expected in ((b"", range(2, count + 2)), (b"s1", range(2, count + 1, 2))):
+        found, more = [], 1
+        while more:
+            answer = ask(broker, b"mmi.workers", name, b"%d" % (found[-1] if found else 0))
+            found += [row["id"] for row in answer["workers"]]
+            more = answer["more"]
+        assert found == list(expected)
+    for malformed in (b"", b"-1", b"x", b"9" * 30):
+        assert ask(broker, b"mmi.workers", b"", malformed) == b"400"
+
+
 STATS = {
     "up_seconds": 10.5,
     "services": 3,

@@ -10,6 +10,7 @@ from zmdp.mdp.broker import watch
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.tails import DEFAULT_LIMIT, KEPT, MAX_TAIL_ROWS, MAX_TAILS
 from zmdp.mdp.limits import Limits
+from zmdp.mmi import answers
 
 FIRST = 1000
 """The address of the first dispatch."""
@@ -143,6 +144,41 @@ def test_too_many_requests_are_cut(world):
     assert shown(100) == (4, 11, 0)
     assert shown(4) == (2, 4, 7)
     assert shown(6) == (3, 6, 5)
+
+
+def test_pages_have_every_request_once(world):
+    world.after(0, ready(credit=b"4"), *(request(b"%d" % number) for number in range(10)))
+    world.after(0, *(request(b"%d" % number, client=b"d", service=b"none") for number in range(3)))
+    world.after(0, [b"c", b"0", b"", b"MDPCX1", b"\x05", b"echo"])  # which its worker holds until it answers
+
+    def page(skip, most, name=b""):
+        rows, more = world.broker.watch.page(name, lambda name: True, skip, most, world.now)
+        return [row["id"] for row in rows], more
+
+    all_ids, more = page(0, 100)
+    assert (len(all_ids), len(set(all_ids)), more) == (12, 12, 0)
+    assert {*all_ids} == {row["id"] for row in world.requests()}
+    found = []
+    while more or not found:
+        ids, more = page(len(found), 5)
+        found += ids
+    assert found == all_ids
+    assert page(12, 5) == page(1000, 5) == ([], 0)
+    assert page(0, 2, b"none") == (all_ids[9:11], 1)
+
+
+@pytest.mark.parametrize(
+    ("frame", "expected"),
+    [(b"0", [1, 2]), (b"1", [2]), (b"2", []), (b"", None), (b"-1", None), (b"x", None), (b"9" * 30, None)],
+)
+def test_a_second_frame_says_where_a_page_begins(world, frame, expected):
+    world.after(0, request(), request(b"2"))
+    body = answers.answer(b"mmi.requests", [b"echo", frame], world.broker, world.now)
+    if expected is None:
+        assert body == [b"400"]
+    else:
+        assert len(json.loads(body[0])["requests"]) == len(expected)
+    assert answers.answer(b"mmi.requests", [b"", b"%d" % (answers.MAX_SKIPPED + 1)], world.broker, 0) == [b"400"]
 
 
 def test_each_role_sees_its_services_only(world):

@@ -1,0 +1,95 @@
+"""Lists that are longer than one answer of the broker, with a real one."""
+
+import re
+from contextlib import contextmanager
+
+import pytest
+import zmq
+from support.processes import eventually
+from support.web import form_token, web_broker
+
+from zmdp.clients import Client
+from zmdp.mdp.errors import RequestCancelled
+
+WORKERS = 10_000
+REQUESTS = 600
+
+
+@contextmanager
+def workers(endpoint, count):
+    """Register many workers, of 100 services, over one connection."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.set(zmq.SNDHWM, 0)
+        socket.set(zmq.LINGER, 0)
+        socket.connect(endpoint)
+        for number in range(count):
+            service, options = b"tenant.%02d" % (number % 100), b'{"name":"worker-%05d"}' % number
+            socket.send_multipart([b"%d" % number, b"", b"MDPWX1", b"\x01", service, options])
+        yield
+
+
+def shown(page, kind):
+    """Return the rows of a table, as texts of their cells."""
+    rows = re.findall(rf'<tr id="{kind}-[^"]*">(.*?)</tr>', page.text, re.DOTALL)
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in rows]
+    return [[" ".join(re.sub(r"<[^>]*>", " ", cell).split()) for cell in row] for row in cells]
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with web_broker("--heartbeat", "60") as broker, Client(broker.endpoint, timeout=60) as client:
+        with workers(broker.endpoint, WORKERS):
+            eventually(lambda: client.call("mmi.stats")["workers"] == WORKERS)
+            yield broker
+
+
+def names(page):
+    return [row[2] for row in shown(page, "worker")]
+
+
+def test_all_workers_are_listed(broker):
+    page = broker.get("/workers?sort=name")
+    assert "1–50 of 10\N{THIN SPACE}000 connections" in page.text
+    assert "not listed" not in page.text
+    assert names(page) == [f"worker-{number:05}" for number in range(50)]
+    assert names(broker.get("/workers?sort=name&page=200"))[-1] == "worker-09999"
+    assert names(broker.get("/workers?sort=-name"))[0] == "worker-09999"
+
+
+def test_workers_beyond_the_first_answer_are_found(broker):
+    assert names(broker.get("/workers?q=WORKER-0987&sort=name")) == [
+        f"worker-{number:05}" for number in range(9870, 9880)
+    ]
+    page = broker.get("/workers?service=tenant.42")
+    assert "of 100 connections" in page.text
+    assert {row[3] for row in shown(page, "worker")} == {"tenant.42"}
+
+
+def test_requests_beyond_the_first_answer_are_listed_and_cancelled(broker):
+    with Client(broker.endpoint, timeout=60) as client:
+        waiting = [client.submit(f"nobody.{number:03}", b"x") for number in range(REQUESTS)]
+        page = eventually(
+            lambda: f"of {REQUESTS} requests" in (page := broker.get("/requests?sort=-service")).text and page
+        )
+        assert [row[1] for row in shown(page, "request")][0] == f"nobody.{REQUESTS - 1}"
+        found = broker.get("/requests?q=nobody.59&sort=service")
+        assert [row[1] for row in shown(found, "request")] == [f"nobody.{number}" for number in range(590, 600)]
+        with broker.client(follow_redirects=True) as http:
+            token = form_token(http.get("/requests").text)
+            id_ = shown(broker.get("/requests?q=nobody.599"), "request")[0][9]
+            after = http.post("/requests/cancel", data={"form_token": token, "id": id_, "service": ""})
+            assert f"of {REQUESTS - 1} requests" in after.text
+        with pytest.raises(RequestCancelled):
+            waiting.pop().result(20)
+        for each in waiting:
+            each.cancel()
+
+
+def test_few_questions_whatever_is_looked_at(broker):
+    with Client(broker.endpoint, timeout=20) as client:
+        eventually(lambda: "10\N{THIN SPACE}000 connections" in broker.get("/workers").text)
+        before = client.call("mmi.stats")["mmi"]
+        for page in range(1, 31):
+            assert broker.get(f"/workers?page={page}").status_code == 200
+        # A list of ten answers at most once a second, and what the snapshots take.
+        assert client.call("mmi.stats")["mmi"] - before < 30 * 5
