@@ -33,6 +33,8 @@ MODULE: Final = "zmdp.mmi.web"
 PACKAGES: Final = ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
 ROLE: Final = "(dashboard)"
 """The role of the process at a broker with access control; no role in a file can have such a name."""
+CALLS: Final = ("spark.control.*", "gateway.control.*")
+"""The services that it asks besides the broker itself."""
 RESTART_SECONDS: Final = (1.0, 60.0)
 """How long to wait before the process is restarted: at first, and at most."""
 END_SECONDS: Final = 2.0
@@ -87,7 +89,7 @@ class WebProcess:
 
     def admitted_by(self, access: Access) -> Access:
         """Return `access` with the key of the process."""
-        return access.adding({self._public: Permissions(ROLE, admin=True)})
+        return access.adding({self._public: Permissions(ROLE, call=CALLS, admin=True)})
 
     def start(self, server: Server) -> None:
         """Start the process, for a broker that listens at `endpoint`."""

@@ -19,10 +19,13 @@ from ...clients import AsyncClient
 from ...clients.gateways.http.server import Server, run
 from ...mdp import logs
 from ...mdp.keys import ClientKeys
+from . import spark
 from .broker import BrokerSection
+from .control import ControlServices
 from .limits import LIMITS
 from .observer import Observer
 from .shell import Shell
+from .spark import SparkSection
 from .visitors import Visitors, visitors_of
 
 NICENESS: Final = 5
@@ -45,7 +48,8 @@ async def serve(listener: socket.socket) -> int:
     async with AsyncClient(settings["endpoint"], key=loaded) as client:
         observer = Observer(client)
         broker = BrokerSection(observer)
-        shell = Shell(broker.name, [broker.section()], visitors)
+        pages_of_spark = SparkSection(observer, ControlServices(client, observer, spark.PREFIX))
+        shell = Shell(broker.name, [broker.section(), pages_of_spark.section()], visitors)
         server = Server(shell.application, LIMITS, listener)
         tasks = [asyncio.ensure_future(server.run()), asyncio.ensure_future(observer.run())]
         gc.freeze()  # what is there now stays

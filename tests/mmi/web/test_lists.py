@@ -71,7 +71,7 @@ def test_requests_beyond_the_first_answer_are_listed_and_cancelled(broker):
         page = eventually(
             lambda: f"of {REQUESTS} requests" in (page := broker.get("/requests?sort=-service")).text and page
         )
-        assert [row[1] for row in shown(page, "request")][0] == f"nobody.{REQUESTS - 1}"
+        assert next(row[1] for row in shown(page, "request")) == f"nobody.{REQUESTS - 1}"
         found = broker.get("/requests?q=nobody.59&sort=service")
         assert [row[1] for row in shown(found, "request")] == [f"nobody.{number}" for number in range(590, 600)]
         with broker.client(follow_redirects=True) as http:

@@ -1,0 +1,225 @@
+"""The pages of Spark, with the control services of real drivers, whose answers the tests choose."""
+
+import json
+from contextlib import ExitStack
+
+import pytest
+from support import browser as browsers
+from support.processes import eventually
+from support.screen import Screen
+from support.web import form_token, serving, web_broker
+
+from zmdp.mdp.errors import ServiceError
+from zmdp.mmi.web import control
+from zmdp.spark.control import PREFIX, Control
+
+MARKUP = "<b>bold</b> & <script>document.title='x'</script>"
+
+
+def job(name, **more):
+    return {
+        "job": name, "user": "shop", "what": "SELECT 1", "seconds": 12.5, "cancelled": False, "stages": 4,
+        "stages_done": 1, "tasks": 200, "tasks_done": 50, "tasks_running": 4, "tasks_failed": 0, "rows_read": 12345,
+        "rows_written": 0, **more,
+    }  # fmt: skip
+
+
+def slot(number, state="serving"):
+    return {
+        "slot": number, "state": state, "host": f"node-{number}", "pid": 100 + number, "executor": str(number),
+        "served": 10, "since": 1.0,
+    }  # fmt: skip
+
+
+class Drivers:
+    """A batch and a fleet, and what was asked of them."""
+
+    def __init__(self, broker):
+        self.broker = broker
+        self.cancelled = []
+        self.asked = 0
+        self.batch = {
+            "kind": "batch", "name": "nightly", "version": "1", "master": "spark://one:7077", "draining": False,
+            "services": ["spark.sql", "spark.job"], "tables": ["people"], "jobs": ["older"], "done": 7, "failed": 2,
+            "running": [job("job-1"), job("job-2", what=MARKUP, tasks_done=199)], "cancelled": 1,
+            "ui": "http://one:4040",
+        }  # fmt: skip
+        self.fleet = {
+            "kind": "fleet", "name": "resizers", "service": "images.resize", "handler": "images:resize",
+            "master": "local[4]", "draining": False, "slots": [slot(1), slot(2, "starting")], "wanted": 3, "min": 1,
+            "max": 8, "queued": 40, "failures": 1, "last_error": None, "ui": "javascript:alert(1)",
+        }  # fmt: skip
+
+    def _status(self, arguments, request):
+        self.asked += 1
+        return self.batch
+
+    def _cancel(self, arguments, request):
+        if arguments["job"] == "refused":
+            raise ServiceError(403, "it belongs to somebody else")
+        self.cancelled.append((arguments["job"], request.user, request.admin))
+        self.batch["running"] = [each for each in self.batch["running"] if each["job"] != arguments["job"]]
+        return {"cancelled": True}
+
+    def __enter__(self):
+        with ExitStack() as stack:
+            operations = {"status": self._status, "cancel": self._cancel}
+            stack.enter_context(Control("nightly", operations, broker=self.broker.endpoint))
+            stack.enter_context(Control("resizers", {"status": lambda *_: self.fleet}, broker=self.broker.endpoint))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception):
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with web_broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def drivers(broker):
+    with Drivers(broker) as drivers:
+        eventually(lambda: {"nightly", "resizers"} <= set(broker.text_of("/spark").split()))
+        yield drivers
+
+
+def test_without_drivers_the_page_names_the_next_step(broker):
+    eventually(lambda: "mdp-spark batch" in broker.get("/spark").text)
+
+
+def test_batches_fleets_and_jobs(broker, drivers):
+    page = " ".join(broker.text_of("/spark").split())
+    for part in ("job-1", "SELECT 1", "50 / 200", "1 / 4", "spark://one:7077", "images:resize", "3 of 1–8", "local[4]"):
+        assert part in page, part
+    html = broker.get("/spark").text
+    assert '<a href="http://one:4040" target="_blank" rel="noopener noreferrer">Open</a>' in html
+    assert "javascript:" not in html
+    assert "<b>" not in html
+    assert "<script>document" not in html
+    assert "job-2" in broker.get("/spark?q=BOLD").text
+    assert "job-1" not in broker.get("/spark?q=BOLD").text
+    fleet = broker.text_of("/spark/fleet?name=resizers")
+    for part in ("node-1", "101", "serving", "starting", "20"):
+        assert part in fleet, part
+    assert broker.get("/spark/fleet?name=none").status_code == 404
+
+
+def test_cancelling_a_job(broker, drivers):
+    with broker.client(follow_redirects=True) as http:
+        token = form_token(http.get("/spark").text)
+        shown = http.post("/spark/cancel", data={"form_token": token, "batch": "nightly", "job": "job-1"})
+        assert "The job was cancelled" in shown.text
+        assert drivers.cancelled == [("job-1", "", False)]
+        eventually(lambda: "job-1" not in http.get("/spark").text)
+        for batch, name in (("nightly", "refused"), ("resizers", "job-2"), ("none", "job-2")):
+            shown = http.post("/spark/cancel", data={"form_token": token, "batch": batch, "job": name})
+            assert "may still run" in shown.text
+        assert http.post("/spark/cancel", data={"batch": "nightly", "job": "job-2"}).status_code == 403
+        assert len(drivers.cancelled) == 1
+
+
+def test_drivers_are_asked_only_while_somebody_looks(broker, drivers):
+    asked = drivers.asked
+    first = broker.get("/metrics").text
+    eventually(lambda: broker.get("/metrics").text != first)  # another snapshot was taken
+    assert drivers.asked == asked
+    for _ in range(20):
+        broker.get("/spark")
+    assert drivers.asked <= asked + 5
+
+
+HOSTILE = [
+    b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"kind": 1}', b'{"kind": "other"}',
+    b'{"a": "' + b"x" * control.MAX_ANSWER_BYTES + b'"}',
+    json.dumps({"kind": "batch", "running": [None, 1, {"job": {}}, {"seconds": "x", "tasks": -1, "user": []}],
+                "services": 7, "done": "many", "failed": 1e999, "ui": ["http://x"], "master": MARKUP}).encode(),
+    json.dumps({"kind": "batch", "name": "\ud800\u202e\x00" + MARKUP, "master": "\ud800\u202e\x00",
+                "running": [{"job": MARKUP * 1000, "what": "\ud800", "rows_read": 10**300, "tasks": True}] * 3000}
+               ).encode(),
+    json.dumps({"kind": "fleet", "slots": {"a": 1}, "service": None, "queued": -5, "last_error": MARKUP}).encode(),
+    json.dumps({"kind": "fleet", "slots": [{"slot": "1", "host": 5, "executor": MARKUP}], "ui": "http://[x"}).encode(),
+]  # fmt: skip
+
+
+def test_hostile_answers_are_shown_as_text_or_not_at_all(broker):
+    with ExitStack() as stack:
+        for number, answer in enumerate(HOSTILE):
+            stack.enter_context(serving(broker.endpoint, f"{PREFIX}hostile-{number}", lambda request, it=answer: it))
+        names = {f"hostile-{number}" for number in range(len(HOSTILE))}
+        eventually(
+            lambda: names <= set((page := broker.text_of("/spark")).split()) and "it has not answered yet" not in page
+        )
+        page = broker.get("/spark")
+        assert page.status_code == 200
+        assert "its answer is not a JSON object" in page.text
+        assert "<b>bold" not in page.text
+        assert "&lt;b&gt;bold" in page.text
+        assert "\u202e" not in page.text
+        for name in names:
+            assert broker.get(f"/spark/fleet?name={name}").status_code == 200
+    assert "Traceback" not in broker.process.stderr
+
+
+def endless(request):
+    while not request.cancelled:
+        yield bytes(1000)
+
+
+def test_a_stream_without_end_is_not_followed(broker):
+    with serving(broker.endpoint, f"{PREFIX}endless", endless):
+        eventually(lambda: "not one frame of JSON" in broker.text_of("/spark"))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("http://one:4040/jobs?id=1", True),
+        ("https://one", True),
+        ("HTTP://one", True),
+        ("javascript:alert(1)//http://one", False),
+        ("http://", False),
+        ("//one", False),
+        ("http://user:secret@one", False),
+        ("http://one two", False),
+        ("http://one/\n", False),
+        ("http://[one", False),
+        ("http://" + "x" * 3000, False),
+        (["http://one"], False),
+        (None, False),
+    ],
+)
+def test_links_go_to_http_only(given, expected):
+    assert control.url(given) == (given if expected else "")
+
+
+@pytest.mark.skipif(browsers.PROGRAM is None, reason="needs the browser Chromium: apt-get install chromium")
+def test_in_a_browser(broker, drivers, tmp_path):
+    with browsers.browser(tmp_path) as page:
+        screen = Screen(page, tmp_path)
+        screen.open(f"{broker.url}spark")
+        eventually(lambda: screen.texts("#live") == ["live"] and len(screen.texts("tr[id^=job-]")) == 2)
+        screen.script("window.loaded = 'once'")
+        drivers.batch["running"][0]["tasks_done"] = 150
+        eventually(lambda: screen.script("return document.querySelector('tr[id$=job-1] progress').value") == 150)
+        assert screen.script("return window.loaded") == "once"
+        assert MARKUP in screen.text
+        screen.screenshot("spark-light")
+        screen.scheme("dark")
+        screen.screenshot("spark-dark")
+        screen.size(390, 844)
+        for path in ("spark", "spark/fleet?name=resizers"):
+            screen.open(broker.url + path)
+            eventually(lambda: screen.texts("#live") == ["live"])
+            assert screen.script("return document.documentElement.scrollWidth <= 390"), path
+            screen.screenshot(f"{path.partition('?')[0].replace('/', '-')}-narrow-dark")
+        screen.size(1280, 900)
+        screen.open(f"{broker.url}spark")
+        eventually(lambda: screen.texts("#live") == ["live"])
+        screen.click("tr[id$=job-1] summary")
+        screen.click("tr[id$=job-1] button.danger")
+        eventually(lambda: "The job was cancelled" in screen.text)
+        assert drivers.cancelled[0][0] == "job-1"
+        assert screen.complaints() == []
