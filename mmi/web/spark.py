@@ -147,8 +147,9 @@ class SparkSection:
 def _batch(program: Program) -> dict[str, Any]:
     status = program.status
     return {
-        **_common(program), "services": texts(status.get("services")), "running": len(list(rows(status.get("running")))),
-        "done": count(status.get("done")), "failed": count(status.get("failed")),
+        **_common(program), "services": texts(status.get("services")),
+        "running": sum(1 for _ in rows(status.get("running"))), "done": count(status.get("done")),
+        "failed": count(status.get("failed")),
         "cancelled": count(status.get("cancelled")), "tables": len(texts(status.get("tables"))),
         "jobs": len(texts(status.get("jobs"))),
     }  # fmt: skip
