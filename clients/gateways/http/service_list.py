@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
+from ....mdp.http.problems import Problem
 from .access import Caller
 from .gateway import Gateway
-from .problems import Problem
 
 
 async def list_services(gateway: Gateway, caller: Caller) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from ....mdp.errors import SettingError
+from ....mdp.http.problems import Problem
 from ....mdp.tracing import TRACE_HEADERS
 from ....mdp.wire import service_name
-from .problems import Problem
 
 PREFIX: Final = b"/services/"
 BINARY: Final = b"application/octet-stream"

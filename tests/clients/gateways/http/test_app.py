@@ -5,7 +5,7 @@ import pytest
 from support.gateways import running_gateway
 from support.processes import eventually, free_endpoint
 
-from zmdp.clients.gateways.http.problems import TYPE_BASE
+from zmdp.mdp.http.problems import TYPE_BASE
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 
