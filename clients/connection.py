@@ -4,6 +4,7 @@ With several brokers there may be more sockets: of connections that the client h
 there, and of a probe of the first broker.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +33,8 @@ RECONNECT_IVL_MS: Final = 3_600_000
 """ZeroMQ's own reconnection interval: so long that this client replaces the socket first."""
 
 Deliver = Callable[[list[tuple[Call, Outcome]]], None]
+
+log = logging.getLogger("zmdp.client")
 
 
 class OldSocket:
@@ -88,6 +91,8 @@ class ClientConnection:
         self._refusals = 0
         """Number of brokers in a row that have refused this client."""
         self._ticked_at = 0.0
+        self._loss_logged = False
+        """The log says that there is no connection, and not yet that there is one again."""
         for endpoint in reversed(session.endpoints.all):  # the connection to the first is kept
             self.drop()
             try:
@@ -135,6 +140,9 @@ class ClientConnection:
                     break
             else:
                 more = True
+            if self._loss_logged and session.heard and session.lost is None:
+                self._loss_logged = False
+                log.info("connected to the broker at %s", self.endpoint)
             if self.monitor_reported and not more:
                 self._check_monitor(socket, now)
         if not more or now - self._ticked_at > MAX_TICK_DELAY_SECONDS:  # a reply that has already arrived is not late
@@ -204,6 +212,9 @@ class ClientConnection:
         """Send what is unsent; reconnect if that is due.  Return whether to step again."""
         session, parted = self.session, False
         if session.lost is not None:
+            if not self._loss_logged:
+                self._loss_logged = True
+                log.info("no connection to the broker at %s: %s", self.endpoint, session.lost)
             parted = self._part()
             if session.outstanding and now >= session.retry_at:
                 try:

@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ...clients import AsyncClient
-from ...clients.gateways.http.server import Server, run
 from ...mdp import logs
+from ...mdp.http.server import Server, run
 from ...mdp.keys import ClientKeys
 from . import spark
 from .broker import BrokerSection

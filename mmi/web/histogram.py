@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from ...clients.rates import quantile
+
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
@@ -42,19 +44,5 @@ class Histogram:
         return Histogram(differences, max(self.seconds - earlier.seconds, 0.0))
 
     def quantile(self, share: float, bounds: Sequence[float]) -> float | None:
-        """Return the time that the `share` shortest do not exceed, by linear interpolation; None if there are none.
-
-        Times above the last bound count as this bound.
-        """
-        rank = share * self.count
-        if not self.count:
-            return None
-        below = 0
-        for index, count in enumerate(self.buckets):
-            if count and below + count >= rank:
-                if index >= len(bounds):
-                    break
-                lower = bounds[index - 1] if index else 0.0
-                return lower + (bounds[index] - lower) * (rank - below) / count
-            below += count
-        return bounds[-1]
+        """Return the time that this share of all times does not exceed; None if there are none."""
+        return quantile(share, self.buckets, bounds)

@@ -1,6 +1,7 @@
 """The synchronous client, against a real broker and real workers in this process."""
 
 import json
+import logging
 import signal
 import socket
 import threading
@@ -1100,3 +1101,20 @@ def test_a_client_that_cannot_open_a_socket_tries_again(monkeypatch, endpoint):
         monkeypatch.setattr(type(client._dialog._shared.connection), "_open", fail)
     assert future.result(20) == [b"x"]
     client.close()
+
+
+def test_the_log_tells_when_the_broker_goes_and_comes_back(caplog):
+    with caplog.at_level(logging.INFO, "zmdp.client"):
+        with running_broker() as broker, Client(broker.endpoints[0], timeout=60) as client:
+            endpoint = broker.endpoints[0]
+            client.available("echo")
+            assert not caplog.messages
+        caplog.clear()
+        with Client(endpoint, timeout=60) as client:
+            asked = client.submit("mmi.service", b"echo")
+            eventually(lambda: caplog.messages)
+            with running_broker(endpoint):
+                asked.result(60)
+    lost, found = caplog.messages
+    assert lost.startswith(f"no connection to the broker at {endpoint}: nothing is listening there")
+    assert found == f"connected to the broker at {endpoint}"

@@ -17,7 +17,8 @@ from support.http_gateways import TITANIC, await_services, http_gateway, websock
 from support.processes import broker, process
 
 from zmdp.clients.gateways.http import access, cli, websocket
-from zmdp.clients.gateways.http.problems import KINDS, SERVICE_ERROR, TYPE_BASE
+from zmdp.clients.gateways.http.problems import SERVICE_ERROR
+from zmdp.mdp.http.problems import KINDS, TYPE_BASE
 from zmdp.mdp.tokens import new_token
 from zmdp.workers import Worker
 

@@ -12,9 +12,10 @@ import uvloop
 
 from zmdp.clients.gateways.http.access import Access
 from zmdp.clients.gateways.http.gateway import Gateway
-from zmdp.clients.gateways.http.server import Server, gateway_server
+from zmdp.clients.gateways.http.server import gateway_server
 from zmdp.clients.gateways.http.settings import Settings
 from zmdp.clients.gateways.upstream import Upstream
+from zmdp.mdp.http.server import Server
 from zmdp.mdp.transport.tcp import listen
 from zmdp.workers import AsyncWorker, ServiceError
 

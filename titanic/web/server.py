@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 import uvloop
 from sqlalchemy.engine import URL
 
-from ...clients.gateways.http.server import Server
 from ...mdp.access import Access
+from ...mdp.http.server import Server
 from ...mdp.transport.tcp import is_loopback, listen
 from ...mmi.web.limits import LIMITS
 from ...mmi.web.shell import Shell

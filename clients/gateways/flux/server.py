@@ -12,9 +12,9 @@ from typing import Final, Self, cast
 
 from ....mdp.errors import RequestTimeout, SettingError, ZmdpError
 from ....mdp.keys import ClientKeys
+from ....mdp.transport.reading import Reading
 from ..conversation import Conversation
 from ..descriptors import raise_descriptor_limit
-from ..reading import Reading
 from ..upstream import Handler, Upstream
 from . import departures, events
 from .departures import Departures

@@ -4,7 +4,7 @@ Requests to services bypass the framework and set neither timers nor tasks of th
 gateway is for; everything else is a route of Starlette.
 
     translation.py    HTTP requests ↔ requests to services
-    problems.py       errors ↔ statuses and problem documents
+    problems.py       exceptions → problem documents
     access.py         tokens and certificates ↔ roles; token_cli.py makes tokens
     gateway.py        what all parts share: who calls, and how much may be outstanding
     app.py            POST /services/NAME, and the routes
@@ -12,7 +12,6 @@ gateway is for; everything else is a route of Starlette.
     jobs.py           requests that Titanic stores
     openapi.py        the OpenAPI document
     websocket*.py     many requests over one WebSocket
-    connection.py     one connection: uvicorn's protocol, with limits and timeouts
-    server.py         listens, accepts connections, stops
-    settings.py       the limits; cli.py has an option for each
+    server.py         runs the gateway; the HTTP server itself is mdp/http
+    settings.py       the settings; cli.py has an option for each
 """

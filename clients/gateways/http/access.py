@@ -19,8 +19,8 @@ from typing import Any, ClassVar, Final, NoReturn
 
 from ....mdp.access import MMI, Permissions, read_text, read_toml
 from ....mdp.errors import AccessError, SettingError
+from ....mdp.http.problems import Problem
 from ....mdp.tokens import bearer, digest_of, parse_digest
-from .problems import Problem
 
 _ROLE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SETTINGS: Final = ("tokens", "certificates", "call", "mmi")

@@ -14,12 +14,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from ....mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
+from ....mdp.http.problems import Problem, RawHeaders
 from ...reply import Reply
 from ...session import Call, Outcome
 from . import jobs, openapi, stream, websocket
 from .access import Caller
 from .gateway import Gateway, Scope, connection_of, on_disconnect
-from .problems import Problem, RawHeaders, problem_of
+from .problems import problem_of
 from .request_body import Disconnected, read_body
 from .service_list import list_services
 from .translation import PREFIX, Asked, body_of, frames_of, service_of

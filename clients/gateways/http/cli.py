@@ -125,7 +125,8 @@ def cli(
       2  invalid usage, or a package is missing
     """
     try:
-        from . import server as http  # noqa: PLC0415 - the help does not need what it imports
+        from ....mdp.http.server import run, tls_context  # noqa: PLC0415 - the help does not need what these import
+        from . import server as http  # noqa: PLC0415
         from .gateway import Gateway  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
@@ -145,7 +146,7 @@ def cli(
     if access is None and is_loopback(listen[0]) and "*" not in allow_hosts:
         hosts = _LOOPBACK_NAMES | {listen[0], *(name.lower() for name in allow_hosts)}
     settings = Settings(hosts=hosts, allow_origins=allow_origins, **limits)
-    tls = http.tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
+    tls = tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
     log_to_stderr(log_level)
     raise_descriptor_limit(settings.max_connections)
     listener = open_listener(*listen)
@@ -164,4 +165,4 @@ def cli(
         gc.freeze()  # what is there now stays
         return await http.serve(gateway, server)
 
-    return http.run(main)
+    return run(main)

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
+from ....mdp.http.connection import CONNECTION
+from ....mdp.http.limits import ConnectionLimits
+from ....mdp.http.problems import Problem
 from ..upstream import Upstream
 from .access import Access, Caller
-from .problems import Problem
 from .settings import Settings
 
 Scope = Any
 """An ASGI scope."""
-CONNECTION: Final = "zmdp.connection"
-"""The key in a scope's state of the `Connection` (connection.py) over which a request came, or a WebSocket."""
 
 
 class Gateway:
@@ -31,6 +31,11 @@ class Gateway:
         """Requests that have not been answered."""
         self.memory = 0
         """Bytes of their bodies."""
+
+    @property
+    def limits(self) -> ConnectionLimits:
+        """The limits of connections."""
+        return self.settings
 
     # ── who calls ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from ....mdp.http.problems import Problem
 from ....titanic.submission import MAX_KEY_BYTES, OPTIONS, DurationOption, IntegerOption, Option, TimeOption
-from .problems import Problem
 
 KEY_OPTION: Final = "key"
 """The option that the header sets; the others are parameters of the query."""

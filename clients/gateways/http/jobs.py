@@ -17,12 +17,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ....mdp.errors import BrokerUnreachable, InvalidUUID, RequestTimeout, ServiceError, UnknownTicket, ZmdpError
+from ....mdp.http.problems import Problem
 from ....titanic.client import AsyncTicket, AsyncTitanic
 from ...reply import Reply
 from .access import Caller
 from .gateway import Gateway, on_disconnect
 from .job_options import KEY_OPTION, idempotency_key, options_of
-from .problems import Problem, problem_of
+from .problems import problem_of
 from .request_body import read_body
 from .stream import HEADERS, KEEP_ALIVE_SECONDS, error_event, event
 from .titanic_client import Registered, TitanicClient

@@ -10,10 +10,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from .... import __version__
+from ....mdp.http.problems import KINDS
 from ....titanic.submission import DurationOption, IntegerOption, Option, TimeOption
 from .gateway import Gateway
 from .job_options import QUERY
-from .problems import KINDS, SERVICE_ERROR
+from .problems import SERVICE_ERROR
 from .service_list import list_services
 from .websocket import PATH as WEBSOCKET_PATH
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from ....mdp.http.problems import Problem
 from .gateway import Gateway
-from .problems import Problem
 
 
 class Disconnected(Exception):

@@ -1,11 +1,14 @@
 """The services that exist now."""
 
 import json
-from typing import Any
+from typing import Any, Final
 
+from ....mdp.http.problems import Problem
 from .access import Caller
 from .gateway import Gateway
-from .problems import Problem
+
+LIST_SECONDS: Final = 3.0
+"""How long the broker may take to answer: it does not wait for workers."""
 
 
 async def list_services(gateway: Gateway, caller: Caller) -> dict[str, Any]:
@@ -16,7 +19,7 @@ async def list_services(gateway: Gateway, caller: Caller) -> dict[str, Any]:
     gateway.check_call(caller, b"mmi.services")
     with gateway.admit():
         reply = await gateway.upstream.client.request(
-            "mmi.services", b"", timeout=gateway.settings.timeout, options=gateway.options(caller)
+            "mmi.services", b"", timeout=LIST_SECONDS, options=gateway.options(caller)
         )
     found = json.loads(reply[0])
     if not isinstance(found, dict):

@@ -16,10 +16,11 @@ from collections import deque
 from time import monotonic
 from typing import Any, Final
 
+from ....mdp.http.problems import Problem
 from ...reply import Reply
 from ...session import Call, Outcome
 from .gateway import Gateway
-from .problems import Problem, problem_of
+from .problems import problem_of
 from .translation import EVENT_STREAM
 
 KEEP_ALIVE_SECONDS: Final = 15.0

@@ -6,11 +6,11 @@ from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final, cast
 
 from ....mdp.errors import ServiceNotFound, StreamInterrupted, ZmdpError
+from ....mdp.http.problems import Problem
 from ....titanic.client import AsyncTitanic
 from ...aio import AsyncClient
 from ...reply import Reply
 from ...session import Call, Outcome
-from .problems import Problem
 
 OVERHEAD_BYTES: Final = 100
 """Memory charged for each part that waits, in addition to its frames."""

@@ -4,6 +4,7 @@ POST /services/NAME          the service's name, percent-encoded
 Request-Timeout: 2.5         seconds (or 500ms) until the reply must have arrived: the request's ttl
 Prefer: wait=10              wait for a worker if there is none: for so many seconds, if no timeout is given
 Zmdp-Header-NAME: value      a header for the handler; traceparent and tracestate are passed on as well
+X-Request-ID: id             the request's id in the logs: the header request-id for the handler
 Content-Type: multipart/*    each part is a frame; any other body is one frame
 Accept: TYPE                 the reply's type, if it is one frame; several frames are multipart/mixed
 Accept: text/event-stream    PARTIALs as they arrive (stream.py); otherwise only the FINAL counts
@@ -19,9 +20,9 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from ....mdp.errors import SettingError
-from ....mdp.tracing import TRACE_HEADERS
+from ....mdp.http.problems import Problem
+from ....mdp.tracing import REQUEST_ID, TRACE_HEADERS
 from ....mdp.wire import service_name
-from .problems import Problem
 
 PREFIX: Final = b"/services/"
 BINARY: Final = b"application/octet-stream"
@@ -31,8 +32,9 @@ _HEADER_PREFIX: Final = b"zmdp-header-"
 _SINGLE: Final = frozenset({b"authorization", b"content-length", b"content-type", b"origin", b"request-timeout"})
 """Headers that a request may have once."""
 _LISTS: Final = frozenset({b"accept", b"prefer", b"tracestate"})
-_KNOWN: Final = _SINGLE | _LISTS | {b"traceparent"}
-_TRACE: Final = tuple(name.encode() for name in TRACE_HEADERS)
+_PASSED: Final = {**{name.encode(): name for name in TRACE_HEADERS}, b"x-request-id": REQUEST_ID}
+"""Headers that handlers get, and their names there."""
+_KNOWN: Final = _SINGLE | _LISTS | frozenset(_PASSED)
 _SECONDS: Final = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?)(ms|s)?")
 _MEDIA_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/[\w.+!#$&^-]+")
 _WAIT: Final = re.compile(rb'wait\s*=\s*("?)(\d{1,15}(?:\.\d{1,9})?)\1', re.IGNORECASE)
@@ -65,10 +67,10 @@ class Asked:
             self.timeout = _seconds("Request-Timeout", found[b"request-timeout"], longest)
         if b"prefer" in found:
             self._read_prefer(found, longest)
-        for name in _TRACE:
+        for name, passed in _PASSED.items():
             if name in found:
                 named = named or {}
-                named[name.decode()] = _text(name, found[name])
+                named.setdefault(passed, _text(name, found[name]))
         self.headers = named
         """The headers for the handler, or None."""
         accept = found.get(b"accept")

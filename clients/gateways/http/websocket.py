@@ -23,14 +23,16 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from ....mdp.errors import SettingError, ZmdpError
+from ....mdp.http.connection import CONNECTION
+from ....mdp.http.problems import Problem
+from ....mdp.transport.reading import Reading
 from ....mdp.wire import service_name
 from ....mdp.wire.options import BROKERS
 from ..conversation import Conversation
 from ..effects import Begin
-from ..reading import Reading
 from .access import Caller
-from .gateway import CONNECTION, Gateway
-from .problems import Problem, problem_of
+from .gateway import Gateway
+from .problems import problem_of
 from .websocket_messages import Ask
 from .websocket_session import WebSocketSession
 

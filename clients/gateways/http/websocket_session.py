@@ -7,10 +7,10 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from ....mdp.errors import ZmdpError
+from ....mdp.http.problems import Problem
 from ...reply import Reply
 from ...session import Outcome
 from ..effects import Begin, Cancel, Close, Effect, Write
-from .problems import Problem
 from .websocket_messages import Ask, CancelAsk, Id, MessageError, NotUtf8Error, decode, encode, encode_error
 
 MAX_REASON_BYTES: Final = 123

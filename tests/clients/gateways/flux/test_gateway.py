@@ -20,10 +20,10 @@ from support.flux_client import (
 from support.flux_gateways import count, echo, running_gateway, running_workers
 
 from zmdp.clients import Client
-from zmdp.clients.gateways import reading
 from zmdp.clients.gateways.flux.framing import BIG, LITTLE
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.testing.broker import running_broker
+from zmdp.mdp.transport import reading
 from zmdp.workers import AsyncWorker
 from zmdp.workers import ServiceError as Failure
 

@@ -15,10 +15,11 @@ from websockets.sync.client import connect
 
 from zmdp.clients import Client
 from zmdp.clients.gateways.http.access import Caller, load, parse
-from zmdp.clients.gateways.http.problems import Problem
-from zmdp.clients.gateways.http.server import reload, tls_context
+from zmdp.clients.gateways.http.server import reload
 from zmdp.clients.gateways.http.token_cli import add
 from zmdp.mdp.errors import AccessError, SettingError
+from zmdp.mdp.http.problems import Problem
+from zmdp.mdp.http.server import tls_context
 from zmdp.mdp.tokens import new_token
 
 TOKEN = "zmdp_test"

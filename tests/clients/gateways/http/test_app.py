@@ -5,7 +5,7 @@ import pytest
 from support.gateways import running_gateway
 from support.processes import eventually, free_endpoint
 
-from zmdp.clients.gateways.http.problems import TYPE_BASE
+from zmdp.mdp.http.problems import TYPE_BASE
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 
@@ -69,9 +69,10 @@ def test_only_the_final_counts_without_events(http):
 
 
 def test_headers_travel(http, services):
-    sent = {"traceparent": "00-1-2-01", "tracestate": "a=b", "Zmdp-Header-Tenant": "Zoë".encode()}
+    tracing = {"traceparent": "00-1-2-01", "tracestate": "a=b"}
+    sent = {**tracing, "Zmdp-Header-Tenant": "Zoë".encode(), "X-Request-ID": "order-7"}
     http.post("/services/echo", content=b"", headers=sent)
-    assert services.requests[-1].headers == {"traceparent": "00-1-2-01", "tracestate": "a=b", "tenant": "Zoë"}
+    assert services.requests[-1].headers == {**tracing, "tenant": "Zoë", "request-id": "order-7"}
 
 
 def test_names_are_percent_decoded(http):

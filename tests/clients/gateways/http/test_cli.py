@@ -50,10 +50,8 @@ def test_a_port_that_is_taken(in_process):
 
 def test_a_package_is_missing(in_process, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    for name in [name for name in sys.modules if name.startswith("zmdp.clients.gateways.http.")]:
-        if name.rpartition(".")[2] in {"server", "connection", "app"}:
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("zmdp.clients.gateways.http.server", raising=False)
+    for name in ("server", "connection"):
+        monkeypatch.delitem(sys.modules, f"zmdp.mdp.http.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn.config", None)
     code, _, error = in_process("http")
     assert code == 2

@@ -6,8 +6,9 @@ import pytest
 from support.gateways import running_gateway
 from support.processes import eventually
 
-from zmdp.clients.gateways.http.connection import BODY, MAX_IGNORED, MAX_PIPELINED, _names
-from zmdp.clients.gateways.http.gateway import CONNECTION, on_disconnect
+from zmdp.clients.gateways.http.gateway import on_disconnect
+from zmdp.mdp.http.checks import certificate_names
+from zmdp.mdp.http.connection import BODY, CONNECTION, MAX_IGNORED, MAX_PIPELINED
 
 POST = b"POST /services/echo HTTP/1.1\r\n"
 HOST = b"host: x\r\n"
@@ -370,5 +371,5 @@ def test_names_in_certificates():
         "subject": ((("organizationName", "Shop"),), (("commonName", "shop"),)),
         "subjectAltName": (("DNS", "shop.example"), ("IP Address", "127.0.0.1"), ("URI", "urn:shop")),
     }
-    assert _names(certificate) == ("shop", "shop.example", "urn:shop")
-    assert _names(None) == ()
+    assert certificate_names(certificate) == ("shop", "shop.example", "urn:shop")
+    assert certificate_names(None) == ()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from zmdp.clients.gateways.http.problems import KINDS, TYPE_BASE, Problem, as_members, problem_of
+from zmdp.clients.gateways.http.problems import as_members, problem_of
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (
     BrokerUnreachable,
@@ -20,6 +20,7 @@ from zmdp.mdp.errors import (
     WorkerLost,
     ZmdpError,
 )
+from zmdp.mdp.http.problems import KINDS, TYPE_BASE, Problem
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from support.processes import eventually
 
 from zmdp.clients.gateways.http import stream
 from zmdp.clients.gateways.http.gateway import Gateway
-from zmdp.clients.gateways.http.problems import TYPE_BASE, Problem
 from zmdp.clients.gateways.http.settings import Settings
 from zmdp.clients.reply import Reply
 from zmdp.mdp.errors import ServiceError
+from zmdp.mdp.http.problems import TYPE_BASE, Problem
 
 EVENTS = {"accept": "text/event-stream"}
 ASK = b"POST /services/%s HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\ncontent-length: %d\r\n\r\n%s"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.clients.gateways.http.problems import Problem
 from zmdp.clients.gateways.http.translation import Asked, body_of, frames_of, service_of
+from zmdp.mdp.http.problems import Problem
 
 
 def asked(*headers):

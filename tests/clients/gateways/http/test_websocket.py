@@ -15,11 +15,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import CloseCode
 from websockets.sync.client import connect
 
-from zmdp.clients.gateways import reading
 from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http import websocket
 from zmdp.mdp.testing import running_broker
 from zmdp.mdp.tokens import digest_of
+from zmdp.mdp.transport import reading
 from zmdp.workers import ServiceError, Worker
 
 BODY = "x" * 20_000

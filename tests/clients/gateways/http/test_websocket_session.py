@@ -10,8 +10,9 @@ from websockets.uri import parse_uri
 
 from zmdp.clients import Reply, RetryLater, ServiceError, ServiceNotFound
 from zmdp.clients.gateways.effects import Begin, Cancel, Close, Write
-from zmdp.clients.gateways.http.problems import Problem, problem_of
+from zmdp.clients.gateways.http.problems import problem_of
 from zmdp.clients.gateways.http.websocket_session import WebSocketSession
+from zmdp.mdp.http.problems import Problem
 
 MAX_HELD = 5000
 

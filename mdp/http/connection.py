@@ -16,10 +16,22 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from ..reading import peer_is_gone
-from .gateway import CONNECTION
+from ..transport.reading import peer_is_gone
+from .checks import (
+    Refused,
+    certificate_names,
+    check_opening,
+    check_version,
+    malformed,
+    too_many_headers,
+    unknown_host,
+    without_port,
+)
+from .limits import ConnectionLimits
 from .problems import Problem
-from .settings import Settings
+
+CONNECTION: Final = "zmdp.connection"
+"""The key in a scope's state of the `Connection` over which a request came."""
 
 HEADERS: Final = "headers"
 BODY: Final = "body"
@@ -39,10 +51,6 @@ _CHUNK_OVERHEAD: Final = 8
 """Bytes of framing, for each byte of a body, in chunks of one byte."""
 
 
-class _Refused(Exception):
-    """Ends the parser."""
-
-
 class Owner(Protocol):
     """What the connections of a server belong to, such as a gateway."""
 
@@ -50,7 +58,7 @@ class Owner(Protocol):
     """Bytes that wait for clients to read them, and what else the owner counts."""
 
     @property
-    def settings(self) -> Settings:
+    def limits(self) -> ConnectionLimits:
         """The limits."""
 
 
@@ -58,22 +66,22 @@ class Connection(HttpToolsProtocol):
     """One connection of a client."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, gateway: Owner, loop: asyncio.AbstractEventLoop
+        self, config: Config, server_state: ServerState, owner: Owner, loop: asyncio.AbstractEventLoop
     ) -> None:
         super().__init__(config, server_state, {CONNECTION: self}, loop)
         self.certificate: tuple[str, ...] = ()
         """The names in the client's certificate, which was checked."""
         self.on_disconnect: Callable[[], None] | None = None
         """Called once when the connection ends before the response is complete."""
-        self._gateway = gateway
-        self._settings = gateway.settings
+        self._owner = owner
+        self._limits = owner.limits
         self._phase = HEADERS
         self._since = loop.time()
         """When the phase began, or something last arrived in it."""
         self._blocked_since: float | None = None
         """Since when the client has read nothing, while something waits to be sent."""
         self._unsent = 0
-        """Bytes that waited at that time, which count as memory of the gateway."""
+        """Bytes that waited at that time, which count as memory of the owner."""
         self._header_bytes = 0
         self._header_count = 0
         self._hosts = 0
@@ -100,11 +108,11 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Take a new connection, if there are not too many."""
-        full = len(self.connections) >= self._settings.max_connections
+        full = len(self.connections) >= self._limits.max_connections
         super().connection_made(transport)
-        self.certificate = _names(transport.get_extra_info("peercert"))
+        self.certificate = certificate_names(transport.get_extra_info("peercert"))
         if full:
-            self._refuse(Problem("overloaded", "the gateway has too many connections (--max-connections)"))
+            self._refuse(Problem("overloaded", "the server has too many connections (--max-connections)"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever is working on a reply."""
@@ -131,7 +139,7 @@ class Connection(HttpToolsProtocol):
             self._upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             reason = error.__context__
-            self._refuse(reason.args[0] if isinstance(reason, _Refused) else _malformed(error))
+            self._refuse(reason.args[0] if isinstance(reason, Refused) else malformed(error))
         else:
             if self._phase is not REPLY:
                 self._check_overhead()
@@ -140,7 +148,7 @@ class Connection(HttpToolsProtocol):
         """The client reads more slowly than the reply is written."""
         super().pause_writing()
         self._block(self.loop.time(), self.transport.get_write_buffer_size())
-        if self._gateway.memory > self._settings.max_memory:
+        if self._owner.memory > self._limits.max_memory:
             self.transport.abort()
 
     def resume_writing(self) -> None:
@@ -150,7 +158,7 @@ class Connection(HttpToolsProtocol):
 
     def _block(self, since: float | None, unsent: int) -> None:
         self._blocked_since = since
-        self._gateway.memory += unsent - self._unsent
+        self._owner.memory += unsent - self._unsent
         self._unsent = unsent
 
     def _begin(self, phase: str) -> None:
@@ -170,8 +178,8 @@ class Connection(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         """Take a piece of the request's target."""
         self._header_bytes += len(url)
-        if self._header_bytes > self._settings.max_header_bytes:
-            raise _Refused(_too_many_headers(self._settings))
+        if self._header_bytes > self._limits.max_header_bytes:
+            raise Refused(too_many_headers(self._limits))
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -179,58 +187,39 @@ class Connection(HttpToolsProtocol):
         name = name.lower()
         self._header_bytes += len(name) + len(value) + 4
         self._header_count += 1
-        settings = self._settings
-        if self._header_bytes > settings.max_header_bytes or self._header_count > settings.max_headers:
-            raise _Refused(_too_many_headers(settings))
+        limits = self._limits
+        if self._header_bytes > limits.max_header_bytes or self._header_count > limits.max_headers:
+            raise Refused(too_many_headers(limits))
         if self._phase is HEADERS:
             if name == b"host":
                 self._hosts += 1
-                if settings.hosts is not None and _without_port(value) not in settings.hosts:
-                    raise _Refused(_unknown_host(value))
+                if limits.hosts is not None and without_port(value) not in limits.hosts:
+                    raise Refused(unknown_host(value))
             elif name == b"transfer-encoding":
                 if value.lower() != b"chunked" or any(known == name for known, _ in self.headers):
-                    raise _Refused(Problem("invalid", "the only transfer coding known is chunked, once"))
+                    raise Refused(Problem("invalid", "the only transfer coding known is chunked, once"))
             elif name == b"expect":
                 if value.lower() != b"100-continue":
-                    raise _Refused(Problem("expectation-failed", "the only expectation known is 100-continue"))
+                    raise Refused(Problem("expectation-failed", "the only expectation known is 100-continue"))
                 self.expect_100_continue = True
             self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Start the application, or queue the request behind the one in progress."""
-        if self._hosts != 1 or self.parser.get_http_version() != "1.1":
-            self._check_version()
+        version = self.parser.get_http_version()
+        if self._hosts != 1 or version != "1.1":
+            check_version(version, self._hosts, self.headers)
         if len(self.pipeline) >= MAX_PIPELINED:
-            raise _Refused(Problem("overloaded", f"more than {MAX_PIPELINED} requests were sent before a reply"))
+            raise Refused(Problem("overloaded", f"more than {MAX_PIPELINED} requests were sent before a reply"))
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                raise _Refused(Problem("method-not-allowed", "this is not a proxy"))
+                raise Refused(Problem("method-not-allowed", "this is not a proxy"))
             if self._should_upgrade():
-                self._check_opening()
+                check_opening(self.parser.get_method(), self.headers)
                 super().on_headers_complete()  # it starts nothing
             return
         super().on_headers_complete()
         self._begin(BODY)
-
-    def _check_opening(self) -> None:
-        """Refuse to open a WebSocket with anything but a GET without a body."""
-        if self.parser.get_method() != b"GET":
-            raise _Refused(Problem("invalid", "a WebSocket is opened with GET"))
-        if any(
-            name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-            for name, value in self.headers
-        ):
-            raise _Refused(Problem("invalid", "the request that opens a WebSocket has no body"))
-
-    def _check_version(self) -> None:
-        """Refuse what is not HTTP/1.1, but also HTTP/1.0 as it should be."""
-        version = self.parser.get_http_version()
-        if self._hosts > 1 or (version == "1.1" and not self._hosts):
-            raise _Refused(Problem("invalid", f"the request has {self._hosts} headers Host: it must have one"))
-        if version not in {"1.0", "1.1"}:
-            raise _Refused(Problem("invalid", f"this is a request of HTTP/{version}: use HTTP/1.1"))
-        if version == "1.0" and any(name == b"transfer-encoding" for name, _ in self.headers):
-            raise _Refused(Problem("invalid", "HTTP/1.0 has no Transfer-Encoding"))
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body, unless the request has been answered."""
@@ -238,7 +227,7 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and cycle.response_complete:
             if self._body_bytes > MAX_IGNORED:
-                raise _Refused(None)
+                raise Refused(None)
             return
         super().on_body(body)
 
@@ -292,11 +281,11 @@ class Connection(HttpToolsProtocol):
 
     def _check_overhead(self) -> None:
         """Refuse headers without an end, and bodies that are mostly framing (extensions of chunks, trailers)."""
-        limit = self._settings.max_header_bytes
+        limit = self._limits.max_header_bytes
         if self._phase is BODY:
             limit += (_CHUNK_OVERHEAD + 1) * self._body_bytes
         if self._received > limit and self._phase in {HEADERS, BODY}:
-            self._refuse(_too_many_headers(self._settings))
+            self._refuse(too_many_headers(self._limits))
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -391,44 +380,42 @@ class Connection(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Close the connection if it has waited for too long, or if it is not being read and its client is gone."""
-        settings, waited = self._settings, now - self._since
+        limits, waited = self._limits, now - self._since
         if self.flow.read_paused and peer_is_gone(self.transport):
             self.transport.abort()
         elif self._blocked_since is not None:
             unsent = self.transport.get_write_buffer_size()
             if unsent < self._unsent:
                 self._block(now, unsent)
-            elif now - self._blocked_since > settings.body_timeout:
+            elif now - self._blocked_since > limits.body_timeout:
                 self.transport.abort()
         elif self._lingering:
             if waited > LINGER_SECONDS:
                 self.transport.abort()
         elif self._phase is HEADERS:
-            if waited > settings.header_timeout:
-                text = f"the headers of the request did not arrive within {settings.header_timeout:g} s"
+            if waited > limits.header_timeout:
+                text = f"the headers of the request did not arrive within {limits.header_timeout:g} s"
                 self._refuse(Problem("slow-request", text))
         elif self._phase is BODY:
             self._check_rate(now)
-        elif self._phase is IDLE and waited > settings.keep_alive:
+        elif self._phase is IDLE and waited > limits.keep_alive:
             self.transport.close()
 
     def _check_rate(self, now: float) -> None:
         """Refuse a body that does not go on, or that arrives too slowly."""
-        settings = self._settings
+        limits = self._limits
         elapsed, arrived = now - self._measured_at, self._body_bytes - self._measured_bytes
         if self.flow.read_paused:  # the client could not send any more
             self._since = now
-        elif now - self._since > settings.body_timeout:
+        elif now - self._since > limits.body_timeout:
             self._refuse(
-                Problem("slow-request", f"the body of the request did not go on for {settings.body_timeout:g} s")
+                Problem("slow-request", f"the body of the request did not go on for {limits.body_timeout:g} s")
             )
             return
-        elif elapsed <= settings.body_timeout:
+        elif elapsed <= limits.body_timeout:
             return
-        elif arrived < settings.min_body_rate * elapsed:
-            text = (
-                f"{arrived} bytes of the body arrived in {elapsed:.1f} s: --min-body-rate is {settings.min_body_rate}"
-            )
+        elif arrived < limits.min_body_rate * elapsed:
+            text = f"{arrived} bytes of the body arrived in {elapsed:.1f} s: --min-body-rate is {limits.min_body_rate}"
             self._refuse(Problem("slow-request", text))
             return
         self._measured_at, self._measured_bytes = now, self._body_bytes
@@ -439,36 +426,3 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
         elif self.cycle is not None:
             self.cycle.keep_alive = False
-
-
-def _malformed(error: httptools.HttpParserError) -> Problem:
-    text = str(error) if isinstance(error, httptools.HttpParserInvalidMethodError) else str(error.__context__ or error)
-    return Problem("invalid", f"this is not a valid HTTP request: {text}")
-
-
-def _too_many_headers(settings: Settings) -> Problem:
-    return Problem(
-        "headers-too-large",
-        f"a request may have {settings.max_headers} headers with {settings.max_header_bytes} bytes in all",
-    )
-
-
-def _without_port(host: bytes) -> str:
-    """Return the name or address in a header Host."""
-    text = host.decode("latin-1").lower()
-    return text.partition("]")[0] + "]" if text.startswith("[") else text.partition(":")[0]
-
-
-def _unknown_host(host: bytes) -> Problem:
-    # Otherwise a web page could read what is at 127.0.0.1, by letting its own name resolve to that ("DNS rebinding").
-    shown = host.decode("latin-1")
-    return Problem("unknown-host", f"{shown!r} is not the name of this gateway: --allow-host allows further names")
-
-
-def _names(certificate: Any) -> tuple[str, ...]:
-    """Return the names in a certificate as `SSLSocket.getpeercert` returns it: its common name, and others."""
-    if not certificate:
-        return ()
-    common = [value for pairs in certificate.get("subject", ()) for name, value in pairs if name == "commonName"]
-    others = [value for kind, value in certificate.get("subjectAltName", ()) if kind in {"DNS", "URI", "email"}]
-    return (*common, *others)

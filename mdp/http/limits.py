@@ -1,0 +1,33 @@
+"""What a client may do to a server."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def limit(default: Any, unit: str, text: str) -> Any:
+    """Return a field with what a command line needs for an option."""
+    return field(default=default, metadata={"unit": unit, "help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """The limits of a server's connections."""
+
+    max_body: int = limit(16 << 20, "bytes", "Maximum size of a request's body.")
+    max_memory: int = limit(
+        512 << 20, "bytes", "Maximum size of all bodies of unanswered requests and unread streams together."
+    )
+    max_connections: int = limit(1000, "connections", "Maximum number of open connections.")
+    max_header_bytes: int = limit(64 << 10, "bytes", "Maximum size of the headers of a request.")
+    max_headers: int = limit(100, "headers", "Maximum number of the headers of a request.")
+    header_timeout: float = limit(10.0, "seconds", "How long the headers of a request may take to arrive.")
+    body_timeout: float = limit(
+        30.0, "seconds", "How long a client may send nothing of a body that it has begun, or read nothing of a reply."
+    )
+    min_body_rate: int = limit(
+        1000, "bytes", "How much of a body must arrive each second, on average, once --body-timeout has passed."
+    )
+    keep_alive: float = limit(60.0, "seconds", "How long a connection may be idle between requests.")
+    drain_timeout: float = limit(10.0, "seconds", "How long requests may take to finish after SIGTERM.")
+    hosts: frozenset[str] | None = None
+    """Names, without ports, by which clients may address the server (the header Host); None allows all."""

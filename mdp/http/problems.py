@@ -1,0 +1,126 @@
+"""Errors as HTTP reports them: a status, and a problem document (RFC 9457)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ..codes import Code
+
+CONTENT_TYPE: Final = b"application/problem+json"
+TYPE_BASE: Final = "https://github.com/zmdp/zmdp/blob/main/docs/gateways.md#"
+"""What the name of a problem is appended to."""
+RETRY_AFTER_SECONDS: Final = 1
+"""When to try again after 429 and 503."""
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+class Kind(NamedTuple):
+    """A kind of problem."""
+
+    status: int
+    title: str
+    retry: bool = False
+    """The same request may succeed a little later."""
+    code: int | None = None
+    """The code of X1's ERROR that reports it."""
+
+
+KINDS: Final[Mapping[str, Kind]] = {
+    # of the broker, by its ERROR
+    "malformed": Kind(400, "The broker rejected the request as malformed", code=Code.MALFORMED.value),
+    "not-allowed": Kind(403, "The caller may not call this service", code=Code.NOT_ALLOWED.value),
+    "no-worker": Kind(404, "No worker offers this service", code=Code.NO_WORKER.value),
+    "timeout": Kind(504, "No reply arrived in time", code=Code.TIME_PASSED.value),
+    "too-large": Kind(413, "The request or its reply is too large", code=Code.TOO_LARGE.value),
+    "queue-full": Kind(429, "Too many requests are waiting", retry=True, code=Code.QUEUE_FULL.value),
+    "cancelled": Kind(499, "The request was cancelled", code=Code.CANCELLED.value),
+    "failed": Kind(500, "The service failed", code=Code.FAILED.value),
+    "worker-lost": Kind(502, "The worker died", code=Code.WORKER_LOST.value),
+    "draining": Kind(503, "The broker is shutting down", retry=True, code=Code.DRAINING.value),
+    # of the gateway's connection to the broker
+    "unreachable": Kind(503, "The broker does not answer", retry=True),
+    "interrupted": Kind(502, "The reply broke off"),
+    "closing": Kind(503, "The gateway is shutting down", retry=True),
+    # of the gateway
+    "invalid": Kind(400, "The request is invalid"),
+    "unauthorized": Kind(401, "A token or certificate is required"),
+    "origin-not-allowed": Kind(403, "Pages of this origin may not use the gateway"),
+    "not-found": Kind(404, "There is nothing at this path"),
+    "method-not-allowed": Kind(405, "This path does not support the method"),
+    "slow-request": Kind(408, "The request did not arrive in time"),
+    "expectation-failed": Kind(417, "The expectation cannot be met"),
+    "unknown-host": Kind(421, "The gateway does not have this name"),
+    "headers-too-large": Kind(431, "The headers of the request are too large"),
+    "internal": Kind(500, "The gateway failed"),
+    "overloaded": Kind(503, "The gateway has too much to do", retry=True),
+    "upgrade-required": Kind(426, "This path is a WebSocket"),
+    "unknown-job": Kind(404, "There is no such job"),
+    "no-titanic": Kind(503, "There is no Titanic", retry=True),
+    "slow-reader": Kind(503, "The reply was not read in time"),
+}
+"""Every kind of problem that has one status, by the last part of its type."""
+
+
+class Problem(Exception):
+    """An error that becomes a response.
+
+    Args:
+        kind: The last part of the problem's type: a name in `KINDS`, or a name with its own `status` and `title`.
+        detail: What happened this time, and what to do.
+        service: The service that was called.
+        code: The code of the ERROR that reported it; by default, that of the kind.
+        headers: Further headers of the response.
+        members: Further members of the document.
+        status: For kinds that are not in the table.
+        title: As above.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        detail: str,
+        *,
+        service: str = "",
+        code: int | None = None,
+        headers: RawHeaders = (),
+        members: Mapping[str, Any] | None = None,
+        status: int | None = None,
+        title: str | None = None,
+    ) -> None:
+        super().__init__(detail)
+        known = KINDS.get(kind) or Kind(500, kind)
+        self.kind = kind
+        self.status = status or known.status
+        self.title = title or known.title
+        self.detail = detail
+        self.service = service
+        self.code = known.code if code is None else code
+        self.headers = [*headers]
+        self.members = members or {}
+        if known.retry and status is None:
+            self.headers.append((b"retry-after", b"%d" % RETRY_AFTER_SECONDS))
+
+    def document(self) -> dict[str, Any]:
+        """Return the problem document."""
+        found: dict[str, Any] = {
+            "type": TYPE_BASE + self.kind,
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        if self.service:
+            found["service"] = self.service
+        if self.code is not None:
+            found["code"] = self.code
+        return {**found, **self.members}
+
+    def body(self) -> bytes:
+        """Return the problem document as JSON."""
+        return json.dumps(self.document(), ensure_ascii=False).encode(errors="replace")
+
+    def response(self) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Return status, headers and body."""
+        body = self.body()
+        headers = [(b"content-type", CONTENT_TYPE), (b"content-length", b"%d" % len(body)), *self.headers]
+        return self.status, headers, body
