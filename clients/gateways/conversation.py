@@ -86,6 +86,11 @@ class Conversation:
         self._closed = False
         self._ended = False
 
+    @property
+    def outstanding(self) -> int:
+        """Number of requests of the peer that have not ended."""
+        return len(self._calls)
+
     # ── the peer ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def received(self, data: bytes) -> None:
@@ -193,6 +198,7 @@ class Conversation:
         except (SettingError, ClosedError) as error:
             return self._machine.answered(effect.number, error)
         self._calls[effect.number] = outgoing
+        self._upstream.requests += 1
         return []
 
     def answered(self, number: int, outcome: Outcome) -> None:

@@ -69,6 +69,8 @@ class Connection(HttpToolsProtocol):
         self, config: Config, server_state: ServerState, owner: Owner, loop: asyncio.AbstractEventLoop
     ) -> None:
         super().__init__(config, server_state, {CONNECTION: self}, loop)
+        self.opened = loop.time()
+        """When it was opened."""
         self.certificate: tuple[str, ...] = ()
         """The names in the client's certificate, which was checked."""
         self.on_disconnect: Callable[[], None] | None = None
@@ -103,6 +105,12 @@ class Connection(HttpToolsProtocol):
     def disconnected(self) -> bool:
         """Whether the client of the running request is gone."""
         return self._running is None or self._running.disconnected
+
+    @property
+    def outstanding(self) -> int:
+        """Number of requests that have arrived and were not answered."""
+        running = self._running is not None and not self._running.response_complete
+        return running + len(self.pipeline)
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,7 +5,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any, Final
@@ -108,7 +108,7 @@ class Server:
             await self._drain()
         finally:
             sweeper.cancel()
-            for connection in list(self._connections()):
+            for connection in list(self.connections):
                 connection.transport.abort()
             if self._state.tasks:  # those that notice that nobody listens any more end without an error
                 await asyncio.wait(self._state.tasks, timeout=POLL_SECONDS)
@@ -126,7 +126,9 @@ class Server:
     def _connection(self) -> Connection:
         return Connection(self._config, self._state, self._owner, asyncio.get_running_loop())
 
-    def _connections(self) -> Iterable[Any]:
+    @property
+    def connections(self) -> Collection[Any]:
+        """The open connections: each is a `Connection`, or what `websockets` has made of it."""
         return self._state.connections
 
     async def _sweep(self) -> None:
@@ -137,7 +139,7 @@ class Server:
             await asyncio.sleep(min(1.0, shortest / 4))
             self._tell_date()
             now = loop.time()
-            for connection in list(self._connections()):
+            for connection in list(self.connections):
                 if isinstance(connection, Connection):  # not a WebSocket
                     connection.sweep(now)
 
@@ -148,7 +150,7 @@ class Server:
     async def _drain(self) -> None:
         """Wait until every connection has ended, for a limited time."""
         limit = asyncio.get_running_loop().time() + self._limits.drain_timeout
-        for connection in list(self._connections()):
+        for connection in list(self.connections):
             connection.shutdown()
         while self._state.connections or self._state.tasks:
             if self.forced or asyncio.get_running_loop().time() > limit:

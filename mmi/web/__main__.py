@@ -19,9 +19,10 @@ from ...clients import AsyncClient
 from ...mdp import logs
 from ...mdp.http.server import Server, run
 from ...mdp.keys import ClientKeys
-from . import spark
+from . import gateways, spark
 from .broker import BrokerSection
 from .control import ControlServices
+from .gateways import GatewaySection
 from .limits import LIMITS
 from .observer import Observer
 from .shell import Shell
@@ -49,7 +50,9 @@ async def serve(listener: socket.socket) -> int:
         observer = Observer(client)
         broker = BrokerSection(observer)
         pages_of_spark = SparkSection(observer, ControlServices(client, observer, spark.PREFIX))
-        shell = Shell(broker.name, [broker.section(), pages_of_spark.section()], visitors)
+        pages_of_gateways = GatewaySection(observer, ControlServices(client, observer, gateways.PREFIX))
+        sections = [broker.section(), pages_of_gateways.section(), pages_of_spark.section()]
+        shell = Shell(broker.name, sections, visitors)
         server = Server(shell.application, LIMITS, listener)
         tasks = [asyncio.ensure_future(server.run()), asyncio.ensure_future(observer.run())]
         gc.freeze()  # what is there now stays

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,9 +23,11 @@ from ....mdp.cli.console import (
 )
 from ....mdp.errors import SettingError
 from ....mdp.keys import ClientKeys
+from .. import control
 from .framing import MAX_MESSAGE
 from .instance import MAX_SERVICES
 from .server import MAX_MEMORY, MAX_UNREAD, Gateway, Settings
+from .status import status
 
 MAX_PATH: Final = 107
 """Bytes of a UNIX socket's path."""
@@ -80,6 +83,7 @@ log = logging.getLogger("zmdp.gateway")
     default=MAX_SERVICES,
     help=with_default("Maximum number of services that programs offer.", MAX_SERVICES),
 )
+@control.name_option
 @log_level_option
 @version_option()
 def cli(
@@ -95,6 +99,7 @@ def cli(
     max_unread: int,
     max_memory: int,
     max_services: int,
+    name: str | None,
     log_level: str,
 ) -> None:
     """Let Flux programs call services and offer them, through a UNIX socket.
@@ -112,11 +117,12 @@ def cli(
     settings = Settings(
         absolute, rank, size, allow_guests, max_connections, max_message, max_unread, max_memory, max_services
     )
-    asyncio.run(_serve(Gateway(broker, settings, keys=keys)))
+    name = control.name_of(name, "flux", os.getpid(), with_key=keys is not None)
+    asyncio.run(_serve(Gateway(broker, settings, keys=keys), name))
 
 
-async def _serve(gateway: Gateway) -> None:
-    serving = asyncio.ensure_future(_serve_until_cancelled(gateway))
+async def _serve(gateway: Gateway, name: str | None) -> None:
+    serving = asyncio.ensure_future(_serve_until_cancelled(gateway, name))
     stopping = False
 
     def stop() -> None:
@@ -133,7 +139,9 @@ async def _serve(gateway: Gateway) -> None:
         await serving
 
 
-async def _serve_until_cancelled(gateway: Gateway) -> None:
+async def _serve_until_cancelled(gateway: Gateway, name: str | None) -> None:
     async with gateway:
+        if name is not None:
+            control.offer(gateway.upstream, "flux", name, gateway.uri, partial(status, gateway))
         click.echo(gateway.uri)
         await asyncio.get_running_loop().create_future()

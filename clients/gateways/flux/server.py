@@ -198,6 +198,9 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+        self.opened = asyncio.get_running_loop().time()
+        self.user = ""
+        """Who is at the other end."""
         self._conversation: Conversation | None = None
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
@@ -210,6 +213,11 @@ class Connection(asyncio.Protocol):
         self._held = 0
         """What the connection has of the gateway's memory."""
         self._closing: asyncio.TimerHandle | None = None
+
+    @property
+    def outstanding(self) -> int:
+        """Number of its requests that have not ended."""
+        return 0 if self._conversation is None else self._conversation.outstanding
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -230,7 +238,7 @@ class Connection(asyncio.Protocol):
         else:
             self._gateway.connections.add(self)
             role = OWNER if is_owner else GUEST
-            self._name = name = f"user {userid}"
+            self._name = self.user = name = f"user {userid}"
             self._session = session = Session(self._gateway.instance, userid, role, max_message=settings.max_message)
             conversation = Conversation(
                 session, self, self._gateway.upstream, name=name, max_unread_bytes=settings.max_unread

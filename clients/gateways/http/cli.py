@@ -23,6 +23,7 @@ from ....mdp.errors import BindError, SettingError
 from ....mdp.keys import ClientKeys
 from ....mdp.transport.tcp import is_loopback
 from ....mdp.transport.tcp import listen as open_listener
+from .. import control
 from ..descriptors import raise_descriptor_limit
 from ..upstream import Upstream
 from .access import load
@@ -92,6 +93,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Let pages of this origin (https://HOST, or * for all) use the gateway from a browser. Can be repeated.",
 )
 @_limit_options
+@control.name_option
 @log_level_option
 def cli(
     *,
@@ -105,6 +107,7 @@ def cli(
     tls_client_ca: Path | None,
     allow_hosts: tuple[str, ...],
     allow_origins: tuple[str, ...],
+    name: str | None,
     log_level: str,
     **limits: Any,
 ) -> int:
@@ -128,6 +131,7 @@ def cli(
         from ....mdp.http.server import run, tls_context  # noqa: PLC0415 - the help does not need what these import
         from . import server as http  # noqa: PLC0415
         from .gateway import Gateway  # noqa: PLC0415
+        from .status import status  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
             raise
@@ -151,10 +155,14 @@ def cli(
     raise_descriptor_limit(settings.max_connections)
     listener = open_listener(*listen)
 
+    shown_name = control.name_of(name, "http", listener.getsockname()[1], with_key=keys is not None)
+
     async def main() -> int:
         upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
         gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
         server = http.gateway_server(gateway, listener, tls)
+        if shown_name is not None:
+            control.offer(upstream, "http", shown_name, server.url, lambda: status(gateway, server))
         click.echo(server.url)
         sys.stdout.flush()
         http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))

@@ -27,6 +27,8 @@ class Gateway:
         """Who may do what; None if everybody may do everything.  A reload replaces it."""
         self.on_behalf = on_behalf
         """Whether requests are made on behalf of the callers' roles: the gateway has a key."""
+        self.accepted = 0
+        """Requests that were not refused because of a limit."""
         self.outstanding = 0
         """Requests that have not been answered."""
         self.memory = 0
@@ -102,6 +104,7 @@ class Gateway:
             raise Problem("overloaded", f"{self.outstanding} requests (--max-outstanding) have not been answered yet")
         self.charge(size)
         self.outstanding += 1
+        self.accepted += 1
 
     def leave(self, size: int) -> None:
         """Count a request as answered."""

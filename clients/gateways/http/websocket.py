@@ -82,6 +82,10 @@ class WebSocketConnection(asyncio.Protocol):
         self._frames = ServerProtocol(
             max_size=gateway.settings.max_body, select_subprotocol=_select_subprotocol, logger=_frames_log
         )
+        self.opened = asyncio.get_running_loop().time()
+        """When it became a WebSocket."""
+        self.role = ""
+        """The role of its peer; empty if everybody may do everything."""
         self._opened: tuple[WebSocketSession, Conversation] | None = None
         """Once the handshake is done."""
         self._heard = False
@@ -91,6 +95,11 @@ class WebSocketConnection(asyncio.Protocol):
         self._read = 0
         """Bytes that the peer had read at the last PING."""
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def outstanding(self) -> int:
+        """Number of its requests that have not ended."""
+        return 0 if self._opened is None else self._opened[1].outstanding
 
     # ── called by asyncio and uvicorn ────────────────────────────────────────────────────────────────────────────────
 
@@ -184,6 +193,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._peer.close()
 
     def _open(self, policy: "_Policy") -> None:
+        self.role = policy.role
         session = WebSocketSession(self._frames, policy)
         host, port, *_ = self.transport.get_extra_info("peername") or ("a peer", 0)
         conversation = Conversation(
@@ -285,6 +295,7 @@ class _Policy:
         self._credentials = (authorization, certificate)
         self._access = gateway.access
         self._caller: Caller = gateway.identify(*self._credentials)
+        self.role = self._caller.role or ""
         self._held = 0
         self._due: dict[int, float] = {}
         """When the timeout of each outstanding request passes."""

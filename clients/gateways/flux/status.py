@@ -1,0 +1,29 @@
+"""What a Flux gateway reports through its control service (docs/gateways.md)."""
+
+import asyncio
+from typing import Any
+
+from ..control import connections
+from .server import Connection, Gateway
+
+
+def status(gateway: Gateway) -> dict[str, Any]:
+    """Return what is particular to Flux."""
+    return {
+        **connections(gateway.connections, _described),
+        "outstanding": sum(each.outstanding for each in gateway.connections),
+        "requests": gateway.upstream.requests,
+        "memory": gateway.memory,
+        "rank": gateway.instance.rank,
+    }
+
+
+def _described(connection: Connection) -> dict[str, Any]:
+    return {
+        "peer": "",  # a UNIX socket
+        "kind": "flux",
+        "user": connection.user,
+        "outstanding": connection.outstanding,
+        "unread_bytes": connection.unread_bytes(),
+        "up_seconds": round(asyncio.get_running_loop().time() - connection.opened, 3),
+    }
