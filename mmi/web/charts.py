@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from .formats import number, seconds
 from .histogram import Histogram
-from .history import SPAN_SECONDS, Point
+from .history import SPAN_SECONDS
 
 WIDTH: Final = 600
 HEIGHT: Final = 120
@@ -14,6 +14,17 @@ SPANS: Final = ((300, "5 min"), (900, "15 min"), (1800, "30 min"), (SPAN_SECONDS
 """What charts show: as much as there is, in seconds and as text."""
 GAP_STEPS: Final = 2.5
 """A line is interrupted where points are missing for so many steps."""
+
+
+class Moment(Protocol):
+    """Something that a chart shows."""
+
+    @property
+    def at(self) -> float:
+        """The monotonic time."""
+
+
+Point = TypeVar("Point", bound=Moment)
 
 
 @dataclass(frozen=True)

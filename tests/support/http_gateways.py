@@ -30,7 +30,7 @@ def websocket_url(gateway: Running) -> str:
 
 def connections(gateway: Running) -> list[Any]:
     """Return the connections of clients."""
-    return list(gateway.server._connections())
+    return list(gateway.server.connections)
 
 
 def await_services(broker: str, *services: str, **settings: Any) -> None:

@@ -23,6 +23,7 @@ from ..store.models import STATES
 from ..submission import parse_uuid
 from .collector import TitanicCollector
 from .database import Database, DatabaseError
+from .history import History
 
 INTERVAL_SECONDS: Final = 1.0
 """How often it looks."""
@@ -53,6 +54,7 @@ class TitanicSection:
         self._turn = turn
         self._database = database
         self._looks: list[tuple[float, dict[str, Any]]] = [(time.monotonic(), snapshot())]
+        self._history = History()
         self._summary: store.Summary | None = None
         self._trouble = "the database has not been read yet"
         self._turned_at = time.monotonic()
@@ -93,6 +95,7 @@ class TitanicSection:
                 self._summary, self._trouble = await self._database.summary(), ""
             except DatabaseError as error:
                 self._summary, self._trouble = None, str(error)
+            self._history.add(*self._looks[-1], self._summary)
             self._refresh()
             await asyncio.sleep(INTERVAL_SECONDS)
 
@@ -152,6 +155,7 @@ class TitanicSection:
         rows.sort(key=lambda row: (-row["failed"], -row["pending"], row["name"]))
         return {
             "trouble": self._trouble, "counted": counted, "summary": self._summary,
+            "charts": self._history.charts(self._looks[0], self._looks[-1], self._summary),
             "rates": {key: rate(key) for key in ("accepted", "attempts", "finished", "retries")},
             "bars": bars(times, bounds), "p50": times.quantile(0.5, bounds), "p99": times.quantile(0.99, bounds),
             "times": times, "mean_items": items.seconds / items.count if items.count else None,
@@ -197,6 +201,7 @@ class TitanicSection:
         return {
             "trouble": "", "row": row, "contents": contents, "parts_count": len(row["partials"]),
             "age": now - row["created"], "note": _note(row, now), "done": view.query.get("done", ""),
+            "attempts": _attempts(row, now),
             "times": [(name, _moment(row[key])) for name, key in _TIMES if row[key] is not None],
             "can_retry": row["state"] == "failed", "can_cancel": row["state"] in WAITING,
         }  # fmt: skip
@@ -233,6 +238,28 @@ _TIMES: Final = (
     ("Submitted", "created"), ("Due", "due"), ("Last attempt", "started"), ("Ended", "finished"),
     ("Deleted", "expires"),
 )  # fmt: skip
+
+
+def _attempts(row: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
+    """Return what the database knows of the attempts of a request: it keeps the latest one."""
+    found = [("Attempts", number(row["attempts"]))]
+    if row["started"] is not None:
+        latest = f"began {_moment(row['started'])}"
+        if row["state"] == "running":
+            latest += f", {seconds(now - row['started'])} ago, at Titanic {row['holder']}"
+        elif row["finished"] is not None and row["finished"] >= row["started"]:
+            latest += f", ended {seconds(row['finished'] - row['started'])} later"
+        found.append(("Latest", latest))
+    if row["failures"] or row["retries"]:
+        found.append(("Failed in the handler", f"{number(row['failures'])}; {number(row['retries'])} are retried"))
+    if row["deaths"]:
+        found.append(("Lost with a worker", number(row["deaths"])))
+    if row["error"]:
+        code = "" if row["code"] is None else f"{row['code']}: "
+        found.append(("Last error", f"{code}{row['error']}"))
+    if row["state"] == "delayed" and row["attempts"]:
+        found.append(("Next", f"in {seconds(max(row['due'] - now, 0.0))}, {_moment(row['due'])}"))
+    return found
 
 
 def _total(count: Any) -> float:

@@ -188,7 +188,7 @@ def test_a_client_that_disconnects_after_a_late_and_large_body(gateway, services
     body = bytes(100_000)
     with gateway.connect() as client:
         client.send(LONG + b"content-length: %d\r\n\r\n" % len(body))
-        eventually(lambda: gateway.call(lambda: any(each._phase == BODY for each in gateway.server._connections())))
+        eventually(lambda: gateway.call(lambda: any(each._phase == BODY for each in gateway.server.connections)))
         client.send(body)
         eventually(lambda: body in services.begun)
     eventually(lambda: body in services.cancelled)
@@ -200,7 +200,7 @@ def test_a_client_that_disconnects_cancels_the_first_of_many(gateway, services):
         client.send(LONG + b"content-length: 4\r\n\r\nmany")
         eventually(lambda: b"many" in services.begun)
         client.send(request(b"2") * 2)
-        eventually(lambda: gateway.call(lambda: any(each.pipeline for each in gateway.server._connections())))
+        eventually(lambda: gateway.call(lambda: any(each.pipeline for each in gateway.server.connections)))
     eventually(lambda: b"many" in services.cancelled)
 
 
