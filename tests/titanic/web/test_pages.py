@@ -106,6 +106,8 @@ def test_the_overview(there):
     assert "some" in shown
     assert "nobody" in shown
     assert "4 requests accepted" in shown
+    for title in ("Requests that have not ended 1 ", "Requests per second", "Duration of a commit p99"):
+        assert title in shown
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,8 @@ def test_one_request(there):
     assert "Reply ff 00" in shown
     assert "done" in shown
     shown = text(there.http.get("/request", params={"uuid": there.bad}))
-    assert "404: &lt;b&gt;no &amp; such&lt;/b&gt; thing" in shown
+    assert "Last error 404: &lt;b&gt;no &amp; such&lt;/b&gt; thing" in shown
+    assert re.search(r"Attempts Attempts 1 Latest began \S+ \S+ ended", shown)
     assert "Key the key" in shown
 
 
