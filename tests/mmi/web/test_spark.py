@@ -2,6 +2,7 @@
 
 import json
 from contextlib import ExitStack
+from dataclasses import asdict
 
 import pytest
 from support import browser as browsers
@@ -11,16 +12,17 @@ from support.web import form_token, serving, web_broker
 
 from zmdp.mdp.errors import ServiceError
 from zmdp.mmi.web import control
+from zmdp.spark.batch.progress import Progress
 from zmdp.spark.control import PREFIX, Control
 
 MARKUP = "<b>bold</b> & <script>document.title='x'</script>"
 
 
 def job(name, **more):
+    progress = Progress(stages=4, stages_done=1, tasks=200, tasks_done=50, tasks_running=4, rows_read=12345)
     return {
-        "job": name, "user": "shop", "what": "SELECT 1", "seconds": 12.5, "cancelled": False, "stages": 4,
-        "stages_done": 1, "tasks": 200, "tasks_done": 50, "tasks_running": 4, "tasks_failed": 0, "rows_read": 12345,
-        "rows_written": 0, **more,
+        "job": name, "user": "shop", "what": "SELECT 1", "seconds": 12.5, "cancelled": False,
+        **asdict(progress), **more,
     }  # fmt: skip
 
 
