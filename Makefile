@@ -114,7 +114,7 @@ test: java browser $(VENV)/dev.installed
 	@$(MAKE) --no-print-directory -j 2 lint covered
 	ZMDP_PURE=1 $(BIN)/pytest -n 3 --dist worksteal $(COUNTED) tests/simulation tests/conformance
 	$(BIN)/pytest -m "not spark_long" $(SPARK) & spark=$$!; \
-	$(BIN)/pytest -n 3 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests $(SPARK:%=--ignore=%); rest=$$?; \
+	$(BIN)/pytest -n 4 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests $(SPARK:%=--ignore=%); rest=$$?; \
 	wait $$spark && exit $$rest
 
 lint: $(VENV)/dev.installed
