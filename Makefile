@@ -114,7 +114,7 @@ test: java browser $(VENV)/dev.installed
 	@$(MAKE) --no-print-directory -j 2 lint covered
 	ZMDP_PURE=1 $(BIN)/pytest -n 3 --dist worksteal $(COUNTED) tests/simulation tests/conformance
 	$(BIN)/pytest -m "not spark_long" $(SPARK) & spark=$$!; \
-	$(BIN)/pytest -n 3 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests $(SPARK:%=--ignore=%); rest=$$?; \
+	$(BIN)/pytest -n 4 -m "not spark_long" --dist loadfile --no-loadscope-reorder tests $(SPARK:%=--ignore=%); rest=$$?; \
 	wait $$spark && exit $$rest
 
 lint: $(VENV)/dev.installed
@@ -131,7 +131,7 @@ covered: $(VENV)/dev.installed
 	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(HALF) & half=$$!; \
 	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(filter-out $(HALF) $(COUNTED),$(UNIT)) && wait $$half
 	$(BIN)/coverage combine -q
-	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire/*.py,*/mdp/linked_lists.py,*/mdp/timers.py,*/mdp/broker/admission.py,*/mdp/broker/exchange.py,*/mdp/broker/given_up.py,*/mdp/broker/announcements.py,*/mdp/broker/link.py,*/mdp/broker/links.py,*/mdp/broker/machine.py,*/mdp/broker/metrics.py,*/mdp/broker/outgoing.py,*/mdp/broker/registry.py,*/mdp/broker/requests.py,*/mdp/broker/roles.py,*/mdp/broker/scheduling.py,*/mdp/broker/tails.py,*/mdp/broker/watch.py,*/clients/session.py,*/clients/legacy_session.py,*/workers/session.py' --omit='*/mdp/wire/batch.py'
+	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire/*.py,*/mdp/linked_lists.py,*/mdp/timers.py,*/mdp/broker/admission.py,*/mdp/broker/exchange.py,*/mdp/broker/given_up.py,*/mdp/broker/announcements.py,*/mdp/broker/link.py,*/mdp/broker/links.py,*/mdp/broker/machine.py,*/mdp/broker/metrics.py,*/mdp/broker/outgoing.py,*/mdp/broker/registry.py,*/mdp/broker/requests.py,*/mdp/broker/roles.py,*/mdp/broker/scheduling.py,*/mdp/broker/tails.py,*/mdp/broker/watch.py,*/clients/call.py,*/clients/session.py,*/clients/legacy_session.py,*/workers/session.py' --omit='*/mdp/wire/batch.py'
 
 sim: $(VENV)/dev.installed
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)

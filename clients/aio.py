@@ -22,11 +22,11 @@ from .arguments import (
     checked_protocol,
     checked_timeout,
 )
+from .call import Call
 from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
 from .dialog import AsyncDialog
 from .legacy_aio import LegacyAsyncDialog
 from .reply import Reply, is_available
-from .session import Call
 from .x1_aio import Receiver, X1AsyncDialog
 
 _DEFAULT: Final[Any] = object()

@@ -18,7 +18,8 @@ from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
-from .session import Call, ClientSession, OldConnection, Outcome
+from .call import Call, Outcome
+from .session import ClientSession, OldConnection
 
 MAX_MESSAGES: Final = 100
 """Messages processed before their outcomes are delivered."""

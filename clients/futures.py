@@ -10,8 +10,8 @@ from typing import Any, Final, cast
 import zmq
 
 from ..mdp.errors import ClosedError
+from .call import Call, Outcome
 from .reply import Reply
-from .session import Call, Outcome
 from .sharing import Follower, SharedConnection
 
 # The states of `concurrent.futures.Future`.

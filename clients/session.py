@@ -14,7 +14,6 @@ request is outstanding at one connection only, so an answer that arrives over an
 The session speaks the batched form (`batch`): the commands of one turn are packed into one message.
 """
 
-import json
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -25,21 +24,19 @@ from ..mdp.codes import Code
 from ..mdp.endpoints import Endpoints
 from ..mdp.errors import (
     BrokerUnreachable,
-    RequestCancelled,
     RequestError,
     RequestRejected,
     RequestTimeout,
     RetryLater,
     ServiceError,
-    ServiceNotFound,
     SettingError,
     StreamInterrupted,
-    WorkerLost,
     ZmdpError,
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
-from ..mdp.timers import TimerNode, Timers
+from ..mdp.timers import Timers
 from ..mdp.wire import Message, batch
+from .call import Call, Outcome, encode_options, error_of, is_refused, with_ttl
 from .reply import Reply
 
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
@@ -65,50 +62,11 @@ SHORT_CONNECTION_SECONDS: Final = 1.0
 """A broker that drains after a shorter connection may have been draining from the beginning."""
 MAX_OLD_CONNECTIONS: Final = 3
 """Connections still in use from which on the client does not return to the first broker: streams may last for days."""
-RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
-"""Options of X1 itself, which other arguments set.  `wait` is one too, but `wait: true`, the default, is allowed."""
-_NO_WAIT: Final = wire.encode_options({"wait": False})
 _CANCEL: Final = 5
 """CANCEL's command byte."""
 _LOST: Final = 0
 _DRAINED: Final = 1
 _RETURNS: Final = 2
-
-Outcome = Reply | ZmdpError
-"""What a request results in: any number of parts, then a final `Reply` or an error."""
-
-
-class Call(TimerNode):
-    """One request, from when it is made until its FINAL or ERROR."""
-
-    __slots__ = (
-        "body", "collected", "collected_bytes", "deadline", "ended", "losses", "number", "options", "receiver",
-        "service", "silence", "stream", "streamed", "timeout",
-    )  # fmt: skip
-
-    def __init__(self, number: int, service: bytes, body: Sequence[bytes], options: bytes) -> None:
-        super().__init__()
-        self.number = number
-        self.service = service
-        self.body = body
-        self.options = options
-        """The encoded options, without the ttl."""
-        self.stream = False
-        """Each PARTIAL is delivered as it arrives; otherwise all are collected."""
-        self.receiver: Any = None
-        """Where the outcomes are delivered.  The session does not use it."""
-        self.streamed = False
-        """A PARTIAL has been delivered, so the request cannot be sent again."""
-        self.collected: list[bytes] | None = None
-        """The frames of the PARTIALs, if any has arrived."""
-        self.collected_bytes = 0
-        self.timeout: float | None = None
-        self.silence: float | None = None
-        self.deadline: float | None = None
-        """When its ttl expires."""
-        self.losses = 0
-        """Connections that the other end closed while the request was outstanding."""
-        self.ended = False
 
 
 class OldConnection:
@@ -250,7 +208,7 @@ class ClientSession:
         """
         raw = b""
         if options or headers or not wait:
-            raw = _encode_options(options, headers, wait)
+            raw = encode_options(options, headers, wait)
         if len(body) > batch.MAX_BODY_FRAMES:
             raise SettingError(f"the body has {len(body)} frames: it may have at most {batch.MAX_BODY_FRAMES}")
         self._last_number += 1
@@ -262,7 +220,7 @@ class ClientSession:
         if timeout is not None:
             call.deadline = now + timeout
             if timeout * 1000 > batch.MAX_TTL_MS:
-                _with_ttl(raw, timeout * 1000)  # raises SettingError if it cannot be sent
+                with_ttl(raw, timeout * 1000)  # raises SettingError if it cannot be sent
         if self.lost is None:
             self._send_request(call, now)
         self._set_due(call, now)
@@ -296,7 +254,7 @@ class ClientSession:
         if deadline is not None:
             ttl = max(1, round((deadline - now) * 1000))
             if ttl > batch.MAX_TTL_MS:
-                options = _with_ttl(options, ttl)
+                options = with_ttl(options, ttl)
                 ttl = 0
         self._batch.request_to_broker(call.number, ttl, call.service, options, call.body)
         self.unsent += 1
@@ -439,12 +397,12 @@ class ClientSession:
         elif isinstance(command, wire.Error):
             call = self._calls.get(command.id)
             if call is not None:
-                if self.several and _is_refused(call, command):
+                if self.several and is_refused(call, command):
                     # It stays among the others until the whole message is processed.
                     self._refused[call.number] = call
                     self._drains = True
                 else:
-                    self._fail(call, _error(call, command))
+                    self._fail(call, error_of(call, command))
         elif self.several and isinstance(command, wire.Disconnect):
             self._drains = True
 
@@ -539,11 +497,11 @@ class ClientSession:
                 call = old.calls.get(command.id)
                 if call is None:
                     continue
-                if _is_refused(call, command):
+                if is_refused(call, command):
                     self._take_from(old, call)
                     self._place(call, now)
                 else:
-                    self._fail(call, _error(call, command))
+                    self._fail(call, error_of(call, command))
 
     def lose_old(self, old: OldConnection, reason: str, now: float, *, cut: bool = False) -> None:
         """Give up an old connection.  Its requests are sent over the current one; streams that have begun fail."""
@@ -709,65 +667,3 @@ class ClientSession:
 
 def _new_batch() -> Any:
     return batch.Batch((b"",), wire.CX1)
-
-
-def _encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:
-    """Return the options of a request as JSON.  Raises `SettingError` if they cannot be sent."""
-    if not (options or headers or wait):
-        return _NO_WAIT
-    # The types of headers are checked here: compiled code would raise `TypeError` for types other than those declared.
-    given: dict[str, Any] = {}
-    if options:
-        given.update(options)
-        reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
-        if not reserved.isdisjoint(given):
-            names = ", ".join(sorted(reserved.intersection(given)))
-            raise SettingError(
-                f"options have {names}: these are X1's own; the arguments timeout, wait and headers set them"
-            )
-    if headers:
-        if not all(isinstance(each, str) for pair in headers.items() for each in pair):
-            raise SettingError(f"headers are {headers!r:.200}: names and values are text")
-        given["headers"] = dict(headers)
-    if not wait:
-        given["wait"] = False
-    return wire.encode_options(given)
-
-
-def _with_ttl(options: bytes, ttl: float) -> bytes:
-    """Return `options` with a ttl, in milliseconds, that is too long for a record.  Raises `SettingError` as above."""
-    values: dict[str, Any] = json.loads(options) if options else {}
-    values["ttl"] = round(ttl)
-    return wire.encode_options(values)
-
-
-def _is_refused(call: Call, error: wire.Error) -> bool:
-    """Return whether a broker that drains refuses a request, which another broker can have."""
-    return error.code == Code.DRAINING and not error.detail and not call.streamed
-
-
-def _error(call: Call, error: wire.Error) -> RequestError:
-    """Return the exception for an ERROR.
-
-    An ERROR with a detail frame is the service's own, whatever its code; one without is the broker's.
-    """
-    service, code, text = call.service.decode(), error.code, error.text.decode(errors="replace")
-    if error.detail:
-        return ServiceError(code, text, error.detail[0] or None, service=service)
-    kind = StreamInterrupted if call.streamed and code == Code.WORKER_LOST else _ERRORS.get(code)
-    if kind is None:
-        return ServiceError(code, text, service=service)
-    return kind(f"service {service!r}: {text} ({code})", service=service, code=code, text=text)
-
-
-_ERRORS: Final[Mapping[int, type[RequestError]]] = {
-    Code.MALFORMED: RequestRejected,
-    Code.NOT_ALLOWED: RequestRejected,
-    Code.NO_WORKER: ServiceNotFound,
-    Code.TIME_PASSED: RequestTimeout,
-    Code.TOO_LARGE: RequestRejected,
-    Code.QUEUE_FULL: RetryLater,
-    Code.CANCELLED: RequestCancelled,
-    Code.WORKER_LOST: WorkerLost,
-    Code.DRAINING: RetryLater,
-}

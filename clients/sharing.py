@@ -20,11 +20,12 @@ from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestTimeout
 from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import milliseconds
+from .call import Call, Outcome
 from .connection import ClientConnection
 from .dialog import Ask
 from .inbox import Inbox
 from .reply import Reply
-from .session import Call, ClientSession, Outcome
+from .session import ClientSession
 
 MAX_SLEEP_SECONDS: Final = 3600.0
 NEXT_REQUEST_SECONDS: Final = 0.0002

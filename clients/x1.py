@@ -11,11 +11,11 @@ from ..mdp import tracing
 from ..mdp.endpoints import Endpoints
 from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ZmdpError
 from ..mdp.keys import ClientKeys
+from .call import Call, Outcome
 from .dialog import Ask
 from .futures import FutureThread, ReplyFuture
 from .inbox import Inbox
 from .reply import Reply
-from .session import Call, Outcome
 from .sharing import Follower, SharedConnection, SingleOutcome, StreamInbox
 
 

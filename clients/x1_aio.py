@@ -13,10 +13,11 @@ from ..mdp import tracing
 from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestTimeout, ZmdpError
 from ..mdp.keys import ClientKeys
+from .call import Call, Outcome
 from .connection import ClientConnection
 from .inbox import Inbox
 from .reply import Reply
-from .session import Call, ClientSession, Outcome
+from .session import ClientSession
 
 
 class Receiver(Protocol):

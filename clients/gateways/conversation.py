@@ -11,8 +11,8 @@ import zmq
 from ...mdp.errors import ClosedError, ServiceError, SettingError
 from ...workers.handling import Final as Last
 from ...workers.request import Request
+from ..call import Call, Outcome
 from ..reply import Reply
-from ..session import Call, Outcome
 from .effects import Answer, Begin, Cancel, Close, Effect, Fail, Machine, Offer, ServingMachine, Withdraw, Write
 from .upstream import Upstream
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...workers.request import Request
-from ..session import Outcome
+from ..call import Outcome
 
 
 @dataclass(slots=True)

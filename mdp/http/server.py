@@ -34,7 +34,8 @@ def tls_context(certificate: Path, key: Path | None, client_ca: Path | None) -> 
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise SettingError(
-            f"cannot use the certificate {certificate} with the key {key or certificate}: {error}"
+            f"cannot use the certificate {certificate} with the key {key or 'in the same file'}: {error}"
+            f"{'' if key else '; --tls-key names the file of the key'}"
         ) from None
     if client_ca is not None:
         try:

@@ -21,8 +21,9 @@ from support.x1_client import (
     sent,
 )  # fmt: skip
 
+from zmdp.clients.call import Call
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import MAX_OLD_CONNECTIONS, Call, ClientSession, OldConnection
+from zmdp.clients.session import MAX_OLD_CONNECTIONS, ClientSession, OldConnection
 from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, ServiceError, StreamInterrupted
 

@@ -25,8 +25,9 @@ from support.x1_client import (
 )  # fmt: skip
 
 from zmdp.clients import session as module
+from zmdp.clients.call import Call
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import Call, ClientSession
+from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.errors import (

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from zmdp.clients.call import Call, Outcome
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import GRACE, Call, ClientSession, OldConnection, Outcome
+from zmdp.clients.session import GRACE, ClientSession, OldConnection
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.endpoints import Endpoints

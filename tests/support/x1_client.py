@@ -3,8 +3,9 @@
 import random
 from typing import Any
 
+from zmdp.clients.call import Outcome
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import ClientSession, OldConnection, Outcome
+from zmdp.clients.session import ClientSession, OldConnection
 from zmdp.mdp import wire
 from zmdp.mdp.errors import RequestError
 from zmdp.mdp.wire import batch

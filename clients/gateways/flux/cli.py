@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -109,6 +110,12 @@ def cli(
     \b
     mdp-gateway flux --socket /tmp/flux &
     FLUX_URI=local:///tmp/flux flux ping echo
+
+    \b
+    Exit codes:
+      0  stopped
+      1  cannot listen, or stopped by a second signal
+      2  invalid usage, or the broker does not have this --rank
     """
     log_to_stderr(log_level)
     absolute = str(Path(path).absolute())
@@ -144,4 +151,6 @@ async def _serve_until_cancelled(gateway: Gateway, name: str | None) -> None:
         if name is not None:
             control.offer(gateway.upstream, "flux", name, gateway.uri, partial(status, gateway))
         click.echo(gateway.uri)
+        sys.stdout.flush()
+        log.info("ready as rank %d; Ctrl-C stops it", gateway.instance.rank)
         await asyncio.get_running_loop().create_future()

@@ -18,8 +18,8 @@ from ....mdp.errors import ClosedError, SettingError
 from ....workers.handling import Final as Last
 from ....workers.request import Request
 from ...aio import AsyncClient
+from ...call import Call, Outcome
 from ...reply import Reply
-from ...session import Call, Outcome
 
 GATEWAY: Final = "flux.gateway."
 CONCURRENCY: Final = 10_000

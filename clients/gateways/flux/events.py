@@ -20,8 +20,8 @@ from ....mdp.errors import ServiceError
 from ....workers.handling import Final as Last
 from ....workers.request import Request
 from ...aio import AsyncClient
+from ...call import Call, Outcome
 from ...reply import Reply
-from ...session import Call, Outcome
 from .errors import reported
 from .framing import BIG, LITTLE, encode
 from .messages import EPROTO, ROLE_OWNER, USERID_UNKNOWN, Event, decode, valid_topic

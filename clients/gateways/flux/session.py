@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from ....mdp.errors import ServiceError, ServiceNotFound, SettingError
 from ....workers.request import Request as ServiceRequest
+from ...call import Outcome
 from ...reply import Reply
-from ...session import Outcome
 from ..effects import Begin, Cancel, Close, Effect
 from .bodies import RAW, body_of, is_raw, payload_of
 from .errors import failure

@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Route
 
 from ....mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
 from ....mdp.http.problems import Problem, RawHeaders
+from ...call import Call, Outcome
 from ...reply import Reply
-from ...session import Call, Outcome
 from . import jobs, openapi, stream, websocket
 from .access import Caller
 from .gateway import Gateway, Scope, connection_of, on_disconnect

@@ -17,8 +17,8 @@ from time import monotonic
 from typing import Any, Final
 
 from ....mdp.http.problems import Problem
+from ...call import Call, Outcome
 from ...reply import Reply
-from ...session import Call, Outcome
 from .gateway import Gateway
 from .problems import problem_of
 from .translation import EVENT_STREAM

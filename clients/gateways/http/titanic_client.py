@@ -9,8 +9,8 @@ from ....mdp.errors import ServiceNotFound, StreamInterrupted, ZmdpError
 from ....mdp.http.problems import Problem
 from ....titanic.client import AsyncTitanic
 from ...aio import AsyncClient
+from ...call import Call, Outcome
 from ...reply import Reply
-from ...session import Call, Outcome
 
 OVERHEAD_BYTES: Final = 100
 """Memory charged for each part that waits, in addition to its frames."""

@@ -8,8 +8,8 @@ from websockets.server import ServerProtocol
 
 from ....mdp.errors import ZmdpError
 from ....mdp.http.problems import Problem
+from ...call import Outcome
 from ...reply import Reply
-from ...session import Outcome
 from ..effects import Begin, Cancel, Close, Effect, Write
 from .websocket_messages import Ask, CancelAsk, Id, MessageError, NotUtf8Error, decode, encode, encode_error
 

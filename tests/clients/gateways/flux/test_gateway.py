@@ -18,6 +18,7 @@ from support.flux_client import (
     packed,
 )
 from support.flux_gateways import count, echo, running_gateway, running_workers
+from support.processes import eventually
 
 from zmdp.clients import Client
 from zmdp.clients.gateways.flux.framing import BIG, LITTLE
@@ -511,6 +512,8 @@ def test_requests_of_a_program_that_dies_go_to_another(broker, gateway, tmp_path
         client.request("zecho.say", b"x", tag=1)
         request = one.receive()
         two.rpc("service.add", {"service": "zecho"})
+        with Client(broker) as asking:
+            eventually(lambda: len(json.loads(asking.request("mmi.workers", b"zecho")[0])["workers"]) == 2)
         one.socket.close()
         again = two.receive()
         assert (again.payload, again.routes[1:]) == (request.payload, request.routes[1:])

@@ -1,0 +1,125 @@
+"""A request of an X1 client: its options, its state, and the exceptions that end it."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ..mdp import wire
+from ..mdp.codes import Code
+from ..mdp.errors import (
+    RequestCancelled,
+    RequestError,
+    RequestRejected,
+    RequestTimeout,
+    RetryLater,
+    ServiceError,
+    ServiceNotFound,
+    SettingError,
+    StreamInterrupted,
+    WorkerLost,
+    ZmdpError,
+)
+from ..mdp.timers import TimerNode
+from .reply import Reply
+
+RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
+"""Options of X1 itself, which other arguments set.  `wait` is one too, but `wait: true`, the default, is allowed."""
+_NO_WAIT: Final = wire.encode_options({"wait": False})
+
+Outcome = Reply | ZmdpError
+"""What a request results in: any number of parts, then a final `Reply` or an error."""
+
+
+class Call(TimerNode):
+    """One request, from when it is made until its FINAL or ERROR."""
+
+    __slots__ = (
+        "body", "collected", "collected_bytes", "deadline", "ended", "losses", "number", "options", "receiver",
+        "service", "silence", "stream", "streamed", "timeout",
+    )  # fmt: skip
+
+    def __init__(self, number: int, service: bytes, body: Sequence[bytes], options: bytes) -> None:
+        super().__init__()
+        self.number = number
+        self.service = service
+        self.body = body
+        self.options = options
+        """The encoded options, without the ttl."""
+        self.stream = False
+        """Each PARTIAL is delivered as it arrives; otherwise all are collected."""
+        self.receiver: Any = None
+        """Where the outcomes are delivered.  The session does not use it."""
+        self.streamed = False
+        """A PARTIAL has been delivered, so the request cannot be sent again."""
+        self.collected: list[bytes] | None = None
+        """The frames of the PARTIALs, if any has arrived."""
+        self.collected_bytes = 0
+        self.timeout: float | None = None
+        self.silence: float | None = None
+        self.deadline: float | None = None
+        """When its ttl expires."""
+        self.losses = 0
+        """Connections that the other end closed while the request was outstanding."""
+        self.ended = False
+
+
+def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:
+    """Return the options of a request as JSON.  Raises `SettingError` if they cannot be sent."""
+    if not (options or headers or wait):
+        return _NO_WAIT
+    # The types of headers are checked here: compiled code would raise `TypeError` for types other than those declared.
+    given: dict[str, Any] = {}
+    if options:
+        given.update(options)
+        reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
+        if not reserved.isdisjoint(given):
+            names = ", ".join(sorted(reserved.intersection(given)))
+            raise SettingError(
+                f"options have {names}: these are X1's own; the arguments timeout, wait and headers set them"
+            )
+    if headers:
+        if not all(isinstance(each, str) for pair in headers.items() for each in pair):
+            raise SettingError(f"headers are {headers!r:.200}: names and values are text")
+        given["headers"] = dict(headers)
+    if not wait:
+        given["wait"] = False
+    return wire.encode_options(given)
+
+
+def with_ttl(options: bytes, ttl: float) -> bytes:
+    """Return `options` with a ttl, in milliseconds, that is too long for a record.  Raises `SettingError` as above."""
+    values: dict[str, Any] = json.loads(options) if options else {}
+    values["ttl"] = round(ttl)
+    return wire.encode_options(values)
+
+
+def is_refused(call: Call, error: wire.Error) -> bool:
+    """Return whether a broker that drains refuses a request, which another broker can have."""
+    return error.code == Code.DRAINING and not error.detail and not call.streamed
+
+
+def error_of(call: Call, error: wire.Error) -> RequestError:
+    """Return the exception for an ERROR.
+
+    An ERROR with a detail frame is the service's own, whatever its code; one without is the broker's.
+    """
+    service, code, text = call.service.decode(), error.code, error.text.decode(errors="replace")
+    if error.detail:
+        return ServiceError(code, text, error.detail[0] or None, service=service)
+    kind = StreamInterrupted if call.streamed and code == Code.WORKER_LOST else _ERRORS.get(code)
+    if kind is None:
+        return ServiceError(code, text, service=service)
+    return kind(f"service {service!r}: {text} ({code})", service=service, code=code, text=text)
+
+
+_ERRORS: Final[Mapping[int, type[RequestError]]] = {
+    Code.MALFORMED: RequestRejected,
+    Code.NOT_ALLOWED: RequestRejected,
+    Code.NO_WORKER: ServiceNotFound,
+    Code.TIME_PASSED: RequestTimeout,
+    Code.TOO_LARGE: RequestRejected,
+    Code.QUEUE_FULL: RetryLater,
+    Code.CANCELLED: RequestCancelled,
+    Code.WORKER_LOST: WorkerLost,
+    Code.DRAINING: RetryLater,
+}
