@@ -38,8 +38,12 @@ class Drivers:
 
     def __init__(self, broker):
         self.broker = broker
-        self.cancelled = []
         self.asked = 0
+        self.begin()
+
+    def begin(self):
+        """Begin anew, for another test."""
+        self.cancelled = []
         self.batch = {
             "kind": "batch", "name": "nightly", "version": "1", "master": "spark://one:7077", "draining": False,
             "services": ["spark.sql", "spark.job"], "tables": ["people"], "jobs": ["older"], "done": 7, "failed": 2,
@@ -81,11 +85,17 @@ def broker():
         yield broker
 
 
-@pytest.fixture
-def drivers(broker):
+@pytest.fixture(scope="module")
+def running(broker):
     with Drivers(broker) as drivers:
-        eventually(lambda: {"nightly", "resizers"} <= set(broker.text_of("/spark").split()))
         yield drivers
+
+
+@pytest.fixture
+def drivers(broker, running):
+    running.begin()
+    eventually(lambda: {"nightly", "resizers", "job-1"} <= set(broker.text_of("/spark").split()))
+    return running
 
 
 def test_without_drivers_the_page_names_the_next_step(broker):
