@@ -81,7 +81,7 @@ def test_one_query_reads_only_the_columns_of_the_schema(db):
     finally:
         sa.event.remove(sa.engine.Engine, "before_cursor_execute", listener)
     assert batch.schema.names == ["service", "reply"]
-    (statement,) = statements
+    (statement,) = [each for each in statements if "titanic_requests" in each]
     assert not any(column in statement for column in ("body", "uuid", "headers"))
 
 
@@ -205,7 +205,7 @@ def test_counts_equal_those_of_sql(db, monkeypatch, condition):
         if number % 2:
             db.end(f"s{number % 3}", code=500 if number % 3 else None)
     db.run("UPDATE titanic_requests SET created = 1000 + id")
-    db.run("DELETE FROM titanic_requests WHERE id % 7 = 0")
+    db.run("DELETE FROM titanic_requests WHERE id IN (1, 22, 50, 51, 52, 90)")
     monkeypatch.setattr(reader, "CHUNK_ROWS", 13)
     monkeypatch.setattr(reader, "MIN_PARTITION_ROWS", 20)
     monkeypatch.setattr(arrow, "MAX_ROWS", 5)
