@@ -7,14 +7,13 @@ one transaction; the others are deleted later.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from ...mdp.errors import TitanicError
-from ..submission import Submission
 from .models import Staged, Staging, Written
 from .tables import KEYS, REQUESTS, K
 
@@ -68,62 +67,15 @@ class Accepted:
 # ── staging ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Entry(NamedTuple):
-    """A request to stage: the columns of `titanic_staged` after `staging` and `number`."""
-
-    uuid: str
-    """32 hex digits."""
-    service: str
-    priority: int
-    due: float | None
-    delay: float | None
-    retries: int
-    backoff: float | None
-    result_ttl: float | None
-    key: str | None
-    key_ttl: float | None
-    headers: str | None
-    body: bytes
-
-
-_COLUMNS: Final = ("staging", "number", *Entry._fields)
-
-
-def entry(request: Submission, *, at: bool) -> Entry:
-    """Return a request to stage.  It was parsed for the time 0, so its times are relative, except an `at`."""
-    due, delay = (request.due, None) if at else (None, request.due or None)
-    return Entry(
-        request.uuid.hex, request.service, request.priority, due, delay, request.retries, request.backoff,
-        request.result_ttl, request.key, request.key_expires, request.headers, request.body,
-    )  # fmt: skip
-
-
 def begin(connection: Connection, write: str, now: float) -> int:
     """Begin a staging for an attempt to write part of `write`, and return its id."""
     return int(connection.execute(sa.insert(STAGING).values(write=write, touched=now).returning(G.id)).scalar_one())
 
 
-def add(connection: Connection, staging: int, first: int, batch: Sequence[Entry], now: float) -> None:
-    """Stage requests, numbered from `first` on.
-
-    Raises:
-        StagingLost: The write has ended without this attempt.
-    """
-    touched = sa.update(STAGING).where(G.id == staging, G.touched > 0).values(touched=now)
-    if not connection.execute(touched).rowcount:
-        raise StagingLost("the write has ended without this attempt, which was too late")
-    columns = ", ".join(_COLUMNS)
-    cursor: Any = connection.connection.cursor()
-    # Directly by the driver: SQLAlchemy takes several times as long for each row.
-    if connection.dialect.name == "postgresql":
-        with cursor.copy(f"COPY titanic_staged ({columns}) FROM STDIN") as copy:
-            for number, each in enumerate(batch, first):
-                copy.write_row((staging, number, *each))
-    else:
-        marks = ", ".join("?" * len(_COLUMNS))
-        rows = ((staging, number, *each) for number, each in enumerate(batch, first))
-        cursor.executemany(f"INSERT INTO titanic_staged ({columns}) VALUES ({marks})", rows)  # noqa: S608 - our own
-    cursor.close()
+def touch(staging: int, now: float) -> str:
+    """Return the statement to execute in each transaction that stages rows.  It returns no row if the write has ended
+    without this attempt, whose rows are then not wanted."""
+    return f"UPDATE titanic_staging SET touched = {now!r} WHERE id = {staging:d} AND touched > 0 RETURNING id"  # noqa: S608
 
 
 def discard(connection: Connection, stagings: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -21,7 +22,8 @@ from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError, ZmdpError
 from zmdp.spark.datasource import writer as writers
-from zmdp.spark.datasource.rows import COLUMNS
+from zmdp.spark.datasource.columns import arrow_schema
+from zmdp.spark.datasource.rows import COLUMNS, STAGED
 from zmdp.spark.datasource.writer import JobWriter, StreamWriter
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.store import staging
@@ -79,13 +81,16 @@ def test_types_of_bodies(pristine, kind, value, frames):
 
 def entries(db, schema, columns, **options):
     """Return what would be staged for these columns."""
-    writer = JobWriter({"db": str(db), **options}, StructType.fromDDL(schema), overwrite=False)
-    return list(writer.target.rows.entries(columns, 0, 0))
+    kind = StructType.fromDDL(schema)
+    writer = JobWriter({"db": str(db), **options}, kind, overwrite=False)
+    arrow = arrow_schema(kind)
+    batch = pa.RecordBatch.from_arrays([pa.array(*each) for each in zip(columns, arrow.types, strict=True)], schema=arrow)
+    return [SimpleNamespace(**row) for row in writer.target.rows.convert(batch, 1, 0, 0).to_pylist()]
 
 
 def test_rows_can_set_every_option_of_a_submission_and_every_staged_column():
     assert set(OPTIONS) <= set(COLUMNS)
-    assert ["staging", "number", *staging.Entry._fields] == staging.STAGED.columns.keys()
+    assert set(STAGED.names) == set(staging.STAGED.columns.keys())
 
 
 def test_options_apply_to_rows_without_a_value(pristine):
@@ -131,8 +136,8 @@ def test_formats_of_times(pristine, at):
         ("request string, key string", ["x", ""], "key must be text of 1 to 255 bytes"),
         ("request string, key string", ["x", "a\0"], "key must be text of 1 to 255 bytes"),
         ("request string, key_ttl int", ["x", 5], "key_ttl needs a key"),
-        ("request string, at string", ["x", "2035-01-02T03:04:05"], "is not a time with its offset from UTC, such as"),
-        ("request string, at string", ["x", "soon"], "'soon' is not a time with its offset from UTC, such as"),
+        ("request string, at string", ["x", "2035-01-02T03:04:05"], "at is '2035-01-02T03:04:05'; expected seconds since 1970, or a time such as 2030-"),
+        ("request string, at string", ["x", "soon"], "at is 'soon'; expected seconds since 1970"),
         ("request string, at double", ["x", 1e300], "at must"),
         ("request string, headers map<string,string>", ["x", [("a", None)]], "headers must map text to text"),
     ],
