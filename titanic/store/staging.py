@@ -6,6 +6,7 @@ one transaction; the others are deleted later.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -29,6 +30,8 @@ CHUNK: Final = 20_000
 """Number of staged rows to delete in one transaction."""
 OF_OTHERS: Final = 100_000
 """Maximum number of abandoned rows that one sweep deletes."""
+SORT_MEMORY: Final = "128MB"
+"""Memory in which PostgreSQL sorts the rows of a write.  The default of 4 MB would double the time."""
 
 
 class StagingLost(TitanicError):
@@ -148,9 +151,10 @@ def commit(connection: Connection, write: Write | None, accepted: Sequence[Accep
             f"only {there} of {rows} staged rows are left: they were older than {MAX_IDLE_SECONDS / 3600:.0f} h, "
             "or the database server has crashed; nothing was written, so write them again"
         )
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
     wanted = ours
-    if keyed:
-        connection.execute(_enter_keys(connection.dialect.name, ours), {"now": now})
+    if keyed and _enter_keys(connection, ours, now) < keyed:
         first = sa.exists().where(K.service == S.service, K.key == S.key, K.owner == "", K.uuid == S.uuid)
         wanted = sa.and_(ours, sa.or_(S.key.is_(None), first))
     chosen = sa.select(*_REQUEST.values()).where(wanted).order_by(S.staging, S.number)
@@ -158,9 +162,9 @@ def commit(connection: Connection, write: Write | None, accepted: Sequence[Accep
     return True
 
 
-def _enter_keys(dialect: str, ours: sa.ColumnElement[bool]) -> Any:
-    """Return the statement that inserts keys that are new or have expired, each with its first request."""
-    insert = sqlite.insert if dialect == "sqlite" else postgresql.insert
+def _enter_keys(connection: Connection, ours: sa.ColumnElement[bool], now: float) -> int:
+    """Insert keys that are new or have expired, each with its first request, and return how many these are."""
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
     numbered = sa.func.row_number().over(partition_by=[S.service, S.key], order_by=[S.staging, S.number])
     keyed = sa.select(S.service, S.key, S.uuid, (_NOW + S.key_ttl).label("expires"), numbered.label("nth"))
     each = keyed.where(ours, S.key.is_not(None)).subquery()
@@ -169,11 +173,15 @@ def _enter_keys(dialect: str, ours: sa.ColumnElement[bool]) -> Any:
     entered = insert(KEYS).from_select(
         ["service", "key", "uuid", "expires"], first.order_by(each.c.service, each.c.key)
     )
-    return entered.on_conflict_do_update(
+    if connection.dialect.name == "postgresql":  # which takes half as long again to look for conflicts
+        with suppress(sa.exc.IntegrityError), connection.begin_nested():
+            return connection.execute(entered, {"now": now}).rowcount
+    replacing = entered.on_conflict_do_update(
         index_elements=[K.service, K.key, K.owner],
         set_={"uuid": entered.excluded.uuid, "expires": entered.excluded.expires},
         where=K.expires <= _NOW,
     )
+    return connection.execute(replacing, {"now": now}).rowcount
 
 
 def _enter(connection: Connection, write: Write, rows: int, now: float) -> bool:
