@@ -1,9 +1,9 @@
 """Move rows between Titanic's database and Arrow: PostgreSQL through ADBC, which uses COPY, SQLite through Python."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from sqlalchemy.engine import Connection
@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 from ...mdp.errors import SettingError
 from ...titanic import schema
 from .bodies import UUID_BYTES, hexadecimal
+from .columns import BODY_COLUMNS
 from .database import LOCK_TIMEOUT_SECONDS, open_database
 
 if TYPE_CHECKING:
@@ -22,31 +23,17 @@ MAX_BYTES: Final = 4 << 20
 """Size from which a batch ends."""
 
 
-class ArrowConnection(Protocol):
-    """A connection to Titanic's database."""
-
-    def query(self, columns: Mapping[str, pa.DataType], rest: str) -> Iterator[pa.RecordBatch]:
-        """Yield the result of `SELECT columns FROM titanic_requests` and the rest of the statement, in a transaction.
-
-        A UUID is 16 bytes or 32 hex digits.
-        """
-
-    def stage(self, touch: str, rows: pa.RecordBatch) -> bool:
-        """Execute `touch` and, if it returns a row, add `rows` to `titanic_staged`, in a transaction.
-
-        Returns whether it did.
-        """
-
-
 @contextmanager
-def connect_arrow(db: str, *, write: bool) -> "Iterator[ArrowConnection]":
+def connect_arrow(db: str, *, write: bool) -> "Iterator[Sqlite | Postgresql]":
     """Connect to the database at `db` for the block.  Raises `SettingError` if it or its driver is missing."""
     url = schema.database_url(db)
     if schema.is_sqlite(url):
         engine = open_database(db, write=write)
-        with closing(engine.connect()) as connection:
-            yield Sqlite(connection)
-        engine.dispose()
+        try:
+            with engine.connect() as connection:
+                yield Sqlite(connection)
+        finally:
+            engine.dispose()
     else:
         try:
             from adbc_driver_manager import AdbcConnection  # noqa: PLC0415 - not needed for SQLite
@@ -62,10 +49,11 @@ def connect_arrow(db: str, *, write: bool) -> "Iterator[ArrowConnection]":
 
 @lru_cache(maxsize=4)
 def _postgresql(uri: str) -> "AdbcDatabase":
-    """Return a database, which is open no connection but knows the server's types.  To ask for these takes 50 ms."""
+    """Return a database without a connection, but with the server's types, which take some 50 ms to read."""
     import adbc_driver_postgresql  # noqa: PLC0415 - not needed for SQLite
 
-    return adbc_driver_postgresql.connect(uri)
+    database: AdbcDatabase = adbc_driver_postgresql.connect(uri)
+    return database
 
 
 class Postgresql:
@@ -74,17 +62,19 @@ class Postgresql:
     def __init__(self, connection: "AdbcConnection") -> None:
         self._connection = connection
 
-    def query(self, columns: Mapping[str, pa.DataType], rest: str) -> Iterator[pa.RecordBatch]:
-        """Yield the result, while the server sends it."""
+    def query(self, columns: Iterable[str], rest: str) -> Iterator[pa.RecordBatch]:
+        """Yield columns of requests as the server sends them.  `rest` is what follows FROM.  A UUID is 16 bytes."""
         names = ", ".join("uuid_send(uuid) AS uuid" if name == "uuid" else name for name in columns)
         return self._execute(f"SELECT {names} FROM titanic_requests {rest}")  # noqa: S608 - our own
 
     def stage(self, touch: str, rows: pa.RecordBatch) -> bool:
-        """Copy the rows to the server."""
+        """Add rows to `titanic_staged` if `touch` returns a row, in a transaction, and return whether it did."""
         self._connection.set_autocommit(False)
-        wanted = any(batch.num_rows for batch in self._execute(touch))
+        wanted = bool(sum(batch.num_rows for batch in self._execute(touch)))
         if wanted:
-            with self._statement({"ingest.target_table": "titanic_staged", "ingest.mode": "adbc.ingest.mode.append"}) as copy:
+            with self._statement(
+                {"ingest.target_table": "titanic_staged", "ingest.mode": "adbc.ingest.mode.append"}
+            ) as copy:
                 kinds, values = rows.__arrow_c_array__()
                 copy.bind(values, kinds)
                 copy.execute_update()
@@ -111,14 +101,15 @@ class Sqlite:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def query(self, columns: Mapping[str, pa.DataType], rest: str) -> Iterator[pa.RecordBatch]:
-        """Yield the result, in batches of limited size."""
-        large = [at for at, kind in enumerate(columns.values()) if pa.types.is_binary(kind)]
+    def query(self, columns: Collection[str], rest: str) -> Iterator[pa.RecordBatch]:
+        """Yield columns of requests, in a transaction.  `rest` is what follows FROM.  A UUID is 32 hex digits."""
+        large = [at for at, name in enumerate(columns) if name in BODY_COLUMNS.values()]
         with self._connection.begin():
             rows: list[tuple[object, ...]] = []
             size = 0
             statement = f"SELECT {', '.join(columns)} FROM titanic_requests {rest}"  # noqa: S608 - our own
-            for row in self._connection.exec_driver_sql(statement).cursor:
+            cursor: Any = self._connection.exec_driver_sql(statement).cursor
+            for row in cursor:
                 rows.append(row)
                 size += sum(len(row[at] or b"") for at in large)
                 if len(rows) == MAX_ROWS or size >= MAX_BYTES:
@@ -128,7 +119,7 @@ class Sqlite:
                 yield _batch(rows, columns)
 
     def stage(self, touch: str, rows: pa.RecordBatch) -> bool:
-        """Insert the rows."""
+        """Add rows to `titanic_staged` if `touch` returns a row, in a transaction, and return whether it did."""
         uuid = rows.schema.get_field_index("uuid")
         rows = rows.set_column(uuid, "uuid", hexadecimal(rows["uuid"], UUID_BYTES))
         marks = ", ".join("?" * rows.num_columns)
@@ -137,11 +128,10 @@ class Sqlite:
             if not self._connection.exec_driver_sql(touch).all():
                 return False
             # Directly by the driver: SQLAlchemy takes several times as long for each row.
-            cursor = self._connection.connection.cursor()
+            cursor: Any = self._connection.connection.cursor()
             cursor.executemany(insert, zip(*(column.to_pylist() for column in rows.columns), strict=True))
         return True
 
 
-def _batch(rows: list[tuple[object, ...]], columns: Mapping[str, pa.DataType]) -> pa.RecordBatch:
-    values = zip(zip(*rows, strict=True), columns.values(), strict=True)
-    return pa.RecordBatch.from_arrays([pa.array(column, kind) for column, kind in values], list(columns))
+def _batch(rows: list[tuple[object, ...]], columns: Iterable[str]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], list(columns))

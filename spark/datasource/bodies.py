@@ -72,9 +72,7 @@ def _single_frames(values: pa.Array) -> pa.Array | None:
     kept[prefixes] = False
     frames = data[offsets[0] : offsets[-1]][kept[offsets[0] : offsets[-1]]]
     ends = np.cumsum(sizes - LENGTH * filled)
-    found = pa.Array.from_buffers(
-        pa.binary(), len(values), [None, _offsets(ends).buffers()[1], pa.py_buffer(frames)]
-    )
+    found = pa.Array.from_buffers(pa.binary(), len(values), [None, _offsets(ends).buffers()[1], pa.py_buffer(frames)])
     return found if filled.all() else pc.if_else(pa.array(filled), found, pa.scalar(None, pa.binary()))
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -76,16 +76,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 def stored(name: str) -> str:
     """Return the name that a column has in the database."""
     return BODY_COLUMNS.get(name, name)
-
-
-def stored_type(name: str) -> pa.DataType:
-    """Return the type of a column in the database, for which it does not know one itself."""
-    kind = TYPES[name]
-    if name in BODY_COLUMNS:
-        return pa.binary()
-    if isinstance(kind, TimestampType):
-        return pa.float64()
-    return pa.string() if isinstance(kind, MapType) else to_arrow_type(kind)
 
 
 def to_spark(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:

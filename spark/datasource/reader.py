@@ -18,7 +18,7 @@ from ...mdp.wire import valid_service
 from ...titanic.store.models import STATES
 from ...titanic.store.tables import R
 from .arrow import connect_arrow
-from .columns import arrow_schema, check_schema, stored, stored_type, to_spark
+from .columns import arrow_schema, check_schema, stored, to_spark
 from .database import check_database, database_option, int_option, known_options, open_database, time_option
 
 CHUNK_ROWS: Final = 50_000
@@ -61,7 +61,7 @@ class Table:
     def read(self, span: Span) -> Iterator[pa.RecordBatch]:
         """Yield the requests whose numbers are in `span`, in order."""
         arrow = arrow_schema(self.schema)
-        columns = {stored(name): stored_type(name) for name in arrow.names} | {"id": pa.int64(), self.number: pa.int64()}
+        columns = {stored(name) for name in arrow.names} | {"id", self.number}
         number, id_ = span.low, UNBOUNDED
         with connect_arrow(self.db, write=False) as connection:
             rows = CHUNK_ROWS

@@ -1,4 +1,4 @@
-"""Check rows that become requests, a column at a time, by the same rules as for all requests (titanic/submission.py)."""
+"""Check rows that become requests, a column at a time, by the rules for all requests (titanic/submission.py)."""
 
 import json
 import os
@@ -33,7 +33,6 @@ from ...titanic.submission import (
     Option,
     Submission,
     TextOption,
-    TimeOption,
     encode_options,
     parse_submission,
 )
@@ -46,7 +45,8 @@ MAX_SHOWN: Final = 80
 STAGED: Final = pa.schema({
     "staging": pa.int64(), "number": pa.int32(), "uuid": pa.binary(), "service": pa.string(), "priority": pa.int16(),
     "due": pa.float64(), "delay": pa.float64(), "retries": pa.int32(), "backoff": pa.float64(),
-    "result_ttl": pa.float64(), "key": pa.string(), "key_ttl": pa.float64(), "headers": pa.string(), "body": pa.binary(),
+    "result_ttl": pa.float64(), "key": pa.string(), "key_ttl": pa.float64(), "headers": pa.string(),
+    "body": pa.binary(),
 })  # fmt: skip
 """The columns of `titanic_staged`."""
 
@@ -62,22 +62,8 @@ class BadRow(SettingError):
 
 
 def _texts(values: pa.Array, max_bytes: int) -> Checked:
-    sizes = pc.binary_length(values)
-    valid = pc.and_(pc.and_(pc.greater(sizes, 0), pc.less_equal(sizes, max_bytes)), pc.invert(_contains_nul(values)))
-    return values, pc.and_(valid, _is_utf8(values))
-
-
-def _contains_nul(values: pa.Array) -> pa.Array:
-    return pc.match_substring(values.cast(pa.binary()), b"\0")
-
-
-def _is_utf8(values: pa.Array) -> pa.Array | pa.Scalar:
-    try:
-        values.validate(full=True)
-    except pa.ArrowInvalid:
-        frames = values.cast(pa.binary()).to_pylist()
-        return pa.array([each is None or each.decode(errors="replace").encode() == each for each in frames])
-    return pa.scalar(True)
+    matching = pc.match_substring_regex(values, r"\A[^\x00]+\z")  # nothing matches what is not UTF-8
+    return values, pc.and_(matching, pc.less_equal(pc.binary_length(values), max_bytes))
 
 
 def _integers(values: pa.Array, maximum: int) -> Checked:
@@ -86,7 +72,7 @@ def _integers(values: pa.Array, maximum: int) -> Checked:
 
 
 def _numbers(values: pa.Array, least: float, most: float, *, above: bool = False) -> Checked:
-    numbers = values.cast(pa.float64(), safe=False)
+    numbers = pc.round(values.cast(pa.float64(), safe=False), 6)  # to microseconds, if these are seconds
     from_least = (pc.greater if above else pc.greater_equal)(numbers, least)
     return numbers, pc.and_(from_least, pc.less_equal(numbers, most))
 
@@ -98,7 +84,9 @@ def _times(values: pa.Array) -> Checked:
         except pa.ArrowInvalid:  # not all have the usual format
             values = pa.array([None if text is None else _seconds(text) for text in values.to_pylist()], pa.float64())
     if pa.types.is_timestamp(values.type):
-        values = pc.divide(values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64()).cast(pa.float64()), 1e6)
+        values = pc.divide(
+            values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6
+        )
     return _numbers(values, -MAX_SECONDS, 2 * MAX_SECONDS)
 
 
@@ -133,7 +121,9 @@ def _bodies(values: pa.Array) -> Checked:
     valid, counts = values.is_valid(), 1
     if pa.types.is_list(values.type):
         counts = pc.list_value_length(values)
-        valid = pc.and_(valid, pc.fill_null(pc.and_(pc.greater(counts, 0), pc.less_equal(counts, MAX_BODY_FRAMES)), False))
+        valid = pc.and_(
+            valid, pc.fill_null(pc.and_(pc.greater(counts, 0), pc.less_equal(counts, MAX_BODY_FRAMES)), False)
+        )
         if values.flatten().null_count:
             with_null = pc.list_parent_indices(values).filter(values.flatten().is_null())
             valid = pc.and_(valid, pc.invert(pc.is_in(pa.array(range(len(values))), with_null)))
@@ -152,33 +142,28 @@ def _submission(service: str, frames: list[bytes], options: Mapping[str, Any]) -
 
 def _reason(name: str, value: Any) -> str | None:
     """Return why a request with this value would be rejected, or None."""
-    if value is None:
-        return f"the {name} is NULL"
+    service, frames, options = "x", [b""], {}
     try:
         if name == "service":
-            _submission(value, [b""], {})
+            service = value
         elif name == "request":
-            _submission("x", _frames(value), {})
+            frames = value if isinstance(value, list) else [value]
+            if None in frames:
+                return "the request is NULL" if value is None else "a frame of the request is NULL"
+            frames = [each if isinstance(each, bytes) else each.encode() for each in frames]
         else:
-            name = "at" if name == "due" else name
-            _submission("x", [b""], {name: COLUMNS[name].parse(value)} | ({"key": "x"} if name == "key_ttl" else {}))
+            options = {"at" if name == "due" else name: COLUMNS[name].parse(value)}
+        _submission(service, frames, options | ({"key": "x"} if name == "key_ttl" else {}))
     except (MalformedRequest, SettingError, TypeError, ValueError, OverflowError) as error:
         return str(error)
     return None
-
-
-def _frames(body: Any) -> list[bytes]:
-    frames = body if isinstance(body, list) else [body]
-    if None in frames:
-        raise MalformedRequest("a frame of the request is NULL")
-    return [each.encode() if isinstance(each, str) else each for each in frames]
 
 
 def _value(values: pa.Array, at: int) -> Any:
     try:
         return values[at].as_py()
     except UnicodeDecodeError:
-        return values[at].cast(pa.binary()).as_py()
+        return values[at].cast(pa.binary()).as_py().decode(errors="surrogateescape")
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -198,20 +183,8 @@ class Column:
     """Return a value, or the text of a write option, as the Python API of Titanic expects it."""
 
 
-def _time(value: Any) -> Any:
-    return time_option("at", value) if isinstance(value, str) else value
-
-
 def _is_number(kind: DataType) -> bool:
     return isinstance(kind, NumericType)
-
-
-def _is_text_map(kind: DataType) -> bool:
-    return isinstance(kind, MapType) and (kind.keyType, kind.valueType) == (_TEXT, _TEXT)
-
-
-def _is_body(kind: DataType) -> bool:
-    return (kind.elementType if isinstance(kind, ArrayType) else kind) in [_TEXT, _BYTES]
 
 
 def _column(option: Option) -> Column:
@@ -223,20 +196,23 @@ def _column(option: Option) -> Column:
             return Column("a number of seconds", _is_number, check, float)
         case IntegerOption():
             return Column("an integer", _is_number, partial(_integers, maximum=option.maximum), int)
-        case TimeOption():
-            return Column("a timestamp, seconds since 1970, or ISO 8601 with an offset",
-                          lambda kind: kind in [_TEXT, TimestampType()] or _is_number(kind), _times, _time)  # fmt: skip
-    raise TypeError(f"{option!r} cannot be a column")
+    return Column("a timestamp, seconds since 1970, or ISO 8601 with an offset",
+                  lambda kind: kind in [_TEXT, TimestampType()] or _is_number(kind), _times,
+                  lambda value: time_option("at", value) if isinstance(value, str) else value)  # fmt: skip
 
 
 _TEXT, _BYTES = StringType(), BinaryType()
 COLUMNS: Final[Mapping[str, Column]] = {
     "service": Column("string", _TEXT.__eq__, _services, str),
-    "request": Column("string, binary, array<binary> or array<string>", _is_body, _bodies, str),
+    "request": Column(
+        "string, binary, array<binary> or array<string>",
+        lambda kind: (kind.elementType if isinstance(kind, ArrayType) else kind) in [_TEXT, _BYTES], _bodies, str,
+    ),
     **{name: _column(option) for name, option in OPTIONS.items()},
     "due": _column(OPTIONS["at"]),
     "headers": Column(
-        'map<string,string>, or JSON as an option: {"name": "value"}', _is_text_map, _headers,
+        'map<string,string>, or JSON as an option: {"name": "value"}',
+        lambda kind: isinstance(kind, MapType) and (kind.keyType, kind.valueType) == (_TEXT, _TEXT), _headers,
         lambda value: json.loads(value) if isinstance(value, str) else dict(value),
     ),
 }  # fmt: skip
@@ -273,7 +249,10 @@ class RowConverter:
                 found[other] = pc.if_else(found[one].is_null(), constants.pop(other), pa.scalar(None, pa.float64()))
         count = batch.num_rows
         keyed = found["key"].is_valid() if "key" in found else pa.repeat(False, count)
-        if "key_ttl" in found and (at := pc.index(pc.and_(found["key_ttl"].is_valid(), pc.invert(keyed)), True).as_py()) >= 0:
+        if (
+            "key_ttl" in found
+            and (at := pc.index(pc.and_(found["key_ttl"].is_valid(), pc.invert(keyed)), True).as_py()) >= 0
+        ):
             raise self._bad_row(batch, at, first, task, "key_ttl needs a key")
         for name, value in constants.items():
             found[name] = pc.fill_null(found[name], value) if name in found else pa.repeat(value, count)
@@ -343,7 +322,9 @@ def _constants(options: Mapping[str, str]) -> dict[str, Any]:
         raise SettingError(f"invalid write option: {error}") from None
     values = {**checked._asdict(), "service": service, "key_ttl": checked.key_expires, "key": None, "body": None}
     values |= {"due": found.get("at"), "delay": found.get("delay")}
-    return {name: value for name, value in values.items() if name in STAGED.names and name != "uuid" and value is not None}
+    return {
+        name: value for name, value in values.items() if name in STAGED.names and name != "uuid" and value is not None
+    }
 
 
 def _shown(value: Any) -> str:

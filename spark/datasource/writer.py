@@ -5,7 +5,7 @@ which attempts count.  `titanic/store/staging.py` has the SQL.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -131,38 +131,36 @@ class _DriverSide:
     target: WriteTarget
 
     def _commit(self, write: staging.Write | None, messages: Sequence[Any]) -> None:
-        staged = [each for each in messages if isinstance(each, StagedRows) and each.staging is not None]
-        accepted = [staging.Accepted(int(each.staging or 0), each.rows) for each in staged]
         engine = open_database(self.target.db, write=True)
         try:
-            with engine.begin() as connection:
-                if not staging.commit(connection, write, accepted, time.time()):
-                    staging.discard(connection, [each.staging for each in accepted])
-                staging.discard_write(connection, self.target.write)
-            _sweep(engine, sum(each.rows for each in accepted))
+            self._end(
+                engine, messages, lambda connection, staged: staging.commit(connection, write, staged, time.time())
+            )
         except sa.exc.DBAPIError as error:
-            raise self._failed(engine, error) from None
+            detail = " ".join(str(error.orig).split())
+            raise TitanicError(
+                f"{schemas.shown(engine.url)} could not commit the write: {detail}. Nothing was written, unless the "
+                "connection was lost during the commit",
+                code=500,
+            ) from None
         finally:
             engine.dispose()
 
     def _abort(self, messages: Sequence[Any]) -> None:
-        numbers = [each.staging for each in messages if isinstance(each, StagedRows) and each.staging is not None]
         engine = open_database(self.target.db, write=True)
         try:
-            with engine.begin() as connection:
-                staging.discard(connection, numbers)
-                staging.discard_write(connection, self.target.write)
-            _sweep(engine, sum(each.rows for each in messages if isinstance(each, StagedRows)))
+            self._end(engine, messages, lambda connection, staged: False)
         finally:
             engine.dispose()
 
-    def _failed(self, engine: Engine, error: sa.exc.DBAPIError) -> TitanicError:
-        detail = " ".join(str(error.orig).split())
-        return TitanicError(
-            f"{schemas.shown(engine.url)} could not commit the write: {detail}. Nothing was written, unless the "
-            "connection was lost during the commit",
-            code=500,
-        )
+    def _end(self, engine: Engine, messages: Sequence[Any], commit: Callable[..., bool]) -> None:
+        told = [each for each in messages if isinstance(each, StagedRows)]
+        staged = [staging.Accepted(each.staging, each.rows) for each in told if each.staging is not None]
+        with engine.begin() as connection:
+            if not commit(connection, staged):
+                staging.discard(connection, [each.staging for each in staged])
+            staging.discard_write(connection, self.target.write)
+        _sweep(engine, sum(each.rows for each in staged))
 
 
 class JobWriter(_DriverSide, spark.DataSourceArrowWriter):

@@ -182,7 +182,9 @@ def test_services_may_contain_any_printable_character(db):
 def test_since_and_until(db, read):
     for day in range(1, 5):
         db.add()
-        db.run(f"UPDATE titanic_requests SET created = {datetime(2030, 1, day, tzinfo=UTC).timestamp()} WHERE id = {day}")
+        db.run(
+            f"UPDATE titanic_requests SET created = {datetime(2030, 1, day, tzinfo=UTC).timestamp()} WHERE id = {day}"
+        )
 
     def ids(**options):
         return sorted(row.id for row in read("id long", **options).collect())
