@@ -82,7 +82,7 @@ def _times(values: pa.Array) -> Checked:
         try:
             values = values.cast(pa.timestamp("us", "UTC"))
         except pa.ArrowInvalid:  # not all have the usual format
-            values = pa.array([None if text is None else _seconds(text) for text in values.to_pylist()], pa.float64())
+            values = pa.array([_seconds(_value(values, at)) for at in range(len(values))], pa.float64())
     if pa.types.is_timestamp(values.type):
         values = pc.divide(
             values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6
@@ -90,9 +90,9 @@ def _times(values: pa.Array) -> Checked:
     return _numbers(values, -MAX_SECONDS, 2 * MAX_SECONDS)
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str | None) -> float | None:
     try:
-        return time_option("at", text)
+        return None if text is None else time_option("at", text)
     except SettingError:
         return np.nan
 
