@@ -10,6 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote, urlencode
 
 import sqlalchemy as sa
 from alembic import command
@@ -97,6 +98,16 @@ def open_engine(
         if not path.parent.is_dir():
             raise SettingError(f"{path}: there is no folder {path.parent}")
         return _sqlite(url, write=write, busy_timeout=busy_timeout)
+    # The tables grow and shrink, and the plan of a prepared statement would stay the same.
+    settings = {"prepare_threshold": None, **_postgresql_settings(url, lock_timeout)}
+    try:
+        return sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
+    except ImportError as error:  # psycopg is missing, or the libpq that it needs
+        raise SettingError(f"PostgreSQL needs psycopg: pip install 'zmdp[postgres]' ({error})") from None
+
+
+def _postgresql_settings(url: URL, lock_timeout: float) -> dict[str, Any]:
+    """Return the parameters of a connection to PostgreSQL, other than those in `url`."""
     # A commit must be on disk when it returns, whatever the server's default.  Another program's lock must not block
     # Titanic forever; nor must its own locks block others if this host vanishes in the middle of a transaction.
     ours = (
@@ -105,19 +116,22 @@ def open_engine(
     )
     given = url.query.get("options", "")
     settings: dict[str, Any] = {
-        # The tables grow and shrink, and the plan of a prepared statement would stay the same.
-        "prepare_threshold": None,
         "application_name": "titanic",
         "connect_timeout": BUSY_TIMEOUT_SECONDS,
         "tcp_user_timeout": 4 * BUSY_TIMEOUT_SECONDS * 1000,
         "keepalives_idle": BUSY_TIMEOUT_SECONDS,
         "options": f"{given if isinstance(given, str) else ' '.join(given)} {ours}".strip(),
     }
-    settings = {name: value for name, value in settings.items() if name == "options" or name not in url.query}
-    try:
-        return sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
-    except ImportError as error:  # psycopg is missing, or the libpq that it needs
-        raise SettingError(f"PostgreSQL needs psycopg: pip install 'zmdp[postgres]' ({error})") from None
+    return {name: value for name, value in settings.items() if name == "options" or name not in url.query}
+
+
+def libpq_uri(url: URL, *, lock_timeout: float = BUSY_TIMEOUT_SECONDS) -> str:
+    """Return `url`, of PostgreSQL, with all settings of a connection, as libpq reads it.  It may contain a password."""
+    _, given = url.get_dialect()().create_connect_args(url)
+    settings = _postgresql_settings(url, lock_timeout)
+    # A string in a statement is read in the same way whatever the server's default.
+    settings["options"] += " -c standard_conforming_strings=on"
+    return f"postgresql:///?{urlencode({**given, **settings}, quote_via=quote)}"
 
 
 def _sqlite(url: URL, *, write: bool, busy_timeout: float) -> Engine:

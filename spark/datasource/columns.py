@@ -1,8 +1,7 @@
 """The columns of Titanic's requests in Spark: names, types, and conversion to Arrow."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from ...mdp.errors import SettingError
-from ...titanic.frames import LENGTH, unpack
+from .bodies import UUID_BYTES, hexadecimal, unpack_bodies
 
 _FRAMES: Final = ArrayType(BinaryType())
 TYPES: Final[dict[str, DataType]] = {
@@ -49,7 +48,6 @@ TYPES: Final[dict[str, DataType]] = {
 """The columns and their default types."""
 BODY_COLUMNS: Final = {"request": "body", "reply": "reply"}
 """The columns that hold frames, and their names in the database."""
-TIME_COLUMNS: Final = frozenset(name for name, kind in TYPES.items() if isinstance(kind, TimestampType))
 SCHEMA: Final = StructType([StructField(name, kind) for name, kind in TYPES.items()])
 
 
@@ -75,56 +73,26 @@ def arrow_schema(schema: StructType) -> pa.Schema:
         return to_arrow_schema(schema)
 
 
-def to_arrow(rows: int, columns: Sequence[Sequence[Any]], schema: StructType, arrow: pa.Schema) -> pa.RecordBatch:
-    """Convert values from SQL, given as columns, to a record batch; there may be no columns at all."""
-    if not columns:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-    arrays = [
-        _array(_CONVERTERS[_kind(field)](values), kind)
-        for values, field, kind in zip(columns, schema.fields, arrow.types, strict=True)
-    ]
+def stored(name: str) -> str:
+    """Return the name that a column has in the database."""
+    return BODY_COLUMNS.get(name, name)
+
+
+def to_spark(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
+    """Return what the database has returned with the columns and types that Spark expects."""
+    if not arrow.names:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
+    arrays = [_converted(field.name, batch.column(stored(field.name)), field.type) for field in arrow]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
-def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    if not pa.types.is_timestamp(kind):
-        return pa.array(values, kind)
-    microseconds = pc.round(pc.multiply(pa.array(values, pa.float64()), 1e6))
-    return microseconds.cast(pa.int64()).cast(kind)
-
-
-def _kind(field: StructField) -> str:
-    if field.name not in BODY_COLUMNS:
-        return "headers" if field.name == "headers" else "plain"
-    return field.dataType.typeName()
-
-
-def _frames(values: Iterable[bytes | None]) -> list[list[bytes] | None]:
-    return [None if packed is None else _unpacked(packed) for packed in values]
-
-
-def _unpacked(packed: bytes) -> list[bytes]:
-    if LENGTH + int.from_bytes(packed[:LENGTH], "big") == len(packed):  # the usual case: a single frame
-        return [packed[LENGTH:]]
-    return unpack(packed)
-
-
-def _first_frames(values: Iterable[bytes | None]) -> list[bytes | None]:
-    return [packed[LENGTH : LENGTH + int.from_bytes(packed[:LENGTH], "big")] if packed else None for packed in values]
-
-
-def _texts(values: Iterable[bytes | None]) -> list[str | None]:
-    return [None if frame is None else frame.decode(errors="replace") for frame in _first_frames(values)]
-
-
-def _headers(values: Iterable[str | None]) -> list[list[tuple[str, str]] | None]:
-    return [None if text is None else list(json.loads(text).items()) for text in values]
-
-
-_CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "plain": lambda values: values,
-    "headers": _headers,
-    "array": _frames,
-    "binary": _first_frames,
-    "string": _texts,
-}
+def _converted(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if name in BODY_COLUMNS:
+        return unpack_bodies(values, kind)
+    if pa.types.is_timestamp(kind):
+        return pc.round(pc.multiply(values, 1e6)).cast(pa.int64()).cast(kind)
+    if values.null_count == len(values):
+        return pa.nulls(len(values), kind)
+    if pa.types.is_map(kind):
+        return pa.array([None if text is None else list(json.loads(text).items()) for text in values.to_pylist()], kind)
+    return hexadecimal(values, UUID_BYTES) if pa.types.is_binary(values.type) else values.cast(kind)

@@ -1,7 +1,9 @@
 """Open Titanic's database on Spark's driver and executors, and parse options."""
 
+import math
 import os
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Final
 
 import sqlalchemy as sa
@@ -59,6 +61,23 @@ def int_option(options: Mapping[str, str], name: str, default: int, *, most: int
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= most:
         raise SettingError(f"{name} is {value!r}; expected an integer from 1 to {most}")
     return int(value)
+
+
+def time_option(name: str, text: str) -> float:
+    """Return an option as seconds since 1970.  Raises `SettingError` if it is not a time."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            moment = datetime.min
+        seconds = math.nan if moment.tzinfo is None else moment.timestamp()
+    if not math.isfinite(seconds):
+        raise SettingError(
+            f"{name} is {text!r:.100}; expected seconds since 1970, or a time such as 2030-01-31T12:00:00+00:00"
+        )
+    return seconds
 
 
 _SPARK_OWN_PREFIXES: Final = ("__", "checkpointlocation")

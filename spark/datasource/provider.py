@@ -34,9 +34,9 @@ class TitanicSource(DataSource):
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """Return the reader for batches."""
-        from .reader import open_reader  # noqa: PLC0415
+        from .reader import Reader  # noqa: PLC0415
 
-        return open_reader(self.options, schema)
+        return Reader(self.options, schema)
 
     def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
         """Return the reader for streams."""

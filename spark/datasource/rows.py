@@ -1,13 +1,16 @@
-"""Convert rows to requests: which columns are allowed, and validation by the same rules as for all requests."""
+"""Check rows that become requests, a column at a time, by the rules for all requests (titanic/submission.py)."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import os
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from decimal import Decimal
+from functools import lru_cache, partial
 from typing import Any, Final
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -20,10 +23,9 @@ from pyspark.sql.types import (
 )
 
 from ...mdp.errors import SettingError
-from ...titanic.frames import pack
-from ...titanic.store.staging import Entry, entry
+from ...titanic.frames import LENGTH
 from ...titanic.submission import (
-    MAX_KEY_BYTES,
+    MAX_SECONDS,
     OPTIONS,
     DurationOption,
     IntegerOption,
@@ -31,17 +33,137 @@ from ...titanic.submission import (
     Option,
     Submission,
     TextOption,
-    TimeOption,
     encode_options,
     parse_submission,
 )
-from ...titanic.uuids import new_uuid_hex
-from ...workers.handling import MAX_BODY
+from ...workers.handling import MAX_BODY, MAX_BODY_FRAMES
+from .bodies import UUID_BYTES, binary, pack_bodies
+from .database import time_option
 
 MAX_SHOWN: Final = 80
 """Number of characters of a value in an error message."""
-MAX_TEMPLATES: Final = 1000
-"""Number of checked requests that a task keeps to copy; see `RowConverter.entries`."""
+STAGED: Final = pa.schema({
+    "staging": pa.int64(), "number": pa.int32(), "uuid": pa.binary(), "service": pa.string(), "priority": pa.int16(),
+    "due": pa.float64(), "delay": pa.float64(), "retries": pa.int32(), "backoff": pa.float64(),
+    "result_ttl": pa.float64(), "key": pa.string(), "key_ttl": pa.float64(), "headers": pa.string(),
+    "body": pa.binary(),
+})  # fmt: skip
+"""The columns of `titanic_staged`."""
+
+Checked = tuple[pa.Array, pa.Array]
+"""Values as they are stored, and which of them are valid; NULLs are."""
+
+
+class BadRow(SettingError):
+    """A row is not a valid request; the message says which row, and why."""
+
+
+# ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _texts(values: pa.Array, max_bytes: int) -> Checked:
+    matching = pc.match_substring_regex(values, r"\A[^\x00]+\z")  # nothing matches what is not UTF-8
+    return values, pc.and_(matching, pc.less_equal(pc.binary_length(values), max_bytes))
+
+
+def _integers(values: pa.Array, maximum: int) -> Checked:
+    numbers, valid = _numbers(values, 0, maximum)
+    return numbers, pc.and_(valid, pc.equal(numbers, pc.floor(numbers)))
+
+
+def _numbers(values: pa.Array, least: float, most: float, *, above: bool = False) -> Checked:
+    numbers = pc.round(values.cast(pa.float64(), safe=False), 6)  # to microseconds, if these are seconds
+    from_least = (pc.greater if above else pc.greater_equal)(numbers, least)
+    return numbers, pc.and_(from_least, pc.less_equal(numbers, most))
+
+
+def _times(values: pa.Array) -> Checked:
+    if pa.types.is_string(values.type):
+        try:
+            values = values.cast(pa.timestamp("us", "UTC"))
+        except pa.ArrowInvalid:  # not all have the usual format
+            values = pa.array([_seconds(_value(values, at)) for at in range(len(values))], pa.float64())
+    if pa.types.is_timestamp(values.type):
+        values = pc.divide(
+            values.cast(pa.timestamp("us", values.type.tz)).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6
+        )
+    return _numbers(values, -MAX_SECONDS, 2 * MAX_SECONDS)
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return None if text is None else time_option("at", text)
+    except SettingError:
+        return np.nan
+
+
+def _services(values: pa.Array) -> Checked:
+    known = values.dictionary_encode()
+    valid = [_reason("service", _value(known.dictionary, at)) is None for at in range(len(known.dictionary))]
+    return values, pa.array(valid, pa.bool_()).take(known.indices)
+
+
+def _headers(values: pa.Array) -> Checked:
+    texts = [None if pairs is None else _json(tuple(pairs)) for pairs in values.to_pylist()]
+    return pa.array([text or None for text in texts], pa.string()), pa.array([text != "" for text in texts])
+
+
+@lru_cache(maxsize=1000)
+def _json(headers: tuple[tuple[str, str | None], ...]) -> str | None:
+    """Return headers as JSON, None if there are none, or "" if they are invalid."""
+    try:
+        return _submission("x", [b""], {"headers": dict(headers)}).headers
+    except MalformedRequest:
+        return ""
+
+
+def _bodies(values: pa.Array) -> Checked:
+    valid, counts = values.is_valid(), 1
+    if pa.types.is_list(values.type):
+        counts = pc.list_value_length(values)
+        valid = pc.and_(
+            valid, pc.fill_null(pc.and_(pc.greater(counts, 0), pc.less_equal(counts, MAX_BODY_FRAMES)), False)
+        )
+        if values.flatten().null_count:
+            with_null = pc.list_parent_indices(values).filter(values.flatten().is_null())
+            valid = pc.and_(valid, pc.invert(pc.is_in(pa.array(range(len(values))), with_null)))
+    if not pc.all(valid).as_py():
+        return values, valid
+    packed = pack_bodies(values)
+    sizes = pc.subtract(pc.binary_length(packed), pc.multiply(counts, LENGTH))
+    return packed, pc.less_equal(sizes, MAX_BODY)
+
+
+def _submission(service: str, frames: list[bytes], options: Mapping[str, Any]) -> Submission:
+    """Check a request by the rules for all requests.  Its times are relative to the commit, except `at`."""
+    encoded = encode_options({name: value for name, value in options.items() if name != "headers"})
+    return parse_submission([service.encode(), *frames], {**encoded, "headers": options.get("headers")}, 0.0)
+
+
+def _reason(name: str, value: Any) -> str | None:
+    """Return why a request with this value would be rejected, or None."""
+    service, frames, options = "x", [b""], {}
+    try:
+        if name == "service":
+            service = value
+        elif name == "request":
+            frames = value if isinstance(value, list) else [value]
+            if None in frames:
+                return "the request is NULL" if value is None else "a frame of the request is NULL"
+            frames = [each if isinstance(each, bytes) else each.encode() for each in frames]
+        else:
+            options = {"at" if name == "due" else name: COLUMNS[name].parse(value)}
+        _submission(service, frames, options | ({"key": "x"} if name == "key_ttl" else {}))
+    except (MalformedRequest, SettingError, TypeError, ValueError, OverflowError) as error:
+        return str(error)
+    return None
+
+
+def _value(values: pa.Array, at: int) -> Any:
+    try:
+        return values[at].as_py()
+    except UnicodeDecodeError:
+        return values[at].cast(pa.binary()).as_py().decode(errors="surrogateescape")
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -55,171 +177,111 @@ class Column:
     """What it can hold, for error messages."""
     fits: Callable[[DataType], bool]
     """Whether it can have this type."""
-    convert: Callable[[Any], Any]
-    """Return a value of the column as the Python API of Titanic expects it."""
-    parse: Callable[[str], Any]
-    """Return the text of a write option as the Python API of Titanic expects it."""
-
-
-def _is_body(kind: DataType) -> bool:
-    return _without_nulls(kind) in [_TEXT, _BYTES, ArrayType(_BYTES), ArrayType(_TEXT)]
-
-
-def _without_nulls(kind: DataType) -> DataType:
-    return ArrayType(kind.elementType) if isinstance(kind, ArrayType) else kind
-
-
-def _is_text(kind: DataType) -> bool:
-    return kind == _TEXT
+    check: Callable[[pa.Array], Checked]
+    """Convert and check values."""
+    parse: Callable[[Any], Any]
+    """Return a value, or the text of a write option, as the Python API of Titanic expects it."""
 
 
 def _is_number(kind: DataType) -> bool:
     return isinstance(kind, NumericType)
 
 
-def _is_time(kind: DataType) -> bool:
-    return isinstance(kind, TimestampType | NumericType) or kind == _TEXT
-
-
-def _is_text_map(kind: DataType) -> bool:
-    return isinstance(kind, MapType) and (kind.keyType, kind.valueType) == (_TEXT, _TEXT)
-
-
-def _integer(value: Any) -> Any:
-    return int(value) if isinstance(value, Decimal) and value == int(value) else value
-
-
-def _time(value: Any) -> datetime | float:
-    if isinstance(value, datetime):  # a naive timestamp is in the local time zone
-        return value.astimezone()
-    if not isinstance(value, str):
-        return float(value)
-    with suppress(ValueError):
-        moment = datetime.fromisoformat(value)
-        if moment.tzinfo is not None:
-            return moment
-    raise ValueError(f"{value[:MAX_SHOWN]!r} is not a time with its offset from UTC, such as 2030-01-31T12:00:00+00:00")
-
-
-def _time_option(text: str) -> datetime | float:
-    try:
-        return float(text)
-    except ValueError:
-        return _time(text)
-
-
-def _frames(body: Any) -> list[bytes]:
-    if isinstance(body, str):
-        return [body.encode()]
-    if isinstance(body, bytes | bytearray):
-        return [bytes(body)]
-    if body is None:
-        raise MalformedRequest("the request is NULL")
-    if None in body:
-        raise MalformedRequest("a frame of the request is NULL")
-    return [each.encode() if isinstance(each, str) else bytes(each) for each in body]
+def _column(option: Option) -> Column:
+    match option:
+        case TextOption():
+            return Column("string", _TEXT.__eq__, partial(_texts, max_bytes=option.max_bytes), str)
+        case DurationOption():
+            check = partial(_numbers, least=0, most=MAX_SECONDS, above=not option.zero)
+            return Column("a number of seconds", _is_number, check, float)
+        case IntegerOption():
+            return Column("an integer", _is_number, partial(_integers, maximum=option.maximum), int)
+    return Column("a timestamp, seconds since 1970, or ISO 8601 with an offset",
+                  lambda kind: kind in [_TEXT, TimestampType()] or _is_number(kind), _times,
+                  lambda value: time_option("at", value) if isinstance(value, str) else value)  # fmt: skip
 
 
 _TEXT, _BYTES = StringType(), BinaryType()
-_STRING: Final = Column("string", _is_text, str, str)
-_TIME: Final = Column("a timestamp, seconds since 1970, or ISO 8601 with an offset", _is_time, _time, _time_option)
-_BY_KIND: Final[Mapping[type[Option], Column]] = {
-    TextOption: _STRING,
-    DurationOption: Column("a number of seconds", _is_number, float, float),
-    IntegerOption: Column("an integer", _is_number, _integer, int),
-    TimeOption: _TIME,
-}
 COLUMNS: Final[Mapping[str, Column]] = {
-    "service": _STRING,
-    "request": Column("string, binary, array<binary> or array<string>", _is_body, _frames, str),
-    **{name: _BY_KIND[type(option)] for name, option in OPTIONS.items()},
-    "due": _TIME,
-    # Arrow represents maps as lists of pairs.
-    "headers": Column('map<string,string>, or JSON as an option: {"name": "value"}', _is_text_map, dict, json.loads),
-}
+    "service": Column("string", _TEXT.__eq__, _services, str),
+    "request": Column(
+        "string, binary, array<binary> or array<string>",
+        lambda kind: (kind.elementType if isinstance(kind, ArrayType) else kind) in [_TEXT, _BYTES], _bodies, str,
+    ),
+    **{name: _column(option) for name, option in OPTIONS.items()},
+    "due": _column(OPTIONS["at"]),
+    "headers": Column(
+        'map<string,string>, or JSON as an option: {"name": "value"}',
+        lambda kind: isinstance(kind, MapType) and (kind.keyType, kind.valueType) == (_TEXT, _TEXT), _headers,
+        lambda value: json.loads(value) if isinstance(value, str) else dict(value),
+    ),
+}  # fmt: skip
 """The columns that can be written; `due` is the name that `at` has when requests are read."""
 ROW_OPTIONS: Final = frozenset(COLUMNS) - {"request", "key", "due"}
 """Write options that set a column's value in all rows that have none."""
-_EXCLUSIVE: Final = {"delay": "at", "at": "delay"}
+_STAGED_NAMES: Final = {"at": "due", "ttl": "result_ttl", "request": "body"}
 
 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class BadRow(SettingError):
-    """A row is not a valid request; the message says which row, and why."""
-
-
 @dataclass(frozen=True)
 class RowConverter:
-    """Converts rows with the columns `names`; `service` and `constants` are the options that apply to all rows."""
+    """Converts rows with the columns `names`; `constants` are the values for rows without one, by staged column."""
 
     names: tuple[str, ...]
-    service: str | None
     constants: Mapping[str, Any]
 
-    def entries(self, columns: Sequence[Sequence[Any]], first: int, task: int) -> Iterator[Entry]:
-        """Yield a request for each row, in order; `first` is the index of the first row within task `task`.
-
-        Rows that differ only in `request` and `key` are checked once: the others are copies of that request.
+    def convert(self, batch: pa.RecordBatch, staging: int, first: int, task: int) -> pa.RecordBatch:
+        """Return the rows of `titanic_staged` for a batch, which begins with row `first` of task `task`.
 
         Raises `BadRow`.
         """
-        by_name = dict(zip(self.names, columns, strict=True))
-        bodies, keys = by_name.pop("request"), by_name.pop("key", None)
-        others = list(zip(*by_name.values(), strict=True)) if by_name else None
-        templates: dict[Any, Entry] = {}
-        for at, body in enumerate(bodies):
-            key = None if keys is None else keys[at]
-            values = None if others is None else others[at]
-            try:
-                frames = _frames(body)
-                values_key = (key is None, repr(values))
-                template = templates.get(values_key)
-                if template is not None and _is_plain(key, frames):
-                    yield template._replace(uuid=new_uuid_hex(), key=key, body=pack(frames))
-                    continue
-                made = self._checked(dict(zip(by_name, values or (), strict=True)), key, frames)
-            except (MalformedRequest, SettingError, TypeError, ValueError, OverflowError) as error:
-                raise BadRow(self._error_text(columns, at, first + at, task, error)) from None
-            if len(templates) == MAX_TEMPLATES:
-                templates.clear()
-            templates[values_key] = made
-            yield made
+        found: dict[str, pa.Array] = {}
+        for name, values in zip(self.names, batch.columns, strict=True):
+            converted, valid = COLUMNS[name].check(values)
+            if (at := pc.index(valid, False).as_py()) >= 0:
+                raise self._bad_row(batch, at, first, task, _reason(name, _value(values, at)) or f"{name} is invalid")
+            found[_STAGED_NAMES.get(name, name)] = converted
+        constants = dict(self.constants)
+        for one, other in (("due", "delay"), ("delay", "due")):
+            if one in found and other in constants:  # the row's own value replaces an option for all rows
+                found[other] = pc.if_else(found[one].is_null(), constants.pop(other), pa.scalar(None, pa.float64()))
+        count = batch.num_rows
+        keyed = found["key"].is_valid() if "key" in found else pa.repeat(False, count)
+        if (
+            "key_ttl" in found
+            and (at := pc.index(pc.and_(found["key_ttl"].is_valid(), pc.invert(keyed)), True).as_py()) >= 0
+        ):
+            raise self._bad_row(batch, at, first, task, "key_ttl needs a key")
+        for name, value in constants.items():
+            found[name] = pc.fill_null(found[name], value) if name in found else pa.repeat(value, count)
+        if "key_ttl" in constants:  # as an option, it only applies to rows that have a key
+            found["key_ttl"] = pc.if_else(keyed, found["key_ttl"], pa.scalar(None, pa.float64()))
+        if (at := pc.index(found["service"].is_null(), True).as_py()) >= 0:
+            raise self._bad_row(batch, at, first, task, "the service is missing")
+        found["staging"], found["uuid"] = pa.repeat(staging, count), new_uuids(count)
+        found["number"] = pa.array(np.arange(first, first + count))
+        arrays = [found[name].cast(kind) if name in found else pa.nulls(count, kind)
+                  for name, kind in zip(STAGED.names, STAGED.types, strict=True)]  # fmt: skip
+        return pa.RecordBatch.from_arrays(arrays, schema=STAGED)
 
-    def _checked(self, row: dict[str, Any], key: str | None, frames: list[bytes]) -> Entry:
-        options = dict(self.constants)
-        if key is not None:
-            options["key"] = key
-        else:
-            options.pop("key_ttl", None)  # as an option, key_ttl only applies to rows that have a key
-        given = row.pop("service", None)
-        service = self.service if given is None else given
-        if service is None:
-            raise MalformedRequest("the service is missing")
-        for name, value in row.items():
-            if value is not None:
-                option = "at" if name == "due" else name
-                options.pop(_EXCLUSIVE.get(option, ""), None)  # the row's own value replaces an option for all rows
-                options[option] = COLUMNS[name].convert(value)
-        return entry(_submission(service, frames, options), at="at" in options)
-
-    def _error_text(self, columns: Sequence[Sequence[Any]], at: int, number: int, task: int, error: Exception) -> str:
-        row = ", ".join(f"{name}={_shown(values[at])}" for name, values in zip(self.names, columns, strict=True))
-        return f"row {number} of partition {task} is not a valid request, so nothing was written: {error} ({row})"
+    def _bad_row(self, batch: pa.RecordBatch, at: int, first: int, task: int, reason: str) -> BadRow:
+        row = ", ".join(
+            f"{name}={_shown(_value(values, at))}" for name, values in zip(self.names, batch.columns, strict=True)
+        )
+        return BadRow(
+            f"row {first + at} of partition {task} is not a valid request, so nothing was written: {reason} ({row})"
+        )
 
 
-def _is_plain(key: str | None, frames: list[bytes]) -> bool:
-    """Whether key and body are certainly valid; otherwise the full rules decide."""
-    if key is not None and not (0 < len(key) <= MAX_KEY_BYTES and key.isascii() and "\0" not in key):
-        return False
-    return len(frames) == 1 and len(frames[0]) <= MAX_BODY
-
-
-def _submission(service: str, frames: list[bytes], options: Mapping[str, Any]) -> Submission:
-    """Check a request by the same rules as all requests.  Its times are relative to the commit, except `at`."""
-    encoded = encode_options({name: value for name, value in options.items() if name != "headers"})
-    return parse_submission([service.encode(), *frames], {**encoded, "headers": options.get("headers")}, 0.0)
+def new_uuids(count: int) -> pa.Array:
+    """Return new UUIDs like those of titanic/uuids.py, as bytes."""
+    made = np.frombuffer(os.urandom(UUID_BYTES * count), np.uint8).reshape(count, UUID_BYTES).copy()
+    made[:, :6] = np.frombuffer((time.time_ns() // 1_000_000).to_bytes(6, "big"), np.uint8)
+    made[:, 6] = made[:, 6] & 0x0F | 0x70
+    made[:, 8] = made[:, 8] & 0x3F | 0x80
+    return binary(made.tobytes(), UUID_BYTES)
 
 
 def plan_rows(schema: StructType, options: Mapping[str, str]) -> RowConverter:
@@ -242,25 +304,27 @@ def plan_rows(schema: StructType, options: Mapping[str, str]) -> RowConverter:
     for one, other in (("delay", "at"), ("delay", "due"), ("at", "due")):
         if one in names and other in names:
             raise SettingError(f"columns {one} and {other} both set when a request runs; keep one of them")
-    return RowConverter(names, options.get("service"), _constants(options))
+    return RowConverter(names, _constants(options))
 
 
 def _constants(options: Mapping[str, str]) -> dict[str, Any]:
-    """Parse the options that apply to all rows, with the checks that apply to columns."""
+    """Return the values that apply to all rows, by staged column, with the checks that apply to columns."""
     found: dict[str, Any] = {}
-    for name in ROW_OPTIONS - {"service"}:
-        if name not in options:
-            continue
+    for name in ROW_OPTIONS & options.keys():
         try:
             found[name] = COLUMNS[name].parse(options[name])
         except ValueError:
             raise SettingError(f"{name} is {options[name]!r:.{MAX_SHOWN}}; expected {COLUMNS[name].expected}") from None
+    service = found.pop("service", None)
     try:
-        key = {"key": "x"} if "key_ttl" in found else {}
-        _submission(options.get("service", "x"), [b""], {**found, **key})
+        checked = _submission(service or "x", [b""], found | ({"key": "x"} if "key_ttl" in found else {}))
     except (MalformedRequest, SettingError) as error:
         raise SettingError(f"invalid write option: {error}") from None
-    return found
+    values = {**checked._asdict(), "service": service, "key_ttl": checked.key_expires, "key": None, "body": None}
+    values |= {"due": found.get("at"), "delay": found.get("delay")}
+    return {
+        name: value for name, value in values.items() if name in STAGED.names and name != "uuid" and value is not None
+    }
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,7 @@ from ...titanic.store.tables import R
 from .columns import check_schema
 from .database import check_database, database_option, int_option, known_options, open_database
 from .offsets import NUMBERS, SafeOffset
-from .reader import DEFAULT_PARTITIONS, MAX_PARTITIONS, READ_OPTIONS, Span, Table, option_conditions, spans
+from .reader import DEFAULT_PARTITIONS, MAX_PARTITIONS, READ_OPTIONS, Span, Table, option_condition, spans
 
 try:  # PySpark 4.2 and newer: limits on micro-batches, and Trigger.AvailableNow
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -46,7 +46,7 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
         if "maxrowspertrigger" in given:
             self._limit = int_option(given, "maxrowspertrigger", 1, most=MAX_ROWS_PER_TRIGGER)
         self._number = NUMBERS[events]
-        self._table = Table(database_option(given), schema, self._number, option_conditions(given))
+        self._table = Table(database_option(given), schema, self._number, option_condition(given))
         self._engine = open_database(self._table.db, write=False)
         check_database(self._engine)
         self._safe_offset = SafeOffset(self._engine, self._number)
@@ -119,7 +119,8 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _after(self, first: int, last: int, rows: int) -> int:
         """Return the number of the last of the next `rows` requests, or `last` if there are fewer."""
         number = R[self._number]
-        some = sa.select(number).where(number > first, number <= last, *(each.sql() for each in self._table.conditions))
+        condition = sa.literal_column(self._table.condition, sa.Boolean)
+        some = sa.select(number).where(number > first, number <= last, condition)
         with self._engine.begin() as connection:
             reached = connection.scalar(some.order_by(number).offset(rows - 1).limit(1))
         return last if reached is None else int(reached)

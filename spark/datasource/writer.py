@@ -5,9 +5,10 @@ which attempts count.  `titanic/store/staging.py` has the SQL.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 from uuid import uuid4
 
@@ -21,6 +22,7 @@ from sqlalchemy.engine import Engine
 from ...mdp.errors import SettingError, TitanicError
 from ...titanic import schema as schemas
 from ...titanic.store import staging
+from .arrow import connect_arrow
 from .database import check_database, database_option, known_options, open_database
 from .rows import ROW_OPTIONS, RowConverter, plan_rows
 
@@ -34,9 +36,9 @@ except ImportError:  # PySpark 4.0 supports only rows
     STREAM_ARROW = False
 
 MAX_CHUNK_ROWS: Final = 10_000
-"""Maximum number of rows staged in one transaction."""
+"""Maximum number of rows staged in one transaction, if Spark does not provide batches."""
 MAX_CHUNK_BYTES: Final = 8 << 20
-"""Maximum size of the bodies staged in one transaction, unless one row has more."""
+"""About the maximum size of the rows staged in one transaction, unless one row has more."""
 MAX_NAME: Final = 500
 """Maximum number of characters in the name of a job or sink."""
 WRITE_OPTIONS: Final = ROW_OPTIONS | {"db", "job", "sink"}
@@ -62,54 +64,40 @@ class WriteTarget:
     write: str
     """Identifies this write."""
 
-    def stage(self, batches: Iterable[Sequence[Sequence[Any]]]) -> StagedRows:
-        """Stage all rows of a task, given as columns."""
+    def stage(self, batches: Iterable[pa.RecordBatch]) -> StagedRows:
+        """Stage all rows of a task."""
         context = TaskContext.get()
         task = context.partitionId() if context else 0
         query = context.getLocalProperty(QUERY_ID_PROPERTY) if context else None
-        engine = open_database(self.db, write=True)
         number: int | None = None
         done = 0
+        engine = open_database(self.db, write=True)
         try:
-            for chunk in _chunks(self._entries(batches, task)):
-                with engine.begin() as connection:
+            with connect_arrow(self.db, write=True) as connection:
+                for batch in _bounded(batches):
                     if number is None:
-                        number = staging.begin(connection, self.write, time.time())
-                    staging.add(connection, number, done, chunk, time.time())
-                done += len(chunk)
+                        with engine.begin() as transaction:
+                            number = staging.begin(transaction, self.write, time.time())
+                    rows = self.rows.convert(batch, number, done, task)
+                    if not connection.stage(staging.touch(number, time.time()), rows):
+                        raise staging.StagingLost("the write has ended without this attempt, which was too late")
+                    done += rows.num_rows
         except BaseException:
             if number is not None:
-                with suppress(sa.exc.SQLAlchemyError), engine.begin() as connection:  # otherwise swept later, by age
-                    staging.discard(connection, [number])
+                with suppress(sa.exc.SQLAlchemyError), engine.begin() as transaction:  # otherwise swept later, by age
+                    staging.discard(transaction, [number])
             raise
         finally:
             engine.dispose()
         return StagedRows(number, done, query)
 
-    def _entries(self, batches: Iterable[Sequence[Sequence[Any]]], task: int) -> Iterator[staging.Entry]:
-        first = 0
-        for columns in batches:
-            yield from self.rows.entries(columns, first, task)
-            first += len(columns[0])
 
-
-def _chunks(entries: Iterable[staging.Entry]) -> Iterator[list[staging.Entry]]:
-    chunk: list[staging.Entry] = []
-    size = 0
-    for each in entries:
-        chunk.append(each)
-        size += len(each[-1])
-        if len(chunk) == MAX_CHUNK_ROWS or size >= MAX_CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _columns(batches: Iterable[pa.RecordBatch]) -> Iterator[list[list[Any]]]:
+def _bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches of at most about `MAX_CHUNK_BYTES`."""
     for batch in batches:
-        for start in range(0, batch.num_rows, MAX_CHUNK_ROWS):
-            yield [column.to_pylist() for column in batch.slice(start, MAX_CHUNK_ROWS).columns]
+        rows = max(1, min(batch.num_rows, MAX_CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
 
 
 def _write_target(
@@ -143,38 +131,36 @@ class _DriverSide:
     target: WriteTarget
 
     def _commit(self, write: staging.Write | None, messages: Sequence[Any]) -> None:
-        staged = [each for each in messages if isinstance(each, StagedRows) and each.staging is not None]
-        accepted = [staging.Accepted(int(each.staging or 0), each.rows) for each in staged]
         engine = open_database(self.target.db, write=True)
         try:
-            with engine.begin() as connection:
-                if not staging.commit(connection, write, accepted, time.time()):
-                    staging.discard(connection, [each.staging for each in accepted])
-                staging.discard_write(connection, self.target.write)
-            _sweep(engine, sum(each.rows for each in accepted))
+            self._end(
+                engine, messages, lambda connection, staged: staging.commit(connection, write, staged, time.time())
+            )
         except sa.exc.DBAPIError as error:
-            raise self._failed(engine, error) from None
+            detail = " ".join(str(error.orig).split())
+            raise TitanicError(
+                f"{schemas.shown(engine.url)} could not commit the write: {detail}. Nothing was written, unless the "
+                "connection was lost during the commit",
+                code=500,
+            ) from None
         finally:
             engine.dispose()
 
     def _abort(self, messages: Sequence[Any]) -> None:
-        numbers = [each.staging for each in messages if isinstance(each, StagedRows) and each.staging is not None]
         engine = open_database(self.target.db, write=True)
         try:
-            with engine.begin() as connection:
-                staging.discard(connection, numbers)
-                staging.discard_write(connection, self.target.write)
-            _sweep(engine, sum(each.rows for each in messages if isinstance(each, StagedRows)))
+            self._end(engine, messages, lambda connection, staged: False)
         finally:
             engine.dispose()
 
-    def _failed(self, engine: Engine, error: sa.exc.DBAPIError) -> TitanicError:
-        detail = " ".join(str(error.orig).split())
-        return TitanicError(
-            f"{schemas.shown(engine.url)} could not commit the write: {detail}. Nothing was written, unless the "
-            "connection was lost during the commit",
-            code=500,
-        )
+    def _end(self, engine: Engine, messages: Sequence[Any], commit: Callable[..., bool]) -> None:
+        told = [each for each in messages if isinstance(each, StagedRows)]
+        staged = [staging.Accepted(each.staging, each.rows) for each in told if each.staging is not None]
+        with engine.begin() as connection:
+            if not commit(connection, staged):
+                staging.discard(connection, [each.staging for each in staged])
+            staging.discard_write(connection, self.target.write)
+        _sweep(engine, sum(each.rows for each in staged))
 
 
 class JobWriter(_DriverSide, spark.DataSourceArrowWriter):
@@ -193,7 +179,7 @@ class JobWriter(_DriverSide, spark.DataSourceArrowWriter):
 
     def write(self, iterator: "Iterator[pa.RecordBatch]") -> StagedRows:
         """Stage a task's rows; runs on an executor."""
-        return StagedRows(None, 0, None) if self._skipped else self.target.stage(_columns(iterator))
+        return StagedRows(None, 0, None) if self._skipped else self.target.stage(iterator)
 
     def commit(self, messages: Sequence[Any]) -> None:
         """Commit the write after all tasks succeeded; runs on the driver."""
@@ -209,6 +195,7 @@ class StreamWriter(_DriverSide, StreamBase):
     """Writes the rows of a stream, one micro-batch at a time."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._schema = schema
         self.target, self._name = _write_target(options, schema, "job", overwrite)
         self._checkpoint = {name.lower(): value for name, value in options.items()}.get("checkpointlocation")
         engine = open_database(self.target.db, write=True)
@@ -219,7 +206,7 @@ class StreamWriter(_DriverSide, StreamBase):
 
     def write(self, iterator: Any) -> StagedRows:
         """Stage a task's rows; runs on an executor."""
-        return self.target.stage(_columns(iterator) if STREAM_ARROW else _row_columns(iterator))
+        return self.target.stage(iterator if STREAM_ARROW else _to_arrow(iterator, self._schema))
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Commit the micro-batch after all tasks succeeded; runs on the driver."""
@@ -239,13 +226,9 @@ class StreamWriter(_DriverSide, StreamBase):
         self._abort(messages)
 
 
-def _row_columns(rows: "Iterator[Row]") -> Iterator[list[list[Any]]]:
-    """Yield rows as columns, in chunks."""
-    chunk: list[Any] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == MAX_CHUNK_ROWS:
-            yield [list(column) for column in zip(*chunk, strict=True)]
-            chunk = []
-    if chunk:
-        yield [list(column) for column in zip(*chunk, strict=True)]
+def _to_arrow(rows: "Iterator[Row]", schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Yield rows as Arrow, in chunks."""
+    from pyspark.sql.conversion import LocalDataToArrowConversion  # noqa: PLC0415 - only needed for PySpark 4.0
+
+    while chunk := list(islice(rows, MAX_CHUNK_ROWS)):
+        yield from LocalDataToArrowConversion.convert(chunk, schema, False).to_batches()

@@ -63,7 +63,7 @@ def test_the_page_lists_all_columns_and_options():
     assert [cell for cell in first_cells(columns) if cell in TYPES][: len(TYPES)] == list(TYPES)
     for name, kind in TYPES.items():
         assert f"| `{name}` | {kind.simpleString()} |" in columns
-    assert set(first_cells(options)) == READ_OPTIONS | {"pushdown"}
+    assert set(first_cells(options)) == READ_OPTIONS
     assert {cell.lower() for cell in first_cells(section("Streaming"))} == STREAM_OPTIONS
     columns, options = re.split(r"(?=^\| option \|)", section("Writing"), flags=re.MULTILINE)
     assert set(first_cells(columns)) == set(COLUMNS)

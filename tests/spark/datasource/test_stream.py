@@ -98,8 +98,8 @@ def test_starting_at_the_latest_offset(db, reader, events):
 def test_rows_per_micro_batch_are_limited(db, reader):
     limits = pytest.importorskip("pyspark.sql.streaming.datasource", reason="PySpark before 4.2 has no limits")
     for number in range(7):
-        db.done("other" if number % 2 else "echo")
-    stream = reader(maxRowsPerTrigger="2", service="echo")
+        db.done("other" if number % 2 else "50%:it's")
+    stream = reader(maxRowsPerTrigger="2", service="50%:it's")
     limit = stream.getDefaultReadLimit()
     assert limit == limits.ReadMaxRows(2)
     assert reader().getDefaultReadLimit() == limits.ReadAllAvailable()

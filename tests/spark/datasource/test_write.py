@@ -1,6 +1,7 @@
 """Writing rows as requests: their options, and that each is written exactly once."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -8,7 +9,10 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
+from decimal import Decimal
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -21,12 +25,17 @@ from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError, ZmdpError
 from zmdp.spark.datasource import writer as writers
-from zmdp.spark.datasource.rows import COLUMNS
+from zmdp.spark.datasource.bodies import binary
+from zmdp.spark.datasource.columns import arrow_schema
+from zmdp.spark.datasource.rows import COLUMNS, STAGED
 from zmdp.spark.datasource.writer import JobWriter, StreamWriter
+from zmdp.titanic import enqueue
+from zmdp.titanic import schema as schemas
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.store import staging
-from zmdp.titanic.submission import OPTIONS
+from zmdp.titanic.submission import MAX_SECONDS, OPTIONS
 from zmdp.workers import Worker
+from zmdp.workers.handling import MAX_BODY_FRAMES
 
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 AT = datetime(2035, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -79,13 +88,18 @@ def test_types_of_bodies(pristine, kind, value, frames):
 
 def entries(db, schema, columns, **options):
     """Return what would be staged for these columns."""
-    writer = JobWriter({"db": str(db), **options}, StructType.fromDDL(schema), overwrite=False)
-    return list(writer.target.rows.entries(columns, 0, 0))
+    kind = StructType.fromDDL(schema)
+    writer = JobWriter({"db": str(db), **options}, kind, overwrite=False)
+    arrow = arrow_schema(kind)
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(*each) for each in zip(columns, arrow.types, strict=True)], schema=arrow
+    )
+    return [SimpleNamespace(**row) for row in writer.target.rows.convert(batch, 1, 0, 0).to_pylist()]
 
 
 def test_rows_can_set_every_option_of_a_submission_and_every_staged_column():
     assert set(OPTIONS) <= set(COLUMNS)
-    assert ["staging", "number", *staging.Entry._fields] == staging.STAGED.columns.keys()
+    assert set(STAGED.names) == set(staging.STAGED.columns.keys())
 
 
 def test_options_apply_to_rows_without_a_value(pristine):
@@ -131,8 +145,12 @@ def test_formats_of_times(pristine, at):
         ("request string, key string", ["x", ""], "key must be text of 1 to 255 bytes"),
         ("request string, key string", ["x", "a\0"], "key must be text of 1 to 255 bytes"),
         ("request string, key_ttl int", ["x", 5], "key_ttl needs a key"),
-        ("request string, at string", ["x", "2035-01-02T03:04:05"], "is not a time with its offset from UTC, such as"),
-        ("request string, at string", ["x", "soon"], "'soon' is not a time with its offset from UTC, such as"),
+        (
+            "request string, at string",
+            ["x", "2035-01-02T03:04:05"],
+            "at is '2035-01-02T03:04:05'; expected seconds since 1970, or a time such as 2030-",
+        ),
+        ("request string, at string", ["x", "soon"], "at is 'soon'; expected seconds since 1970"),
         ("request string, at double", ["x", 1e300], "at must"),
         ("request string, headers map<string,string>", ["x", [("a", None)]], "headers must map text to text"),
     ],
@@ -143,6 +161,77 @@ def test_invalid_rows(pristine, schema, row, message):
         entries(pristine, schema, [[value] for value in row], **options)
     assert str(refused.value).startswith("row 0 of partition 0 is not a valid request, so nothing was written: ")
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "values"),
+    [
+        ("service", "string", ["", "s", "ü" * 127, "ü" * 128, "s" * 256, "a b", "a\n", "a\0", "titanic.x", "mmi.x"]),
+        ("key", "string", ["", "k", "ü" * 127, "ü" * 128, "k" * 255, "k" * 256, "a\0b", "a\nb", " ", "\n"]),
+        ("priority", "int", [-1, 0, 9, 10]),
+        ("priority", "decimal(20,0)", [Decimal(-1), Decimal(0), Decimal(9), Decimal(10), Decimal(10**19)]),
+        ("retries", "long", [-1, 0, 1000, 1001, 2**62]),
+        *(
+            (name, "double", [-1.0, -0.0, 5e-324, 1.5, MAX_SECONDS, MAX_SECONDS * 1.001, math.inf, -math.inf, math.nan])
+            for name in ("delay", "ttl", "key_ttl", "backoff")
+        ),
+        ("at", "double", [-2 * MAX_SECONDS, -1.0, 0.0, 2 * MAX_SECONDS, 2.001 * MAX_SECONDS, math.inf, math.nan]),
+        ("at", "timestamp", [AT, AT.replace(year=9999), AT.replace(year=1)]),
+        ("at", "string", ["", "x", AT.isoformat(), "2035-01-02T03:04:05Z", "2035-01-02 03:04+01", "2035-13-02T00:00Z"]),
+        ("request", "array<binary>", [[], [b""], [b"x"] * MAX_BODY_FRAMES, [b"x"] * (MAX_BODY_FRAMES + 1)]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_rules_for_columns_are_those_for_single_requests(pristine, name, kind, values):
+    """`enqueue` checks single requests."""
+    engine = schemas.open_engine(schemas.database_url(str(pristine)))
+    for value in values:
+        options = {"service": "s", "request": "x"} | ({"key": "k"} if name == "key_ttl" else {}) | {name: value}
+        columns = {"service": "string", "request": "string", "key": "string", name: kind}
+        schema = ", ".join(f"{each} {columns[each]}" for each in options)
+        service, frames = options.pop("service"), options.pop("request")
+        if name == "at" and isinstance(value, str):
+            with suppress(ValueError):
+                options["at"] = datetime.fromisoformat(value)
+        if name == "priority":
+            options["priority"] = int(value)
+        try:
+            with engine.begin() as connection:
+                enqueue(connection, service, *(frames if isinstance(frames, list) else [b"x"]), **options)
+                connection.rollback()
+            wanted = not (name == "request" and not value)  # `enqueue` adds an empty frame
+        except SettingError:
+            wanted = False
+        row = {"service": "s", "request": "x", "key": "k", name: value}
+        try:
+            entries(pristine, schema, [[row[each.split()[0]]] for each in schema.split(", ")])
+            found = True
+        except SettingError:
+            found = False
+        assert found == wanted, value
+    engine.dispose()
+
+
+def test_text_that_is_not_utf8_is_refused(pristine):
+    """Spark does not check its strings."""
+    invalid = pa.Array.from_buffers(pa.string(), 1, binary(b"k\xff", 2).buffers())
+    for name in ("key", "service", "at"):
+        writer = JobWriter(
+            {"db": str(pristine), "service": "s"}, StructType.fromDDL(f"request string, {name} string"), overwrite=False
+        )
+        batch = pa.RecordBatch.from_arrays([pa.array(["x"]), invalid], ["request", name])
+        with pytest.raises(SettingError, match="row 0 of partition 0 is not a valid request"):
+            writer.target.rows.convert(batch, 1, 0, 0)
+
+
+def test_the_bad_row_of_a_slice_is_named(pristine):
+    writer = JobWriter(
+        {"db": str(pristine), "service": "s"}, StructType.fromDDL("request string, priority int"), overwrite=False
+    )
+    batch = pa.RecordBatch.from_pydict({"request": list("abcdef"), "priority": [0, 0, 11, 0, None, 12]})
+    with pytest.raises(SettingError, match=re.escape("row 102 of partition 7 is not") + r".*request='f', priority=12"):
+        writer.target.rows.convert(batch.slice(3), 1, 100, 7)
+    assert writer.target.rows.convert(batch.slice(3, 2), 1, 0, 0)["priority"].to_pylist() == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,8 @@ def test_staged_requests_have_no_owner_and_keys_of_their_own(tables, submission)
     own = submission(key="k")
     with tables.engine.begin() as connection:
         number = staging.begin(connection, "w", NOW)
-        staging.add(connection, number, 0, [staging.entry(own, at=False)], NOW)
+        row = {name: getattr(own, name) for name in ("uuid", "service", "priority", "retries", "key", "body")}
+        connection.execute(sa.insert(staging.STAGED).values(staging=number, number=0, **row))
         assert staging.commit(connection, None, [staging.Accepted(number, 1)], NOW)
     assert owners(tables) == ["shop", ""]
     assert keys(tables) == {"shop": theirs.uuid, "": own.uuid}
