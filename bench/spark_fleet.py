@@ -1,10 +1,12 @@
-"""Measure a fleet of executors with real processes on this machine: `python bench/spark_fleet.py [1 2 3]`.
+"""Measure a fleet of executors with real processes on this machine: `python bench/spark_fleet.py [1 2 3 4 5]`.
 
 1. Echo calls per second through a fleet of 2 executors on `local-cluster[2,1,1024]`, 64 outstanding over one
    connection, compared with 2 `mdworker` processes at the same broker; in turns.
 2. The worst latency of callers that call without a pause: undisturbed, with leases of 2 s, while the Python process of
    a slot is killed, while an executor is; failed calls, of which there must be none.
 3. The time until a killed slot serves again, and until a fleet has drained.
+4. The worst latency of such callers during an update: drain and start again, compared with `--replace`.
+5. Calls per second of a handler that waits 0.2 s, 64 outstanding, on one slot: one thread, 16 threads, asyncio.
 
 Compare ratios, not absolute numbers, which depend on the machine and its load.
 """
@@ -18,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from support.fleets import LOCAL_CLUSTER, Calls, Running, fleet, java_of, kill
+from support.fleets import LOCAL_CLUSTER, SPARK_TIMEOUT_SECONDS, Calls, Running, fleet, java_of, kill
 from support.processes import BIN, broker, eventually, process
 
 SECONDS = 4.0
@@ -91,8 +93,35 @@ def latencies(endpoint: str) -> None:
         print(f"  drained and ended after {time.monotonic() - began:.1f} s")
 
 
+def updates(endpoint: str) -> None:
+    served = ("zmdp.workers.echo:echo", "echo", "--master", "local[2]")
+    with fleet(endpoint, *served) as old, Calls(endpoint, "echo", callers=CALLERS) as restarted:
+        restarted.go_on(200)
+        assert old.command.end() == 0
+        with fleet(endpoint, *served) as again:
+            restarted.go_on(200)
+            restarted.stop()
+            with Calls(endpoint, "echo", callers=CALLERS) as replaced:
+                replaced.go_on(200)
+                with fleet(endpoint, *served, "--replace") as new:
+                    new.command.line("replaced the previous fleet", timeout=SPARK_TIMEOUT_SECONDS)
+                    assert again.command.wait() == 0
+                    replaced.go_on(200)
+                    replaced.stop()
+    for name, calls in (("drained and started again", restarted), ("--replace", replaced)):
+        print(f"  {name:<34} worst {calls.worst:6.2f} s; {len(calls.failed)} of {calls.done} calls failed")
+
+
+def waiting(endpoint: str) -> None:
+    ways = (("one thread", "nap", ()), ("16 threads", "nap", ("--concurrency", "16")), ("asyncio", "nap_async", ()))
+    for name, handler, options in ways:
+        with fleet(endpoint, f"fleet_handlers:{handler}", "nap", "--master", "local[2]", *options) as running:
+            running.serving(1)
+            print(f"  {name:<12} {rate(endpoint, 'nap'):>6,.0f} calls/s")
+
+
 def main() -> None:
-    parts = set(sys.argv[1:] or ("1", "2", "3"))
+    parts = set(sys.argv[1:] or ("1", "2", "3", "4", "5"))
     if "1" in parts:
         with broker() as (_, endpoint):
             print("1. throughput")
@@ -101,6 +130,14 @@ def main() -> None:
         print(f"2, 3. {CALLERS} callers without a pause, heartbeat 1 s, a fleet of 2")
         with broker() as (_, endpoint):
             latencies(endpoint)
+    if "4" in parts:
+        with broker() as (_, endpoint):
+            print(f"4. an update, {CALLERS} callers without a pause")
+            updates(endpoint)
+    if "5" in parts:
+        with broker() as (_, endpoint):
+            print("5. a handler that waits 0.2 s, on one slot")
+            waiting(endpoint)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ MODULES: Final = {
     "status": "batch.client_commands",
     "cancel": "batch.client_commands",
     "drain": "batch.client_commands",
-    "pack": "fleet.commands",
     "doctor": "fleet.commands",
 }
 """The module of each subcommand; its `COMMANDS` maps names to commands."""

@@ -1,7 +1,8 @@
 """The control service through which a driver (batch or fleet) reports its status and receives the command to drain.
 
 The driver NAME offers the service `spark.control.NAME`.  A request is one frame with a JSON object whose `op` names the
-operation; the reply is one frame of JSON.  All drivers have `status` and `drain`; batches have `cancel`, fleets `slot`.
+operation; the reply is one frame of JSON.  All drivers have `status` and `drain`; batches have `cancel`, fleets
+have `retire`.
 """
 
 import json
@@ -94,7 +95,8 @@ def drivers(client: Client) -> list[str]:
     """Return the names of the drivers at the broker, sorted."""
     answer = json.loads(client.request("mmi.services")[0])
     names = (str(row["name"]) for row in answer["services"] if row["workers"] or row.get("hops"))
-    return sorted(name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX))
+    found = (name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX))
+    return sorted(filter(_NAME.fullmatch, found))  # NAME/… is where the slots of the fleet NAME report
 
 
 def ask(client: Client, driver: str, op: str, **arguments: Any) -> dict[str, Any]:

@@ -183,7 +183,7 @@ def resolve_master(master: str | None, conf: Mapping[str, str]) -> str:
 
     Raises `SettingError` if it is invalid.
     """
-    return validate_master(master or conf.get("spark.master") or _spark_submit_master() or DEFAULT_MASTER)
+    return validate_master(master or conf.get("spark.master") or submitted("spark.master") or DEFAULT_MASTER)
 
 
 def is_remote(master: str | None) -> bool:
@@ -303,11 +303,11 @@ def reason(error: BaseException) -> str:
     return " ".join(line for line in kept if line).rstrip("; ")[:1000]
 
 
-def _spark_submit_master() -> str | None:
-    """Return the master given to `spark-submit` if that runs this program, otherwise None."""
+def submitted(name: str) -> str | None:
+    """Return the value of a setting given to `spark-submit` if that runs this program, otherwise None."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     from pyspark import SparkConf  # noqa: PLC0415
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415
 
-    return SparkConf(_jvm=launch_gateway().jvm).get("spark.master")  # type: ignore[no-untyped-call]
+    return SparkConf(_jvm=launch_gateway().jvm).get(name)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The commands `mdp-spark fleet`, `pack` and `doctor`."""
+"""The commands `mdp-spark fleet` and `doctor`."""
 
 import logging
 import os
@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -29,54 +28,55 @@ from ...mdp.cli.console import (
 )
 from ...mdp.keys import ClientKeys
 from ...titanic.cli.parameters import DURATION
+from ...workers import AsyncWorker
 from ..control import default_driver_name
 from ..parameters import BROKER, CONF, MASTER, PY_FILES, name_option
 from ..session import silence_py4j
+from .cluster import Cluster
 from .doctor import Doctor
-from .driver import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS, Fleet, FleetSettings
-from .packaging import ENVIRONMENT, ENVIRONMENT_FOLDER, EXECUTOR_PYTHON, LAUNCHER, PACKAGE, Cluster, pack
+from .driver import Fleet
+from .settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS, FleetSettings
 
 Command = Callable[..., Any]
 
 log = logging.getLogger("zmdp.spark")
 
 
+_CLUSTER_OPTIONS: Final = (
+    BROKER,
+    key_options,
+    click.option(
+        "--broker-from-executors", type=Endpoints(), multiple=True, callback=all_endpoints,
+        help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
+    ),
+    MASTER,
+    CONF,
+    PY_FILES,
+    click.option(
+        "--archive", metavar="FILE",
+        help="Python environment for executors: a tar.gz made by venv-pack or conda-pack.",
+    ),
+    click.option(
+        "--dynamic", is_flag=True,
+        help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
+    ),
+    click.option(
+        "--reserve", type=Number("cores", whole=True, zero=True), default=1,
+        help=with_default("Cores to leave free for other jobs of the application.", 1),
+    ),
+)  # fmt: skip
+"""The cluster to use and what to ship to its executors."""
+
+
 def _cluster_options(command: Command) -> Command:
-    """Add the options for the cluster to use and what to ship to its executors."""
-    for option in reversed(
-        [
-            BROKER,
-            key_options,
-            click.option(
-                "--broker-from-executors",
-                type=Endpoints(),
-                multiple=True,
-                callback=all_endpoints,
-                help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
-            ),
-            MASTER,
-            CONF,
-            PY_FILES,
-            click.option(
-                "--archive",
-                metavar="FILE",
-                help=f"Python environment for executors: {ENVIRONMENT} made by `mdp-spark pack`.",
-            ),
-            click.option(
-                "--dynamic",
-                is_flag=True,
-                help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
-            ),
-            click.option(
-                "--reserve",
-                type=Number("cores", whole=True, zero=True),
-                default=1,
-                help=with_default("Cores to leave free for other jobs of the application.", 1),
-            ),
-        ]
-    ):
+    for option in reversed(_CLUSTER_OPTIONS):
         command = option(command)
     return command
+
+
+def _min_option(text: str) -> Command:
+    kind = Number("slots", whole=True, zero=True)
+    return click.option("--min", "minimum", type=kind, default=1, help=with_default(text, 1))
 
 
 def _cluster(given: dict[str, Any]) -> Cluster:
@@ -94,35 +94,34 @@ def _cluster(given: dict[str, Any]) -> Cluster:
 @click.option("--service", metavar="NAME", required=True, help="Service to offer.")
 @_cluster_options
 @name_option("fleet")
+@_min_option("Minimum number of slots (cores that serve).")
 @click.option(
-    "--min",
-    "minimum",
-    type=Number("slots", whole=True, zero=True),
-    default=1,
-    help=with_default("Minimum number of slots (cores that serve).", 1),
-)
-@click.option(
-    "--max",
-    "maximum",
-    type=Number("slots", whole=True),
+    "--max", "maximum", type=Number("slots", whole=True),
     help=with_default("Maximum number of slots.", "all cores but --reserve"),
+)  # fmt: skip
+@click.option(
+    "--concurrency",
+    type=Number("requests", whole=True),
+    help="Maximum number of concurrent requests of each slot.  "
+    f"[default: 1 thread; {AsyncWorker.default_concurrency} for asyncio handlers]",
 )
 @click.option(
-    "--lease",
-    type=DURATION,
-    default=DEFAULT_LEASE_SECONDS,
+    "--lease", type=DURATION, default=DEFAULT_LEASE_SECONDS,
     help=with_default("How long a slot serves in one Spark job.", DEFAULT_LEASE_SECONDS, "seconds"),
-)
+)  # fmt: skip
 @click.option(
-    "--idle",
-    type=DURATION,
-    default=DEFAULT_IDLE_SECONDS,
+    "--idle", type=DURATION, default=DEFAULT_IDLE_SECONDS,
     help=with_default("How long a slot must be unneeded before it is released.", DEFAULT_IDLE_SECONDS, "seconds"),
-)
+)  # fmt: skip
 @click.option(
     "--codec",
     type=click.Choice(["json", "msgpack", "arrow"]),
     help="Encoding of requests and replies. Without it, handlers get and return frames of bytes.",
+)
+@click.option(
+    "--replace",
+    is_flag=True,
+    help="Take the place of the running fleet --name, without a gap: serve beside it, then drain it.",
 )
 @handler_timeout_option
 @heartbeat_options()
@@ -131,7 +130,7 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     """Serve requests with MODULE:FUNCTION on the executors of a Spark cluster, as `mdworker` does on one machine.
 
     The number of slots follows the broker's queue, between --min and --max; a slot that dies is restarted.
-    Executors need Python and pyzmq: `mdp-spark doctor` checks for them, `mdp-spark pack` ships them. zmdp itself is
+    Executors need Python and pyzmq, installed or in an --archive: `mdp-spark doctor` checks for them. zmdp itself is
     always shipped. With a local master, modules are also imported from the current directory.
 
     SIGTERM, Ctrl-C or `mdp-spark drain NAME` finishes running requests and exits; a second signal exits immediately.
@@ -145,6 +144,8 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
       1  Spark cannot be reached, or stopped by a second signal
       2  invalid usage
     """
+    if given["replace"] and name is None:
+        raise click.UsageError("--replace requires --name: the fleet to replace")
     log_to_stderr(log_level)
     silence_py4j()
     cluster = _cluster(given)
@@ -175,70 +176,17 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     return 0
 
 
-# ── pack ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@click.command("pack")
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--requirement",
-    "requirements",
-    multiple=True,
-    metavar="PACKAGE",
-    help="Package to install in the environment, as for pip: NAME, NAME==VERSION, a wheel, '-r FILE'. Can be repeated.",
-)
-@click.option("--no-environment", is_flag=True, help=f"Write only {PACKAGE} and {LAUNCHER}.")
-def pack_command(*, folder: Path, requirements: tuple[str, ...], no_environment: bool) -> None:
-    """Write what executors need into FOLDER and print the commands that use it.
-
-    \b
-    zmdp.zip             zmdp itself, for --py-files
-    environment.tar.gz   a virtual environment with pyzmq and each --requirement, for --archive
-    main.py              a program for spark-submit
-
-    The environment needs the Python that created it at the same path on every machine.
-    """
-    if no_environment and requirements:
-        raise click.UsageError(
-            "--requirement cannot be combined with --no-environment: packages are installed in the environment"
-        )
-    made = pack(folder, requirements=requirements, environment=not no_environment)
-    for each in made:
-        click.echo(f"{each}  {each.stat().st_size / 1e6:.1f} MB")
-    zipped, launcher = made[0], made[1]
-    fleet_command = "fleet MODULE:FUNCTION --service NAME --broker tcp://HOST:PORT"
-    environment, submitted = "", ""
-    if not no_environment:
-        environment = f" --archive {made[2]}"
-        submitted = f" --archives {made[2]}#{ENVIRONMENT_FOLDER} --conf spark.pyspark.python={EXECUTOR_PYTHON}"
-        submitted += " --conf spark.pyspark.driver.python=python3"
-    click.echo(f"\nTo start a fleet from here:\n  mdp-spark {fleet_command} --master spark://HOST:PORT{environment}")
-    click.echo(f"With spark-submit:\n  spark-submit --py-files {zipped}{submitted} {launcher} {fleet_command}")
-
-
 # ── doctor ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @click.command()
 @_cluster_options
-@click.option(
-    "--min",
-    "minimum",
-    type=Number("slots", whole=True, zero=True),
-    default=1,
-    help=with_default("Number of slots that the cluster must have room for.", 1),
-)
+@_min_option("Number of slots that the cluster must have room for.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line per check.")
 def doctor(
-    *,
-    broker: Sequence[str],
-    broker_from_executors: Sequence[str],
-    keys: ClientKeys | None,
-    reserve: int,
-    minimum: int,
-    as_json: bool,
-    **given: Any,
-) -> int:
+    *, broker: Sequence[str], broker_from_executors: Sequence[str], keys: ClientKeys | None, reserve: int,
+    minimum: int, as_json: bool, **given: Any,
+) -> int:  # fmt: skip
     """Check everything that Spark services need, and explain how to fix what is missing.
 
     Checks Java, Python and libraries; the broker; a session on --master; Python and libraries on its executors, and
@@ -260,4 +208,4 @@ def doctor(
     return 0 if well else EXIT_FAILED
 
 
-COMMANDS: Final[dict[str, click.Command]] = {"fleet": fleet, "pack": pack_command, "doctor": doctor}
+COMMANDS: Final[dict[str, click.Command]] = {"fleet": fleet, "doctor": doctor}

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from json import loads
@@ -14,9 +14,10 @@ from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_none_reachable
 from ...mdp.transport.sockets import checked_endpoints
 from .. import session as sessions
-from .driver import classify_failure, cores, failure_message, is_loopback
+from .cluster import Cluster, cores, on_this_machine
 from .executor import BROKER_TIMEOUT_SECONDS, probe
-from .packaging import Cluster, on_this_machine, python
+from .leases import classify_failure, failure_message
+from .settings import is_loopback
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,12 +32,7 @@ SUPPORTED_VERSIONS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | 
 }
 """For each package the oldest supported version, and the first one that is too new (as in `pyproject.toml`)."""
 INSTALL: Final = "pip install 'zmdp[spark]'"
-EXECUTOR_CHECKS: Final = (
-    "executors' Python",
-    "executors' pyzmq",
-    "executors' zmdp",
-    "executors reach the broker",
-)
+EXECUTOR_CHECKS: Final = ("executors", "executors reach the broker")
 
 State = Literal["ok", "failed", "skipped"]
 
@@ -101,7 +97,7 @@ class Doctor:
 
     def _cluster_checks(self, *, broker_answers: bool) -> Iterator[Check]:
         try:
-            session = self.cluster.open("zmdp-doctor", most=self.minimum + self.reserve)
+            session = self.cluster.open("zmdp-doctor", slots=max(1, self.minimum), reserve=self.reserve)
         except (SettingError, sessions.SparkError) as error:
             advice = "name a cluster with --master; `--master 'local[2]'` works without one"
             yield Check("session", "failed", str(error), advice)
@@ -115,41 +111,28 @@ class Doctor:
             session.stop()
 
     def _executors(self, session: "SparkSession", *, broker_answers: bool) -> Iterator[Check]:
-        found, wrong = _probed(session, self._addresses, self.keys)
-        if wrong is not None:
-            what, advice = wrong
-            yield Check(EXECUTOR_CHECKS[0], "failed", what, advice)
+        found = _probed(session, self._addresses, self.keys)
+        if isinstance(found, Check):
+            yield found
             yield from _skipped(EXECUTOR_CHECKS[1:], EXECUTOR_CHECKS[0])
             return
         where = ", ".join(sorted({str(each["host"]) for each in found}))
-        yield Check(EXECUTOR_CHECKS[0], "ok", f"{found[0]['python']} on {where}; the driver has {python()}")
-        advices = (
-            "install it on the executors, or ship it: mdp-spark pack FOLDER, then --archive",
-            "the driver ships it unless --master is local; otherwise pass --py-files zmdp.zip, made by mdp-spark pack",
-            self._advice(str(session.sparkContext.master)),
-        )
-        failed = None
-        for name, key, advice in zip(EXECUTOR_CHECKS[1:], ("pyzmq", "zmdp", "broker"), advices, strict=True):
-            bad = next((each for each in found if each[key] is not None), None)
-            if failed is not None:
-                yield from _skipped((name,), failed)
-            elif key == "broker" and not broker_answers and not self.executors_broker:
-                yield from _skipped((name,), "broker")
-            elif bad is None:
-                yield Check(name, "ok", f"on {where}")
-            else:
-                failed = name
-                yield Check(name, "failed", f"on {bad['host']}: {bad[key]}", advice)
+        yield Check(EXECUTOR_CHECKS[0], "ok", f"Python {found[0]['python']} with zmdp and pyzmq on {where}")
+        bad = next((each for each in found if each["broker"] is not None), None)
+        if not broker_answers and not self.executors_broker:
+            yield from _skipped(EXECUTOR_CHECKS[1:], "broker")
+        elif bad is None:
+            yield Check(EXECUTOR_CHECKS[1], "ok", f"on {where}")
+        else:
+            advice = self._advice(str(session.sparkContext.master))
+            yield Check(EXECUTOR_CHECKS[1], "failed", f"on {bad['host']}: {bad['broker']}", advice)
 
     def _advice(self, master: str) -> str:
         if not on_this_machine(master) and any(map(is_loopback, self._addresses)):
             return (
-                "other machines cannot reach a loopback address: bind the broker to another one and pass that with "
-                "--broker"
+                "other machines cannot reach a loopback address: bind the broker to another and pass it with --broker"
             )
-        return (
-            "pass the address that executors can reach with --broker-from-executors; check for a firewall between them"
-        )
+        return "pass an address that executors can reach with --broker-from-executors; look for a firewall in between"
 
     def _cores(self, session: "SparkSession") -> Check:
         name = "cores"
@@ -161,12 +144,9 @@ class Doctor:
         needed = max(1, self.minimum)
         if left >= needed:
             return Check(name, "ok", f"{number}: {left} for slots, {self.reserve} reserved for other jobs (--reserve)")
-        return Check(
-            name,
-            "failed",
-            f"{number}, of which {self.reserve} are reserved for other jobs: too few for {needed} slots",
-            "give the application more cores (local[N], spark.cores.max, more executors), or --reserve 0",
-        )
+        text = f"{number}, of which {self.reserve} are reserved for other jobs: too few for {needed} slots"
+        advice = "give the application more cores (local[N], spark.cores.max, more executors), or --reserve 0"
+        return Check(name, "failed", text, advice)
 
 
 def _broker_version(reply: bytes) -> str:
@@ -207,30 +187,28 @@ def _skipped(names: Sequence[str], because: str) -> Iterator[Check]:
         yield Check(name, "skipped", f"because this failed: {because}")
 
 
-def _probed(
-    session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys | None
-) -> tuple[list[dict[str, Any]], tuple[str, str] | None]:
-    """Return what the executors report and None, or an empty list and (what is wrong, what to do)."""
+def _probed(session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys | None) -> list[dict[str, Any]] | Check:
+    """Return what the executors report, or the failed check if they do not."""
     from pyspark import InheritableThread  # noqa: PLC0415
 
     context = session.sparkContext
-    run = partial(probe, broker, None if keys is None else astuple(keys))
-    outcome: list[Any] = []
+    run = partial(probe, broker, keys)
+    outcome: list[list[dict[str, Any]] | Check] = []
 
     def ask() -> None:
         tasks = max(1, context.defaultParallelism)
         try:
             outcome.append(context.parallelize(range(tasks), tasks).mapPartitions(run).collect())
         except Exception as error:  # noqa: BLE001 - whatever ended the job is the finding
-            outcome.append(classify_failure(failure_message(error)).reason)
+            advice = "give executors pyzmq and the driver's minor version of Python, with PYSPARK_PYTHON or --archive"
+            outcome.append(Check(EXECUTOR_CHECKS[0], "failed", classify_failure(failure_message(error)).reason, advice))
 
     asking = InheritableThread(target=ask, daemon=True)
     asking.start()
     asking.join(EXECUTOR_TIMEOUT_SECONDS)
-    if not outcome:
-        context.cancelAllJobs()
-        what = f"no executor answered within {EXECUTOR_TIMEOUT_SECONDS:g} s"
-        return [], (what, "check the cluster's web page: does it have free cores, and does it start executors?")
-    if isinstance(outcome[0], str):
-        return [], (outcome[0], "give executors the driver's minor version of Python, with PYSPARK_PYTHON or --archive")
-    return outcome[0], None
+    if outcome:
+        return outcome[0]
+    context.cancelAllJobs()
+    what = f"no executor answered within {EXECUTOR_TIMEOUT_SECONDS:g} s"
+    advice = "check the cluster's web page: does it have free cores, and does it start executors?"
+    return Check(EXECUTOR_CHECKS[0], "failed", what, advice)

@@ -1,10 +1,8 @@
-"""The executor's side of a fleet: serve a service for the length of a lease.
+"""The executor's side of a fleet: serve a service for the length of a lease."""
 
-This module imports only the standard library, so that an executor without pyzmq can report that.
-"""
-
+import asyncio
 import contextlib
-import importlib
+import functools
 import json
 import logging
 import os
@@ -13,14 +11,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from ...clients import Client
-    from ...mdp.keys import ClientKeys
-    from ...workers import Worker
+from ...clients import Client
+from ...mdp import logs
+from ...mdp.errors import SettingError, ZmdpError
+from ...mdp.keys import ClientKeys
+from ...mdp.loading import load
+from ...mdp.transport.reach import check_listening, why_none_reachable
+from ...workers import AsyncWorker, Worker
+from ...workers.handling import is_async
+from ..control import PREFIX
+from .settings import FleetSettings
 
 REPORT_SECONDS: Final = 1.0
 """Interval between reports to the driver, and how long the driver may take to answer."""
@@ -34,35 +39,18 @@ log = logging.getLogger("zmdp.spark")
 
 @dataclass(frozen=True)
 class LeaseTask:
-    """A lease as it is sent to an executor."""
+    """A lease as it is sent to an executor, with the keys: so they are in no file, setting or command."""
 
-    fleet: str
-    """Identifies this run of the fleet, because a driver that reuses a name also gets its predecessor's reports."""
-    control: str
-    """The driver's control service."""
+    settings: FleetSettings
+    run: str
+    """A secret that only the driver and its tasks know."""
+    reports: str
+    """The driver's service for reports, which no other driver offers: two fleets may have the same name."""
     slot: int
     lease: int
     seconds: float
-    service: str
-    handler: str
-    """MODULE:FUNCTION."""
-    broker: tuple[str, ...]
-    codec: str | None
-    heartbeat: float
-    liveness: int
-    handler_timeout: float | None
-    paths: tuple[str, ...]
+    paths: tuple[str, ...] = ()
     """Folders to import from."""
-    log_level: str
-    log_format: str
-    keys: tuple[bytes, ...] | None = field(default=None, repr=False)
-    """The fields of `ClientKeys`.  Spark ships them as part of the task, so they are in no file, setting or command."""
-
-    def client_keys(self) -> "ClientKeys | None":
-        """Return the keys for connections to the broker."""
-        from ...mdp.keys import ClientKeys  # noqa: PLC0415 - see the module's docstring
-
-        return None if self.keys is None else ClientKeys(*self.keys)
 
 
 class _CannotServe(Exception):
@@ -79,33 +67,29 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
     """
     for _ in rows:  # Spark reuses the Python process, with its imports, only if the task has read all of its input
         pass
-    host = socket.gethostname()
-    from ...mdp import logs  # noqa: PLC0415 - see the module's docstring
-
-    logs.configure(task.log_level, task.log_format)
+    host, settings = socket.gethostname(), task.settings
+    logs.configure(settings.log_level, settings.log_format)
     try:
         handler = _Counted(_load_handler(task))
         worker = _make_worker(task, handler)
     except _CannotServe as error:
         yield {"host": host, "refused": str(error)}
         return
-    from ...clients import Client  # noqa: PLC0415 - see the module's docstring
-
     # Between reports nothing is outstanding, so the client does not watch the broker's heartbeats.
     with Client(
-        task.broker, timeout=REPORT_SECONDS, retries=0, heartbeat=task.heartbeat, liveness=task.liveness,
-        key=task.client_keys(),
+        settings.addresses, timeout=REPORT_SECONDS, retries=0, heartbeat=settings.heartbeat,
+        liveness=settings.liveness, key=settings.keys,
     ) as client:  # fmt: skip
-        reporter = _Reporter(task, client, host, handler)
-        with worker:
+        reporter = _Reporter(task, client, host, handler, worker)
+        worker.start()
+        try:
             reporter.report_until_due()
+        finally:
             worker.stop()
-            _finish_requests(task, worker, reporter)
-    yield {
-        "host": host,
-        "served": handler.calls,
-        "unreachable": None if reporter.was_answered else _why_unreachable(task),
-    }
+            reporter.finish_requests()
+    reached = reporter.was_answered
+    unreachable = None if reached else why_none_reachable(settings.addresses, settings.keys) or "no answer"
+    yield {"host": host, "served": handler.calls, "unreachable": unreachable}
 
 
 # ── the handler ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -116,59 +100,69 @@ def _load_handler(task: LeaseTask) -> Callable[[Any], Any]:
     for path in task.paths:
         if path not in sys.path and Path(path).is_dir():
             sys.path.insert(0, path)
-    python = ".".join(map(str, sys.version_info[:3]))
+    name = task.settings.handler
     try:
-        import zmq  # noqa: F401, PLC0415
-    except ImportError as error:
-        raise _CannotServe(
-            f"Python {python} at {sys.executable} has no pyzmq ({error}): install it there, or ship an environment "
-            "made by `mdp-spark pack` with --archive"
-        ) from None
-    from ...mdp.errors import SettingError  # noqa: PLC0415
-    from ...mdp.loading import load  # noqa: PLC0415
-    from ...workers import AsyncWorker, Worker  # noqa: PLC0415
-    from ...workers.handling import is_async  # noqa: PLC0415
-
-    try:
-        found = load(task.handler, "MODULE:FUNCTION, for example zmdp.workers.echo:echo")
+        found = load(name, "MODULE:FUNCTION, for example zmdp.workers.echo:echo")
     except SettingError as error:
         raise _CannotServe(
-            f"{error}. Ship your own modules with --py-files, and installed packages with --archive "
-            "(see `mdp-spark pack --requirement`)"
+            f"{error}. Ship your own modules with --py-files, and installed packages with --archive (docs/fleet.md)"
         ) from None
-    if is_async(found):
-        raise _CannotServe(f"{task.handler} is asynchronous: a fleet needs a plain function or generator function")
     if not callable(found) or isinstance(found, type | Worker | AsyncWorker):
-        raise _CannotServe(
-            f"{task.handler} is of type {type(found).__name__}: a fleet needs a function that takes a request"
-        )
+        raise _CannotServe(f"{name} is of type {type(found).__name__}: a fleet needs a function that takes a request")
     return found
 
 
-def _make_worker(task: LeaseTask, handler: "_Counted") -> "Worker":
-    from ...mdp.errors import ZmdpError  # noqa: PLC0415
-    from ...workers import Worker  # noqa: PLC0415
-
+def _make_worker(task: LeaseTask, handler: "_Counted") -> "Worker | _InEventLoop":
+    """Return the worker for this kind of handler.  Raises `_CannotServe`."""
+    settings = task.settings
+    kind: Any = AsyncWorker if is_async(handler) else Worker
     try:
-        return Worker(
-            task.service, handler, broker=task.broker, codec=task.codec, heartbeat=task.heartbeat,
-            liveness=task.liveness, handler_timeout=task.handler_timeout, name=f"{task.control} slot {task.slot}",
-            key=task.client_keys(),
+        worker = kind(
+            settings.service, handler, broker=settings.addresses, concurrency=settings.concurrency,
+            codec=settings.codec, heartbeat=settings.heartbeat, liveness=settings.liveness,
+            handler_timeout=settings.handler_timeout, name=f"{PREFIX}{settings.name} slot {task.slot}",
+            key=settings.keys,
         )  # fmt: skip
     except (ZmdpError, ImportError) as error:  # for example, the codec's package is missing
         raise _CannotServe(str(error)) from None
+    return _InEventLoop(worker) if kind is AsyncWorker else worker
 
 
-class _Counted:
-    """A handler that counts its calls."""
+class _Counted(functools.partial[Any]):
+    """A handler that counts its calls.  A `partial`, so that workers see what kind of function it is."""
 
     def __init__(self, handler: Callable[[Any], Any]) -> None:
-        self._handler = handler
+        functools.update_wrapper(self, handler)
+        self._lock = threading.Lock()  # handlers may run in several threads
         self.calls = 0
 
     def __call__(self, argument: Any) -> Any:
-        self.calls += 1
-        return self._handler(argument)
+        with self._lock:
+            self.calls += 1
+        return super().__call__(argument)
+
+
+class _InEventLoop:
+    """An `AsyncWorker` in an event loop of its own, to be used as a `Worker`."""
+
+    def __init__(self, worker: "AsyncWorker") -> None:
+        self.concurrency = worker.concurrency
+        self.stop = worker.stop
+        self._worker = worker
+        self._loop = ThreadPoolExecutor(1, "event-loop")
+
+    def start(self) -> None:
+        """Serve in a thread, and return immediately."""
+        self._running = self._loop.submit(asyncio.run, self._worker.run())
+        self._loop.shutdown(wait=False)
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to `timeout` seconds for the worker to end.  Return whether it has."""
+        try:
+            self._running.result(timeout)
+        except TimeoutError:
+            return False
+        return True
 
 
 # ── the lease ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -180,52 +174,48 @@ class _Reporter:
     If the driver does not answer, the task continues until its lease ends.
     """
 
-    def __init__(self, task: LeaseTask, client: "Client", host: str, handler: _Counted) -> None:
+    def __init__(
+        self, task: LeaseTask, client: Client, host: str, handler: _Counted, worker: Worker | _InEventLoop
+    ) -> None:
         self.was_answered = False
         """Whether the driver ever answered a report."""
         self._task = task
         self._client = client
         self._handler = handler
+        self._worker = worker
         self._until = time.monotonic() + task.seconds
         self._report = {
-            "op": "slot", "fleet": task.fleet, "slot": task.slot, "lease": task.lease,
-            "host": host, "pid": os.getpid(), "executor": executor_id(),
+            "run": task.run, "slot": task.slot, "lease": task.lease, "host": host, "pid": os.getpid(),
+            "executor": executor_id(), "concurrency": worker.concurrency,
         }  # fmt: skip
 
     def report_until_due(self) -> None:
         """Report until the lease is over or the driver asks the task to drain."""
-        pause = threading.Event()
-        while not self.report() and (left := self._until - time.monotonic()) > 0:
-            pause.wait(min(REPORT_SECONDS, left))
+        while not self._asks_to_drain() and (left := self._until - time.monotonic()) > 0:
+            if self._worker.wait(min(REPORT_SECONDS, left)):
+                return
 
-    def report(self) -> bool:
-        """Report once.  Return whether to drain."""
-        from ...mdp.errors import ZmdpError  # noqa: PLC0415
+    def finish_requests(self) -> None:
+        """Wait until running requests are done, reporting in the meantime."""
+        timeout = self._task.settings.handler_timeout
+        limit = None if timeout is None else time.monotonic() + timeout + STUCK_GRACE_SECONDS
+        while not self._worker.wait(REPORT_SECONDS):
+            self._asks_to_drain()
+            if limit is not None and time.monotonic() > limit:
+                # The request has gone to another worker.  A thread cannot be killed, but its process can.
+                service = self._task.settings.service
+                log.error("%s: a handler does not return; ending process %d", service, os.getpid())
+                os._exit(1)
 
+    def _asks_to_drain(self) -> bool:
+        """Report once.  Return whether the driver asks to drain."""
         report = json.dumps({**self._report, "served": self._handler.calls}).encode()
         try:
-            answer = json.loads(self._client.request(self._task.control, report, wait=False)[0])
+            answer = json.loads(self._client.request(self._task.reports, report, wait=False)[0])
         except (ZmdpError, ValueError):
             return False
         self.was_answered = True
         return isinstance(answer, dict) and answer.get("drain") is True
-
-
-def _finish_requests(task: LeaseTask, worker: "Worker", reporter: _Reporter) -> None:
-    """Wait until running requests are done, reporting in the meantime."""
-    limit = None if task.handler_timeout is None else time.monotonic() + task.handler_timeout + STUCK_GRACE_SECONDS
-    while not worker.wait(REPORT_SECONDS):
-        reporter.report()
-        if limit is not None and time.monotonic() > limit:
-            # The request has gone to another worker.  A thread cannot be killed, but its process can.
-            log.error("%s: a handler does not return; ending process %d", task.service, os.getpid())
-            os._exit(1)
-
-
-def _why_unreachable(task: LeaseTask) -> str:
-    from ...mdp.transport.reach import why_none_reachable  # noqa: PLC0415
-
-    return why_none_reachable(task.broker, task.client_keys()) or "no answer"
 
 
 def executor_id() -> str | None:
@@ -237,42 +227,15 @@ def executor_id() -> str | None:
     return None
 
 
-# ── the probe of `mdp-spark doctor` ──────────────────────────────────────────────────────────────────────────────────
-
-
-def probe(broker: tuple[str, ...], keys: tuple[bytes, ...] | None, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
-    """Yield one description of this executor, in which None means that the check passed:
-
-    {"host": …, "executor": …, "python": version, "pyzmq": problem, "zmdp": problem, "broker": problem}
-    """
+def probe(broker: tuple[str, ...], keys: ClientKeys | None, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
+    """Yield what `mdp-spark doctor` asks: {"host": …, "python": version, "broker": problem, or None}."""
     for _ in rows:
         pass
-    found: dict[str, Any] = {
-        "host": socket.gethostname(),
-        "executor": executor_id(),
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "pyzmq": None,
-        "zmdp": None,
-        "broker": "not checked",
-    }
-    for name, module in (("pyzmq", "zmq"), ("zmdp", "zmdp.clients")):
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - whatever the import raises is the finding
-            found[name] = f"{type(error).__name__}: {error}"
-            yield found
-            return
-    from ...clients import Client  # noqa: PLC0415
-    from ...mdp.errors import ZmdpError  # noqa: PLC0415
-    from ...mdp.keys import ClientKeys  # noqa: PLC0415
-    from ...mdp.transport.reach import check_listening  # noqa: PLC0415
-
-    own = None if keys is None else ClientKeys(*keys)
+    problem = None
     try:
-        check_listening(broker, own)
-        with Client(broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0, key=own) as client:
+        check_listening(broker, keys)
+        with Client(broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0, key=keys) as client:
             client.request("mmi.service", b"any")
-        found["broker"] = None
     except ZmdpError as error:
-        found["broker"] = str(error)
-    yield found
+        problem = str(error)
+    yield {"host": socket.gethostname(), "python": ".".join(map(str, sys.version_info[:3])), "broker": problem}

@@ -11,6 +11,7 @@ States of a slot:
        └── and from each of them ──▶ draining: no further lease
 """
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ class Served:
     """A lease ended as planned after serving `requests`."""
 
     requests: int
+    unreachable: str | None = None
+    """Why its worker never reached the driver, or None."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,8 @@ class Slots:
     idle: float
     rng: random.Random = field(default_factory=random.Random)
     draining: bool = False
+    concurrency: int = 1
+    """Requests that a slot handles at once, as its task reports."""
     failures: int = 0
     """Leases that were refused or died."""
     last_error: str | None = None
@@ -180,19 +185,23 @@ class Slots:
 
     def _grow(self, load: Load, *, lasting: bool) -> None:
         """Add slots, but only if all existing ones serve: otherwise more are on their way, or cannot start."""
-        serving = sum(slot.state == "serving" for slot in self._active())
         if self.wanted == 0 and load.workers == 0:
             self.wanted = min(1, self.maximum)  # scale up from zero
-        elif lasting and load.idle == 0 and serving == self.wanted:
+        elif lasting and load.idle == 0 and self.serving == self.wanted:
             self.wanted = min(self.wanted + max(1, min(load.queued, self.wanted)), self.maximum)
 
     def _needed(self, load: Load, before: Load | None) -> int:
         """Return how many slots have work when no request is queued, ignoring workers outside the fleet."""
         elsewhere = max(0, load.workers - sum(slot.reported for slot in self._slots.values()))
         # The broker gives each worker one request before any gets two.
-        busy = min(load.workers, load.running) - elsewhere
+        busy = min(load.workers - elsewhere, math.ceil((load.running - elsewhere) / self.concurrency))
         moved = before is not None and load.dispatched != before.dispatched and not elsewhere
         return max(busy, int(moved))
+
+    def succeed(self, wanted: int) -> bool:
+        """Want as many slots as the predecessor, if there are cores for them.  Return whether so many serve."""
+        self.wanted = max(self.wanted, min(wanted, self.maximum))
+        return self.serving >= self.wanted
 
     def bound(self, maximum: int) -> None:
         """Set the maximum to the number of slots for which there are cores now."""
@@ -235,8 +244,9 @@ class Slots:
             return True  # this lease counts as lost: the slot has another
         slot.reported = True
         slot.host, slot.pid, slot.executor = report.get("host"), report.get("pid"), report.get("executor")
-        served = report.get("served")
+        served, concurrency = report.get("served"), report.get("concurrency")
         slot.serving = served if isinstance(served, int) else slot.serving
+        self.concurrency = concurrency if isinstance(concurrency, int) and concurrency > 0 else self.concurrency
         if slot.state == "starting":
             slot.become("serving", now)
         return self.draining or slot.state == "draining"
@@ -285,6 +295,11 @@ class Slots:
         self._slots = {slot.number: slot for slot in self._slots.values() if slot.lease is not None}
 
     @property
+    def serving(self) -> int:
+        """The number of slots that serve, without those that drain."""
+        return sum(slot.state == "serving" for slot in self._active())
+
+    @property
     def finished(self) -> bool:
         """Whether all slots have ended after `drain`."""
         return self.draining and not self._slots
@@ -293,13 +308,16 @@ class Slots:
         """Return when the next lease will be due without further events, or None."""
         return min((slot.retry_at for slot in self._active() if slot.lease is None), default=None)
 
-    def silent(self, now: float, seconds: float) -> list[Slot]:
-        """Return the slots whose lease was submitted at least `seconds` ago and has not reported."""
-        return [s for s in self._slots.values() if s.lease is not None and not s.reported and now >= s.began + seconds]
+    def silent(self, now: float, seconds: float) -> list[tuple[int, int]]:
+        """Return (slot, lease) for each lease that was submitted at least `seconds` ago and has not reported."""
+        return [(slot.number, lease) for slot, lease in self._unheard() if now >= slot.began + seconds]
 
-    def unheard(self) -> list[Slot]:
-        """Return draining slots whose lease has not reported: it may still wait for a core."""
-        return [s for s in self._slots.values() if s.lease is not None and not s.reported and self._drains(s)]
+    def unwanted(self) -> list[int]:
+        """Return the leases of draining slots that have not reported: they may still wait for a core."""
+        return [lease for slot, lease in self._unheard() if self._drains(slot)]
+
+    def _unheard(self) -> list[tuple[Slot, int]]:
+        return [(slot, slot.lease) for slot in self._slots.values() if slot.lease is not None and not slot.reported]
 
     def _drains(self, slot: Slot) -> bool:
         return self.draining or slot.state == "draining"

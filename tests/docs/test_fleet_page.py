@@ -11,7 +11,8 @@ from support.processes import broker, process, run
 
 from zmdp.spark import session
 from zmdp.spark.fleet import executor, slots
-from zmdp.spark.fleet.driver import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS, SILENCE_SECONDS
+from zmdp.spark.fleet.driver import SILENCE_SECONDS
+from zmdp.spark.fleet.settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
 

@@ -1,7 +1,11 @@
 """Handlers for fleets; tests ship this file or run in its folder."""
 
+import asyncio
 import os
+import threading
 import time
+
+from zmdp.workers import Final
 
 
 def pid(request):
@@ -27,8 +31,30 @@ def count(request):
     return b"done"
 
 
-async def coroutine(request):
-    """What a fleet does not take."""
+async def count_async(request):
+    """A stream, of an asyncio handler."""
+    for number in range(int(request[0])):
+        yield b"%d" % number
+    yield Final(b"done")
+
+
+THREADS = threading.Barrier(3)
+TASKS = asyncio.Barrier(3)
+
+
+def together(request):
+    """Wait until three of these run."""
+    THREADS.wait()
+
+
+async def together_async(request):
+    """The same, with asyncio."""
+    await TASKS.wait()
+
+
+def version(request):
+    """What a newer fleet says."""
+    return b"new"
 
 
 def double(number):
@@ -42,4 +68,10 @@ not_callable = 3
 def nap(request):
     """Take a moment."""
     time.sleep(0.2)
+    return b"done"
+
+
+async def nap_async(request):
+    """The same, with asyncio."""
+    await asyncio.sleep(0.2)
     return b"done"

@@ -77,6 +77,9 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
     with process(*command, cwd=cwd, **env) as running, Client(endpoint, timeout=60, retries=0) as client:
         running.line(f"serves {service} at", timeout=SPARK_TIMEOUT_SECONDS)
         found = Running(running, client, f"fleet-{service}")
+        if "--replace" in options:
+            yield found  # it does not have its name yet
+            return
         eventually(lambda: client.available(control.PREFIX + found.name))
         application = found.status()["application"]
         yield found
@@ -86,12 +89,13 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
 class Calls:
     """Callers that call without a pause.  Counts replies and failures, and records the longest call."""
 
-    def __init__(self, endpoint, service, callers=4):
+    def __init__(self, endpoint, service, callers=4, **options):
         self.done = 0
         self.failed = []
         self.worst = 0.0
         self._endpoint = endpoint
         self._service = service
+        self._options = options
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._call) for _ in range(callers)]
@@ -101,7 +105,7 @@ class Calls:
             while not self._stop.is_set():
                 began = time.monotonic()
                 try:
-                    client.request(self._service, b"")
+                    client.request(self._service, b"", **self._options)
                 except ZmdpError as error:
                     self.failed.append(error)
                 took = time.monotonic() - began
@@ -115,6 +119,10 @@ class Calls:
         return self
 
     def __exit__(self, *exception):
+        self.stop()
+
+    def stop(self):
+        """Make no further calls, and wait for those that are running."""
         self._stop.set()
         for thread in self._threads:
             thread.join()

@@ -11,14 +11,14 @@ from support.processes import run
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import session
 from zmdp.spark.fleet import doctor
-from zmdp.spark.fleet.doctor import INSTALL, SUPPORTED_VERSIONS, Check, Doctor
-from zmdp.spark.fleet.packaging import Cluster
+from zmdp.spark.fleet.cluster import Cluster
+from zmdp.spark.fleet.doctor import INSTALL, SUPPORTED_VERSIONS, Doctor
 from zmdp.spark.session import SparkError
 
 NOWHERE = "tcp://127.0.0.1:1"
 ALL = [
-    "Python", "pyzmq", "pyspark", "pandas", "pyarrow", "Java", "broker", "session", "executors' Python",
-    "executors' pyzmq", "executors' zmdp", "executors reach the broker", "cores",
+    "Python", "pyzmq", "pyspark", "pandas", "pyarrow", "Java", "broker", "session", "executors",
+    "executors reach the broker", "cores",
 ]  # fmt: skip
 
 NEEDS_JAVA = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
@@ -32,7 +32,7 @@ class Shared:
     def __init__(self, spark):
         self._spark = spark
 
-    def open(self, name, *, most=None):
+    def open(self, name, *, slots=None, reserve=0):
         return SimpleNamespace(sparkContext=self._spark.sparkContext, version=self._spark.version, stop=lambda: None)
 
 
@@ -73,25 +73,21 @@ def test_too_few_cores(spark, endpoint):
     assert "--reserve 0" in bad.advice
 
 
-def test_executors_without_pyzmq(spark, endpoint, monkeypatch):
-    found = {"host": "h", "python": "3.11.0", "pyzmq": "ModuleNotFoundError: No module named 'zmq'", "zmdp": None}
-    monkeypatch.setattr(doctor, "_probed", lambda *asked: ([{**found, "broker": "not checked"}], None))
-    checks = list(Doctor(Shared(spark), endpoint).checks())
-    assert failed(checks).found == "on h: ModuleNotFoundError: No module named 'zmq'"
-    assert "mdp-spark pack" in failed(checks).advice
-    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[10:12]
+def test_executors_that_cannot_run_python(spark, endpoint, monkeypatch):
+    def collect(data):
+        raise RuntimeError("… ModuleNotFoundError: No module named 'zmq'")
 
-
-def test_executors_with_another_python(spark, endpoint, monkeypatch):
-    monkeypatch.setattr(doctor, "_probed", lambda *asked: ([], ("another Python", "take this one")))
+    monkeypatch.setattr("pyspark.core.rdd.RDD.collect", collect)
     checks = list(Doctor(Shared(spark), endpoint).checks())
-    assert failed(checks) == Check("executors' Python", "failed", "another Python", "take this one")
-    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[9:12]
+    bad = failed(checks)
+    assert (bad.name, bad.found[:24]) == ("executors", "executors have no pyzmq:")
+    assert "--archive" in bad.advice
+    assert [name for name, state in states(checks).items() if state == "skipped"] == ["executors reach the broker"]
 
 
 @pytest.mark.parametrize("error", [SparkError("no cluster"), SettingError("no master")])
 def test_no_session(spark, endpoint, monkeypatch, error):
-    def refuse(name, *, most=None):
+    def refuse(name, **room):
         raise error
 
     checks = list(Doctor(SimpleNamespace(master=None, open=refuse), endpoint).checks())

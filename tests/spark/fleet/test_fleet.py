@@ -10,14 +10,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.fleets import Calls
 from support.processes import eventually
 
 from zmdp.clients import Client
-from zmdp.mdp.errors import SettingError
+from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.spark import control
-from zmdp.spark.fleet.driver import Fleet, FleetSettings, classify_failure, cores, is_loopback
+from zmdp.spark.fleet.cluster import cores
+from zmdp.spark.fleet.driver import Fleet
 from zmdp.spark.fleet.executor import LeaseTask, serve
+from zmdp.spark.fleet.leases import classify_failure
+from zmdp.spark.fleet.settings import FleetSettings, is_loopback
 from zmdp.spark.fleet.slots import Died, Refused
+from zmdp.workers import Worker
 
 HERE = Path(__file__).parents[1]
 BEATS = {"heartbeat": 0.2, "liveness": 50}
@@ -37,8 +42,13 @@ class Shared:
     def __init__(self, spark):
         self._spark = spark
 
-    def open(self, name, *, most=None):
+    def open(self, name, *, slots=None, reserve=0):
         return SimpleNamespace(sparkContext=self._spark.sparkContext, stop=lambda: None)
+
+
+def announced(client, *names):
+    """Wait until there are exactly these drivers."""
+    eventually(lambda: control.drivers(client) == list(names))
 
 
 @contextmanager
@@ -74,13 +84,8 @@ def busy(client, service):
 
 def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
     """Run one lease's job and return its result."""
-    task = LeaseTask(
-        **{
-            "fleet": "f", "control": "spark.control.nobody", "slot": 0, "lease": 1, "seconds": seconds,
-            "service": "s", "handler": handler, "broker": (endpoint,), "codec": None, "handler_timeout": None,
-            "paths": (str(HERE),), "log_level": "INFO", "log_format": "text", **BEATS, **settings,
-        }
-    )  # fmt: skip
+    given = {"handler": handler, "service": "s", "name": "f", "broker": endpoint, **BEATS, **settings}
+    task = LeaseTask(FleetSettings(**given), "run", "spark.control.f/0", 0, 1, seconds, (str(HERE),))
     (result,) = spark.sparkContext.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
     return result
 
@@ -91,7 +96,6 @@ def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
         ("no_such_module:f", "cannot use no_such_module:f: No module named 'no_such_module'"),
         ("fleet_handlers:nothing", "AttributeError: module 'fleet_handlers' has no attribute 'nothing'"),
         ("fleet_handlers:not_callable", "fleet_handlers:not_callable is of type int: a fleet needs a function"),
-        ("fleet_handlers:coroutine", "fleet_handlers:coroutine is asynchronous: a fleet needs a plain function"),
         ("zmdp.workers.echo:worker", "zmdp.workers.echo:worker is of type Worker: a fleet needs a function"),
     ],
 )
@@ -110,13 +114,6 @@ def test_a_missing_module_is_reported_with_advice(spark, endpoint):
 def test_an_executor_reports_a_missing_codec(spark, endpoint):
     result = lease(spark, endpoint, "fleet_handlers:double", codec="no such codec")
     assert "no such codec" in result["refused"]
-
-
-def test_an_executor_reports_missing_pyzmq(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "zmq", None)
-    (result,) = serve(SimpleNamespace(paths=(), log_level="INFO", log_format="text"), iter(()))
-    assert "has no pyzmq" in result["refused"]
-    assert "mdp-spark pack" in result["refused"]
 
 
 def test_a_lease_reports_an_unreachable_broker(spark):
@@ -172,6 +169,24 @@ def test_streams_and_codecs(spark, endpoint, client):
         assert client.call("double", 21) == 42
 
 
+@pytest.mark.parametrize("handler", ["together", "together_async"])
+def test_a_slot_handles_several_requests_at_once(spark, endpoint, client, handler):
+    with running(spark, endpoint, handler=f"fleet_handlers:{handler}", service="s", concurrency=3) as fleet:
+        replies = [client.submit("s") for _ in range(3)]  # each waits for the others
+        assert [list(reply.result()) for reply in replies] == [[b""]] * 3
+        eventually(lambda: fleet.status()["slots"][0]["served"] == 3)
+        assert fleet._slots.concurrency == 3
+
+
+def test_streams_of_async_generators(spark, endpoint, client):
+    with running(spark, endpoint, handler="fleet_handlers:count_async", service="count"):
+        assert [list(part) for part in client.stream("count", b"2")] == [[b"0"], [b"1"], [b"done"]]
+        reply = client.submit("count", b"100000000")
+        eventually(lambda: busy(client, "count"))
+        reply.cancel()
+        eventually(lambda: not busy(client, "count"))
+
+
 def test_a_fleet_retries_a_handler_that_cannot_be_imported(spark, endpoint, client, logged):
     with running(spark, endpoint, handler="no_such_module:f") as fleet:
         assert logged("cannot serve pid: cannot use no_such_module:f: No module named")
@@ -206,15 +221,79 @@ def test_an_empty_fleet_scales_up_for_a_request(spark, endpoint, client):
         assert client.request("pid")
 
 
-def test_reports_of_another_fleet_with_the_same_name_are_ignored(spark, endpoint, client):
+def test_strange_reports_are_refused_or_told_to_drain(spark, endpoint, client):
     with running(spark, endpoint) as fleet:
         client.request("pid")
-        for strange in (
-            {"fleet": "other", "slot": 0, "lease": 1},
-            {"fleet": fleet._run_id, "slot": "0", "lease": None},
-        ):
-            assert control.ask(client, "test", "slot", **strange) == {"drain": False}
-        assert control.ask(client, "test", "slot", fleet=fleet._run_id, slot=0, lease=99) == {"drain": True}
+        for strange in (b"[]", b'{"slot": 0, "lease": 1}', b'{"run": "x", "slot": 0, "lease": 1}'):
+            with pytest.raises(ServiceError, match="expected the report of a slot"):
+                client.request(fleet._reports, strange)
+        late = {"run": fleet._run_id, "slot": 0, "lease": 99}
+        assert client.call(fleet._reports, late, codec="json") == {"drain": True}
+
+
+# ── replacing a fleet ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_fleet_is_replaced_without_a_gap(spark, endpoint, client):
+    with running(spark, endpoint, service="version") as old:
+        client.request("version")
+        announced(client, "test")
+        with Calls(endpoint, "version", wait=False) as calls:  # a call fails if there is no worker at that moment
+            calls.go_on()
+            with running(spark, endpoint, service="version", handler="fleet_handlers:version", replace=True) as new:
+                announced(client, "test", "test.next")
+                assert control.ask(client, "test.next", "status")["name"] == "test.next"
+                announced(client, "test")
+                eventually(lambda: new.status()["name"] == "test")
+                assert old.ending
+                assert old.status()["slots"] == []
+                calls.go_on()
+                assert client.request("version") == [b"new"]
+                assert control.ask(client, "test", "status")["handler"] == "fleet_handlers:version"
+                assert calls.failed == []
+                calls.stop()
+
+
+def test_a_fleet_that_cannot_serve_replaces_nothing(spark, endpoint, client, logged):
+    with running(spark, endpoint) as old:
+        client.request("pid")
+        announced(client, "test")
+        with running(spark, endpoint, handler="no_such_module:f", replace=True) as new:
+            assert logged("cannot serve pid: cannot use no_such_module:f")
+            eventually(lambda: new.status()["failures"] >= 2)
+            assert control.ask(client, "test.next", "drain")["draining"] is True
+        assert not old.ending
+        assert client.request("pid")
+
+
+def test_a_fleet_that_died_is_replaced(spark, endpoint, client):
+    """The predecessor has answered once, and is gone when it should drain."""
+    with Worker(f"{control.PREFIX}test", lambda request: b'{"kind": "fleet", "service": "pid", "wanted": 1}',
+                broker=endpoint, **BEATS) as predecessor:  # fmt: skip
+        announced(client, "test")
+        given = {"heartbeat": 0.2, "liveness": 2}
+        with running(spark, endpoint, replace=True, **given) as new:
+            predecessor.stop()
+            predecessor.wait()
+            eventually(lambda: new.status()["name"] == "test")
+
+
+def test_without_a_predecessor_a_fleet_starts_as_always(spark, endpoint, client):
+    with running(spark, endpoint, replace=True) as fleet:
+        assert client.request("pid")
+        assert fleet.status()["name"] == "test"
+
+
+def test_a_fleet_that_cannot_be_replaced(spark, endpoint, client):
+    with running(spark, endpoint, service="other"):
+        announced(client, "test")
+        again = Fleet(FleetSettings("m:f", "s", "test", broker=endpoint, replace=True), Shared(spark))
+        with pytest.raises(SettingError, match="--replace: test is not a fleet that serves s"):
+            again.run()
+    with running(spark, endpoint, service="s", name="test"), running(spark, endpoint, service="s", name="test.next"):
+        announced(client, "test", "test.next")
+        with pytest.raises(SettingError, match=re.escape("test is already being replaced, by test.next")):
+            again.run()
 
 
 def test_more_slots_than_cores_are_refused(spark, endpoint):
@@ -247,6 +326,7 @@ def test_invalid_settings_are_refused(settings, why):
     ("text", "outcome"),
     [
         ("… ModuleNotFoundError: No module named 'zmdp'", (Refused, "executors cannot import zmdp")),
+        ("… ModuleNotFoundError: No module named 'zmq'", (Refused, "executors have no pyzmq")),
         (
             "[PYTHON_VERSION_MISMATCH] Python in worker has",
             (Refused, "executors do not run the driver's Python version"),
@@ -265,6 +345,12 @@ def test_invalid_settings_are_refused(settings, why):
             "Lost task 0.0 in stage 1.0 (TID 1) (h executor 0): org.apache.spark.SparkException: Python worker exited "
             "unexpectedly (crashed). Consider setting 'spark.x' …",
             (Died, "executor 0 on h: Python worker exited unexpectedly (crashed)."),
+        ),
+        (
+            "Lost task 0.0 in stage 1.0 (TID 1) (h executor 0): org.apache.spark.api.python.PythonException: Traceback "
+            '(most recent call last):\n  File "x.py", line 1, in <module>\nImportError: libzmq.so.5: cannot open\n\n'
+            "\tat org.apache.spark.X(X.scala:1)",
+            (Died, "executor 0 on h: ImportError: libzmq.so.5: cannot open"),
         ),
         ("Job 3 cancelled because SparkContext was shut down", (Died, "the job: Job 3 cancelled")),
     ],
@@ -299,8 +385,7 @@ class Conf(dict):
         (Conf("local[*]"), os.cpu_count()),
         (Conf("local-cluster[3,2,1024]"), 6),
         (Conf("spark://h:7077"), 5),
-        (Conf("spark://h:7077", cores_max="8"), 8),
-        (Conf("yarn", executor_instances="4", executor_cores="2"), 8),
+        (Conf("spark://h:7077", cores_max="8"), 5),  # what it has, not what it may have
         (Conf("yarn", **{"dynamicAllocation_enabled": "true", "dynamicAllocation_maxExecutors": "3"}), 3),
     ],
 )

@@ -14,7 +14,8 @@ from support.titanics import LIMITS
 
 from zmdp.clients import Client
 from zmdp.mdp.certificates import read_secret
-from zmdp.spark import session
+from zmdp.mdp.errors import ServiceError
+from zmdp.spark import control, session
 
 pytestmark = [
     pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}"),
@@ -58,7 +59,12 @@ def test_executors_get_the_key_and_nobody_sees_it(folder, endpoint):
                 assert secret not in Path(f"/proc/{process_id}/{what}").read_bytes()
         assert secret.decode() not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
         work = Path(f"/proc/{pid}/cwd").resolve()
-        assert run(*command(folder, endpoint, "drain", role="operator"), "fleet-keys").returncode == 0
+        with Client(endpoint, timeout=20, **folder.settings("driver")) as own:
+            eventually(lambda: control.ask(own, "fleet-keys", "status")["slots"][0]["state"] == "serving")
+            with Client(endpoint, timeout=20, **folder.settings("shop")) as client:
+                with pytest.raises(ServiceError, match="role shop may not replace fleet-keys"):
+                    control.ask(client, "fleet-keys", "retire")
+            assert control.ask(own, "fleet-keys", "retire")["draining"] is True
         assert running.wait() == 0
     assert secret.decode() not in running.stderr
     recorded = [each for top in (events, work) for each in top.rglob("*") if each.is_file()]

@@ -88,8 +88,9 @@ def test_a_stuck_handler_is_replaced_with_its_process():
 STOPPED = """
 import logging, sys, threading, time
 from zmdp.clients import Client
-from zmdp.spark.fleet.driver import Fleet, FleetSettings
-from zmdp.spark.fleet.packaging import Cluster
+from zmdp.spark.fleet.cluster import Cluster
+from zmdp.spark.fleet.driver import Fleet
+from zmdp.spark.fleet.settings import FleetSettings
 
 logging.basicConfig(level="INFO", stream=sys.stderr)
 settings = FleetSettings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv[1])
@@ -98,7 +99,7 @@ fleet = Fleet(settings, Cluster("local[2]", {"spark.ui.enabled": "false"}))
 def stop():
     with Client(sys.argv[1], timeout=90, retries=0) as client:
         client.request("pid")
-        fleet._session.sparkContext._jsc.sc().stop()
+        fleet._application.context._jsc.sc().stop()
         while fleet.status()["failures"] == 0:
             time.sleep(0.01)
         client.request("pid")

@@ -112,8 +112,9 @@ def test_late_reports_of_a_lost_lease_are_answered_with_drain():
 def test_an_invalid_report_counts_nothing():
     fleet = slots()
     (lease,) = serving(fleet)
-    fleet.report(lease.slot, lease.number, {"served": "many"}, 1.0)
+    fleet.report(lease.slot, lease.number, {"served": "many", "concurrency": 0}, 1.0)
     assert fleet.rows(1.0)[0]["served"] == 0
+    assert fleet.concurrency == 1
 
 
 # ── draining ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -145,21 +146,21 @@ def test_draining_does_not_wait_for_pausing_slots():
     assert fleet.rows(0.0) == []
 
 
-def test_a_draining_slot_that_has_not_reported_is_unheard():
+def test_a_lease_of_a_draining_slot_that_has_not_reported_is_unwanted():
     fleet = slots(minimum=2)
     one, other = fleet.due(0.0)
     fleet.report(one.slot, one.number, a_report(), 0.0)
-    assert fleet.unheard() == []
+    assert fleet.unwanted() == []
     fleet.drain()
-    assert [slot.lease for slot in fleet.unheard()] == [other.number]
+    assert fleet.unwanted() == [other.number]
 
 
 def test_silent_slots_are_listed():
     fleet = slots(minimum=2)
-    one, _ = fleet.due(0.0)
+    one, other = fleet.due(0.0)
     fleet.report(one.slot, one.number, a_report(), 1.0)
     assert fleet.silent(14.0, 15.0) == []
-    assert [slot.number for slot in fleet.silent(15.0, 15.0)] == [1]
+    assert fleet.silent(15.0, 15.0) == [(1, other.number)]
 
 
 # ── how many ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -267,6 +268,30 @@ def test_prefetching_workers_are_needed_while_they_hold_requests():
         fleet.observe(busy(workers=4, idle=4, running=running), 0.0)
         fleet.observe(busy(workers=4, idle=4, running=running), IDLE)
         assert fleet.wanted == needed
+
+
+def test_slots_that_handle_several_requests_are_needed_for_that_many():
+    for running, needed in ((0, 1), (8, 1), (9, 2), (40, 4)):
+        fleet = slots(minimum=1, maximum=4)
+        fleet.wanted = 4
+        for lease in fleet.due(0.0):
+            fleet.report(lease.slot, lease.number, a_report(concurrency=8), 0.0)
+        fleet.observe(busy(workers=4, idle=4, running=running), 0.0)
+        fleet.observe(busy(workers=4, idle=4, running=running), IDLE)
+        assert fleet.wanted == needed
+
+
+def test_a_successor_wants_as_many_slots_as_its_predecessor():
+    fleet = slots(minimum=1, maximum=3)
+    assert not fleet.succeed(9)
+    assert fleet.wanted == 3
+    one, other, last = fleet.due(0.0)
+    for lease in (one, other):
+        fleet.report(lease.slot, lease.number, a_report(), 1.0)
+        assert not fleet.succeed(9)
+    fleet.report(last.slot, last.number, a_report(), 1.0)
+    assert fleet.succeed(9)
+    assert slots(minimum=0).succeed(0)
 
 
 def test_the_idle_time_restarts_when_all_slots_are_needed_or_the_broker_is_away():

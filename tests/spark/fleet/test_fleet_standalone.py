@@ -5,11 +5,10 @@ import tarfile
 import urllib.request
 
 import pytest
+from support import environment
 from support.fleets import HERE, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of
 from support.processes import alive, broker, eventually, process
 from support.standalone import standalone
-
-from zmdp.spark.fleet import packaging
 
 pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(400)]
 FAST_HEARTBEATS = ("--heartbeat", "0.2", "--liveness", "50")
@@ -19,7 +18,7 @@ HANDLERS = str(HERE / "fleet_handlers.py")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with standalone(tmp_path_factory.mktemp("cluster"), cores=4) as found:
+    with standalone(tmp_path_factory.mktemp("cluster"), cores=3) as found:
         yield found
 
 
@@ -57,8 +56,8 @@ def test_executors_scale_with_the_queue(cluster, endpoint, tmp_path):
 
 
 def test_executors_with_only_packed_files(cluster, endpoint, tmp_path):
-    packaging.pack(tmp_path / "packed", requirements=(), environment=True)
-    options = on(cluster, "--archive", str(tmp_path / "packed" / packaging.ENVIRONMENT))
+    environment.make(tmp_path / "environment.tar.gz")
+    options = on(cluster, "--archive", str(tmp_path / "environment.tar.gz"))
     with fleet(endpoint, "fleet_handlers:imported", "imported", *options, cwd=tmp_path) as running:
         zmdp, zmq, handlers = running.client.request("imported", b"zmdp", b"zmq", b"fleet_handlers")
         assert zmdp.endswith(b"zmdp.zip/zmdp/__init__.py")
@@ -76,6 +75,31 @@ def test_a_missing_python_of_an_archive_is_reported(cluster, endpoint, tmp_path)
         running.command.line("executors have no Python at ./environment/bin/python", timeout=SPARK_TIMEOUT_SECONDS)
         eventually(lambda: running.status()["failures"] >= 2, SPARK_TIMEOUT_SECONDS)
         assert running.command.end() == 0
+
+
+def test_two_fleets_on_three_cores(cluster, endpoint, tmp_path):
+    """A standalone cluster gives all its cores to the first application that does not limit itself."""
+    one = fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, "--max", "1"), cwd=tmp_path)
+    other = fleet(endpoint, "fleet_handlers:nap", "nap", *on(cluster, "--max", "1"), cwd=tmp_path)
+    with one as first, other as second:
+        assert first.client.request("pid")
+        assert second.client.request("nap")
+        assert page(cluster)["coresused"] == 3
+
+
+def test_a_fleet_is_replaced_beside_the_old_one(cluster, endpoint, tmp_path):
+    with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, "--max", "1"), cwd=tmp_path) as old:
+        old.serving(1)
+        with Calls(endpoint, "pid", wait=False) as calls:  # a call fails if there is no worker at that moment
+            options = on(cluster, "--max", "1", "--replace")
+            with fleet(endpoint, "fleet_handlers:version", "pid", *options, cwd=tmp_path) as new:
+                new.command.line("replaced the previous fleet fleet-pid", timeout=SPARK_TIMEOUT_SECONDS)
+                assert old.command.wait() == 0
+                assert new.client.request("pid") == [b"new"]
+                calls.go_on()
+                assert calls.failed == []
+                calls.stop()
+                assert new.command.end() == 0
 
 
 def test_no_process_survives_a_killed_driver(cluster, endpoint, tmp_path):

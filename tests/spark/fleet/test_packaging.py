@@ -1,18 +1,17 @@
-"""What is shipped to executors: the package as a zip, an environment as an archive."""
+"""What is shipped to executors: the package as a zip, an environment as an archive; the settings of the session."""
 
 import re
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
-from support.processes import run
+from support import environment
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark.fleet import packaging
-from zmdp.spark.fleet.packaging import Cluster, PackError
+from zmdp.spark.fleet.cluster import Cluster
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,8 +46,9 @@ def test_executors_can_import_from_the_package(package):
     assert python(code, package) == f"{package}/zmdp/spark/fleet/executor.py"
 
 
-def test_the_executor_module_imports_only_the_standard_library(package):
-    code = "import zmdp.spark.fleet.executor; print([n for n in ('zmq', 'click', 'pyspark') if n in sys.modules])"
+def test_executors_need_only_pyzmq(package):
+    names = ("click", "pandas", "pyarrow", "pyspark", "sqlalchemy")
+    code = f"import zmdp.spark.fleet.executor; print([name for name in {names} if name in sys.modules])"
     assert python(code, package) == "[]"
 
 
@@ -67,60 +67,16 @@ def test_no_compiled_module_is_shipped(package):
     assert not [name for name in names if name.endswith(".so")]
 
 
-def test_pack_without_an_environment(tmp_path):
-    done = run("mdp-spark", "pack", str(tmp_path / "new" / "folder"), "--no-environment")
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == ["main.py", "zmdp.zip"]
-    assert (
-        f"spark-submit --py-files {tmp_path}/new/folder/zmdp.zip {tmp_path}/new/folder/main.py" in done.stdout.decode()
-    )
-
-
-def test_the_launcher_runs_the_command(package, tmp_path):
-    packaging.pack(tmp_path, requirements=(), environment=False)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "main.py", "fleet", "--help"],
-        env={"PYTHONPATH": str(package)}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "MODULE:FUNCTION" in done.stdout
-
-
 @pytest.mark.spark_long
-def test_an_environment_runs_elsewhere_with_its_requirements(package, tmp_path):
-    wanted = tmp_path / "requirements.txt"
-    wanted.write_text("msgpack\n")
-    packaging.write_environment(tmp_path / "e.tar.gz", [*packaging.base_requirements(), f"-r {wanted}"])
-    with tarfile.open(tmp_path / "e.tar.gz") as archive:
-        assert not [name for name in archive.getnames() if "__pycache__" in name or "/pip/" in name]
+def test_an_environment_made_by_venv_pack_runs_elsewhere(package, tmp_path):
+    environment.make(tmp_path / "e.tar.gz", "msgpack")
     (tmp_path / "elsewhere").mkdir()
-    unpack = ["tar", "-xzf", tmp_path / "e.tar.gz", "-C", tmp_path / "elsewhere"]  # as Spark does
-    subprocess.run(unpack, check=True)
-    code = "import zmdp.workers, zmq, msgpack, click; print(zmq.__file__)"
+    subprocess.run(["tar", "-xzf", tmp_path / "e.tar.gz", "-C", tmp_path / "elsewhere"], check=True)  # as Spark does
+    code = "import zmdp.workers, zmq, msgpack; print(zmq.__file__)"
     command = [tmp_path / "elsewhere" / "bin" / "python", "-c", code]
     env = {"PYTHONPATH": str(package)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(tmp_path / "elsewhere"))
-
-
-@pytest.mark.spark_long
-def test_a_failure_of_pip_is_reported_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(PackError, match=r"pip could not install pyzmq==0.0.1: ERROR: .*pyzmq==0.0.1"):
-        packaging.write_environment(tmp_path / "e.tar.gz", ["pyzmq==0.0.1"])
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_unwritable_folder(tmp_path):
-    (tmp_path / "file").write_text("")
-    done = run("mdp-spark", "pack", str(tmp_path / "file" / "x"), "--no-environment")
-    assert done.returncode == 1
-    assert done.stderr.decode() == f"mdp-spark: cannot write {tmp_path}/file/x: Not a directory\n"
-
-
-def test_requirements_without_an_environment_are_refused(tmp_path):
-    done = run("mdp-spark", "pack", str(tmp_path), "--no-environment", "--requirement", "numpy")
-    assert done.returncode == 2
-    assert "--requirement cannot be combined with --no-environment" in done.stderr.decode()
 
 
 @pytest.mark.parametrize(
@@ -144,26 +100,34 @@ def test_invalid_files_are_refused_before_spark_starts(tmp_path, settings, why):
         Cluster(**here).open("test")
 
 
+def settings(slots=None, reserve=1, master="spark://h:7077", **given):
+    return Cluster(master=master, **given)._settings(master, slots, reserve)
+
+
 def test_settings_of_the_session():
-    settings = Cluster(master="spark://h:7077", archive="e.tar.gz", dynamic=True)._settings(3)
-    assert settings["spark.archives"] == "e.tar.gz#environment"
-    assert settings["spark.pyspark.python"] == "./environment/bin/python"
-    assert settings["spark.dynamicAllocation.maxExecutors"] == "3"
-    assert settings["spark.speculation"] == "false"
+    found = settings(2, archive="e.tar.gz", dynamic=True)
+    assert found["spark.archives"] == "e.tar.gz#environment"
+    assert found["spark.pyspark.python"] == "./environment/bin/python"
+    assert found["spark.dynamicAllocation.maxExecutors"] == "3"
+    assert found["spark.speculation"] == "false"
 
 
 @pytest.mark.parametrize(
-    ("name", "shipped"),
+    ("given", "most"),
     [
-        ("lib/python3.11/site-packages/pip", False),
-        ("lib/python3.11/site-packages/pip-25.0.1.dist-info", False),
-        ("bin/pip3.11", False),
-        ("lib/python3.11/site-packages/zmq/__pycache__", False),
-        ("lib/python3.11/site-packages/sklearn/pipeline.py", True),
-        ("lib/python3.11/site-packages/pipelines", True),
-        ("lib/python3.11/site-packages/a/pip", True),
-        ("bin/python", True),
+        ({"slots": 2}, "3"),
+        ({"slots": 2, "reserve": 0}, "2"),
+        ({"slots": 2, "conf": {"spark.task.cpus": "2"}}, "5"),
+        ({"slots": 2, "conf": {"spark.executor.cores": "4"}}, "4"),  # an executor has all its cores, or does not start
+        ({"slots": 2, "dynamic": True}, "3"),
+        ({}, None),
+        ({"slots": 2, "master": "yarn"}, None),
     ],
 )
-def test_files_of_an_environment_that_are_shipped(name, shipped):
-    assert (packaging._executor_needs(tarfile.TarInfo(name)) is not None) is shipped
+def test_a_fleet_takes_no_more_cores_of_a_standalone_cluster_than_it_needs(given, most):
+    assert settings(**given).get("spark.cores.max") == most
+
+
+def test_settings_that_are_no_numbers(tmp_path):
+    with pytest.raises(SettingError, match=r"spark\.task\.cpus=many: expected a whole number greater than 0"):
+        Cluster("spark://h:7077", {"spark.task.cpus": "many"}).open("test", slots=1)

@@ -1,0 +1,158 @@
+"""The cluster that a fleet uses: its session, what is shipped to its executors, and its cores."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ...mdp.errors import SettingError
+from .. import session as sessions
+from .packaging import PACKAGE, write_package
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+ENVIRONMENT_FOLDER: Final = "environment"
+"""The folder in an executor's working directory into which Spark unpacks the archive."""
+EXECUTOR_PYTHON: Final = f"./{ENVIRONMENT_FOLDER}/bin/python"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The cluster whose executors a fleet uses, and what to ship to them.
+
+    Args:
+        master: as for `open_session`.
+        conf: Spark settings, which override those set here.
+        py_files: zips and modules to ship, as paths or URLs.
+        archive: tar.gz of a Python environment, as a path or URL; executors run its Python.
+        dynamic: let Spark start and stop executors of one core as needed.
+    """
+
+    master: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    py_files: tuple[str, ...] = ()
+    archive: str | None = None
+    dynamic: bool = False
+
+    def open(self, name: str, *, slots: int | None = None, reserve: int = 0) -> "SparkSession":
+        """Open a session with cores for at most `slots` slots and `reserve` others, and ship everything.
+
+        Raises `SettingError` if a file is missing or a setting invalid, and what `open_session` raises.
+        """
+        master = sessions.resolve_master(self.master, self.conf)
+        self._check(master)
+        conf = {**self._settings(master, slots, reserve), **self.conf}
+        session = sessions.open_session(name, master=self.master, conf=conf)
+        for each in self.py_files:
+            try:
+                session.sparkContext.addPyFile(each)
+            except Exception as error:
+                session.stop()
+                raise sessions.SparkError(f"Spark cannot fetch {each}: {sessions.reason(error)}") from error
+        if not is_local(master):
+            from pyspark import SparkFiles  # noqa: PLC0415
+
+            # Executors fetch the file from the driver, so it goes into a folder that Spark deletes with the session.
+            package = Path(SparkFiles.getRootDirectory()) / "shipped" / PACKAGE
+            package.parent.mkdir(exist_ok=True)
+            write_package(package)
+            session.sparkContext.addPyFile(str(package))
+        return session
+
+    def _check(self, master: str) -> None:
+        for each in (*self.py_files, *([self.archive] if self.archive else [])):
+            if "://" not in each and not Path(each.partition("#")[0]).is_file():
+                raise SettingError(f"no such file: {each}")
+        for each in self.py_files:
+            if each.endswith(".whl"):
+                raise SettingError(
+                    f"{each}: Spark ignores wheels. Rename a pure-Python wheel to .zip; install others in an "
+                    "environment for --archive"
+                )
+        if self.archive and is_local(master):
+            raise SettingError(f"--archive needs executors in separate processes, but {master} has none")
+
+    def _settings(self, master: str, slots: int | None, reserve: int) -> dict[str, str]:
+        found = {
+            "spark.speculation": "false",  # leases are long on purpose
+            "spark.task.maxFailures": "1",  # the fleet restarts slots itself, and logs why
+            "spark.log.level": "FATAL",  # the fleet itself reports lost executors
+        }
+        if master.startswith("local-cluster"):
+            found["spark.deploy.maxExecutorRetries"] = "-1"
+        if self.archive:
+            found["spark.archives"] = self.archive if "#" in self.archive else f"{self.archive}#{ENVIRONMENT_FOLDER}"
+            found["spark.pyspark.python"] = EXECUTOR_PYTHON
+        if self.dynamic:
+            found |= {
+                "spark.dynamicAllocation.enabled": "true",
+                "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+                "spark.dynamicAllocation.executorIdleTimeout": "10s",
+                "spark.executor.cores": "1",  # so that each idle slot frees its executor
+            }
+        if slots is not None:
+            each = _number({**found, **self.conf}, "spark.executor.cores", 1)
+            executors = ceil((slots * _number(self.conf, "spark.task.cpus", 1) + reserve) / each)
+            if self.dynamic:
+                found["spark.dynamicAllocation.maxExecutors"] = str(executors)
+            if master.startswith("spark://") and sessions.submitted("spark.cores.max") is None:
+                # A standalone cluster would give all its cores to the first application.
+                found["spark.cores.max"] = str(executors * each)
+        return found
+
+
+def cores(context: "SparkContext", slots: int | None = None) -> int:
+    """Return the maximum number of cores of an application, according to its settings or its executors.
+
+    `slots` is the intended number of slots, used if dynamic allocation has no limit of its own.
+
+    Raises `SettingError` if there is no limit at all.
+    """
+    conf, master = context.getConf(), str(context.master)
+    if match := re.fullmatch(r"local-cluster\[(\d+),(\d+),\d+\]", master):
+        return int(match[1]) * int(match[2])
+    if match := re.fullmatch(r"local(?:\[(\d+|\*)(?:,.*)?\])?", master):
+        return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
+    each = _number(conf, "spark.executor.cores", 1)
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        if conf.get("spark.dynamicAllocation.maxExecutors") is not None:
+            return _number(conf, "spark.dynamicAllocation.maxExecutors", 1) * each
+        if slots is not None:
+            return slots * task_cores(context)
+        raise SettingError(
+            "dynamic allocation has no limit: set one with --max, or with --conf spark.dynamicAllocation.maxExecutors=N"
+        )
+    return context.defaultParallelism  # the cores of the executors that have registered
+
+
+def task_cores(context: "SparkContext") -> int:
+    """Return the number of cores that each task, and so each slot, takes."""
+    return _number(context.getConf(), "spark.task.cpus", 1)
+
+
+def _number(conf: Any, name: str, default: int) -> int:
+    text = conf.get(name, str(default))
+    if not (text.isdecimal() and int(text)):
+        raise SettingError(f"{name}={text}: expected a whole number greater than 0")
+    return int(text)
+
+
+def is_local(master: str) -> bool:
+    """Whether executors are threads of the driver's own Java process, `local[…]`."""
+    return master == "local" or master.startswith("local[")
+
+
+def on_this_machine(master: str) -> bool:
+    """Whether all executors run on the driver's machine: `local[…]` and `local-cluster[…]`."""
+    return master.startswith("local")
+
+
+def python() -> str:
+    """Return this Python's minor version, which executors must match."""
+    return ".".join(map(str, sys.version_info[:2]))

@@ -1,0 +1,104 @@
+"""Leases as Spark jobs of one task each, and what their ends mean."""
+
+import os
+import re
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from ..session import reason
+from .application import Application
+from .cluster import on_this_machine, python
+from .executor import LeaseTask, serve
+from .settings import FleetSettings
+from .slots import Died, Lease, Outcome, Refused, Served
+
+_LOST: Final = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\): (.*)")
+_CLASS: Final = re.compile(r"(?:[a-z]\w*\.)+[A-Z]\w*: ")
+
+
+class LeaseJobs:
+    """Runs the leases of one fleet, whose tasks report to the service `reports`."""
+
+    def __init__(self, settings: FleetSettings, run: str, reports: str, application: Application) -> None:
+        self._settings = settings
+        self._run = run
+        self._application = application
+        self._reports = reports
+
+    def run(self, lease: Lease) -> Outcome:
+        """Run a lease's job to its end, in a thread of its own."""
+        paths = (os.getcwd(),) if on_this_machine(self._application.master) else ()
+        task = LeaseTask(self._settings, self._run, self._reports, lease.slot, lease.number, lease.seconds, paths)
+        try:
+            context, tag = self._application.context, self._tag(lease.number)
+            context.setJobGroup(tag, f"{self._settings.service}: slot {lease.slot}, lease {lease.number}")
+            context.addJobTag(tag)
+            (found,) = context.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
+            return self._outcome(found)
+        except Exception as error:  # noqa: BLE001 - whatever ended the job, the slot gets another lease
+            return classify_failure(failure_message(error))
+
+    def _outcome(self, found: Mapping[str, Any]) -> Outcome:
+        if "refused" in found:
+            return Refused(f"{found['host']} cannot serve {self._settings.service}: {found['refused']}")
+        where = f"on {found['host']} has not reached {self.broker}: {found['unreachable']}"
+        return Served(found["served"], None if found["unreachable"] is None else where)
+
+    def is_running(self, lease: int) -> bool:
+        """Whether the lease's task is running on an executor."""
+        tracker = self._application.context.statusTracker()
+        jobs = (tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._tag(lease)))
+        stages = (tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds)
+        return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
+
+    def cancel(self, lease: int) -> None:
+        """Cancel the lease's job."""
+        self._application.context.cancelJobsWithTag(self._tag(lease))
+
+    def _tag(self, lease: int) -> str:
+        return f"{self._reports}-{lease}"
+
+    @property
+    def broker(self) -> str:
+        """Return the text that names the brokers that executors use."""
+        return f"the broker at {' or '.join(self._settings.addresses)}"
+
+
+# ── failed jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def failure_message(error: BaseException) -> str:
+    """Return Spark's complete message about a failed job."""
+    java = getattr(error, "java_exception", None)
+    return str(error) if java is None else str(java.getMessage() or java.toString())
+
+
+def classify_failure(text: str) -> Refused | Died:
+    """Return what a failed job's message means: the executor cannot serve at all, or it was lost."""
+    if "No module named 'zmdp'" in text:
+        return Refused("executors cannot import zmdp: install it in the Python that PYSPARK_PYTHON names")
+    if "No module named 'zmq'" in text:
+        return Refused(
+            "executors have no pyzmq: install it in their Python, or ship an environment that has it, made by "
+            "venv-pack, with --archive"
+        )
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return Refused(
+            f"executors do not run the driver's Python version, {python()}: set PYSPARK_PYTHON to such a Python, or "
+            "ship one with --archive"
+        )
+    if match := re.search(r'Cannot run program "([^"]+)"', text):
+        return Refused(
+            f"executors have no Python at {match[1]}: name another with --conf spark.pyspark.python=PATH; an archive "
+            "made by venv-pack needs the Python that created it at the same path on every machine"
+        )
+    where, lost = "the job", _LOST.search(text)
+    if "\nTraceback" in text or ": Traceback" in text:
+        text = reason(RuntimeError(text))  # the exception of a task, from below its traceback
+    elif lost:
+        text = lost[3]
+    if lost:
+        where = f"executor {lost[2]} on {lost[1]}"
+    line = _CLASS.sub("", text.split("\n", 1)[0].partition(" Consider setting")[0])
+    return Died(f"{where}: {' '.join(line.split())[:300]}")
