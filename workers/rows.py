@@ -63,13 +63,17 @@ class Pack:
     """
 
     def __init__(self, request: Request, *, coded: bool = False) -> None:
-        self.marked = is_pack(request)
+        marked = is_pack(request)
         self.rows: list[Request] = (
-            [request] if coded and not self.marked else [RowRequest(frame, request) for frame in request]
+            [request] if coded and not marked else [RowRequest(frame, request) for frame in request]
         )
+        self._start(len(self.rows), marked=marked)
+
+    def _start(self, count: int, *, marked: bool = True) -> None:
+        self.marked = marked
         self.groups: deque[list[bytes]] = deque()
         """Groups of replies that are ready to be sent as PARTIALs."""
-        self._outcomes: list[Outcome | None] = [None] * len(self.rows)
+        self._outcomes: list[Outcome | None] = [None] * count
         self._next = 0
         """The first row that is not in a group: its outcome, or that of a row before it, is missing."""
         self._group = _Group()
@@ -192,9 +196,12 @@ def _plain_marker(rows: int) -> bytes:
 # ── for callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_reply(reply: Sequence[bytes], count: int) -> list[Outcome] | None:
-    """Return the outcomes of the `count` rows of a pack; None if the worker does not understand packs."""
-    if reply[:1] == [_plain_marker(count)] and len(reply) == count + 1:  # the most frequent
+def read_reply(reply: Sequence[bytes], count: int, *, partly: bool = False) -> list[Outcome] | None:
+    """Return the outcomes of the `count` rows of a pack; `partly`, of its first rows.
+
+    None if the worker does not understand packs.
+    """
+    if len(reply) == count + 1 and reply[0] == _plain_marker(count):  # the most frequent
         return [[frame] for frame in reply[1:]]
     outcomes: list[Outcome] = []
     at = 0
@@ -218,4 +225,5 @@ def read_reply(reply: Sequence[bytes], count: int) -> list[Outcome] | None:
                 at += size
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
-    return outcomes if len(outcomes) == count and at == len(reply) else None
+    complete = len(outcomes) == count or (partly and 0 < len(outcomes) < count)
+    return outcomes if complete and at == len(reply) else None

@@ -21,7 +21,8 @@ from ...mdp.keys import BrokerKey, Key, load_keys
 from ...mdp.transport.sockets import checked_endpoints
 from ...titanic.submission import MAX_SECONDS
 from ..session import NEEDS_PYSPARK, SparkError, reason
-from .calls import Answer, CallSettings, Chunk, Row, answer_chunks, check_rows_per_request, max_chunk_rows
+from .calls import CallSettings, Lookahead, answer_chunks
+from .packs import AUTO, Answer, Chunk, Row, check_rows_per_request
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -42,7 +43,7 @@ def call_service(
     output: str = "reply",
     key: str | None = None,
     window: int = 64,
-    rows_per_request: int = 1,
+    rows_per_request: int | str = AUTO,
     broker: str | Sequence[str] = DEFAULT_ENDPOINT,
     timeout: float = 60.0,
     keep: float = 86400.0,
@@ -65,7 +66,9 @@ def call_service(
         key: a column of strings.  Each row then goes through Titanic, which executes each pair of service and key
             once in `keep` seconds.  Without a key, every run of the plan calls the service again.
         window: maximum number of outstanding requests per partition.
-        rows_per_request: rows to pack into a request, one frame each; the reply must have as many frames.
+        rows_per_request: rows to pack into a request; by default as many as are answered quickly, and one if the
+            service's workers do not understand packs (docs/x1.md).  Given a number, all workers must reply with a frame
+            for each.
         broker: endpoint or endpoints, as executors reach them.
         timeout: seconds for each request.
         keep: seconds for which Titanic keeps key and reply.
@@ -80,7 +83,7 @@ def call_service(
         CallSettings(
             broker=broker,
             window=window,
-            rows_per_request=rows_per_request,
+            rows_per_request=check_rows_per_request(rows_per_request),
             timeout=timeout,
             keep=keep,
             headers=headers,
@@ -89,11 +92,8 @@ def call_service(
         )
     )
     name = wire.service_name(service).decode()
-    if key is not None and rows_per_request > 1:
-        raise SettingError(
-            f"rows_per_request is {rows_per_request}, but with a key each row is a request of its own; leave out "
-            "one of the two"
-        )
+    if key is not None and (settings.rows_per_request or 1) > 1:
+        raise SettingError(f"rows_per_request is {rows_per_request}, but with a key it must be {AUTO!r} or 1")
     added = _added_names(df, output)
     selected = _select_input(df, input, key)
     keyed = key is not None
@@ -119,7 +119,7 @@ def register_function(
     *,
     broker: str | Sequence[str] = DEFAULT_ENDPOINT,
     window: int = 64,
-    rows_per_request: int = 1,
+    rows_per_request: int | str = AUTO,
     timeout: float = 60.0,
     keep: float = 86400.0,
     headers: Mapping[str, str] | None = None,
@@ -140,7 +140,7 @@ def register_function(
         CallSettings(
             broker=broker,
             window=window,
-            rows_per_request=rows_per_request,
+            rows_per_request=check_rows_per_request(rows_per_request),
             timeout=timeout,
             keep=keep,
             headers=headers,
@@ -194,15 +194,14 @@ def _checked(settings: CallSettings) -> CallSettings:
     window = settings.window
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_OUTSTANDING:
         raise SettingError(f"window is {window!r}; expected a number of requests from 1 to {MAX_OUTSTANDING}")
-    check_rows_per_request(settings.rows_per_request)
     checked_timeout(settings.timeout)
     keep = settings.keep
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
     if settings.result not in RESULTS:
         raise SettingError(f"result is {settings.result!r}; expected one of {', '.join(RESULTS)}")
-    if settings.result == "frames" and settings.rows_per_request > 1:
-        raise SettingError("result='frames' requires rows_per_request=1, as each of several rows gets only one frame")
+    if settings.result == "frames" and (settings.rows_per_request or 1) > 1:
+        raise SettingError(f"result='frames' requires a rows_per_request of {AUTO!r} or 1")
     headers = settings.headers or {}
     if not isinstance(headers, Mapping) or not all(isinstance(each, str) for pair in headers.items() for each in pair):
         raise SettingError(f"headers are {headers!r:.200}; expected a mapping of strings to strings")
@@ -309,12 +308,15 @@ def call_batches(
     """
     import pyarrow as pa  # noqa: PLC0415 - optional on the driver
 
-    most, selected = max_chunk_rows(settings), 1 + keyed
+    lookahead, selected = Lookahead(settings), 1 + keyed
 
     def chunks() -> Iterator[Chunk]:
         for batch in batches:
-            for start in range(0, batch.num_rows, most):
+            start = 0
+            while start < batch.num_rows:
+                most = lookahead.rows_of_size(batch.column(batch.num_columns - selected).nbytes / batch.num_rows)
                 part = batch.slice(start, most)
+                start += most
                 *_, bodies = part.columns[: part.num_columns - keyed]
                 large = pa.types.is_large_string(bodies.type) or pa.types.is_large_binary(bodies.type)
                 sent = bodies.cast(pa.large_binary() if large else pa.binary()).to_pylist()
@@ -324,7 +326,7 @@ def call_batches(
 
     reply_kinds = {"string": pa.string(), "binary": pa.binary(), "frames": pa.list_(pa.binary())}
     kinds = (reply_kinds[settings.result], pa.int32(), pa.string())
-    replies = answer_chunks(chunks(), settings)
+    replies = answer_chunks(chunks(), settings, lookahead)
     with closing(replies):
         for chunk in replies:
             schema = pa.schema([*list(chunk.tag.schema)[:-selected], *map(pa.field, added, kinds)])
