@@ -21,7 +21,8 @@ from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.spark.pipeline import plan as pipeline
-from zmdp.spark.pipeline.calls import Answer, CallSettings
+from zmdp.spark.pipeline.calls import CallSettings
+from zmdp.spark.pipeline.packs import Answer
 from zmdp.workers import Worker
 
 
@@ -63,7 +64,7 @@ def titanic(endpoint, tmp_path):
 # ── rows and columns ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("window", "rows_per_request"), [(1, 1), (64, 1), (8, 7), (64, 1004)])
+@pytest.mark.parametrize(("window", "rows_per_request"), [(1, 1), (64, 1), (8, 7), (64, 1004), (64, "auto")])
 def test_each_row_has_its_reply(spark, endpoint, up, window, rows_per_request):
     replies = call_service(
         texts(spark, 1000), "up", input="text", broker=endpoint, window=window, rows_per_request=rows_per_request
@@ -262,11 +263,11 @@ def test_a_worker_is_killed(spark):
         ({"window": 10_001}, "1 to 10000"),
         ({"window": True}, "window is True"),
         ({"rows_per_request": 0}, "rows_per_request is 0"),
-        ({"rows_per_request": 1005}, "expected 1 to 1004"),
+        ({"rows_per_request": 1005}, "expected 'auto', or 1 to 1004"),
         ({"timeout": 0}, "timeout is 0"),
         ({"keep": -1}, "keep is -1"),
         ({"result": "json"}, "one of string, binary, frames"),
-        ({"result": "frames", "rows_per_request": 2}, "requires rows_per_request=1"),
+        ({"result": "frames", "rows_per_request": 2}, "requires a rows_per_request of 'auto' or 1"),
         ({"headers": {"a": 1}}, "expected a mapping of strings to strings"),
         ({"headers": "who"}, "expected a mapping of strings to strings"),
         ({"headers": {"a": "x" * 70_000}}, "limits: 65535 bytes"),
@@ -277,7 +278,7 @@ def test_a_worker_is_killed(spark):
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
         ({"key": "id"}, "key is 'id', a column of type bigint"),
         ({"key": 5}, "5 is not the name of a column"),
-        ({"key": "text", "rows_per_request": 2}, "with a key each row is a request of its own"),
+        ({"key": "text", "rows_per_request": 2}, "with a key it must be 'auto' or 1"),
     ],
 )
 def test_invalid_arguments(spark, asked, message):
