@@ -132,9 +132,7 @@ def by_key(bench: Bench) -> None:
                 bench.call(df, key="key", window=256)
 
             ways: dict[str, Callable[[], object]] = {
-                "without a key, 1 row a request": lambda: bench.call(
-                    bench.rows(count), window=256, rows_per_request=1
-                ),
+                "without a key, 1 row a request": lambda: bench.call(bench.rows(count), window=256, rows_per_request=1),
                 "without a key": lambda: bench.call(bench.rows(count), window=256),
                 "with a key": first_time,
                 "the same keys again": lambda: bench.call(df, key="key", window=256),

@@ -23,7 +23,9 @@ MIN_ANSWER_SECONDS: Final = 0.1
 MAX_ANSWER_SECONDS: Final = 1.0
 """How long before a request's deadline it is answered, with 408 for each row without a reply: a tenth of its time, but
 at least and at most this long."""
-NO_REPLY: Final = Failed(Code.TIME_PASSED, "no reply in time; the request continues, and the same key returns its reply later")
+NO_REPLY: Final = Failed(
+    Code.TIME_PASSED, "no reply in time; the request continues, and the same key returns its reply later"
+)
 
 
 def asks_for_rows(request: Request) -> bool:

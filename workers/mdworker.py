@@ -167,10 +167,7 @@ class Worker(BaseWorker[Handler]):
             try:
                 with handling(row):
                     result = handler(self._adapter.argument(row))
-                    if isinstance(result, Iterator):
-                        frames = self._collect(result)
-                    else:
-                        frames = self._adapter.frames(result)
+                    frames = self._collect(result) if isinstance(result, Iterator) else self._adapter.frames(result)
             except BaseException as error:  # noqa: BLE001 - only this row fails
                 pack.record(index, failed(error, row))
             else:

@@ -40,7 +40,7 @@ class RowRequest(Request):
         )
 
     @property
-    def cancelled(self) -> bool:  # type: ignore[override]  # the base class has a variable
+    def cancelled(self) -> bool:
         """Whether the pack was cancelled."""
         return self._pack.cancelled
 
@@ -131,7 +131,9 @@ class Pack:
         missing = [index for index, outcome in enumerate(self._outcomes[self._next :], self._next) if outcome is None]
         if not isinstance(results, list | tuple) or len(results) != len(missing):
             count = f"{len(results)} values" if isinstance(results, list | tuple) else f"{results!r:.100}"
-            raise HandlerError(f"a handler of packs returned {count}: expected a list of {len(missing)}, one for each row")
+            raise HandlerError(
+                f"a handler of packs returned {count}: expected a list of {len(missing)}, one for each row"
+            )
         for index, result in zip(missing, results, strict=True):
             outcome: Outcome
             if isinstance(result, BaseException):

@@ -368,7 +368,9 @@ def test_workers_that_do_not_understand_packs(server, protocol):
 
     bodies = [b"%d" % n for n in range(500)]
     with worker(server, handler, protocol=protocol):
-        assert [each.reply for each in ask(server, rows(*bodies), rows_per_request=None)] == [b.decode() for b in bodies]
+        assert [each.reply for each in ask(server, rows(*bodies), rows_per_request=None)] == [
+            b.decode() for b in bodies
+        ]
     assert sorted(handled) == sorted([body] for body in bodies)
 
 
