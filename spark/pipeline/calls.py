@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Self, TypeVar
 
 from ...clients import (
@@ -69,6 +69,10 @@ class CallSettings:
     result: str = "string"
     """`string` and `binary`: the single frame that replies to a row; `frames`: the list of all frames."""
     keys: ClientKeys | None = field(default=None, repr=False)
+
+    def for_slices(self) -> Self:
+        """Return the settings for requests that each carry several rows in one frame, as does the reply."""
+        return replace(self, rows_per_request=1, result="binary")
 
 
 class RowFailed(Exception):

@@ -21,6 +21,7 @@ from ...mdp.keys import BrokerKey, Key, load_keys
 from ...mdp.transport.sockets import checked_endpoints
 from ...titanic.submission import MAX_SECONDS
 from ..session import NEEDS_PYSPARK, SparkError, reason
+from .arrow import call_arrow
 from .calls import CallSettings, Lookahead, answer_chunks
 from .packs import AUTO, Answer, Chunk, Row, check_rows_per_request
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
+ARROW: Final = "arrow"
 RESULTS: Final = ("string", "binary", "frames")
 TEMPORARY_COLUMN: Final = "__zmdp_{}__"
 """Names of temporary columns, chosen not to clash with those of the DataFrame."""
@@ -49,6 +51,7 @@ def call_service(
     keep: float = 86400.0,
     headers: Mapping[str, str] | None = None,
     result: str = "string",
+    codec: str | None = None,
     client_key: Key | None = None,
     broker_key: BrokerKey | None = None,
 ) -> "DataFrame":
@@ -74,6 +77,9 @@ def call_service(
         keep: seconds for which Titanic keeps key and reply.
         headers: sent with each request.
         result: `"string"`, `"binary"`, or `"frames"` for an array of all frames of the reply.
+        codec: `"arrow"` for a service whose handler takes and returns Arrow tables (`Worker(…, codec="arrow")`): the
+            columns `input` are sent as they are, and the first column of the reply has the type `result`, which is
+            any of Spark's types.
         client_key: the `key` of the clients on the executors, read here, for brokers that require one.
         broker_key: the broker's public key, as for `Client`.
 
@@ -87,23 +93,38 @@ def call_service(
             timeout=timeout,
             keep=keep,
             headers=headers,
-            result=result,
+            result=result if codec is None else "binary",
             keys=load_keys(client_key, broker_key),
         )
     )
     name = wire.service_name(service).decode()
     if key is not None and (settings.rows_per_request or 1) > 1:
         raise SettingError(f"rows_per_request is {rows_per_request}, but with a key it must be {AUTO!r} or 1")
+    if codec not in {None, ARROW}:
+        raise SettingError(f"codec is {codec!r}; expected {ARROW!r}, or None for a frame per row")
+    if codec is not None and key is not None:
+        raise SettingError("a key belongs to a row, so it cannot be combined with codec='arrow'")
     added = _added_names(df, output)
-    selected = _select_input(df, input, key)
+    selected = _select_input(df, input, key, as_it_is=codec is not None)
     keyed = key is not None
 
-    def call(batches: Iterator[Any]) -> Iterator[Any]:
-        return call_batches(batches, name, added, settings, keyed=keyed)
-
     types = _spark_types()
+    reply_type = _reply_type(result) if codec is None else _any_type(result)
+    if codec is None:
+
+        def call(batches: Iterator[Any]) -> Iterator[Any]:
+            return call_batches(batches, name, added, settings, keyed=keyed)
+    else:
+        from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415
+
+        arrow_type = to_arrow_type(reply_type)
+        sent_as = None if isinstance(input, list | tuple) else input if isinstance(input, str) else "input"
+
+        def call(batches: Iterator[Any]) -> Iterator[Any]:
+            return call_arrow(batches, name, added, settings, sent_as, arrow_type)
+
     schema = types.StructType(list(df.schema.fields))
-    for column, kind in zip(added, (_reply_type(result), types.IntegerType(), types.StringType()), strict=True):
+    for column, kind in zip(added, (reply_type, types.IntegerType(), types.StringType()), strict=True):
         schema = schema.add(column, kind)
     from pyspark.errors import PySparkNotImplementedError  # noqa: PLC0415
 
@@ -189,6 +210,17 @@ def _reply_type(result: str) -> "DataType":
     return cast("DataType", kinds[result])
 
 
+def _any_type(name: str) -> "DataType":
+    """Return one of Spark's types by its name in SQL.  Raises `SettingError`."""
+    from pyspark.errors import ParseException  # noqa: PLC0415
+
+    types = _spark_types()
+    try:
+        return cast("DataType", types.DataType.fromDDL(name))
+    except (ParseException, TypeError, AttributeError) as error:
+        raise SettingError(f"result is {name!r}; expected one of Spark's types: {reason(error)}") from None
+
+
 def _checked(settings: CallSettings) -> CallSettings:
     """Return valid settings in the form in which executors need them.  Raises `SettingError`."""
     window = settings.window
@@ -229,8 +261,8 @@ def _added_names(df: "DataFrame", output: str) -> list[str]:
     return added
 
 
-def _select_input(df: "DataFrame", selected: Any, key: str | None) -> "DataFrame":
-    """Return the columns of `df`, then what to send (string or binary), then the key if there is one.
+def _select_input(df: "DataFrame", selected: Any, key: str | None, *, as_it_is: bool = False) -> "DataFrame":
+    """Return the columns of `df`, then what to send (string or binary, or as it is), then the key if there is one.
 
     All are renamed c0, c1, …, because names may occur more than once.  Raises `SettingError`.
     """
@@ -244,7 +276,7 @@ def _select_input(df: "DataFrame", selected: Any, key: str | None) -> "DataFrame
     if key is not None and not isinstance(found.schema.fields[-1].dataType, types.StringType):
         type_name = found.schema.fields[-1].dataType.simpleString()
         raise SettingError(f"key is {key!r}, a column of type {type_name}; cast it to string")
-    if isinstance(kind, types.StringType | types.BinaryType):
+    if as_it_is or isinstance(kind, types.StringType | types.BinaryType):
         return found
     if isinstance(kind, types.StructType | types.MapType | types.ArrayType):
         names[at] = f"to_json({names[at]}, map('ignoreNullFields', 'false')) AS {names[at]}"
