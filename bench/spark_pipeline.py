@@ -206,6 +206,17 @@ def count_letters(request: Any) -> bytes:
 letters = Worker("letters", count_letters)
 
 
+def upper_case(table: Any) -> Any:
+    """Return the first column in capitals."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pa.table({"reply": pc.utf8_upper(table.column(0))})
+
+
+upper = Worker("upper", upper_case, codec="arrow")
+
+
 def start_http(stack: ExitStack) -> str:
     """Start the HTTP server.  Return its URL."""
     with socket.socket() as free:
@@ -249,19 +260,29 @@ def locally(handler: Callable[[Any], Any]) -> Callable[[Iterator[Any]], Iterator
     return call
 
 
+def locally_as_arrow(batches: Iterator[Any]) -> Iterator[Any]:
+    """Call the Arrow handler, for `mapInArrow`."""
+    import pyarrow as pa
+
+    for batch in batches:
+        replies = upper_case(batch.select(["text"])).column(0).combine_chunks()
+        yield pa.RecordBatch.from_arrays([*batch.columns, replies], [*batch.schema.names, "reply"])
+
+
 def by_transport(bench: Bench) -> None:
     url = start_http(bench.stack)
     few, many = bench.rows(ROWS // 10), bench.rows(5 * ROWS)
     for _ in range(2):
         start_worker(bench.stack, bench.endpoint, "spark_pipeline:letters")
+        start_worker(bench.stack, bench.endpoint, "spark_pipeline:upper")
 
     def mapped(df: Any, function: Any) -> None:
         check(df.mapInArrow(function, f"{df._jdf.schema().toDDL()}, reply string").where("reply <> ''").count(), df)
 
-    def called(**given: Any) -> None:
+    def called(service: str, **given: Any) -> None:
         from zmdp.spark.pipeline import call_service
 
-        replies = call_service(many, "letters", input="text", broker=bench.endpoint, **given)
+        replies = call_service(many, service, input="text", broker=bench.endpoint, **given)
         check(replies.where("reply_code = 200").count(), many)
 
     medium = bench.rows(ROWS)
@@ -270,8 +291,10 @@ def by_transport(bench: Bench) -> None:
         "1 row a request": lambda: bench.call(medium, rows_per_request=1),
         "packed": lambda: bench.call(many),
         "the echo in mapInArrow": lambda: mapped(many, locally(lambda request: request)),
-        "letters, packed": called,
+        "letters, packed": lambda: called("letters"),
         "letters in mapInArrow": lambda: mapped(many, locally(count_letters)),
+        "capitals, as Arrow": lambda: called("upper", codec="arrow"),
+        "capitals in mapInArrow": lambda: mapped(many, locally_as_arrow),
     }
     counts = {"HTTP": ROWS // 10, "1 row a request": ROWS}
     compared("6. Other ways", 5 * ROWS, ways, counts)

@@ -16,8 +16,9 @@ from ..workers import Request
 from ..workers.handling import Failed
 from ..workers.rows import OPTION, Outcome, Pack
 from . import store
-from .frames import unpack
-from .submission import MalformedRequest, Submission, parse_submission
+from .frames import pack, unpack
+from .submission import OPTIONS, MalformedRequest, Submission, parse_submission
+from .uuids import new_uuid
 
 MIN_ANSWER_SECONDS: Final = 0.1
 MAX_ANSWER_SECONDS: Final = 1.0
@@ -47,11 +48,12 @@ def parse_rows(
     if "key" in options or "uuid" in options:
         raise MalformedRequest("with rows, each row has its own key")
     shared = {name: value for name, value in options.items() if name not in {OPTION, "ttl", "wait"}}
+    first = parse_submission((frames[0], b""), {**shared, "key": "k"}, now, owner)  # checks what applies to all rows
     parsed: list[Submission | Failed] = []
-    for index in range(1, len(frames), 2):
+    for key, body in zip(frames[1::2], frames[2::2], strict=True):
         try:
-            given = {**shared, "key": frames[index].decode(errors="surrogateescape")}
-            parsed.append(parse_submission((frames[0], frames[index + 1]), given, now, owner))
+            text = OPTIONS["key"].from_wire("key", key.decode(errors="surrogateescape"))
+            parsed.append(first._replace(uuid=new_uuid(), body=pack((body,)), key=text))
         except MalformedRequest as error:
             parsed.append(Failed(Code.MALFORMED, str(error)))
     return parsed

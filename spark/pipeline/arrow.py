@@ -11,8 +11,9 @@ from typing import Any, Final
 from ...clients import ZmdpError
 from ...mdp.codecs import Coder
 from ...mdp.codes import Code
-from .calls import OK, CallSettings, Lookahead, answer_chunks
+from .calls import CallSettings, Lookahead, answer_chunks
 from .packs import Answer, Chunk, Row
+from .replies import OK
 
 MAX_SLICE_ROWS: Final = 2048
 MAX_SLICE_BYTES: Final = 1 << 20

@@ -22,7 +22,6 @@ from ...clients import (
     SettingError,
     StreamInterrupted,
     WorkerLost,
-    ZmdpError,
 )
 from ...mdp.codes import Code
 from ...mdp.keys import ClientKeys
@@ -30,20 +29,16 @@ from ...titanic.conversation import no_titanic, raise_for_status
 from ...titanic.rows import NO_REPLY
 from ...workers.handling import MAX_BODY, Failed
 from ...workers.rows import OPTION, Outcome, read_reply
+from .availability import Availability
 from .packs import Answer, Chunk, PackSize, Request, Row
+from .replies import RowFailed, row_answer, unpack_reply
 
-OK: Final = 200
-"""The code of a row that has its reply, as in Titanic."""
 MIN_CHUNK_ROWS: Final = 256
 """A chunk may always have this many rows, however small the window is."""
 MAX_CHUNK_ROWS: Final = 16_384
 """Maximum number of rows in a chunk while rows are packed automatically."""
 MAX_OUTSTANDING_BYTES: Final = 64 << 20
 """Size of the outstanding requests of a partition, above which no further one is sent."""
-PROBE_TIMEOUT_SECONDS: Final = 0.5
-"""How long an unreachable broker may take to answer when it is probed again."""
-RECHECK_SECONDS: Final = 1.0
-"""Interval between such probes; rows fail immediately in between."""
 RETRYABLE: Final = frozenset({Code.QUEUE_FULL, Code.DRAINING})
 """Codes that mean "try again later", whether sent by the broker or by a handler."""
 RETRY_PAUSES_SECONDS: Final = (0.05, 1.0)
@@ -73,15 +68,6 @@ class CallSettings:
     def for_slices(self) -> Self:
         """Return the settings for requests that each carry several rows in one frame, as does the reply."""
         return replace(self, rows_per_request=1, result="binary")
-
-
-class RowFailed(Exception):
-    """A request failed; code and text go into its rows."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(code, text)
-        self.code = code
-        self.text = text
 
 
 def _failure(error: Exception) -> Answer:
@@ -157,7 +143,7 @@ class Calls:
         """By service, and whether the rows have keys."""
         self._runners: set[asyncio.Task[None]] = set()
         """The tasks that make requests; each ends when no request is waiting."""
-        self._unavailable: dict[str, _Unavailable] = {}
+        self._availability = Availability(self._client, settings.timeout, self._loop)
 
     def __enter__(self) -> Self:
         return self
@@ -169,10 +155,7 @@ class Calls:
             self._loop.close()
 
     async def _close(self) -> None:
-        tasks = [
-            *self._runners,
-            *(missing.probe for missing in self._unavailable.values() if missing.probe is not None),
-        ]
+        tasks = [*self._runners, *self._availability.probes]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -256,34 +239,31 @@ class Calls:
         if size > MAX_BODY:
             raise RowFailed(Code.TOO_LARGE, f"the request has {size} bytes; the limit is {MAX_BODY}")
         needed = (TITANIC_SERVICE, row.service) if row.keyed else (row.service,)
-        if self._unavailable:
-            await self._check_available(needed)
+        if self._availability:
+            await self._availability.check(needed)
         try:
             if row.keyed:
                 await self._request_titanic(row.service, chunk, indexes)
             else:
                 await self._request_service(row.service, chunk, indexes)
-        except RequestTimeout as error:
-            failed = await self._timed_out(needed, error)
-            if len(indexes) == 1 or row.keyed or self._unavailable:
-                raise failed from None
-            self._divide(row, chunk, indexes, 1)  # one slow row should not fail the others
-        except ServiceNotFound as error:
-            failed = RowFailed(Code.NO_WORKER, error.text or str(error))
-            self._unavailable.setdefault(needed[0], _Unavailable(failed))
-            raise failed from None
         except SettingError as error:
             raise RowFailed(Code.MALFORMED, str(error)) from None
         except RequestError as error:
-            failed = RowFailed(error.code or Code.FAILED, error.text or str(error))
-            if len(indexes) == 1 or row.keyed:
+            failed = await self._failed(error, needed)
+            most = 0 if row.keyed or len(indexes) == 1 or self._availability else _smaller_pack(error, len(indexes))
+            if not most:
                 raise failed from None
-            if isinstance(error, WorkerLost | StreamInterrupted):
-                self._divide(row, chunk, indexes, 1)  # each trial may cost workers
-            elif isinstance(error, ServiceError) or failed.code == Code.TOO_LARGE:
-                self._divide(row, chunk, indexes, (len(indexes) + 1) // 2)
-            else:
-                raise failed from None
+            self._divide(row, chunk, indexes, most)
+
+    async def _failed(self, error: RequestError, needed: Sequence[str]) -> RowFailed:
+        """Return the failure to report, and remember a service that is unavailable."""
+        if isinstance(error, RequestTimeout):
+            return await self._availability.timed_out(needed, error)
+        if isinstance(error, ServiceNotFound):
+            failed = RowFailed(Code.NO_WORKER, error.text or str(error))
+            self._availability.not_found(needed[0], failed)
+            return failed
+        return RowFailed(error.code or Code.FAILED, error.text or str(error))
 
     def _divide(self, row: Row, chunk: Chunk, indexes: Sequence[int], most: int) -> None:
         """Send the rows of a request that failed as a whole in smaller ones, to find those that caused it."""
@@ -322,7 +302,7 @@ class Calls:
         if outcomes is not None:
             self._answer(chunk, indexes, outcomes)
             return
-        for index, answer in zip(indexes, list(unpack_reply(reply, count, settings)), strict=True):
+        for index, answer in zip(indexes, list(unpack_reply(reply, count, settings.result)), strict=True):
             chunk.answer(index, answer)
 
     async def _request_titanic(self, service: str, chunk: Chunk, indexes: list[int]) -> None:
@@ -356,7 +336,7 @@ class Calls:
             self._size(chunk.rows[indexes[0]]).replied(count, time.monotonic() - began)
         late = [index for index, outcome in zip(indexes, outcomes, strict=False) if outcome == NO_REPLY]
         if late:
-            failed = await self._timed_out((TITANIC_SERVICE, service), RequestTimeout(NO_REPLY.text))
+            failed = await self._availability.timed_out((TITANIC_SERVICE, service), RequestTimeout(NO_REPLY.text))
             outcomes = [Failed(failed.code, failed.text) if each == NO_REPLY else each for each in outcomes]
         self._answer(chunk, indexes, outcomes)
         if len(outcomes) < count:
@@ -373,7 +353,7 @@ class Calls:
                     continue
                 answers.append((index, Answer(None, outcome.code, outcome.text)))
             else:
-                answers.append((index, _answer(outcome, self._settings)))
+                answers.append((index, row_answer(outcome, self._settings.result)))
         for index, answer in answers:
             chunk.answer(index, answer)
         if again:
@@ -405,99 +385,11 @@ class Calls:
                     raise
                 first_error = error
 
-    # ── unavailable services ──────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _timed_out(self, needed: Sequence[str], error: RequestTimeout) -> RowFailed:
-        """Return the failure to report, and remember an unavailable service so that following rows fail immediately."""
-        failed = RowFailed(Code.TIME_PASSED, error.text or str(error))
-        if isinstance(error, BrokerUnreachable):
-            self._unavailable.setdefault(needed[0], _Unavailable(failed))
-            return failed
-        for service in needed:
-            if service in self._unavailable or not await self._available(service, default=True):
-                failed = RowFailed(
-                    Code.NO_WORKER, f"no worker offered service {service!r} within {self._settings.timeout:g} s"
-                )
-                self._unavailable.setdefault(service, _Unavailable(failed))
-                break
-        return failed
-
-    async def _check_available(self, needed: Sequence[str]) -> None:
-        """Fail immediately if a required service is known to be unavailable; probe it again every `RECHECK_SECONDS`.
-
-        Without this, each window of rows would wait for the whole `timeout`.  Raises `RowFailed`.
-        """
-        for service in needed:
-            missing = self._unavailable.get(service)
-            if missing is None:
-                continue
-            if missing.probe is None and time.monotonic() >= missing.until:
-                missing.probe = self._loop.create_task(self._probe(service, missing))
-            if missing.probe is not None:
-                await asyncio.shield(missing.probe)
-            if self._unavailable.get(service) is missing:
-                raise RowFailed(missing.failed.code, missing.failed.text)
-
-    async def _probe(self, service: str, missing: "_Unavailable") -> None:
-        if await self._available(service, default=False):
-            self._unavailable.pop(service, None)
-        missing.until = time.monotonic() + RECHECK_SECONDS
-        missing.probe = None
-
-    async def _available(self, service: str, *, default: bool) -> bool:
-        """Return whether a worker offers `service`; `default` if the broker does not answer."""
-        try:
-            return await self._client.available(service, timeout=min(self._settings.timeout, PROBE_TIMEOUT_SECONDS))
-        except ZmdpError:
-            return default
-
-
-class _Unavailable:
-    """A broker or service that did not answer."""
-
-    def __init__(self, failed: RowFailed) -> None:
-        self.failed = failed
-        self.until = time.monotonic() + RECHECK_SECONDS
-        """When to probe again."""
-        self.probe: asyncio.Task[None] | None = None
-        """The probe that is running."""
-
-
-# ── from rows to requests and back ───────────────────────────────────────────────────────────────────────────────────
-
-
-def _answer(frames: list[bytes], settings: CallSettings) -> Answer:
-    """Return the answer of a row with this reply."""
-    if settings.result == "frames":
-        return Answer(frames, OK)
-    if len(frames) != 1:
-        return Answer(None, Code.FAILED, f"the reply has {_count_frames(len(frames))}; {_ONE_ROW}")
-    return Answer(frames[0], OK) if settings.result == "binary" else _decode(frames[0])
-
-
-_ONE_ROW: Final = "a request of one row needs one frame"
-
-
-def unpack_reply(reply: Sequence[bytes], count: int, settings: CallSettings) -> Iterable[Answer]:
-    """Return the answers of the `count` rows packed in a request.  Raises `RowFailed` if it lacks frames."""
-    if settings.result == "frames":
-        return [Answer(list(reply), OK)]
-    if len(reply) != count:
-        rows = "one row" if count == 1 else f"{count} rows"
-        raise RowFailed(
-            Code.FAILED, f"the reply has {_count_frames(len(reply))}; a request of {rows} needs {_count_frames(count)}"
-        )
-    if settings.result == "binary":
-        return [Answer(frame, OK) for frame in reply]
-    return map(_decode, reply)
-
-
-def _decode(frame: bytes) -> Answer:
-    try:
-        return Answer(frame.decode(), OK)
-    except UnicodeDecodeError as error:
-        return Answer(None, Code.FAILED, f"the reply is not valid UTF-8 ({error}); use result='binary'")
-
-
-def _count_frames(count: int) -> str:
-    return "one frame" if count == 1 else f"{count} frames"
+def _smaller_pack(error: RequestError, rows: int) -> int:
+    """Return how many rows to send again together, after `error` of a request with this many; 0 if not to send them."""
+    if isinstance(error, RequestTimeout | WorkerLost | StreamInterrupted):
+        return 1  # each trial costs the whole timeout, or workers
+    if isinstance(error, ServiceError) or error.code == Code.TOO_LARGE:
+        return (rows + 1) // 2
+    return 0

@@ -130,7 +130,7 @@ def check_rows_per_request(rows: object) -> int | None:
         return None
     if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_BODY_FRAMES:
         raise SettingError(
-            f"rows_per_request is {rows!r}; expected {AUTO!r}, or 1 to {MAX_BODY_FRAMES}, the maximum number of frames in a "
-            "request"
+            f"rows_per_request is {rows!r}; expected {AUTO!r}, or 1 to {MAX_BODY_FRAMES}, the maximum number of frames "
+            "in a request"
         )
     return rows

@@ -299,8 +299,9 @@ def test_a_row_reply_that_no_broker_takes(monkeypatch):
 @pytest.mark.parametrize(
     "reply",
     [
-        [], [b"x"], [b"x", b"y"], [b'{"rows":2}', b"x"], [b'{"rows":2}', b"x", b"y", b"z"], [b'{"rows":2'], [b'{"rows":"2"}'],
-        [b'{"rows":2,"frames":[1]}', b"x"], [b'{"rows":2,"frames":[-1,3]}', b"x", b"y"], [b'{"rows":3}', b"x", b"y", b"z"],
+        [], [b"x"], [b"x", b"y"], [b'{"rows":2}', b"x"], [b'{"rows":2}', b"x", b"y", b"z"],
+        [b'{"rows":2'], [b'{"rows":"2"}'], [b'{"rows":2,"frames":[1]}', b"x"],
+        [b'{"rows":2,"frames":[-1,3]}', b"x", b"y"], [b'{"rows":3}', b"x", b"y", b"z"],
         [b'{"rows":2,"frames":[1,0],"failed":{"1":[1]}}', b"x"], [b'{"rows":2,"failed":5}', b"x", b"y"],
     ],
 )  # fmt: skip

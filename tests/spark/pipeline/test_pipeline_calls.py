@@ -10,9 +10,10 @@ from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
-from zmdp.spark.pipeline import calls, packs
-from zmdp.spark.pipeline.calls import CallSettings, Lookahead, RowFailed, answer_chunks, unpack_reply
+from zmdp.spark.pipeline import availability, calls, packs
+from zmdp.spark.pipeline.calls import CallSettings, Lookahead, answer_chunks
 from zmdp.spark.pipeline.packs import Answer, Chunk, PackSize, Row
+from zmdp.spark.pipeline.replies import RowFailed, unpack_reply
 from zmdp.workers import Worker
 
 
@@ -178,7 +179,7 @@ def test_an_unknown_service(server):
 
 
 def test_a_service_that_returns(server, monkeypatch):
-    monkeypatch.setattr(calls, "RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(availability, "RECHECK_SECONDS", 0.0)
     codes = []
     first, second = rows(*[b"x"] * 600), rows(*[b"x"] * 600)
     with closing(answer_chunks((Chunk(each) for each in (first, second)), settings(server, timeout=0.3))) as found:
@@ -191,7 +192,7 @@ def test_a_service_that_returns(server, monkeypatch):
 
 
 def test_a_broker_that_starts_late(monkeypatch):
-    monkeypatch.setattr(calls, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(availability, "RECHECK_SECONDS", 0.05)
     with running_broker(limits=LIMITS, drain_timeout=0.0) as gone:
         (at,) = gone.endpoints
     asked = CallSettings(broker=at, window=4, timeout=0.3)
@@ -494,7 +495,7 @@ def test_chunks_are_large_enough_for_the_window():
 
 def test_a_reply_without_frames():
     with pytest.raises(RowFailed, match="the reply has 0 frames"):
-        unpack_reply([], 1, CallSettings(broker="", window=1))
+        unpack_reply([], 1, "string")
 
 
 def test_invalid_settings():
