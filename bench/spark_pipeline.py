@@ -1,4 +1,4 @@
-"""Measure `call_service` with real processes: `python bench/spark_pipeline.py [1 2 3 4 5]`.
+"""Measure `call_service` with real processes: `python bench/spark_pipeline.py [1 2 3 4 5 6]`.
 
 The suite runs one line of it, as its part `rows`: one row per request, with the default window.
 
@@ -10,6 +10,8 @@ Two partitions on `local[2]`, an echo service of two worker processes, rows of a
    replies.
 4. Rows per second of the SQL function, compared with `call_service` with the same settings.
 5. The same calls without Spark: one process, one client; and the rows through Spark without calls.
+6. The same rows over HTTP: `requests` on the executors, one connection for each partition, and Starlette under uvicorn,
+   which echoes; and the same handler on the executors, in `mapInArrow`, with and without work to do.
 
 Compare ratios, not absolute numbers, which depend on the machine and its load.
 """
@@ -18,17 +20,19 @@ import argparse
 import importlib.util
 import os
 import shutil
+import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from x1 import BIN, running, start_broker, start_worker
 
 from zmdp.clients import Client
+from zmdp.workers import Worker
 
 PART = "rows"
 TITLE = "Rows through a service"
@@ -36,7 +40,7 @@ FIGURE = "rows per second of call_service"
 WAY = "one row per request"
 ROUNDS = 3
 ROWS = 40_000
-KEYED = 2_500
+KEYED = 10_000
 """Rows with a key: Titanic stores each of them."""
 
 
@@ -94,14 +98,18 @@ def compared(title: str, count: int, ways: dict[str, Callable[[], object]], coun
 
 def by_window(bench: Bench) -> None:
     df = bench.rows(ROWS)
-    ways = {f"window {window}": lambda window=window: bench.call(df, window=window) for window in (1, 8, 64, 256)}
+    ways = {
+        f"window {window}": lambda window=window: bench.call(df, window=window, rows_per_request=1)
+        for window in (1, 8, 64, 256)
+    }
     compared("1. By window, one row a request", ROWS, ways, {})
 
 
 def by_packing(bench: Bench) -> None:
     few, many = bench.rows(ROWS), bench.rows(5 * ROWS)
     ways: dict[str, Callable[[], object]] = {
-        "1 row a request": lambda: bench.call(few),
+        "1 row a request": lambda: bench.call(few, rows_per_request=1),
+        "automatic": lambda: bench.call(many),
         "10 rows a request": lambda: bench.call(many, rows_per_request=10),
         "100 rows a request": lambda: bench.call(many, rows_per_request=100),
     }
@@ -124,6 +132,7 @@ def by_key(bench: Bench) -> None:
                 bench.call(df, key="key", window=256)
 
             ways: dict[str, Callable[[], object]] = {
+                "without a key, 1 row a request": lambda: bench.call(bench.rows(count), window=256, rows_per_request=1),
                 "without a key": lambda: bench.call(bench.rows(count), window=256),
                 "with a key": first_time,
                 "the same keys again": lambda: bench.call(df, key="key", window=256),
@@ -136,7 +145,7 @@ def by_function(bench: Bench) -> None:
     from zmdp.spark.pipeline import register_function
 
     df.createOrReplaceTempView("texts")
-    register_function(bench.spark, "call_one", broker=bench.endpoint)
+    register_function(bench.spark, "call_one", broker=bench.endpoint, rows_per_request=1)
     register_function(bench.spark, "call_many", broker=bench.endpoint, rows_per_request=100)
 
     def sql(name: str) -> None:
@@ -144,7 +153,7 @@ def by_function(bench: Bench) -> None:
         check(bench.spark.sql(query).collect()[0][0], df)
 
     ways: dict[str, Callable[[], object]] = {
-        "call_service": lambda: bench.call(df),
+        "call_service": lambda: bench.call(df, rows_per_request=1),
         "SQL": lambda: sql("call_one"),
         "call_service, 100 rows a request": lambda: bench.call(df, rows_per_request=100),
         "SQL, 100 rows a request": lambda: sql("call_many"),
@@ -153,11 +162,12 @@ def by_function(bench: Bench) -> None:
 
 
 def without(bench: Bench) -> None:
-    from zmdp.spark.pipeline.calls import CallSettings, Chunk, Row, answer_chunks, max_chunk_rows
+    from zmdp.spark.pipeline.calls import CallSettings, answer_chunks
+    from zmdp.spark.pipeline.packs import Chunk, Row
 
     df = bench.rows(ROWS)
     settings = CallSettings(broker=bench.endpoint, window=64)
-    size = max_chunk_rows(settings)
+    size = 256
 
     def calls_only() -> None:
         chunks = (Chunk([Row("echo", b"x" * 40)] * size) for _ in range(ROWS // size))
@@ -165,11 +175,129 @@ def without(bench: Bench) -> None:
             pass
 
     ways: dict[str, Callable[[], object]] = {
-        "call_service": lambda: bench.call(df),
+        "call_service": lambda: bench.call(df, rows_per_request=1),
         "calls without Spark, one process": calls_only,
         "Spark without calls": lambda: df.mapInArrow(lambda batches: batches, df.schema).where("text <> ''").count(),
     }
     compared("5. What is whose, window 64", ROWS, ways, {})
+
+
+# ── other ways ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def http_echo() -> Any:
+    """Return the application that uvicorn runs."""
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    async def echo(request: Request) -> Response:
+        return Response(await request.body())
+
+    return Starlette(routes=[Route("/", echo, methods=["POST"])])
+
+
+def count_letters(request: Any) -> bytes:
+    """Work for some 20 µs."""
+    return b"%d" % sum(request[0].count(letter) for letter in (b"%c" % n for n in range(65, 123)))
+
+
+letters = Worker("letters", count_letters)
+
+
+def upper_case(table: Any) -> Any:
+    """Return the first column in capitals."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pa.table({"reply": pc.utf8_upper(table.column(0))})
+
+
+upper = Worker("upper", upper_case, codec="arrow")
+
+
+def start_http(stack: ExitStack) -> str:
+    """Start the HTTP server.  Return its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = (sys.executable, "-m", "uvicorn", "--factory", "spark_pipeline:http_echo", "--port", str(port))
+    stack.enter_context(running(*command, "--log-level", "error"))
+    while True:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return f"http://127.0.0.1:{port}/"
+        time.sleep(0.05)
+
+
+def over_http(url: str) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a function for `mapInArrow` that sends each row."""
+
+    def call(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+        import requests
+
+        with requests.Session() as session:
+            for batch in batches:
+                texts = [session.post(url, text).text for text in batch.column("text").to_pylist()]
+                yield pa.RecordBatch.from_arrays([*batch.columns, pa.array(texts)], [*batch.schema.names, "reply"])
+
+    return call
+
+
+def locally(handler: Callable[[Any], Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a function for `mapInArrow` that calls the handler."""
+
+    def call(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for batch in batches:
+            sent = batch.column("text").cast(pa.binary()).to_pylist()
+            replies = [handler([text]) for text in sent]
+            texts = [(reply[0] if isinstance(reply, list) else reply).decode() for reply in replies]
+            yield pa.RecordBatch.from_arrays([*batch.columns, pa.array(texts)], [*batch.schema.names, "reply"])
+
+    return call
+
+
+def locally_as_arrow(batches: Iterator[Any]) -> Iterator[Any]:
+    """Call the Arrow handler, for `mapInArrow`."""
+    import pyarrow as pa
+
+    for batch in batches:
+        replies = upper_case(batch.select(["text"])).column(0).combine_chunks()
+        yield pa.RecordBatch.from_arrays([*batch.columns, replies], [*batch.schema.names, "reply"])
+
+
+def by_transport(bench: Bench) -> None:
+    url = start_http(bench.stack)
+    few, many = bench.rows(ROWS // 10), bench.rows(5 * ROWS)
+    for _ in range(2):
+        start_worker(bench.stack, bench.endpoint, "spark_pipeline:letters")
+        start_worker(bench.stack, bench.endpoint, "spark_pipeline:upper")
+
+    def mapped(df: Any, function: Any) -> None:
+        check(df.mapInArrow(function, f"{df._jdf.schema().toDDL()}, reply string").where("reply <> ''").count(), df)
+
+    def called(service: str, **given: Any) -> None:
+        from zmdp.spark.pipeline import call_service
+
+        replies = call_service(many, service, input="text", broker=bench.endpoint, **given)
+        check(replies.where("reply_code = 200").count(), many)
+
+    medium = bench.rows(ROWS)
+    ways: dict[str, Callable[[], object]] = {
+        "HTTP": lambda: mapped(few, over_http(url)),
+        "1 row a request": lambda: bench.call(medium, rows_per_request=1),
+        "packed": lambda: bench.call(many),
+        "the echo in mapInArrow": lambda: mapped(many, locally(lambda request: request)),
+        "letters, packed": lambda: called("letters"),
+        "letters in mapInArrow": lambda: mapped(many, locally(count_letters)),
+        "capitals, as Arrow": lambda: called("upper", codec="arrow"),
+        "capitals in mapInArrow": lambda: mapped(many, locally_as_arrow),
+    }
+    counts = {"HTTP": ROWS // 10, "1 row a request": ROWS}
+    compared("6. Other ways", 5 * ROWS, ways, counts)
 
 
 def missing() -> str | None:
@@ -195,17 +323,18 @@ def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[di
         for number in range(getattr(options, "rounds", ROUNDS) + 1):
             tell(f"{PART}: {ROWS:,} rows, " + (f"round {number}" if number else "to warm up"))
             began = time.perf_counter()
-            bench.call(df)
+            bench.call(df, rows_per_request=1)
             rate = ROWS / (time.perf_counter() - began)
             if number:
                 yield {"part": PART, "figure": FIGURE, "peer": WAY, "params": {}, "rounds": [round(rate, 1)]}
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or ["1", "2", "3", "4", "5"]
+    chosen = sys.argv[1:] or list("123456")
     with ExitStack() as stack:
         bench = Bench(stack)
-        for number, part in zip("12345", (by_window, by_packing, by_key, by_function, without), strict=True):
+        parts = (by_window, by_packing, by_key, by_function, without, by_transport)
+        for number, part in zip("123456", parts, strict=True):
             if number in chosen:
                 part(bench)
                 bench.spark.catalog.clearCache()

@@ -100,7 +100,7 @@ def submit(
         # The client repeats a request after a lost connection.  By its UUID, as by a key, it is stored once.
         encoded["uuid"] = new_uuid_hex()
     reply = yield from _call(caller, CallTitanic(REQUEST, (name, *(frames or (b"",))), encoded or None, headers))
-    _raise_for_status(reply)
+    raise_for_status(reply)
     return reply[1].decode(), name.decode()
 
 
@@ -146,7 +146,7 @@ def result(caller: Caller, uuid: str, timeout: float | None) -> Steps[Reply]:
 
 def close(caller: Caller, uuid: str) -> Steps[None]:
     """Close the request."""
-    _raise_for_status((yield from _call(caller, CallTitanic(CLOSE, [uuid.encode()]))))
+    raise_for_status((yield from _call(caller, CallTitanic(CLOSE, [uuid.encode()]))))
 
 
 class PartialsCursor:
@@ -268,7 +268,7 @@ def parse_reply(reply: Reply, uuid: str) -> Reply | None:
     if code == Code.FAILED and len(reply) > 2 and reply[1].isdigit():  # without more frames, it is Titanic that failed
         detail = reply[3] if len(reply) > 3 else None
         raise ServiceError(int(reply[1]), text, detail, service=reply[2].decode(errors="replace"))
-    _raise_for_status(reply, uuid)
+    raise_for_status(reply, uuid)
     return None if code == 300 else Reply(reply[1:], service=reply.service, final=True)
 
 
@@ -280,7 +280,8 @@ def no_titanic(caller: Caller, service: str) -> ServiceNotFound:
     )
 
 
-def _raise_for_status(reply: Reply, uuid: str = "") -> None:
+def raise_for_status(reply: Reply, uuid: str = "") -> None:
+    """Raise the error that Titanic's reply reports, if any."""
     code, text = _status(reply)
     if code in {200, 300}:
         return

@@ -184,7 +184,7 @@ class Server:
                 )
                 for broker in self._brokers
                 for name, handler, concurrency in (
-                    ("titanic.request", service.request, CONCURRENCY),
+                    ("titanic.request", service.request, CONCURRENCY + MAX_WAITING),
                     ("titanic.reply", service.reply, CONCURRENCY + MAX_WAITING),
                     ("titanic.close", service.close, CONCURRENCY),
                 )

@@ -24,7 +24,8 @@ from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import unpack
 from .metrics import Metrics
-from .submission import MalformedRequest, ReplyRequest, parse_close, parse_reply_request, parse_submission
+from .rows import RowReplies, RowsWaiter, RowWaiter, asks_for_rows, outcome_of, parse_rows, remaining_seconds
+from .submission import MalformedRequest, ReplyRequest, Submission, parse_close, parse_reply_request, parse_submission
 
 OK: Final = b"200"
 NOT_YET: Final = b"300"
@@ -90,11 +91,13 @@ class Service:
         self._gone = gone
         self._waiters: dict[_Waiter, None] = {}
         """Callers that wait for replies, the longest-waiting first."""
-        self._waiting: defaultdict[UUID, set[_Waiter]] = defaultdict(set)
+        self._waiting: defaultdict[UUID, set[_Waiter | RowWaiter]] = defaultdict(set)
         self._ending = False
 
     async def request(self, request: Request) -> list[bytes]:
         """`titanic.request` (C27)."""
+        if asks_for_rows(request):
+            return await self._rows(request)
         try:
             owner = request.user
             wanted = parse_submission(request, request.options, self._clock.now(), owner)
@@ -114,6 +117,84 @@ class Service:
         else:
             self._metrics.repeated += 1
         return [OK, uuid.hex.encode()]
+
+    async def _rows(self, request: Request) -> list[bytes]:
+        """Submit the rows of `request`, and wait for their replies."""
+        try:
+            parsed = parse_rows(request, request.options, self._clock.now(), request.user)
+            if not self._room():
+                self._metrics.rejected["full"] += 1
+                return [_status(request, FULL)]
+            replies, waiter = RowReplies(len(parsed)), RowsWaiter()
+            with self._waiting_for_rows(waiter) as watch:
+                rows: dict[UUID, list[int]] = {}  # several, if they have the same key
+                submitted = []
+                for index, each in enumerate(parsed):
+                    if isinstance(each, Submission):
+                        watch(each.uuid)  # before it is stored, so that no change is missed
+                        submitted.append((index, each, self._keyed.submit(store.accept, each)))
+                    else:
+                        self._metrics.rejected["malformed"] += 1
+                        replies.put(index, each)
+                for index, each, accepted in submitted:
+                    uuid = await accepted
+                    if uuid == each.uuid:
+                        self._metrics.accepted += 1
+                        self._accepted(each.service, each.due)
+                    elif uuid is not None:
+                        self._metrics.repeated += 1
+                        watch(uuid)
+                        waiter.changed.add(uuid)
+                        waiter.happened.set()
+                    if uuid is not None:
+                        rows.setdefault(uuid, []).append(index)
+                await self._collect_rows(request, rows, waiter, replies)
+            replies.fill()
+            return replies.frames()
+        except (MalformedRequest, StoreError) as error:
+            self._metrics.rejected["malformed" if isinstance(error, MalformedRequest) else "database"] += 1
+            return _rejection(request, error)
+
+    async def _collect_rows(
+        self, request: Request, rows: dict[UUID, list[int]], waiter: RowsWaiter, replies: RowReplies
+    ) -> None:
+        """Wait until the requests `rows` have ended, or their time has passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(remaining_seconds(request)):
+                while rows and not self._ending and not replies.groups:
+                    await waiter.happened.wait()
+                    waiter.happened.clear()
+                    changed = [uuid for uuid in waiter.changed if uuid in rows]
+                    waiter.changed.clear()
+                    lookups = [self._reader.submit(store.fetch, _lookup(request, uuid)) for uuid in changed]
+                    for uuid, lookup in zip(changed, lookups, strict=True):
+                        found = await lookup
+                        if found is not None and found.reply is None and found.size is not None and found.ended:
+                            reply = await self._reader.submit(store.fetch_reply, found.id)
+                            found = None if reply is None else found._replace(reply=reply)
+                        outcome = outcome_of(found)
+                        if outcome is not None:
+                            for index in rows.pop(uuid):
+                                replies.put(index, outcome)
+
+    @contextmanager
+    def _waiting_for_rows(self, waiter: RowsWaiter) -> Iterator[Callable[[UUID], None]]:
+        """Yield a function that registers `waiter` for a request."""
+        registered: dict[UUID, RowWaiter] = {}
+
+        def watch(uuid: UUID) -> None:
+            if uuid not in registered:
+                registered[uuid] = waiter.of(uuid)
+                self._waiting[uuid].add(registered[uuid])
+
+        try:
+            yield watch
+        finally:
+            for uuid, each in registered.items():
+                waiting = self._waiting[uuid]
+                waiting.discard(each)
+                if not waiting:
+                    del self._waiting[uuid]
 
     async def close(self, request: Request) -> list[bytes]:
         """`titanic.close` (C29)."""

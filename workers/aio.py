@@ -20,6 +20,7 @@ from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
 from .eager_tasks import EagerTaskStarter
 from .handling import Failed, Final, failed
 from .request import Request
+from .rows import Outcome, Pack, is_pack
 
 AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""
@@ -28,6 +29,8 @@ DEFAULT_CONCURRENCY: Constant = 64
 """Maximum number of concurrent requests: handlers that await should not queue behind each other."""
 MAX_TURN_SECONDS: Constant = 0.005
 """Time after which other callbacks of the event loop get their turn."""
+MAX_PACK_TURN_SECONDS: Constant = 0.002
+"""The same while the rows of a pack are begun."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -151,7 +154,11 @@ class _AsyncConnection(Connection):
         self._adapter = worker._adapter
         self._loop = loop
         self._worker_context = copy_context()
+        self._whole_packs = worker.rows
         self._starter = EagerTaskStarter(loop, self._stepped)
+        self._row_starter = EagerTaskStarter(loop, self._stepped)
+        self._row_slots = asyncio.Semaphore(worker.concurrency)
+        """Limits the rows of packs whose handlers run concurrently."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The tasks of handlers that are waiting for something, by the id() of their requests."""
         self._soon: asyncio.Handle | None = None
@@ -249,6 +256,7 @@ class _AsyncConnection(Connection):
         """Set the timer, or end if there is nothing left to do."""
         if self.ended and not self._tasks:
             self._starter.close()
+            self._row_starter.close()
             if self._timer is not None:
                 self._timer.cancel()
             self.done.set()
@@ -274,15 +282,20 @@ class _AsyncConnection(Connection):
             self._schedule()
 
     async def _handle(self, request: Request) -> None:
-        outcome: list[bytes] | Failed
+        outcome: Outcome
         try:
-            with handling(request):
-                result = self._handler(self._adapter.argument(request))
-                if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
-                    last = await self._stream(result, request)
-                else:
-                    last = await result
-                outcome = self._adapter.frames(last)
+            if self._whole_packs:
+                outcome = await self._handle_whole(request)
+            elif is_pack(request):
+                outcome = await self._handle_rows(request)
+            else:
+                with handling(request):
+                    result = self._handler(self._adapter.argument(request))
+                    if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
+                        last = await self._stream(result, request)
+                    else:
+                        last = await result
+                    outcome = self._adapter.frames(last)
         except asyncio.CancelledError as error:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
                 self._handled(request, None)
@@ -314,12 +327,92 @@ class _AsyncConnection(Connection):
             async for part in parts:
                 if isinstance(part, Final):
                     return part
-                self.session.partial(request, self._adapter.frames(part), time.monotonic())
-                self._schedule()
-                # Let the connection send, and receive a CANCEL; wait for a broker that does not keep up.
-                await asyncio.sleep(SEND_RETRY_SECONDS if self.stalled else 0)
-                while self.stalled:
-                    await asyncio.sleep(SEND_RETRY_SECONDS)
+                await self._partial(request, self._adapter.frames(part))
         finally:
             await parts.aclose()
         return None
+
+    async def _partial(self, request: Request, frames: list[bytes]) -> None:
+        self.session.partial(request, frames, time.monotonic())
+        self._schedule()
+        # Let the connection send, and receive a CANCEL; wait for a broker that does not keep up.
+        await asyncio.sleep(SEND_RETRY_SECONDS if self.stalled else 0)
+        while self.stalled:
+            await asyncio.sleep(SEND_RETRY_SECONDS)
+
+    # ── packs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _handle_rows(self, request: Request) -> Outcome:
+        """Call the handler for each row of a pack, concurrently.  Return the end of the reply."""
+        pack = Pack(request)
+        running: set[asyncio.Task[None]] = set()
+        slots, start, base = self._row_slots, self._row_starter.start_inside, self._worker_context
+        until = time.monotonic() + MAX_PACK_TURN_SECONDS
+        try:
+            for index, row in enumerate(pack.rows):
+                await slots.acquire()
+                task = start(self._handle_row(pack, index, row), base.copy())
+                if task is not None:
+                    running.add(task)
+                    task.add_done_callback(running.discard)
+                while pack.groups:
+                    await self._partial(request, pack.groups.popleft())
+                if time.monotonic() >= until:
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + MAX_PACK_TURN_SECONDS
+            while running:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                while pack.groups:
+                    await self._partial(request, pack.groups.popleft())
+        finally:
+            left = list(running)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+        while pack.groups:
+            await self._partial(request, pack.groups.popleft())
+        return pack.last()
+
+    async def _handle_row(self, pack: Pack, index: int, row: Request) -> None:
+        outcome: Outcome
+        try:
+            with handling(row):
+                result = self._handler(self._adapter.argument(row))
+                if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
+                    outcome = await self._collect(result)
+                else:
+                    outcome = self._adapter.frames(await result)
+        except asyncio.CancelledError as error:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
+                raise
+            outcome = failed(error, row)
+        except BaseException as error:  # noqa: BLE001 - only this row fails
+            outcome = failed(error, row)
+        finally:
+            self._row_slots.release()
+        pack.record(index, outcome)
+
+    async def _collect(self, parts: AsyncGenerator[Any, None]) -> list[bytes]:
+        """Return the frames of a stream that replies to a row."""
+        frames: list[bytes] = []
+        try:
+            async for part in parts:
+                frames += self._adapter.frames(part)
+                if isinstance(part, Final):
+                    return frames
+        finally:
+            await parts.aclose()
+        return frames + self._adapter.frames(None)
+
+    async def _handle_whole(self, request: Request) -> Outcome:
+        """Call a handler of whole packs.  Return the end of the reply."""
+        pack = Pack(request, coded=self._adapter.coded)
+        with handling(request):
+            results: Any = []
+            if values := pack.values(self._adapter):
+                result: Any = self._handler(values)
+                results = [part async for part in result] if isinstance(result, AsyncGenerator) else await result
+            pack.record_all(results, self._adapter)
+        while pack.groups:
+            await self._partial(request, pack.groups.popleft())
+        return pack.last()

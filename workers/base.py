@@ -44,6 +44,7 @@ class BaseWorker(Generic[AnyHandler]):
         protocol: str = "X1",
         name: str = "",
         dialect: bool = False,
+        rows: bool = False,
         key: Key | None = None,
         broker_key: BrokerKey | None = None,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
@@ -58,6 +59,7 @@ class BaseWorker(Generic[AnyHandler]):
         self.protocol = protocol
         self.name = name
         self.dialect = dialect
+        self.rows = rows
         self.keys = load_keys(key, broker_key)
         """Its own key and its broker's, or None."""
         self._context = context
@@ -89,7 +91,7 @@ class BaseWorker(Generic[AnyHandler]):
             self.service, self._handler, broker=self.broker if broker is None else broker,
             concurrency=self.concurrency, heartbeat=self.heartbeat, liveness=self.liveness,
             handler_timeout=self.handler_timeout, codec=self.codec, protocol=self.protocol, name=self.name,
-            dialect=self.dialect, key=self.keys, context=self._context,
+            dialect=self.dialect, rows=self.rows, key=self.keys, context=self._context,
         )  # fmt: skip
 
     def _begin_start(self) -> Any:

@@ -56,6 +56,17 @@ class EagerTaskStarter:
         standby.adopt(work, context, waits_for)
         return standby.task
 
+    def start_inside(self, work: Work, context: Context) -> "asyncio.Task[None] | None":
+        """`start`, from within a task."""
+        outer = asyncio.current_task(self._loop)
+        if EAGER_TASKS or outer is None:
+            return self.start(work, context)
+        tasks._leave_task(self._loop, outer)
+        try:
+            return self.start(work, context)
+        finally:
+            tasks._enter_task(self._loop, outer)
+
     def close(self) -> None:
         """Cancel the standby task."""
         if self._standby is not None:

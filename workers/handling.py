@@ -77,6 +77,11 @@ class HandlerAdapter:
     def __init__(self, codec: str | Codec | None) -> None:
         self._coder = None if codec is None else Coder(codec)
 
+    @property
+    def coded(self) -> bool:
+        """Whether there is a codec."""
+        return self._coder is not None
+
     def argument(self, request: Request) -> Any:
         """Return the handler's argument: the request, or with a codec the decoded value.  Raises `Unreadable`."""
         if self._coder is None:

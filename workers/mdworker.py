@@ -14,6 +14,7 @@ from ..mdp.tracing import handling
 from .base import BaseWorker
 from .handling import Final, Frames, failed
 from .request import Request
+from .rows import Outcome, Pack, is_pack
 from .threaded import ThreadedConnection
 
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]
@@ -58,6 +59,9 @@ class Worker(BaseWorker[Handler]):
         protocol: `"X1"`, or for third-party brokers `"0.2"` or `"0.1"`.
         name: Shown to operators; by default the program's name.
         dialect: Add an option `dialect` to the requests of MDP/0.1 and 0.2 clients (X1).
+        rows: The handler gets a list of several rows' values, and returns as many: for callers that pack rows into
+            requests (docs/pipeline.md).  A value may be an exception, the error of its row.  Other handlers are called
+            for each row.
         key: The secret certificate file of this worker's key, for brokers that require one (docs/security.md).
         broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.
         context: ZeroMQ context to use, needed for `inproc://` endpoints.
@@ -140,16 +144,70 @@ class Worker(BaseWorker[Handler]):
             self._handle(connection, handler, request)
 
     def _handle(self, connection: ThreadedConnection, handler: Handler, request: Request) -> None:
+        outcome: Outcome
         try:
-            with handling(request):
-                result = handler(self._adapter.argument(request))
-                if isinstance(result, Iterator):
-                    result = self._stream(connection, result, request)
-                body = self._adapter.frames(result)
+            if self.rows:
+                outcome = self._handle_whole(connection, handler, request)
+            elif is_pack(request):
+                outcome = self._handle_rows(connection, handler, request)
+            else:
+                with handling(request):
+                    result = handler(self._adapter.argument(request))
+                    if isinstance(result, Iterator):
+                        result = self._stream(connection, result, request)
+                    outcome = self._adapter.frames(result)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
-            connection.end(request, failed(error, request))
-        else:
-            connection.end(request, body)
+            outcome = failed(error, request)
+        connection.end(request, outcome)
+
+    def _handle_rows(self, connection: ThreadedConnection, handler: Handler, request: Request) -> Outcome:
+        """Call the handler for each row of a pack.  Return the end of the reply."""
+        pack = Pack(request)
+        for index, row in enumerate(pack.rows):
+            try:
+                with handling(row):
+                    result = handler(self._adapter.argument(row))
+                    frames = self._collect(result) if isinstance(result, Iterator) else self._adapter.frames(result)
+            except BaseException as error:  # noqa: BLE001 - only this row fails
+                pack.record(index, failed(error, row))
+            else:
+                pack.record(index, frames)
+            if pack.groups or request.cancelled:
+                self._send_groups(connection, pack, request)
+        return pack.last()
+
+    def _handle_whole(self, connection: ThreadedConnection, handler: Handler, request: Request) -> Outcome:
+        """Call a handler of whole packs.  Return the end of the reply."""
+        pack = Pack(request, coded=self._adapter.coded)
+        call: Callable[[Any], Any] = handler
+        with handling(request):
+            values = pack.values(self._adapter)
+            results = call(values) if values else []
+            pack.record_all(list(results) if isinstance(results, Iterator) else results, self._adapter)
+        self._send_groups(connection, pack, request)
+        return pack.last()
+
+    def _send_groups(self, connection: ThreadedConnection, pack: Pack, request: Request) -> None:
+        """Send the groups that are ready.  Raises `RequestCancelled`."""
+        if request.cancelled:
+            raise RequestCancelled("the client no longer wants the rows")
+        while pack.groups:
+            if not connection.partial(request, pack.groups.popleft()):
+                raise RequestCancelled("the client no longer wants the rows")
+
+    def _collect(self, parts: Iterator[Any]) -> list[bytes]:
+        """Return the frames of a stream that replies to a row."""
+        frames: list[bytes] = []
+        while True:
+            try:
+                part = next(parts)
+            except StopIteration as end:
+                return frames + self._adapter.frames(end.value)
+            frames += self._adapter.frames(part)
+            if isinstance(part, Final):
+                if isinstance(parts, Generator):
+                    parts.close()
+                return frames
 
     def _stream(self, connection: ThreadedConnection, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs.  Return its return value, or the `Final` that it yields."""

@@ -8,34 +8,37 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Self, TypeVar
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Self, TypeVar
 
 from ...clients import (
     AsyncClient,
     BrokerUnreachable,
     RequestError,
     RequestTimeout,
+    ServiceError,
     ServiceNotFound,
     SettingError,
-    ZmdpError,
+    StreamInterrupted,
+    WorkerLost,
 )
 from ...mdp.codes import Code
 from ...mdp.keys import ClientKeys
-from ...titanic import AsyncTitanic
-from ...workers.handling import MAX_BODY, MAX_BODY_FRAMES
+from ...titanic.conversation import no_titanic, raise_for_status
+from ...titanic.rows import NO_REPLY
+from ...workers.handling import MAX_BODY, Failed
+from ...workers.rows import OPTION, Outcome, read_reply
+from .availability import Availability
+from .packs import Answer, Chunk, PackSize, Request, Row
+from .replies import RowFailed, row_answer, unpack_reply
 
-OK: Final = 200
-"""The code of a row that has its reply, as in Titanic."""
-MAX_PACKED_BYTES: Final = 4 << 20
-"""Maximum size of the rows in one request.  Larger ones gain nothing, and their replies must fit in a message too."""
 MIN_CHUNK_ROWS: Final = 256
 """A chunk may always have this many rows, however small the window is."""
-PROBE_TIMEOUT_SECONDS: Final = 0.5
-"""How long an unreachable broker may take to answer when it is probed again."""
-RECHECK_SECONDS: Final = 1.0
-"""Interval between such probes; rows fail immediately in between."""
+MAX_CHUNK_ROWS: Final = 16_384
+"""Maximum number of rows in a chunk while rows are packed automatically."""
+MAX_OUTSTANDING_BYTES: Final = 64 << 20
+"""Size of the outstanding requests of a partition, above which no further one is sent."""
 RETRYABLE: Final = frozenset({Code.QUEUE_FULL, Code.DRAINING})
 """Codes that mean "try again later", whether sent by the broker or by a handler."""
 RETRY_PAUSES_SECONDS: Final = (0.05, 1.0)
@@ -53,7 +56,8 @@ class CallSettings:
 
     broker: str | Sequence[str]
     window: int
-    rows_per_request: int = 1
+    rows_per_request: int | None = 1
+    """None: as many as are answered quickly."""
     timeout: float = 60.0
     keep: float = 86400.0
     headers: Mapping[str, str] | None = None
@@ -61,33 +65,9 @@ class CallSettings:
     """`string` and `binary`: the single frame that replies to a row; `frames`: the list of all frames."""
     keys: ClientKeys | None = field(default=None, repr=False)
 
-
-class Row(NamedTuple):
-    """The request of one row."""
-
-    service: str | None
-    body: bytes | None
-    """None if the row is not to be sent."""
-    key: str | None = None
-    keyed: bool = False
-    """Whether the row goes through Titanic and so needs a key."""
-
-
-class Answer(NamedTuple):
-    """The result of a row: its reply and code 200, or another code and an error; all None if it was not sent."""
-
-    reply: bytes | str | list[bytes] | None = None
-    code: int | None = None
-    error: str | None = None
-
-
-class RowFailed(Exception):
-    """A request failed; code and text go into its rows."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(code, text)
-        self.code = code
-        self.text = text
+    def for_slices(self) -> Self:
+        """Return the settings for requests that each carry several rows in one frame, as does the reply."""
+        return replace(self, rows_per_request=1, result="binary")
 
 
 def _failure(error: Exception) -> Answer:
@@ -97,47 +77,51 @@ def _failure(error: Exception) -> Answer:
     return Answer(None, int(Code.FAILED), f"{type(error).__name__}: {error}")
 
 
-class Chunk:
-    """Rows that are processed together; `tag` is returned with them unchanged."""
-
-    def __init__(self, rows: Sequence[Row], tag: Any = None) -> None:
-        self.rows = rows
-        self.tag = tag
-        self.answers = [NOT_SENT] * len(rows)
-        self.remaining = 0
-        """Requests that are not done."""
-        self.done: asyncio.Future[None] | None = None
-
-
-NOT_SENT: Final = Answer()
-
-
-def answer_chunks(chunks: Iterable[Chunk], settings: CallSettings) -> Generator[Chunk, None, None]:
+def answer_chunks(
+    chunks: Iterable[Chunk], settings: CallSettings, lookahead: "Lookahead | None" = None
+) -> Generator[Chunk, None, None]:
     """Yield `chunks` in order, with their `answers` set.
 
     Requests of following chunks are sent while one chunk is waited for.  Closing the generator cancels outstanding
     requests.  Errors of requests go into their rows and are never raised.
     """
     ahead: deque[Chunk] = deque()
-    rows_ahead, most = 0, max_chunk_rows(settings)
+    rows_ahead = 0
+    lookahead = Lookahead(settings) if lookahead is None else lookahead
     with Calls(settings) as calls:
         for chunk in chunks:
             calls.start(chunk)
             ahead.append(chunk)
             rows_ahead += len(chunk.rows)
-            while rows_ahead > most:
+            while rows_ahead > lookahead.rows:
                 first = ahead.popleft()
                 rows_ahead -= len(first.rows)
                 calls.finish(first)
                 yield first
+                lookahead.grow()
         for chunk in ahead:
             calls.finish(chunk)
             yield chunk
 
 
-def max_chunk_rows(settings: CallSettings) -> int:
-    """Return the maximum number of rows in a chunk: enough to fill the window, few enough for LIMIT to stop early."""
-    return max(MIN_CHUNK_ROWS, 2 * settings.window * settings.rows_per_request)
+class Lookahead:
+    """The maximum number of rows in a chunk, and beyond the chunk that is waited for.
+
+    Enough to fill the window, few enough for LIMIT to stop early.  Where rows are packed automatically it grows, since
+    a query that has taken many rows is likely to take more.
+    """
+
+    def __init__(self, settings: CallSettings) -> None:
+        self.rows = max(MIN_CHUNK_ROWS, 2 * settings.window * (settings.rows_per_request or 1))
+        self._most = max(self.rows, MAX_CHUNK_ROWS) if settings.rows_per_request is None else self.rows
+
+    def grow(self) -> None:
+        """Record that a chunk was taken."""
+        self.rows = min(2 * self.rows, self._most)
+
+    def rows_of_size(self, row_bytes: float) -> int:
+        """Return the maximum number of rows in a chunk if rows have this size."""
+        return max(1, min(self.rows, int(MAX_OUTSTANDING_BYTES / max(row_bytes, 1))))
 
 
 class Calls:
@@ -146,13 +130,20 @@ class Calls:
     def __init__(self, settings: CallSettings) -> None:
         self._settings = settings
         self._client = AsyncClient(settings.broker, timeout=settings.timeout, key=settings.keys)
-        self._titanic = AsyncTitanic(self._client)
         self._loop = asyncio.new_event_loop()
-        self._waiting: deque[tuple[Chunk, list[int]]] = deque()
-        """Requests not yet started: a chunk and the indexes of its rows that share the request."""
+        self._chunks: deque[Chunk] = deque()
+        """Chunks with rows that are not sent yet."""
+        self._unsent = 0
+        """The number of these rows."""
+        self._again: deque[Request] = deque()
+        """Rows to be sent again, because the request that they shared has failed."""
+        self._outstanding = 0
+        """Size of the outstanding requests."""
+        self._sizes: dict[tuple[str, bool], PackSize] = {}
+        """By service, and whether the rows have keys."""
         self._runners: set[asyncio.Task[None]] = set()
         """The tasks that make requests; each ends when no request is waiting."""
-        self._unavailable: dict[str, _Unavailable] = {}
+        self._availability = Availability(self._client, settings.timeout, self._loop)
 
     def __enter__(self) -> Self:
         return self
@@ -164,22 +155,18 @@ class Calls:
             self._loop.close()
 
     async def _close(self) -> None:
-        tasks = [
-            *self._runners,
-            *(missing.probe for missing in self._unavailable.values() if missing.probe is not None),
-        ]
+        tasks = [*self._runners, *self._availability.probes]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._client.close()
 
     def start(self, chunk: Chunk) -> None:
-        """Queue the requests of `chunk`."""
-        for request in pack_rows(chunk.rows, self._settings.rows_per_request):
-            chunk.remaining += 1
-            self._waiting.append((chunk, request))
-        for _ in range(min(self._settings.window - len(self._runners), len(self._waiting))):
-            self._runners.add(self._loop.create_task(self._run()))
+        """Queue the rows of `chunk`."""
+        if chunk.unsent:
+            self._chunks.append(chunk)
+            self._unsent += len(chunk.unsent)
+            self._start_runners()
 
     def finish(self, chunk: Chunk) -> None:
         """Wait until all rows of `chunk` have their answers."""
@@ -187,87 +174,190 @@ class Calls:
             chunk.done = self._loop.create_future()
             self._loop.run_until_complete(chunk.done)
 
+    def _start_runners(self) -> None:
+        for _ in range(min(self._settings.window - len(self._runners), self._unsent + len(self._again))):
+            self._runners.add(self._loop.create_task(self._run()))
+
     async def _run(self) -> None:
-        # This loop runs once per row, so it makes few calls and allocates nothing that can be shared.
-        waiting, settings = self._waiting, self._settings
-        while waiting:
-            chunk, indexes = waiting.popleft()
-            rows, answers = chunk.rows, chunk.answers
-            body = [body for index in indexes if (body := rows[index].body) is not None]
+        # This loop runs once per request, so it makes few calls and allocates nothing that can be shared.
+        while self._outstanding < MAX_OUTSTANDING_BYTES and (taken := self._take()) is not None:
+            chunk, indexes, size = taken
+            self._outstanding += size
             try:
-                reply = await self._reply(rows[indexes[0]], body)
-                for index, answer in zip(indexes, unpack_reply(reply, len(indexes), settings), strict=True):
-                    answers[index] = answer
+                await self._request(chunk, indexes, size)
             except Exception as error:  # noqa: BLE001 - an error goes into its rows and must not end the job
                 failure = _failure(error)
                 for index in indexes:
-                    answers[index] = failure
-            chunk.remaining -= 1
-            if chunk.done is not None and not chunk.remaining:
-                chunk.done.set_result(None)
+                    chunk.answer(index, failure)
+            if self._outstanding >= MAX_OUTSTANDING_BYTES > self._outstanding - size:
+                self._loop.call_soon(self._start_runners)  # those that ended because too much was outstanding
+            self._outstanding -= size
         task = asyncio.current_task()
         if task is not None:
             self._runners.discard(task)
 
-    async def _reply(self, row: Row, body: list[bytes]) -> list[bytes]:
-        """Return the frames of the reply to `body`: the bodies of `row` and of the rows packed with it.
+    def _take(self) -> Request | None:
+        """Return the next request, or None."""
+        if self._again:
+            return self._again.popleft()
+        if not self._unsent:
+            return None
+        chunk = self._chunks[0]
+        most = self._settings.rows_per_request
+        if most is None:
+            row = chunk.rows[chunk.unsent[-1]]
+            most = self._size(row).now(self._unsent)
+        indexes, size = chunk.take(most)
+        self._unsent -= len(indexes)
+        if not chunk.unsent:
+            self._chunks.popleft()
+        return chunk, indexes, size
 
-        Raises `RowFailed`.
-        """
-        service, _, key, keyed = row
-        if service is None:
+    def _size(self, row: Row) -> PackSize:
+        key = (row.service or "", row.keyed)
+        size = self._sizes.get(key)
+        if size is None:
+            size = self._sizes[key] = PackSize(self._settings.timeout, keyed=row.keyed)
+        return size
+
+    def _send_again(self, chunk: Chunk, indexes: Sequence[int], most: int) -> None:
+        """Queue rows again, in requests of up to `most` rows."""
+        for start in range(0, len(indexes), most):
+            pack = list(indexes[start : start + most])
+            self._again.append((chunk, pack, sum(len(chunk.rows[index].body or b"") for index in pack)))
+        self._start_runners()
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _request(self, chunk: Chunk, indexes: list[int], size: int) -> None:
+        """Make a request with these rows, and set their answers or send them again.  Raises `RowFailed`."""
+        row = chunk.rows[indexes[0]]
+        if row.service is None:
             raise RowFailed(Code.MALFORMED, "the service is NULL; every row must name a service")
-        if keyed and key is None:
+        if row.keyed and row.key is None:
             raise RowFailed(Code.MALFORMED, "the key is NULL; every row sent through Titanic needs a key")
-        if (size := sum(map(len, body))) > MAX_BODY:
+        if size > MAX_BODY:
             raise RowFailed(Code.TOO_LARGE, f"the request has {size} bytes; the limit is {MAX_BODY}")
-        needed = (TITANIC_SERVICE, service) if keyed else (service,)
-        if self._unavailable:
-            await self._check_available(needed)
-        began = time.monotonic()
+        needed = (TITANIC_SERVICE, row.service) if row.keyed else (row.service,)
+        if self._availability:
+            await self._availability.check(needed)
         try:
-            if key is not None:
-                return await self._through_titanic(service, body, key, began + self._settings.timeout)
-            try:
-                return await self._client.request(service, *body, headers=self._settings.headers)
-            except RequestError as error:
-                if error.code not in RETRYABLE:
-                    raise
-                return await self._retry(service, body, began + self._settings.timeout, error)
-        except RequestTimeout as error:
-            raise await self._timed_out(needed, error) from None
-        except ServiceNotFound as error:
-            failed = RowFailed(Code.NO_WORKER, error.text or str(error))
-            self._unavailable.setdefault(needed[0], _Unavailable(failed))
-            raise failed from None
+            if row.keyed:
+                await self._request_titanic(row.service, chunk, indexes)
+            else:
+                await self._request_service(row.service, chunk, indexes)
         except SettingError as error:
             raise RowFailed(Code.MALFORMED, str(error)) from None
         except RequestError as error:
-            raise RowFailed(error.code or Code.FAILED, error.text or str(error)) from None
+            failed = await self._failed(error, needed)
+            most = 0 if row.keyed or len(indexes) == 1 or self._availability else _smaller_pack(error, len(indexes))
+            if not most:
+                raise failed from None
+            self._divide(row, chunk, indexes, most)
 
-    async def _retry(self, service: str, body: Sequence[bytes], deadline: float, error: RequestError) -> list[bytes]:
-        """Repeat a request that failed with `error`, whose code is in `RETRYABLE`."""
-        return await self._retrying(
-            deadline,
-            lambda remaining: self._client.request(service, *body, timeout=remaining, headers=self._settings.headers),
-            first_error=error,
-        )
+    async def _failed(self, error: RequestError, needed: Sequence[str]) -> RowFailed:
+        """Return the failure to report, and remember a service that is unavailable."""
+        if isinstance(error, RequestTimeout):
+            return await self._availability.timed_out(needed, error)
+        if isinstance(error, ServiceNotFound):
+            failed = RowFailed(Code.NO_WORKER, error.text or str(error))
+            self._availability.not_found(needed[0], failed)
+            return failed
+        return RowFailed(error.code or Code.FAILED, error.text or str(error))
 
-    async def _through_titanic(self, service: str, body: Sequence[bytes], key: str, deadline: float) -> list[bytes]:
-        """Submit the request to Titanic under `key` and return its reply; repeating this returns the same reply.
+    def _divide(self, row: Row, chunk: Chunk, indexes: Sequence[int], most: int) -> None:
+        """Send the rows of a request that failed as a whole in smaller ones, to find those that caused it."""
+        if self._settings.rows_per_request is None:
+            self._size(row).failed()
+        self._send_again(chunk, indexes, most)
 
-        The request is never closed, because running the plan again needs the reply again.
-        """
-        keep, headers = self._settings.keep, self._settings.headers
-        ticket = await self._retrying(
-            deadline,
-            lambda remaining: self._titanic.submit(service, *body, key=key, key_ttl=keep, ttl=keep, headers=headers),
-        )
+    async def _request_service(self, service: str, chunk: Chunk, indexes: list[int]) -> None:
+        settings, count = self._settings, len(indexes)
+        size = self._sizes.get((service, False)) if settings.rows_per_request is None else None
+        asked = count > 1 or (size is not None and size.understood is None)
+        options = {OPTION: count} if asked else None
+        body = [body for index in indexes if (body := chunk.rows[index].body) is not None]
+        began = time.monotonic()
         try:
-            return await self._retrying(deadline, ticket.result, (BrokerUnreachable, ServiceNotFound))
-        except RequestTimeout as error:
-            text = f"{error}; the request continues, and the same key returns its reply later"
-            raise type(error)(text, service=service, code=error.code) from None
+            reply = await self._client.request(service, *body, headers=settings.headers, options=options)
+        except RequestError as error:
+            if error.code not in RETRYABLE:
+                raise
+            reply = await self._retrying(
+                began + settings.timeout,
+                lambda remaining: self._client.request(
+                    service, *body, timeout=remaining, headers=settings.headers, options=options
+                ),
+                first_error=error,
+            )
+        outcomes = read_reply(reply, count) if asked else None
+        if size is not None:
+            if asked:
+                size.understood = outcomes is not None
+            if not size.understood and count > 1:
+                self._divide(chunk.rows[indexes[0]], chunk, indexes, 1)
+                return
+            if size.understood:
+                size.replied(count, time.monotonic() - began)
+        if outcomes is not None:
+            self._answer(chunk, indexes, outcomes)
+            return
+        for index, answer in zip(indexes, list(unpack_reply(reply, count, settings.result)), strict=True):
+            chunk.answer(index, answer)
+
+    async def _request_titanic(self, service: str, chunk: Chunk, indexes: list[int]) -> None:
+        """Submit rows to Titanic under their keys, and set their answers; repeating this returns the same replies.
+
+        The requests are never closed, because running the plan again needs the replies again.
+        """
+        settings, count = self._settings, len(indexes)
+        body = [service.encode()]
+        for index in indexes:
+            row = chunk.rows[index]
+            body += ((row.key or "").encode(errors="surrogateescape"), row.body or b"")
+        kept = round(settings.keep * 1000, 3)
+        options = {OPTION: count, "key_ttl": kept, "result_ttl": kept}
+        began = time.monotonic()
+        try:
+            reply = await self._retrying(
+                began + settings.timeout,
+                lambda remaining: self._client.request(
+                    TITANIC_SERVICE, *body, timeout=remaining, wait=False, headers=settings.headers, options=options
+                ),
+                (BrokerUnreachable, ServiceNotFound, WorkerLost),
+            )
+        except ServiceNotFound:
+            raise no_titanic(self._client, TITANIC_SERVICE) from None
+        outcomes = read_reply(reply, count, partly=True)
+        if outcomes is None:
+            raise_for_status(reply)
+            raise RowFailed(Code.FAILED, "Titanic does not understand requests with several rows; update it")
+        if settings.rows_per_request is None:
+            self._size(chunk.rows[indexes[0]]).replied(count, time.monotonic() - began)
+        late = [index for index, outcome in zip(indexes, outcomes, strict=False) if outcome == NO_REPLY]
+        if late:
+            failed = await self._availability.timed_out((TITANIC_SERVICE, service), RequestTimeout(NO_REPLY.text))
+            outcomes = [Failed(failed.code, failed.text) if each == NO_REPLY else each for each in outcomes]
+        self._answer(chunk, indexes, outcomes)
+        if len(outcomes) < count:
+            self._send_again(chunk, indexes[len(outcomes) :], count)
+
+    def _answer(self, chunk: Chunk, indexes: Sequence[int], outcomes: Sequence[Outcome]) -> None:
+        """Set the answers of rows, or send those again that a worker has refused for now."""
+        again = []
+        answers = []
+        for index, outcome in zip(indexes, outcomes, strict=False):
+            if isinstance(outcome, Failed):
+                if outcome.code in RETRYABLE and not chunk.rows[index].keyed:
+                    again.append(index)
+                    continue
+                answers.append((index, Answer(None, outcome.code, outcome.text)))
+            else:
+                answers.append((index, row_answer(outcome, self._settings.result)))
+        for index, answer in answers:
+            chunk.answer(index, answer)
+        if again:
+            self._send_again(chunk, again, 1)
 
     async def _retrying(
         self,
@@ -295,120 +385,11 @@ class Calls:
                     raise
                 first_error = error
 
-    # ── unavailable services ──────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _timed_out(self, needed: Sequence[str], error: RequestTimeout) -> RowFailed:
-        """Return the failure to report, and remember an unavailable service so that following rows fail immediately."""
-        failed = RowFailed(Code.TIME_PASSED, error.text or str(error))
-        if isinstance(error, BrokerUnreachable):
-            self._unavailable.setdefault(needed[0], _Unavailable(failed))
-            return failed
-        for service in needed:
-            if service in self._unavailable or not await self._available(service, default=True):
-                failed = RowFailed(
-                    Code.NO_WORKER, f"no worker offered service {service!r} within {self._settings.timeout:g} s"
-                )
-                self._unavailable.setdefault(service, _Unavailable(failed))
-                break
-        return failed
-
-    async def _check_available(self, needed: Sequence[str]) -> None:
-        """Fail immediately if a required service is known to be unavailable; probe it again every `RECHECK_SECONDS`.
-
-        Without this, each window of rows would wait for the whole `timeout`.  Raises `RowFailed`.
-        """
-        for service in needed:
-            missing = self._unavailable.get(service)
-            if missing is None:
-                continue
-            if missing.probe is None and time.monotonic() >= missing.until:
-                missing.probe = self._loop.create_task(self._probe(service, missing))
-            if missing.probe is not None:
-                await asyncio.shield(missing.probe)
-            if self._unavailable.get(service) is missing:
-                raise RowFailed(missing.failed.code, missing.failed.text)
-
-    async def _probe(self, service: str, missing: "_Unavailable") -> None:
-        if await self._available(service, default=False):
-            self._unavailable.pop(service, None)
-        missing.until = time.monotonic() + RECHECK_SECONDS
-        missing.probe = None
-
-    async def _available(self, service: str, *, default: bool) -> bool:
-        """Return whether a worker offers `service`; `default` if the broker does not answer."""
-        try:
-            return await self._client.available(service, timeout=min(self._settings.timeout, PROBE_TIMEOUT_SECONDS))
-        except ZmdpError:
-            return default
-
-
-class _Unavailable:
-    """A broker or service that did not answer."""
-
-    def __init__(self, failed: RowFailed) -> None:
-        self.failed = failed
-        self.until = time.monotonic() + RECHECK_SECONDS
-        """When to probe again."""
-        self.probe: asyncio.Task[None] | None = None
-        """The probe that is running."""
-
-
-# ── from rows to requests and back ───────────────────────────────────────────────────────────────────────────────────
-
-
-def pack_rows(rows: Sequence[Row], most: int) -> Iterator[list[int]]:
-    """Yield the indexes of the rows in each request: up to `most` consecutive rows for the same service.
-
-    A row with a key is a request of its own.  Rows without a body are not sent.
-    """
-    pack: list[int] = []
-    size = 0
-    for index, row in enumerate(rows):
-        if row.body is None:
-            continue
-        if pack and (
-            len(pack) >= most
-            or size + len(row.body) > MAX_PACKED_BYTES
-            or row.keyed
-            or rows[pack[0]].keyed
-            or row.service != rows[pack[0]].service
-        ):
-            yield pack
-            pack, size = [], 0
-        pack.append(index)
-        size += len(row.body)
-    if pack:
-        yield pack
-
-
-def unpack_reply(reply: Sequence[bytes], count: int, settings: CallSettings) -> Iterable[Answer]:
-    """Return the answers of the `count` rows packed in a request.  Raises `RowFailed` if it lacks frames."""
-    if settings.result == "frames":
-        return [Answer(list(reply), OK)]
-    if len(reply) != count:
-        rows = "one row" if count == 1 else f"{count} rows"
-        raise RowFailed(
-            Code.FAILED, f"the reply has {_count_frames(len(reply))}; a request of {rows} needs {_count_frames(count)}"
-        )
-    if settings.result == "binary":
-        return [Answer(frame, OK) for frame in reply]
-    return map(_decode, reply)
-
-
-def _decode(frame: bytes) -> Answer:
-    try:
-        return Answer(frame.decode(), OK)
-    except UnicodeDecodeError as error:
-        return Answer(None, Code.FAILED, f"the reply is not valid UTF-8 ({error}); use result='binary'")
-
-
-def _count_frames(count: int) -> str:
-    return "one frame" if count == 1 else f"{count} frames"
-
-
-def check_rows_per_request(rows: object) -> None:
-    """Raise `SettingError` unless a request can hold this many rows."""
-    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_BODY_FRAMES:
-        raise SettingError(
-            f"rows_per_request is {rows!r}; expected 1 to {MAX_BODY_FRAMES}, the maximum number of frames in a request"
-        )
+def _smaller_pack(error: RequestError, rows: int) -> int:
+    """Return how many rows to send again together, after `error` of a request with this many; 0 if not to send them."""
+    if isinstance(error, RequestTimeout | WorkerLost | StreamInterrupted):
+        return 1  # each trial costs the whole timeout, or workers
+    if isinstance(error, ServiceError) or error.code == Code.TOO_LARGE:
+        return (rows + 1) // 2
+    return 0

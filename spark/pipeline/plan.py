@@ -21,12 +21,15 @@ from ...mdp.keys import BrokerKey, Key, load_keys
 from ...mdp.transport.sockets import checked_endpoints
 from ...titanic.submission import MAX_SECONDS
 from ..session import NEEDS_PYSPARK, SparkError, reason
-from .calls import Answer, CallSettings, Chunk, Row, answer_chunks, check_rows_per_request, max_chunk_rows
+from .arrow import call_arrow
+from .calls import CallSettings, Lookahead, answer_chunks
+from .packs import AUTO, Answer, Chunk, Row, check_rows_per_request
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
+ARROW: Final = "arrow"
 RESULTS: Final = ("string", "binary", "frames")
 TEMPORARY_COLUMN: Final = "__zmdp_{}__"
 """Names of temporary columns, chosen not to clash with those of the DataFrame."""
@@ -42,12 +45,13 @@ def call_service(
     output: str = "reply",
     key: str | None = None,
     window: int = 64,
-    rows_per_request: int = 1,
+    rows_per_request: int | str = AUTO,
     broker: str | Sequence[str] = DEFAULT_ENDPOINT,
     timeout: float = 60.0,
     keep: float = 86400.0,
     headers: Mapping[str, str] | None = None,
     result: str = "string",
+    codec: str | None = None,
     client_key: Key | None = None,
     broker_key: BrokerKey | None = None,
 ) -> "DataFrame":
@@ -65,12 +69,17 @@ def call_service(
         key: a column of strings.  Each row then goes through Titanic, which executes each pair of service and key
             once in `keep` seconds.  Without a key, every run of the plan calls the service again.
         window: maximum number of outstanding requests per partition.
-        rows_per_request: rows to pack into a request, one frame each; the reply must have as many frames.
+        rows_per_request: rows to pack into a request; by default as many as are answered quickly, and one if the
+            service's workers do not understand packs (docs/x1.md).  Given a number, all workers must reply with a frame
+            for each.
         broker: endpoint or endpoints, as executors reach them.
         timeout: seconds for each request.
         keep: seconds for which Titanic keeps key and reply.
         headers: sent with each request.
         result: `"string"`, `"binary"`, or `"frames"` for an array of all frames of the reply.
+        codec: `"arrow"` for a service whose handler takes and returns Arrow tables (`Worker(…, codec="arrow")`): the
+            columns `input` are sent as they are, and the first column of the reply has the type `result`, which is
+            any of Spark's types.
         client_key: the `key` of the clients on the executors, read here, for brokers that require one.
         broker_key: the broker's public key, as for `Client`.
 
@@ -80,30 +89,42 @@ def call_service(
         CallSettings(
             broker=broker,
             window=window,
-            rows_per_request=rows_per_request,
+            rows_per_request=check_rows_per_request(rows_per_request),
             timeout=timeout,
             keep=keep,
             headers=headers,
-            result=result,
+            result=result if codec is None else "binary",
             keys=load_keys(client_key, broker_key),
         )
     )
     name = wire.service_name(service).decode()
-    if key is not None and rows_per_request > 1:
-        raise SettingError(
-            f"rows_per_request is {rows_per_request}, but with a key each row is a request of its own; leave out "
-            "one of the two"
-        )
+    if key is not None and (settings.rows_per_request or 1) > 1:
+        raise SettingError(f"rows_per_request is {rows_per_request}, but with a key it must be {AUTO!r} or 1")
+    if codec not in {None, ARROW}:
+        raise SettingError(f"codec is {codec!r}; expected {ARROW!r}, or None for a frame per row")
+    if codec is not None and key is not None:
+        raise SettingError("a key belongs to a row, so it cannot be combined with codec='arrow'")
     added = _added_names(df, output)
-    selected = _select_input(df, input, key)
+    selected = _select_input(df, input, key, as_it_is=codec is not None)
     keyed = key is not None
 
-    def call(batches: Iterator[Any]) -> Iterator[Any]:
-        return call_batches(batches, name, added, settings, keyed=keyed)
-
     types = _spark_types()
+    reply_type = _reply_type(result) if codec is None else _any_type(result)
+    if codec is None:
+
+        def call(batches: Iterator[Any]) -> Iterator[Any]:
+            return call_batches(batches, name, added, settings, keyed=keyed)
+    else:
+        from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415
+
+        arrow_type = to_arrow_type(reply_type)
+        sent_as = None if isinstance(input, list | tuple) else input if isinstance(input, str) else "input"
+
+        def call(batches: Iterator[Any]) -> Iterator[Any]:
+            return call_arrow(batches, name, added, settings, sent_as, arrow_type)
+
     schema = types.StructType(list(df.schema.fields))
-    for column, kind in zip(added, (_reply_type(result), types.IntegerType(), types.StringType()), strict=True):
+    for column, kind in zip(added, (reply_type, types.IntegerType(), types.StringType()), strict=True):
         schema = schema.add(column, kind)
     from pyspark.errors import PySparkNotImplementedError  # noqa: PLC0415
 
@@ -119,7 +140,7 @@ def register_function(
     *,
     broker: str | Sequence[str] = DEFAULT_ENDPOINT,
     window: int = 64,
-    rows_per_request: int = 1,
+    rows_per_request: int | str = AUTO,
     timeout: float = 60.0,
     keep: float = 86400.0,
     headers: Mapping[str, str] | None = None,
@@ -140,7 +161,7 @@ def register_function(
         CallSettings(
             broker=broker,
             window=window,
-            rows_per_request=rows_per_request,
+            rows_per_request=check_rows_per_request(rows_per_request),
             timeout=timeout,
             keep=keep,
             headers=headers,
@@ -189,20 +210,30 @@ def _reply_type(result: str) -> "DataType":
     return cast("DataType", kinds[result])
 
 
+def _any_type(name: str) -> "DataType":
+    """Return one of Spark's types by its name in SQL.  Raises `SettingError`."""
+    from pyspark.errors import ParseException  # noqa: PLC0415
+
+    types = _spark_types()
+    try:
+        return cast("DataType", types.DataType.fromDDL(name))
+    except (ParseException, TypeError, AttributeError) as error:
+        raise SettingError(f"result is {name!r}; expected one of Spark's types: {reason(error)}") from None
+
+
 def _checked(settings: CallSettings) -> CallSettings:
     """Return valid settings in the form in which executors need them.  Raises `SettingError`."""
     window = settings.window
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_OUTSTANDING:
         raise SettingError(f"window is {window!r}; expected a number of requests from 1 to {MAX_OUTSTANDING}")
-    check_rows_per_request(settings.rows_per_request)
     checked_timeout(settings.timeout)
     keep = settings.keep
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
     if settings.result not in RESULTS:
         raise SettingError(f"result is {settings.result!r}; expected one of {', '.join(RESULTS)}")
-    if settings.result == "frames" and settings.rows_per_request > 1:
-        raise SettingError("result='frames' requires rows_per_request=1, as each of several rows gets only one frame")
+    if settings.result == "frames" and (settings.rows_per_request or 1) > 1:
+        raise SettingError(f"result='frames' requires a rows_per_request of {AUTO!r} or 1")
     headers = settings.headers or {}
     if not isinstance(headers, Mapping) or not all(isinstance(each, str) for pair in headers.items() for each in pair):
         raise SettingError(f"headers are {headers!r:.200}; expected a mapping of strings to strings")
@@ -230,8 +261,8 @@ def _added_names(df: "DataFrame", output: str) -> list[str]:
     return added
 
 
-def _select_input(df: "DataFrame", selected: Any, key: str | None) -> "DataFrame":
-    """Return the columns of `df`, then what to send (string or binary), then the key if there is one.
+def _select_input(df: "DataFrame", selected: Any, key: str | None, *, as_it_is: bool = False) -> "DataFrame":
+    """Return the columns of `df`, then what to send (string or binary, or as it is), then the key if there is one.
 
     All are renamed c0, c1, …, because names may occur more than once.  Raises `SettingError`.
     """
@@ -245,7 +276,7 @@ def _select_input(df: "DataFrame", selected: Any, key: str | None) -> "DataFrame
     if key is not None and not isinstance(found.schema.fields[-1].dataType, types.StringType):
         type_name = found.schema.fields[-1].dataType.simpleString()
         raise SettingError(f"key is {key!r}, a column of type {type_name}; cast it to string")
-    if isinstance(kind, types.StringType | types.BinaryType):
+    if as_it_is or isinstance(kind, types.StringType | types.BinaryType):
         return found
     if isinstance(kind, types.StructType | types.MapType | types.ArrayType):
         names[at] = f"to_json({names[at]}, map('ignoreNullFields', 'false')) AS {names[at]}"
@@ -309,12 +340,15 @@ def call_batches(
     """
     import pyarrow as pa  # noqa: PLC0415 - optional on the driver
 
-    most, selected = max_chunk_rows(settings), 1 + keyed
+    lookahead, selected = Lookahead(settings), 1 + keyed
 
     def chunks() -> Iterator[Chunk]:
         for batch in batches:
-            for start in range(0, batch.num_rows, most):
+            start = 0
+            while start < batch.num_rows:
+                most = lookahead.rows_of_size(batch.column(batch.num_columns - selected).nbytes / batch.num_rows)
                 part = batch.slice(start, most)
+                start += most
                 *_, bodies = part.columns[: part.num_columns - keyed]
                 large = pa.types.is_large_string(bodies.type) or pa.types.is_large_binary(bodies.type)
                 sent = bodies.cast(pa.large_binary() if large else pa.binary()).to_pylist()
@@ -324,7 +358,7 @@ def call_batches(
 
     reply_kinds = {"string": pa.string(), "binary": pa.binary(), "frames": pa.list_(pa.binary())}
     kinds = (reply_kinds[settings.result], pa.int32(), pa.string())
-    replies = answer_chunks(chunks(), settings)
+    replies = answer_chunks(chunks(), settings, lookahead)
     with closing(replies):
         for chunk in replies:
             schema = pa.schema([*list(chunk.tag.schema)[:-selected], *map(pa.field, added, kinds)])

@@ -12,6 +12,8 @@ from support.titanics import BEATS, LIMITS, serving
 pytest.importorskip("pyspark")
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -21,7 +23,8 @@ from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.spark.pipeline import plan as pipeline
-from zmdp.spark.pipeline.calls import Answer, CallSettings
+from zmdp.spark.pipeline.calls import CallSettings
+from zmdp.spark.pipeline.packs import Answer
 from zmdp.workers import Worker
 
 
@@ -63,7 +66,7 @@ def titanic(endpoint, tmp_path):
 # ── rows and columns ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("window", "rows_per_request"), [(1, 1), (64, 1), (8, 7), (64, 1004)])
+@pytest.mark.parametrize(("window", "rows_per_request"), [(1, 1), (64, 1), (8, 7), (64, 1004), (64, "auto")])
 def test_each_row_has_its_reply(spark, endpoint, up, window, rows_per_request):
     replies = call_service(
         texts(spark, 1000), "up", input="text", broker=endpoint, window=window, rows_per_request=rows_per_request
@@ -182,6 +185,70 @@ def test_large_replies_are_split_into_batches(monkeypatch):
     assert list(pipeline.split_by_size([Answer([b"12345", b"67890"]), Answer([b"1"])])) == [(0, 1), (1, 2)]
 
 
+# ── Arrow ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def adding(endpoint):
+    """Run a service that adds two columns of integers."""
+
+    def add(table):
+        sizes.append(table.num_rows)
+        if 500 in table["id"].to_pylist():
+            raise ValueError("no good")
+        sums = pc.add(table["id"], table["n"])
+        errors = pc.if_else(pc.equal(table["id"], 7), "unlucky", pa.scalar(None, pa.string()))
+        return pa.table({"sum": sums, "error": errors})
+
+    sizes = []
+    with Worker("add", add, broker=endpoint, codec="arrow", **BEATS):
+        yield sizes
+
+
+def test_arrow_in_and_out(spark, endpoint):
+    df = spark.sql("SELECT id, 2 * id AS n FROM range(0, 1000, 1, 2)")
+    with adding(endpoint) as sizes:
+        replies = call_service(
+            df, "add", input=["id", "n"], codec="arrow", result="bigint", rows_per_request=100, broker=endpoint
+        )
+        assert replies.schema["reply"].dataType.simpleString() == "bigint"
+        rows = [tuple(row) for row in replies.collect()]
+    failed = (None, 500, "ValueError: no good")
+    assert rows == [
+        (n, 2 * n, *((None, 500, "unlucky") if n == 7 else failed if 500 <= n < 600 else (3 * n, 200, None)))
+        for n in range(1000)
+    ]
+    assert max(sizes) == 100
+
+
+def test_one_column_as_arrow(spark, endpoint):
+    def lengths(table):
+        return pa.table({"length": pc.utf8_length(table["text"])})
+
+    with Worker("lengths", lengths, broker=endpoint, codec="arrow", **BEATS):
+        df = spark.sql("SELECT if(id = 3, NULL, repeat('x', int(id))) AS text FROM range(5000)")
+        replies = call_service(df, "lengths", input="text", codec="arrow", result="double", broker=endpoint)
+        rows = [tuple(row)[1:] for row in replies.collect()]
+        strange = call_service(df, "lengths", input="text", codec="arrow", result="array<int>", broker=endpoint)
+        first = strange.first()
+    assert rows == [(None if n == 3 else float(n), 200, None) for n in range(5000)]
+    assert (first.reply_code, "the reply cannot be used" in first.reply_error) == (500, True)
+
+
+def test_replies_that_are_not_arrow(spark, endpoint, up):
+    replies = call_service(texts(spark, 10), "up", input="text", codec="arrow", result="string", broker=endpoint)
+    assert {(row.reply, row.reply_code) for row in replies.collect()} == {(None, 500)}
+
+
+def test_arrow_replies_with_another_number_of_rows(spark, endpoint):
+    with Worker("few", lambda table: table.slice(1), broker=endpoint, codec="arrow", **BEATS):
+        (row,) = call_service(texts(spark, 1, 1), "few", input="text", codec="arrow", broker=endpoint).collect()
+    assert (row.reply_code, row.reply_error) == (
+        500,
+        "the reply cannot be used: it has 0 rows of 1 columns, for 1 rows",
+    )
+
+
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -262,11 +329,11 @@ def test_a_worker_is_killed(spark):
         ({"window": 10_001}, "1 to 10000"),
         ({"window": True}, "window is True"),
         ({"rows_per_request": 0}, "rows_per_request is 0"),
-        ({"rows_per_request": 1005}, "expected 1 to 1004"),
+        ({"rows_per_request": 1005}, "expected 'auto', or 1 to 1004"),
         ({"timeout": 0}, "timeout is 0"),
         ({"keep": -1}, "keep is -1"),
         ({"result": "json"}, "one of string, binary, frames"),
-        ({"result": "frames", "rows_per_request": 2}, "requires rows_per_request=1"),
+        ({"result": "frames", "rows_per_request": 2}, "requires a rows_per_request of 'auto' or 1"),
         ({"headers": {"a": 1}}, "expected a mapping of strings to strings"),
         ({"headers": "who"}, "expected a mapping of strings to strings"),
         ({"headers": {"a": "x" * 70_000}}, "limits: 65535 bytes"),
@@ -274,10 +341,13 @@ def test_a_worker_is_killed(spark):
         ({"broker": []}, "broker is empty"),
         ({"broker": "inproc://here"}, "executors cannot reach"),
         ({"service": "no\nname"}, "is not a valid service name"),
+        ({"codec": "json"}, "codec is 'json'"),
+        ({"codec": "arrow", "key": "text"}, "a key belongs to a row"),
+        ({"codec": "arrow", "result": "no type"}, "expected one of Spark's types"),
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
         ({"key": "id"}, "key is 'id', a column of type bigint"),
         ({"key": 5}, "5 is not the name of a column"),
-        ({"key": "text", "rows_per_request": 2}, "with a key each row is a request of its own"),
+        ({"key": "text", "rows_per_request": 2}, "with a key it must be 'auto' or 1"),
     ],
 )
 def test_invalid_arguments(spark, asked, message):

@@ -10,18 +10,10 @@ from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
-from zmdp.spark.pipeline import calls
-from zmdp.spark.pipeline.calls import (
-    Answer,
-    CallSettings,
-    Chunk,
-    Row,
-    RowFailed,
-    answer_chunks,
-    max_chunk_rows,
-    pack_rows,
-    unpack_reply,
-)
+from zmdp.spark.pipeline import availability, calls, packs
+from zmdp.spark.pipeline.calls import CallSettings, Lookahead, answer_chunks
+from zmdp.spark.pipeline.packs import Answer, Chunk, PackSize, Row
+from zmdp.spark.pipeline.replies import RowFailed, unpack_reply
 from zmdp.workers import Worker
 
 
@@ -162,8 +154,8 @@ def test_a_failure_affects_only_its_request(server):
         assert found == [
             Answer("a", 200), Answer(None, 500, "ValueError: no good"), Answer(None, 422, "odd"), Answer("b", 200),
         ]  # fmt: skip
-        # In a pack they share the failure.
-        assert [each.code for each in ask(server, rows(b"a", b"bad", b"b"), rows_per_request=2)] == [500, 500, 200]
+        for most in (2, 4, None):
+            assert ask(server, rows(b"a", b"bad", b"odd", b"b"), rows_per_request=most) == found
 
 
 def test_a_handler_that_takes_too_long(server):
@@ -187,7 +179,7 @@ def test_an_unknown_service(server):
 
 
 def test_a_service_that_returns(server, monkeypatch):
-    monkeypatch.setattr(calls, "RECHECK_SECONDS", 0.0)
+    monkeypatch.setattr(availability, "RECHECK_SECONDS", 0.0)
     codes = []
     first, second = rows(*[b"x"] * 600), rows(*[b"x"] * 600)
     with closing(answer_chunks((Chunk(each) for each in (first, second)), settings(server, timeout=0.3))) as found:
@@ -200,7 +192,7 @@ def test_a_service_that_returns(server, monkeypatch):
 
 
 def test_a_broker_that_starts_late(monkeypatch):
-    monkeypatch.setattr(calls, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(availability, "RECHECK_SECONDS", 0.05)
     with running_broker(limits=LIMITS, drain_timeout=0.0) as gone:
         (at,) = gone.endpoints
     asked = CallSettings(broker=at, window=4, timeout=0.3)
@@ -225,7 +217,7 @@ def test_temporary_refusals_are_retried(server):
     with worker(server, handler):
         assert ask(server, rows(b"x")) == [Answer("x", 200)]
         refused.clear()
-        assert ask(server, rows(b"x"), timeout=0.02) == [Answer(None, 429, "not now")]
+        assert ask(server, rows(b"x"), timeout=0.05) == [Answer(None, 429, "not now")]
 
 
 def test_replies_with_the_wrong_number_of_frames(server):
@@ -236,10 +228,14 @@ def test_replies_with_the_wrong_number_of_frames(server):
     with worker(server, handler):
         (found,) = ask(server, rows(b"x"))
         assert found == Answer(None, 500, "the reply has 2 frames; a request of one row needs one frame")
-        found = ask(server, rows(b"x", b"y"), rows_per_request=2)
+        assert ask(server, rows(b"x", b"y"), rows_per_request=2) == [found] * 2
+        for most in (1, None):
+            answers = ask(server, rows(b"x", b"y"), rows_per_request=most, result="frames")
+            assert answers == [Answer([b"part", b"x"], 200), Answer([b"part", b"y"], 200)]
+    with worker(server, handler, protocol="0.2"):
+        eventually(lambda: server.broker.registry.workers)
         message = "the reply has 3 frames; a request of 2 rows needs 2 frames"
-        assert found == [Answer(None, 500, message)] * 2
-        assert ask(server, rows(b"x"), result="frames") == [Answer([b"part", b"x"], 200)]
+        assert ask(server, rows(b"x", b"y"), rows_per_request=2) == [Answer(None, 500, message)] * 2
 
 
 def test_replies_that_are_not_text(server):
@@ -343,27 +339,163 @@ def test_failures_are_stored_too(server, tmp_path):
 # ── from rows to requests and back ───────────────────────────────────────────────────────────────────────────────────
 
 
+# ── packs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rows_are_packed_automatically(server):
+    """Each bad row fails alone, and the requests are far fewer than the rows."""
+
+    def handler(request):
+        if request[0] == b"bad":
+            raise ValueError("no good")
+        return up(request)
+
+    bodies = [b"bad" if n % 100 == 7 else b"x" for n in range(5000)]
+    with worker(server, handler):
+        found = ask(server, rows(*bodies), rows_per_request=None)
+    bad = Answer(None, 500, "ValueError: no good")
+    assert found == [bad if body == b"bad" else Answer("X", 200) for body in bodies]
+    assert server.broker.stats.requests < 500
+
+
+@pytest.mark.parametrize("protocol", ["0.2", "0.1"])
+def test_workers_that_do_not_understand_packs(server, protocol):
+    """They get one row per request, and no row twice."""
+    handled = []
+
+    def handler(request):
+        handled.append(list(request))
+        return request[0]
+
+    bodies = [b"%d" % n for n in range(500)]
+    with worker(server, handler, protocol=protocol):
+        assert [each.reply for each in ask(server, rows(*bodies), rows_per_request=None)] == [
+            b.decode() for b in bodies
+        ]
+    assert sorted(handled) == sorted([body] for body in bodies)
+
+
+def test_a_worker_that_does_not_understand_packs_appears_later(server):
+    def chunks():
+        for _ in range(6):
+            yield Chunk(rows(*[b"x"] * 300))
+        with worker(server, lambda request: request[0].upper(), protocol="0.2"):
+            eventually(lambda: len(server.broker.registry.workers) == 2)
+            for _ in range(6):
+                yield Chunk(rows(*[b"x"] * 300))
+
+    with worker(server, up):
+        found = list(answer_chunks(chunks(), settings(server, rows_per_request=None)))
+    assert {answer for chunk in found for answer in chunk.answers} == {Answer("X", 200)}
+
+
+def test_a_handler_of_whole_packs_that_raises(server):
+    """Its packs are divided until the bad row is alone."""
+
+    def handler(values):
+        if b"bad" in values:
+            raise ValueError("no good")
+        return [value.upper() for value in values]
+
+    bodies = [b"bad" if n == 333 else b"x" for n in range(1000)]
+    with worker(server, handler, rows=True):
+        found = ask(server, rows(*bodies), rows_per_request=None)
+    assert found == [Answer(None, 500, "ValueError: no good") if b == b"bad" else Answer("X", 200) for b in bodies]
+
+
+def test_a_slow_row_does_not_fail_its_pack(server):
+    def handler(request):
+        if request[0] == b"slow":
+            until_cancelled(request)
+        return request
+
+    with worker(server, handler, concurrency=2):
+        found = ask(server, rows(b"a", b"slow", b"b"), rows_per_request=3, timeout=0.5)
+    assert [answer.code for answer in found] == [200, 408, 200]
+
+
+def test_rows_that_are_refused_for_now_are_sent_again(server):
+    refused = []
+
+    def handler(request):
+        if request[0] == b"busy" and len(refused) < 3:
+            refused.append(request)
+            raise ServiceError(429, "not now")
+        return request
+
+    with worker(server, handler):
+        found = ask(server, rows(b"a", b"busy", b"b"), rows_per_request=3)
+    assert found == [Answer("a", 200), Answer("busy", 200), Answer("b", 200)]
+    assert len(refused) == 3
+
+
+def test_outstanding_bytes_are_limited(server, monkeypatch):
+    """The window alone would allow all ten rows."""
+    monkeypatch.setattr(calls, "MAX_OUTSTANDING_BYTES", 25)
+    most = [0]
+
+    def handler(request):
+        most[0] = max(most[0], len(server.broker.registry.numbered))
+        return request
+
+    with worker(server, handler):
+        found = ask(server, rows(*[b"1234567890"] * 100), window=10)
+    assert {answer.code for answer in found} == {200}
+    assert most[0] in {2, 3}
+
+
 def test_packing_rows(monkeypatch):
-    monkeypatch.setattr(calls, "MAX_PACKED_BYTES", 4)
+    monkeypatch.setattr(packs, "MAX_PACKED_BYTES", 4)
     asked = [
         Row("a", b"1"), Row("a", None), Row("a", b"23"), Row("a", b"4"), Row("a", b"5"),  # the third is full by bytes
         Row("b", b"6"), Row("b", b"1234567"), Row("b", b"", "k", keyed=True), Row("b", b"", "l", keyed=True),
-        Row("b", b""), Row("b", b""), Row("b", b""), Row("b", b""), Row("b", None),
+        Row("b", b"", None, keyed=True), Row("b", b""), Row("b", b""), Row("b", b""), Row("b", b""), Row("b", None),
     ]  # fmt: skip
-    assert list(pack_rows(asked, 3)) == [[0, 2, 3], [4], [5], [6], [7], [8], [9, 10, 11], [12]]
-    assert list(pack_rows(asked[:5], 1)) == [[0], [2], [3], [4]]
-    assert list(pack_rows([], 3)) == []
-    assert list(pack_rows([Row("a", b"123"), Row("a", b"45")], 3)) == [[0], [1]]
+    chunk = Chunk(asked)
+    assert chunk.remaining == 13
+    taken = []
+    while chunk.unsent:
+        taken.append(chunk.take(3))
+    assert [indexes for indexes, _ in taken] == [[0, 2, 3], [4], [5], [6], [7, 8], [9], [10, 11, 12], [13]]
+    assert [size for _, size in taken] == [4, 1, 1, 7, 0, 0, 0, 0]
+
+
+def test_packs_grow_while_requests_are_quick():
+    size = PackSize(60)
+    for expected in (2, 4, 8):
+        size.replied(size.rows, 0.01)
+        assert size.rows == expected
+    size.replied(3, 0.01)  # a smaller one says nothing
+    size.replied(8, 0.1)
+    assert size.rows == 8
+    size.replied(3, 1.0)
+    assert size.rows == 8
+    size.replied(8, 0.3)
+    assert size.rows == 4
+    for _ in range(20):
+        size.replied(size.rows, 0.01)
+    assert size.rows == packs.MAX_AUTO_ROWS
+    assert (size.now(10_000), size.now(80), size.now(3)) == (packs.MAX_AUTO_ROWS, 10, 1)
+    size.failed()
+    assert size.now(10_000) == 1
 
 
 def test_chunks_are_large_enough_for_the_window():
-    assert max_chunk_rows(CallSettings(broker="", window=1)) == calls.MIN_CHUNK_ROWS
-    assert max_chunk_rows(CallSettings(broker="", window=64, rows_per_request=10)) == 1280
+    assert Lookahead(CallSettings(broker="", window=1)).rows == calls.MIN_CHUNK_ROWS
+    lookahead = Lookahead(CallSettings(broker="", window=64, rows_per_request=10))
+    lookahead.grow()
+    assert lookahead.rows == 1280
+    assert lookahead.rows_of_size(1 << 20) == 64
+    assert lookahead.rows_of_size(1 << 30) == 1
+    lookahead = Lookahead(CallSettings(broker="", window=1, rows_per_request=None))
+    for _ in range(10):
+        lookahead.grow()
+    assert lookahead.rows == calls.MAX_CHUNK_ROWS
 
 
 def test_a_reply_without_frames():
     with pytest.raises(RowFailed, match="the reply has 0 frames"):
-        unpack_reply([], 1, CallSettings(broker="", window=1))
+        unpack_reply([], 1, "string")
 
 
 def test_invalid_settings():

@@ -1,0 +1,231 @@
+"""Requests that pack several rows, and their replies: a reply or an error for each row.  See "Rows" in docs/x1.md."""
+
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from ..mdp.codes import Code
+from ..mdp.errors import HandlerError
+from .handling import MAX_BODY, MAX_BODY_FRAMES, Failed, HandlerAdapter, failed
+from .request import Request
+
+OPTION: Final = "rows"
+MAX_GROUP_BYTES: Final = 4 << 20
+"""Replies of this size are sent on while further rows are worked on."""
+MAX_GROUP_FRAMES: Final = MAX_BODY_FRAMES - 1
+"""Maximum number of frames after a marker."""
+_RAW_OPTION: Final = b'"rows"'
+_MARKER: Final = b'{"rows":'
+
+Outcome = list[bytes] | Failed
+"""The frames that reply to a row, or its failure."""
+
+
+class RowRequest(Request):
+    """One row of a pack, as a request of its own: what a handler gets."""
+
+    __slots__ = ("_pack",)
+
+    def __init__(self, frame: bytes, pack: Request) -> None:
+        self._pack = pack
+        super().__init__(
+            (frame,),
+            service=pack.service,
+            client=pack.address,
+            options=pack._options,
+            deadline=pack.deadline,
+            attempt=pack._attempt,
+        )
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the pack was cancelled."""
+        return self._pack.cancelled
+
+    @cancelled.setter
+    def cancelled(self, cancelled: bool) -> None:
+        """Ignore it: rows are cancelled with their pack."""
+
+
+def is_pack(request: Request) -> bool:
+    """Return whether each frame of `request` is a row, and its client understands a reply to each."""
+    raw = request._options.raw
+    return bool(raw) and _RAW_OPTION in raw and request.options.get(OPTION) == len(request)
+
+
+class Pack:
+    """The rows of a request, and the outcomes so far.
+
+    A request of a client that does not pack is a pack that is not `marked`: of one row if there is a codec, else with a
+    row for each frame.  Its reply has only frames, or is the failure of its first row that failed.
+    """
+
+    def __init__(self, request: Request, *, coded: bool = False) -> None:
+        marked = is_pack(request)
+        self.rows: list[Request] = (
+            [request] if coded and not marked else [RowRequest(frame, request) for frame in request]
+        )
+        self._start(len(self.rows), marked=marked)
+
+    def _start(self, count: int, *, marked: bool = True) -> None:
+        self.marked = marked
+        self.groups: deque[list[bytes]] = deque()
+        """Groups of replies that are ready to be sent as PARTIALs."""
+        self._outcomes: list[Outcome | None] = [None] * count
+        self._next = 0
+        """The first row that is not in a group: its outcome, or that of a row before it, is missing."""
+        self._group = _Group()
+
+    def record(self, index: int, outcome: Outcome) -> None:
+        """Record the outcome of a row."""
+        self._outcomes[index] = outcome
+        if not self.marked:
+            return
+        while self._next < len(self._outcomes):
+            following = self._outcomes[self._next]
+            if following is None:
+                return
+            if not self._group.add(following):
+                self.groups.append(self._group.frames())
+                self._group = _Group()
+                self._group.add(following)
+            self._outcomes[self._next] = []  # it is in the group now
+            self._next += 1
+
+    def last(self) -> Outcome:
+        """Return the end of the reply, once all outcomes are recorded and `groups` are sent."""
+        if self.marked:
+            return self._group.frames()
+        frames: list[bytes] = []
+        for outcome in self._outcomes:
+            if isinstance(outcome, Failed):
+                return outcome
+            frames += outcome or []
+        return frames
+
+    # ── handlers of whole packs ──────────────────────────────────────────────────────────────────────────────────────
+
+    def values(self, adapter: HandlerAdapter) -> list[Any]:
+        """Return the handler's argument: a value for each row, without those that cannot be decoded."""
+        if not adapter.coded:
+            return [row[0] for row in self.rows] if self.marked else list(self.rows and self._frames())
+        values = []
+        for index, row in enumerate(self.rows):
+            try:
+                values.append(adapter.argument(row))
+            except Exception as error:  # noqa: BLE001 - a codec can raise anything
+                self.record(index, failed(error, row))
+        return values
+
+    def _frames(self) -> Iterator[bytes]:
+        for row in self.rows:
+            yield from row
+
+    def record_all(self, results: Any, adapter: HandlerAdapter) -> None:
+        """Record what a handler of whole packs returned: a value for each row, or an exception.
+
+        Raises `HandlerError` if there is not one for each.
+        """
+        missing = [index for index, outcome in enumerate(self._outcomes[self._next :], self._next) if outcome is None]
+        if not isinstance(results, list | tuple) or len(results) != len(missing):
+            count = f"{len(results)} values" if isinstance(results, list | tuple) else f"{results!r:.100}"
+            raise HandlerError(
+                f"a handler of packs returned {count}: expected a list of {len(missing)}, one for each row"
+            )
+        for index, result in zip(missing, results, strict=True):
+            outcome: Outcome
+            if isinstance(result, BaseException):
+                outcome = failed(result, self.rows[index])
+            else:
+                try:
+                    outcome = adapter.frames(result)
+                except Exception as error:  # noqa: BLE001 - only this row fails
+                    outcome = failed(error, self.rows[index])
+            self.record(index, outcome)
+
+
+class _Group:
+    """Consecutive outcomes that are sent together, behind a marker."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        self._failed: dict[int, Failed] = {}
+        self._frames: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, outcome: Outcome) -> bool:
+        """Add an outcome.  Return False if the group is full, and it belongs into the next."""
+        if isinstance(outcome, Failed):
+            size = 100 + 6 * len(outcome.text)
+            if self._counts and self._bytes + size > MAX_GROUP_BYTES:
+                return False
+            self._failed[len(self._counts)] = outcome
+            self._counts.append(0)
+            self._bytes += size
+            return True
+        size = sum(map(len, outcome))
+        if size > MAX_BODY or len(outcome) > MAX_GROUP_FRAMES:
+            text = f"the reply to the row has {size} bytes in {len(outcome)} frames, too many for a reply"
+            return self.add(Failed(Code.TOO_LARGE, text))
+        if self._counts and (
+            self._bytes + size > MAX_GROUP_BYTES or len(self._frames) + len(outcome) > MAX_GROUP_FRAMES
+        ):
+            return False
+        self._counts.append(len(outcome))
+        self._frames += outcome
+        self._bytes += size
+        return True
+
+    def frames(self) -> list[bytes]:
+        """Return the marker and the frames of all replies."""
+        if not self._failed and len(self._frames) == len(self._counts) and 0 not in self._counts:
+            return [_plain_marker(len(self._counts)), *self._frames]
+        marker: dict[str, Any] = {OPTION: len(self._counts), "frames": self._counts}
+        if self._failed:
+            marker["failed"] = {
+                str(index): [each.code, each.text, bool(each.detail)] for index, each in self._failed.items()
+            }
+        return [json.dumps(marker, separators=(",", ":")).encode(), *self._frames]
+
+
+@lru_cache(maxsize=2048)
+def _plain_marker(rows: int) -> bytes:
+    return b'{"rows":%d}' % rows
+
+
+# ── for callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_reply(reply: Sequence[bytes], count: int, *, partly: bool = False) -> list[Outcome] | None:
+    """Return the outcomes of the `count` rows of a pack; `partly`, of its first rows.
+
+    None if the worker does not understand packs.
+    """
+    if len(reply) == count + 1 and reply[0] == _plain_marker(count):  # the most frequent
+        return [[frame] for frame in reply[1:]]
+    outcomes: list[Outcome] = []
+    at = 0
+    while at < len(reply):
+        if not reply[at].startswith(_MARKER):
+            return None
+        try:
+            marker = json.loads(reply[at])
+            rows, failures = marker[OPTION], marker.get("failed", {})
+            counts = marker.get("frames") or [1] * rows
+            if len(counts) != rows or not all(type(each) is int and each >= 0 for each in counts):
+                return None
+            at += 1
+            for index, size in enumerate(counts):
+                failure = failures.get(str(index))
+                if failure is None:
+                    outcomes.append(list(reply[at : at + size]))
+                else:
+                    code, text, own = failure
+                    outcomes.append(Failed(int(code), str(text), (b"",) if own else ()))
+                at += size
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+    complete = len(outcomes) == count or (partly and 0 < len(outcomes) < count)
+    return outcomes if complete and at == len(reply) else None
