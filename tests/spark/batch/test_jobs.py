@@ -225,8 +225,8 @@ def test_a_catalogue(tmp_path, monkeypatch):
     ("text", "message"),
     [
         ("tables = [", "is not valid TOML"),
-        ("colour = 1", "unknown setting 'colour'; expected jobs, results, tables"),
-        ("tables = 3", "tables and jobs must be TOML tables"),
+        ("colour = 1", "unknown setting 'colour'; expected catalogs, jobs, results, tables"),
+        ("tables = 3", "tables, catalogs and jobs must be TOML tables"),
         ("results = 3", "results is 3; expected the path of a folder"),
         ("[jobs]\na = 3", "job a is 3; expected MODULE:FUNCTION"),
         ("[tables]\na = 3", "table a: set format"),
