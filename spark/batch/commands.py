@@ -181,7 +181,7 @@ def batch(
 def _load(config: Path, jobs: Mapping[str, str]) -> tuple[Catalogue, dict[str, Callable[..., Any]]]:
     """Return what the file has now, and its jobs and those of the command line."""
     catalogue = read(config)
-    return catalogue, load_jobs(catalogue.jobs | jobs)
+    return catalogue, load_jobs({**catalogue.jobs, **jobs})
 
 
 def _check(open_session: Callable[[], Any], catalogue: Catalogue, jobs: Mapping[str, str]) -> int:

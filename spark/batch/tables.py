@@ -76,10 +76,12 @@ class RequestTables:
 
     def explain(self, error: BaseException) -> BaseException:
         """Return the error to report for `error`: why a table could not be read, rather than that it is missing."""
-        if self._failures and _MISSING in str(error):
-            words = {table.name for table in self.catalogue.named_in(str(error))}
-            return next((each for name, each in self._failures.items() if name in words), error)
-        return error
+        if not self._failures or _MISSING not in str(error):
+            return error
+        missing = ""
+        with suppress(Exception):  # PySpark asks the JVM or the server
+            missing = error.getMessageParameters()["relationName"].strip("`").lower()  # type: ignore[attr-defined]
+        return next((each for name, each in self._failures.items() if name.lower() == missing), error)
 
     def remove(self) -> None:
         """Remove the views, and all others that a job has created: the next request may get the same session."""

@@ -5,6 +5,7 @@
 
 import os
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from support.titanics import LIMITS
@@ -18,6 +19,9 @@ CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "1g",
 }
+JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")  # Debian's
+if JDBC_DRIVER.exists():
+    CONF["spark.driver.extraClassPath"] = str(JDBC_DRIVER)
 
 
 def pytest_collection_modifyitems(items):
