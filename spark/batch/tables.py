@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 _MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
 """Spark's condition for a name that it does not know."""
 
-_EXISTS: Final = "TEMP_TABLE_OR_VIEW_ALREADY_EXISTS"
-
 
 class RequestTables:
     """Registers tables for one request, as temporary views of the files that exist when it first names them.
@@ -54,14 +52,13 @@ class RequestTables:
                     continue
                 try:
                     opened = self._schemas.open(self._session, table)
-                    if self._job:
+                    if self._job:  # it may have created a view of that name itself, which it gets
                         opened.createTempView(table.name)
                     else:
                         opened.createOrReplaceTempView(table.name)
                 except Exception as error:  # noqa: BLE001 - Spark raises anything
-                    if _EXISTS not in str(error):  # otherwise the job has created a view of that name
-                        self._failures[table.name] = error
-                        continue
+                    self._failures[table.name] = error
+                    continue
                 self._registered.add(table.name)
                 self._failures.pop(table.name, None)
 

@@ -331,6 +331,15 @@ def test_a_reload_removes_tables(batch, three):
     assert "TABLE_OR_VIEW_NOT_FOUND" in batch.refused("SELECT * FROM people")
 
 
+def test_a_reload_changes_catalogs(batch, two):
+    batch.load(two)
+    for _ in range(2):  # both sessions use the catalogs
+        assert batch.rows("SELECT * FROM lake.APP.T") == [(0,)]
+    batch.load(two.replace("memory:lake", "memory:other"))
+    for _ in range(2):
+        assert batch.rows("SELECT * FROM lake.APP.T") == [(1,)]
+
+
 def test_only_admins_reload(spark, tmp_path):
     access = Folder(tmp_path)
     with ExitStack() as stack:
