@@ -133,6 +133,9 @@ def _subclass(kind: Any) -> Any:
     class CatalogueSession(kind):  # type: ignore[misc]  # the class is only known at run time
         _zmdp_tables: RequestTables
 
+        def __del__(self) -> None:
+            """Leave the connection open, which Connect closes otherwise: it belongs to the session of the pool."""
+
         def table(self, tableName: str) -> Any:  # noqa: N803 - Spark's name
             """Return a table as a DataFrame."""
             self._zmdp_tables.provide(tableName)
