@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if str(item.path).startswith(here) and "spark" in getattr(item, "fixturenames", ()):
                 item.add_marker(skip)
-    if version("pyspark").startswith("4.0."):  # it leaves sockets open, which its own collect() made
+    if version("pyspark").startswith(("4.0.", "4.1.")):  # they leave sockets open, which their own collect() made
         for item in items:
             if str(item.path).startswith(here):
                 for each in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
