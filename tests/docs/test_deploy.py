@@ -10,6 +10,7 @@ from support.access import Folder
 from support.processes import process, run
 
 from zmdp.clients import Client
+from zmdp.mdp.cli.console import CONTEXT_SETTINGS
 from zmdp.mdp.keys import load_keys
 from zmdp.spark.batch import catalogue
 from zmdp.spark.batch.commands import batch
@@ -94,7 +95,7 @@ def test_the_options_of_the_batch_are_valid(tmp_path):
         (tmp_path / name).write_text(text)
     command, subcommand, *options = arguments("batch", **{"/keys": tmp_path, "/etc/zmdp": tmp_path})
     assert (command, subcommand) == ("mdp-spark", "batch")
-    given = batch.make_context("batch", options).params
+    given = batch.make_context("batch", options, **CONTEXT_SETTINGS).params
     found = catalogue.read(given["config"])
     template = yaml.safe_load(Path(given["conf"]["spark.kubernetes.executor.podTemplateFile"]).read_text())
     (mount,) = template["spec"]["containers"][0]["volumeMounts"]
