@@ -13,6 +13,7 @@ MODULES: Final = {
     "submit": "batch.client_commands",
     "status": "batch.client_commands",
     "cancel": "batch.client_commands",
+    "reload": "batch.client_commands",
     "drain": "batch.client_commands",
     "doctor": "fleet.commands",
 }
@@ -44,8 +45,8 @@ def cli(context: click.Context) -> None:
     mdp-spark fleet yourmodule:handler --service NAME --max 4    serve NAME with executors
     mdp-spark status                            show the batches and fleets at the broker
 
-    Needs `pip install 'zmdp[spark]'` and Java 17 or newer. The client commands (submit, status, cancel, drain) need
-    neither.
+    Needs `pip install 'zmdp[spark]'` and Java 17 or newer. The client commands (submit, status, cancel, reload, drain)
+    need neither.
 
     \b
     Exit codes:

@@ -1,8 +1,8 @@
 """The control service through which a driver (batch or fleet) reports its status and receives the command to drain.
 
 The driver NAME offers the service `spark.control.NAME`.  A request is one frame with a JSON object whose `op` names the
-operation; the reply is one frame of JSON.  All drivers have `status` and `drain`; batches have `cancel`, fleets
-have `retire`.
+operation; the reply is one frame of JSON.  All drivers have `status` and `drain`; batches have `cancel` and `reload`,
+fleets `retire`.
 """
 
 import json
@@ -24,6 +24,7 @@ PREFIX: Final = "spark.control."
 UNKNOWN_OPERATION: Final = 422
 """Error code for a request that names no operation of this driver."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_ADMIN_ONLY: Final = {"drain", "reload"}
 Operation = Callable[[Mapping[str, Any], Request], Mapping[str, Any]]
 """Takes the JSON object in a request, and the request; returns the reply's object.  May raise `ServiceError`."""
 
@@ -67,8 +68,8 @@ class Control:
             known = ", ".join(self._operations)
             text = f'expected one frame of JSON, {{"op": …}}, where op is one of: {known}'
             raise ServiceError(UNKNOWN_OPERATION, text) from None
-        if command["op"] == "drain" and request.user and not request.admin:
-            raise ServiceError(Code.NOT_ALLOWED, f"role {request.user} may not drain {self.name}: only an admin may")
+        if (op := command["op"]) in _ADMIN_ONLY and request.user and not request.admin:
+            raise ServiceError(Code.NOT_ALLOWED, f"role {request.user} may not {op} {self.name}: only an admin may")
         return json.dumps(operation(command, request)).encode()
 
     def __enter__(self) -> Self:

@@ -115,7 +115,8 @@ class ControlServices:
             answer = await self._observer.ask("mmi.services")
             found |= {row["name"] for row in answer["services"] if row["hops"]}
         prefix = self._prefix
-        return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix) and name != prefix)
+        names = (name.removeprefix(prefix) for name in found if name.startswith(prefix))
+        return sorted(name for name in names if name and "/" not in name)  # to NAME/RUN, the slots of a fleet report
 
     async def _look_at(self, program: Program) -> None:
         due = time.monotonic() + RETRY_SECONDS

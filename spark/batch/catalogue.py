@@ -1,4 +1,4 @@
-"""The catalogue of a batch: a TOML file with its tables and jobs.
+"""The catalogue of a batch: a TOML file with its tables, catalogs and jobs.
 
 results = "results"              # folder for results that are too large to send
 [tables.orders]
@@ -7,6 +7,9 @@ path = "orders"                  # relative to this file, absolute, or a URL
 [tables.sales]
 format = "jdbc"
 options = { url = "jdbc:postgresql://db/sales", dbtable = "sales", password = { env = "SALES_PASSWORD" } }
+[catalogs.lake]                  # spark.sql.catalog.lake: queries may read lake.NAMESPACE.TABLE
+class = "org.apache.iceberg.spark.SparkCatalog"
+options = { type = "rest", uri = "http://catalog:8181", token = { env = "CATALOG_TOKEN" } }
 [jobs]
 wordcount = "yourpackage.jobs:wordcount"
 """
@@ -22,11 +25,15 @@ from typing import TYPE_CHECKING, Any, Final
 from ...mdp.errors import SettingError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _TABLE: Final = {"format", "path", "schema", "options"}
+_CATALOG: Final = {"class", "options"}
+CATALOG_SETTINGS: Final = "spark.sql.catalog."
+"""Prefix of Spark's settings for catalogs; the name of the catalog follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +46,36 @@ class Table:
     schema: str | None = None
     options: dict[str, str] = field(default_factory=dict)
 
-    def register(self, session: "SparkSession") -> None:
-        """Register the table as a temporary view of the files that exist now.  Raises what Spark raises."""
+    def read(self, session: "SparkSession", schema: "StructType | None" = None) -> "DataFrame":
+        """Open the table with the files that exist now.  Spark infers a missing schema.  Raises what Spark raises."""
         reader = session.read.format(self.format).options(**self.options)
-        if self.schema is not None:
-            reader = reader.schema(self.schema)
-        (reader.load(self.path) if self.path is not None else reader.load()).createOrReplaceTempView(self.name)
+        given = self.schema if schema is None else schema
+        if given is not None:
+            reader = reader.schema(given)
+        return reader.load(self.path) if self.path is not None else reader.load()
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The tables and jobs (name to MODULE:FUNCTION) of a batch, and the folder for large results."""
+    """The tables and jobs (name to MODULE:FUNCTION) of a batch, and the folder for large results.
+
+    `catalogs` are the catalogs that queries may read, by name, each with Spark's settings for it.
+    """
 
     tables: dict[str, Table] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
     results: str | None = None
+    catalogs: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def named_in(self, sql: str) -> list[Table]:
-        """Return the tables whose names occur in the query, even if only in a string or a comment."""
-        words = {word.lower() for word in _NAME.findall(sql)}
+    def named_in(self, *texts: str) -> list[Table]:
+        """Return the tables whose names occur in the texts of a query, even if only in a string or a comment."""
+        words = {word.lower() for text in texts for word in _NAME.findall(text)}
         return [table for name, table in self.tables.items() if name.lower() in words]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Return Spark's settings for all catalogs."""
+        return {name: value for each in self.catalogs.values() for name, value in each.items()}
 
 
 def read(path: Path) -> Catalogue:
@@ -69,17 +86,21 @@ def read(path: Path) -> Catalogue:
         raise SettingError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise SettingError(f"{path} is not valid TOML: {error}") from None
-    _check_names(found, {"tables", "jobs", "results"}, str(path))
-    tables, jobs, results = found.get("tables", {}), found.get("jobs", {}), found.get("results")
-    if not isinstance(tables, dict) or not isinstance(jobs, dict):
-        raise SettingError(f"{path}: tables and jobs must be TOML tables: [tables.NAME], [jobs]")
+    _check_names(found, {"tables", "jobs", "results", "catalogs"}, str(path))
+    tables, jobs, catalogs = (found.get(name, {}) for name in ("tables", "jobs", "catalogs"))
+    if not all(isinstance(each, dict) for each in (tables, jobs, catalogs)):
+        raise SettingError(
+            f"{path}: tables, catalogs and jobs must be TOML tables: [tables.NAME], [catalogs.NAME], [jobs]"
+        )
+    results = found.get("results")
     for name, target in jobs.items():
         if not isinstance(target, str):
             raise SettingError(f"{path}: job {name} is {target!r}; expected MODULE:FUNCTION")
     if results is not None and not isinstance(results, str):
         raise SettingError(f"{path}: results is {results!r}; expected the path of a folder")
     made = {name: _table(name, given, path) for name, given in tables.items()}
-    return Catalogue(made, dict(jobs), None if results is None else _resolve(results, path))
+    allowed = {name: _catalog(name, given, path) for name, given in catalogs.items()}
+    return Catalogue(made, dict(jobs), None if results is None else _resolve(results, path), allowed)
 
 
 def _table(name: str, given: Any, path: Path) -> Table:
@@ -92,14 +113,36 @@ def _table(name: str, given: Any, path: Path) -> Table:
     for each in ("path", "schema"):
         if each in given and not isinstance(given[each], str):
             raise SettingError(f"{where}: {each} is {given[each]!r}; expected a string")
-    options = given.get("options", {})
-    if not isinstance(options, dict):
-        raise SettingError(f"{where}: options is {options!r}; expected {{ name = value, … }}")
     located = None if "path" not in given else _resolve(given["path"], path)
-    values = {option: _option(f"{where}: option {option}", value) for option, value in options.items()}
+    values = _options(given.get("options", {}), where)
     if given["format"] == "titanic" and "db" in values:
         values["db"] = _resolve(values["db"], path)
     return Table(name, given["format"], located, given.get("schema"), values)
+
+
+def _catalog(name: str, given: Any, path: Path) -> dict[str, str]:
+    """Return Spark's settings for a catalog; none if it is configured elsewhere and only allowed here."""
+    where = f"{path}: catalog {name}"
+    if not _NAME.fullmatch(name):
+        raise SettingError(f"{where}: a catalog's name consists of letters, digits and '_'")
+    if not isinstance(given, dict):
+        raise SettingError(f"{where} is {given!r}; expected [catalogs.{name}] with class and options")
+    _check_names(given, _CATALOG, where)
+    if "class" not in given:
+        if "options" in given:
+            raise SettingError(f'{where}: options need class = "…", the Java class of the catalog')
+        return {}
+    if not isinstance(given["class"], str):
+        raise SettingError(f"{where}: class is {given['class']!r}; expected the name of a Java class")
+    options = _options(given.get("options", {}), where)
+    prefix = CATALOG_SETTINGS + name
+    return {prefix: given["class"]} | {f"{prefix}.{option}": value for option, value in options.items()}
+
+
+def _options(given: Any, where: str) -> dict[str, str]:
+    if not isinstance(given, dict):
+        raise SettingError(f"{where}: options is {given!r}; expected {{ name = value, … }}")
+    return {option: _option(f"{where}: option {option}", value) for option, value in given.items()}
 
 
 def _option(where: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The client commands `mdp-spark submit`, `status`, `cancel` and `drain`.
+"""The client commands `mdp-spark submit`, `status`, `cancel`, `reload` and `drain`.
 
 They only talk to the broker and need neither PySpark nor Java.
 """
@@ -439,13 +439,37 @@ def drain(*, drivers: Sequence[str], broker: Sequence[str], keys: ClientKeys | N
     check_listening(broker, keys)
     with Client(broker, timeout=timeout, retries=0, key=keys) as client:
         for driver in drivers:
-            try:
-                control.validate_driver_name(driver)
-            except SettingError as error:
-                raise click.BadParameter(str(error)) from None
-            answer = control.ask(client, driver, "drain")
+            answer = control.ask(client, _driver(driver), "drain")
             click.echo(f"{driver} is draining; {answer.get('running', 0)} still running", err=True)
     return 0
 
 
-COMMANDS: Final = {"submit": submit, "status": status, "cancel": cancel, "drain": drain}
+@click.command("reload")
+@click.argument("drivers", nargs=-1, required=True, metavar="NAME…")
+@BROKER
+@key_options
+@_TIMEOUT
+def reload_command(*, drivers: Sequence[str], broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> int:
+    """Tell batches, named as in `status`, to read their --config again.
+
+    New requests use the new tables, catalogs and jobs. If the file is invalid, the batch keeps the old ones, and this
+    command prints what is wrong (exit code 6). Python modules that are already loaded are not loaded again.
+    """
+    check_listening(broker, keys)
+    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
+        for driver in drivers:
+            answer = control.ask(client, _driver(driver), "reload")
+            counts = ", ".join(f"{answer[each]} {each}" for each in ("tables", "catalogs", "jobs"))
+            click.echo(f"{driver} has reloaded its catalogue: {counts}", err=True)
+    return 0
+
+
+def _driver(name: str) -> str:
+    """Return `name` if it is a valid driver name.  Raises `click.BadParameter`."""
+    try:
+        return control.validate_driver_name(name)
+    except SettingError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+COMMANDS: Final = {"submit": submit, "status": status, "cancel": cancel, "reload": reload_command, "drain": drain}

@@ -14,7 +14,16 @@ from typing import Any, Final
 
 import click
 
-from ...mdp.cli.console import Number, heartbeat_options, key_options, log_level_option, log_to_stderr, with_default
+from ...mdp.cli.console import (
+    Number,
+    heartbeat_options,
+    key_options,
+    log_level_option,
+    log_to_stderr,
+    printable,
+    with_default,
+)
+from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
 from ...titanic.cli.parameters import DURATION
@@ -28,8 +37,10 @@ from ..session import (
     open_session,
     resolve_master,
     silence_py4j,
+    stop_quietly,
 )
 from .catalogue import Catalogue, read
+from .check import checks
 from .jobs import load_jobs
 from .results import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, Results
 from .service import Batch
@@ -82,6 +93,7 @@ log = logging.getLogger("zmdp.spark")
     "--keep-results", type=DURATION, default="7d",
     help=with_default("How long to keep results in a local --results folder.", "7d"),
 )  # fmt: skip
+@click.option("--check", is_flag=True, help="Open each table, catalog and job, print a line for each, and exit.")
 @heartbeat_options()
 @PREFIX
 @log_level_option
@@ -100,6 +112,7 @@ def batch(
     inline: int,
     results: str | None,
     keep_results: float,
+    check: bool,
     heartbeat: float,
     liveness: int,
     prefix: str,
@@ -113,9 +126,12 @@ def batch(
 
     PARTIALs report progress; the FINAL has the result. Cancelling a request cancels its Spark jobs.
 
-    SIGTERM or Ctrl-C finishes running jobs and exits; a second signal cancels them.
+    SIGTERM or Ctrl-C finishes running jobs and exits; a second signal cancels them. SIGHUP or `mdp-spark reload NAME`
+    reads --config again; an invalid file changes nothing.
+
+    Exit codes of --check: 0 everything can be opened; 1 something cannot; 2 invalid usage.
     """
-    log_to_stderr(log_level)
+    log_to_stderr("error" if check else log_level)
     silence_py4j()
     if inline > MAX_INLINE_BYTES:
         raise click.BadParameter(
@@ -127,13 +143,17 @@ def batch(
         )
     name = control.validate_driver_name(name) if name is not None else control.default_driver_name("batch")
     catalogue = Catalogue() if config is None else read(config)
+    targets = pairs(jobs)
     if config is not None:
         sys.path.insert(0, str(config.parent.absolute()))  # modules of jobs may be next to the file
-    known = load_jobs(catalogue.jobs | pairs(jobs))
+    known = {} if check else load_jobs(catalogue.jobs | targets)
     if connect is None:
         master = resolve_master(master, conf)
         check_installed()
-    pool = SessionPool(_session_opener(name, master, connect, conf, py_files), 2 * concurrency)
+    opener = _session_opener(name, master, connect, conf, py_files)
+    if check:
+        return _check(opener, catalogue, catalogue.jobs | targets)
+    pool = SessionPool(opener, 2 * concurrency, catalogue.settings)
     log.info("starting Spark on %s", connect or master)
     stopper = _Stopper()
     _open_first_session(pool, patient=connect is not None or is_remote(master))
@@ -141,7 +161,7 @@ def batch(
     driver = Batch(
         pool, broker=broker, name=name, catalogue=catalogue, jobs=known, results=kept, concurrency=concurrency,
         prefix=prefix, master=connect or str(master), heartbeat=heartbeat, liveness=liveness,
-        keys=keys,
+        keys=keys, load=None if config is None else partial(_load, config, targets),
     )  # fmt: skip
     try:
         with driver:
@@ -156,6 +176,25 @@ def batch(
     finally:
         pool.close()
     return 0
+
+
+def _load(config: Path, jobs: Mapping[str, str]) -> tuple[Catalogue, dict[str, Callable[..., Any]]]:
+    """Return what the file has now, and its jobs and those of the command line."""
+    catalogue = read(config)
+    return catalogue, load_jobs({**catalogue.jobs, **jobs})
+
+
+def _check(open_session: Callable[[], Any], catalogue: Catalogue, jobs: Mapping[str, str]) -> int:
+    """Print whether each table, catalog and job can be opened; return the exit code."""
+    session = open_session()
+    code = 0
+    try:
+        for check in checks(session, catalogue, jobs):
+            click.echo(f"{'ok' if check.well else 'failed':<8} {check.name}: {printable(check.found)}")
+            code = code or int(not check.well)
+    finally:
+        stop_quietly(session)
+    return code
 
 
 def _session_opener(
@@ -181,6 +220,11 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
     swept_at = float("-inf")
     while not driver.draining.is_set() and not stopper.stops:
         time.sleep(POLL_SECONDS)
+        if stopper.take_reload():
+            try:
+                driver.reload()
+            except SettingError as error:
+                log.error("not reloaded: %s", error)
         if time.monotonic() - swept_at > SWEEP_SECONDS:
             swept_at = time.monotonic()
             sweep()
@@ -216,13 +260,24 @@ def _open_first_session(pool: SessionPool, *, patient: bool) -> None:
 
 
 class _Stopper:
-    """Counts signals to stop, which `_serve` acts on; the third one ends the process."""
+    """Counts signals to stop, which `_serve` acts on; the third one ends the process.  SIGHUP asks for a reload."""
 
     def __init__(self) -> None:
         self.started = False
         self.stops = 0
+        self._reload = False
+        signal.signal(signal.SIGHUP, self._ask_reload)
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._handle)
+
+    def take_reload(self) -> bool:
+        """Return whether a reload was asked for since the last call."""
+        asked, self._reload = self._reload, False
+        return asked
+
+    def _ask_reload(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self._reload = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del number, frame

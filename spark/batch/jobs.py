@@ -181,7 +181,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return list(inspect.signature(function).parameters.values())[1:]
 
 
-def _describe_parameters(function: Callable[..., Any]) -> str:
+def describe_parameters(function: Callable[..., Any]) -> str:
     """Return the parameters as Python source."""
     return ", ".join(str(each) for each in _parameters(function)) or "no arguments"
 
@@ -192,12 +192,12 @@ def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[
     free = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _parameters(function))
     if not free and (unknown := sorted(set(arguments) - names)):
         raise unprocessable(
-            f"job {name} has no argument {unknown[0][:50]!r}; its parameters are {_describe_parameters(function)}"
+            f"job {name} has no argument {unknown[0][:50]!r}; its parameters are {describe_parameters(function)}"
         )
     try:
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:
-        raise unprocessable(f"job {name}: {error}; its parameters are {_describe_parameters(function)}") from None
+        raise unprocessable(f"job {name}: {error}; its parameters are {describe_parameters(function)}") from None
     try:
         hints = typing.get_type_hints(function)
     except Exception:  # noqa: BLE001 - evaluating an annotation can raise anything
@@ -207,7 +207,7 @@ def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[
             wanted = _type_name(hints[each])
             raise unprocessable(
                 f"job {name}: {each} is {value!r:.100}; expected {wanted}. "
-                f"The job takes {_describe_parameters(function)}"
+                f"The job takes {describe_parameters(function)}"
             )
 
 

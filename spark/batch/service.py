@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from ... import __version__
 from ...mdp.codes import Code
-from ...mdp.errors import RequestCancelled, ServiceError, ZmdpError
+from ...mdp.errors import RequestCancelled, ServiceError, SettingError, ZmdpError
 from ...mdp.keys import ClientKeys
 from ...workers import Request, Worker
 from ..control import Control
@@ -33,7 +33,9 @@ from .jobs import ONLY_QUERIES, UNPROCESSABLE, JobCall, Query, parse_call, parse
 from .progress import Progress
 from .results import Results, plain
 from .running import POLL_SECONDS, Caller, Job, RunningJobs
+from .schemas import Schemas
 from .sessions import JobSession, SessionPool
+from .tables import RequestTables, registering, request_tables
 
 PROGRESS_INTERVALS: Final = ((10.0, 0.25), (600.0, 1.0), (float("inf"), 5.0))
 """(maximum age of the job, interval between progress PARTIALs) in seconds.  PARTIALs become rarer with age, because
@@ -49,6 +51,8 @@ ON_FILES: Final = "spark.sql.runSQLOnFiles"
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _LINE: Final = re.compile(r"\bline (\d+)")
 
+Spec = TypeVar("Spec", Query, JobCall)
+
 log = logging.getLogger("zmdp.spark")
 
 
@@ -61,6 +65,7 @@ class Batch:
         name: the driver's name for `mdp-spark status` and `drain`.
         catalogue: the tables that queries and jobs can read.
         jobs: the named Python jobs.
+        load: loads the catalogue and the jobs again, for `reload`; raises `SettingError`.
         results: where large results go.
         concurrency: maximum number of concurrent requests of each service.
         prefix: first part of the services' names.
@@ -85,6 +90,7 @@ class Batch:
         heartbeat: float = 1.0,
         liveness: int = 5,
         keys: ClientKeys | None = None,
+        load: Callable[[], tuple[Catalogue, Mapping[str, Callable[..., Any]]]] | None = None,
     ) -> None:
         self.name = name
         self.draining = threading.Event()
@@ -92,6 +98,8 @@ class Batch:
         self._pool = pool
         self._catalogue = catalogue
         self._jobs = dict(jobs)
+        self._load = load
+        self._schemas = Schemas()
         self._results = results
         self._master = master
         self._running = RunningJobs()
@@ -107,7 +115,7 @@ class Batch:
             )
             for kind, handler in (("sql", self.sql), ("job", self.job))
         ]
-        operations = {"status": self._status, "cancel": self._cancel, "drain": self._drain}
+        operations = {"status": self._status, "cancel": self._cancel, "reload": self._reload, "drain": self._drain}
         self._control = Control(name, operations, broker=broker, keys=keys)
 
     @property
@@ -142,17 +150,31 @@ class Batch:
         """Cancel all running jobs."""
         self._running.cancel_all()
 
+    def reload(self) -> None:
+        """Load the catalogue and the jobs again; requests that are running keep what they began with.
+
+        Raises `SettingError` if the file is invalid, and then nothing changes.
+        """
+        if self._load is None:
+            raise SettingError(f"{self.name} was started without --config, so there is nothing to reload")
+        catalogue, jobs = self._load()
+        self._pool.configure(catalogue.settings)
+        self._catalogue, self._jobs = catalogue, dict(jobs)
+        self._schemas.clear()
+        counts = {"table": len(catalogue.tables), "catalog": len(catalogue.catalogs), "job": len(jobs)}
+        log.info("reloaded: %s", ", ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items()))
+
     # ── the services ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def sql(self, request: Request) -> Iterator[bytes]:
         """Handle a request to `spark.sql`."""
         spec = parse_query(request)
-        return self._run(request, spec, lambda job: self._run_query(spec, job))
+        return self._run(request, spec, self._with_tables(spec, self._run_query))
 
     def job(self, request: Request) -> Iterator[bytes]:
         """Handle a request to `spark.job`."""
         spec = parse_call(request, self._jobs)
-        return self._run(request, spec, lambda job: self._run_job(spec, job))
+        return self._run(request, spec, self._with_tables(spec, self._run_job))
 
     def _run(
         self, request: Request, spec: Query | JobCall, work: Callable[[Job], list[bytes]]
@@ -244,11 +266,23 @@ class Batch:
 
     # ── in the job's thread ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _run_query(self, spec: Query, job: Job) -> list[bytes]:
+    def _with_tables(
+        self, spec: Spec, run: Callable[[Spec, Job, RequestTables], list[bytes]]
+    ) -> Callable[[Job], list[bytes]]:
+        """Return the work of a job: to call `run` while the catalogue's tables are offered."""
+        catalogue = self._catalogue
+
+        def work(job: Job) -> list[bytes]:
+            in_job = isinstance(spec, JobCall)
+            with request_tables(job.session.spark, catalogue, self._schemas, job=in_job) as tables:
+                return run(spec, job, tables)
+
+        return work
+
+    def _run_query(self, spec: Query, job: Job, tables: RequestTables) -> list[bytes]:
         spark = job.session.spark
         spark.conf.set(ON_FILES, "false")
-        for table in self._catalogue.named_in(spec.sql):
-            table.register(spark)
+        tables.provide(spec.sql, spec.args)
         job.session.track_progress(job.id)
         try:
             # As a subquery, only a query parses: spark.sql() runs a command as soon as it has parsed it.  Callers may
@@ -264,16 +298,12 @@ class Batch:
             unsafe = job.session.find_unsafe(spec.sql, checked)
             if unsafe is not None:
                 raise unprocessable(f"{unsafe!r} is not allowed in a query because it can run programs; use spark.job")
+            tables.check_catalogs(job.session.tables_read(checked))
         return self._results.frames(spark.sql(spec.sql, args=spec.args), job.id, spec.format)
 
-    def _run_job(self, spec: JobCall, job: Job) -> list[bytes]:
-        spark = job.session.spark
+    def _run_job(self, spec: JobCall, job: Job, tables: RequestTables) -> list[bytes]:
+        spark = registering(job.session.spark, tables)
         spark.conf.set(ON_FILES, "true")
-        for table in self._catalogue.tables.values():
-            try:
-                table.register(spark)
-            except Exception as error:  # noqa: BLE001 - the job may not need this table
-                log.warning("cannot read table %s: %s", table.name, reason(error))
         job.session.track_progress(job.id)
         result = spec.function(spark, **spec.arguments)
         if isinstance(result, Iterator):
@@ -298,12 +328,23 @@ class Batch:
             "services": self.services,
             "draining": self.draining.is_set(),
             "tables": sorted(self._catalogue.tables),
+            "catalogs": sorted(self._catalogue.catalogs),
             "jobs": sorted(self._jobs),
             **self._running.status(Caller(request.user, request.admin)),
         }
 
     def _cancel(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         return {"cancelled": self._running.cancel(str(arguments.get("job")), Caller(request.user, request.admin))}
+
+    def _reload(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del arguments, request
+        try:
+            self.reload()
+        except SettingError as error:
+            log.error("not reloaded: %s", error)
+            raise unprocessable(str(error)) from None
+        catalogue = self._catalogue
+        return {"tables": len(catalogue.tables), "catalogs": len(catalogue.catalogs), "jobs": len(self._jobs)}
 
     def _drain(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         del arguments, request

@@ -1,8 +1,10 @@
 """A pool of Spark sessions, one for each running request, reopened when Spark is lost."""
 
+import json
 import logging
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -18,6 +20,9 @@ log = logging.getLogger("zmdp.spark")
 _POOL_PROPERTY: Final = "spark.scheduler.pool"
 _UNSAFE_NODES: Final = {"ScriptTransformation": "TRANSFORM … USING", "CallMethodViaReflection": "reflect"}
 """Plan nodes that run a program or call Java, and the SQL that produces them."""
+_ALIAS_CLASS: Final = "org.apache.spark.sql.catalyst.AliasIdentifier"
+_ALIAS_LINE: Final = re.compile(r"^[\s:+|-]*SubqueryAlias (.+)$", re.MULTILINE)
+_NAME_PART: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
 
 
 class JobSession(Protocol):
@@ -40,8 +45,14 @@ class JobSession(Protocol):
     def find_unsafe(self, sql: str, df: "DataFrame") -> str | None:
         """Return the part of the query `sql`, planned as `df`, that would run a program or call Java, or None."""
 
+    def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
+        """Return the tables of catalogs that `df` reads, as (catalog, …, table).  Raises what Spark raises."""
+
     def is_usable(self) -> bool:
         """Whether the session can still run jobs."""
+
+    def retire(self) -> None:
+        """Release what the session alone uses; others continue."""
 
 
 class ClassicSession:
@@ -79,9 +90,19 @@ class ClassicSession:
         plan = str(df._jdf.queryExecution().analyzed().toJSON())
         return next((name for node, name in _UNSAFE_NODES.items() if f'.{node}"' in plan), None)
 
+    def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
+        """Search the analyzed plan: each table of a catalog has its full name as an alias, views only their own."""
+        plan = str(df._jdf.queryExecution().analyzed().toJSON())
+        if _ALIAS_CLASS not in plan:
+            return set()
+        return {name for name in _qualified(json.loads(plan)) if len(name) > 1}
+
     def is_usable(self) -> bool:
         """Whether the JVM and the cluster are there."""
         return is_alive(self.spark)
+
+    def retire(self) -> None:
+        """Do nothing: all sessions share the driver's context, and Java collects the rest."""
 
 
 class ConnectSession:
@@ -114,26 +135,55 @@ class ConnectSession:
         del df
         return unsafe_word(sql)
 
+    def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
+        """Search the server's description of the plan."""
+        text = str(df._explain_string(extended=True))  # type: ignore[operator]  # Connect's class has it
+        analyzed = text.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0]
+        names = (tuple(_NAME_PART.findall(line)) for line in _ALIAS_LINE.findall(analyzed))
+        return {name for name in names if len(name) > 1}
+
     def is_usable(self) -> bool:
         """Whether the server answers."""
         with suppress(Exception):
             return bool(self.spark.version)
         return False
 
+    def retire(self) -> None:
+        """End the session on the server."""
+        stop_quietly(self.spark)
+
+
+def _qualified(found: object) -> Iterator[tuple[str, ...]]:
+    """Yield the full names in a plan."""
+    if isinstance(found, list):
+        for each in found:
+            yield from _qualified(each)
+    elif isinstance(found, dict):
+        if found.get("product-class") == _ALIAS_CLASS:
+            qualifier = found["qualifier"]  # a list if it is empty, otherwise text: "[a, b]"
+            parts = qualifier.strip("[]").split(", ") if isinstance(qualifier, str) else qualifier
+            yield (*map(str, parts), str(found["name"]))
+        for each in found.values():
+            yield from _qualified(each)
+
 
 class SessionPool:
-    """Up to `count` sessions made with `open_session`.
+    """Up to `count` sessions made with `open_session`, with Spark `settings` of their own.
 
     When Spark is lost, the next `acquire` opens the sessions again.
     """
 
-    def __init__(self, open_session: Callable[[], "SparkSession"], count: int) -> None:
+    def __init__(
+        self, open_session: Callable[[], "SparkSession"], count: int, settings: Mapping[str, str] | None = None
+    ) -> None:
         self._open_session = open_session
         self._count = count
+        self._settings = dict(settings or {})
         self._changed = threading.Condition()
         self._all: list[JobSession] = []
         self._free: list[JobSession] = []
         self._lost = True
+        self._outdated = False
         self._opening = False
 
     def acquire(self, timeout: float) -> JobSession | None:
@@ -160,7 +210,10 @@ class SessionPool:
         return self.acquire(timeout)
 
     def _open(self) -> None:
-        if self._all:
+        if self._outdated and self._all[0].is_usable():  # sessions in use are retired when they are released
+            for each in self._free:
+                each.retire()
+        elif self._all:
             log.error("the Spark session is lost; opening another")
             for each in self._all:
                 stop_quietly(each.spark)
@@ -174,16 +227,30 @@ class SessionPool:
             pools = max(1, min(self._count, first.sparkContext.defaultParallelism))
             made = [ClassicSession(first.newSession(), f"pool-{number % pools}") for number in range(self._count)]
         with self._changed:
-            self._all, self._free, self._lost = made, list(made), False
+            for each in made:
+                for name, value in self._settings.items():
+                    each.spark.conf.set(name, value)
+            self._all, self._free, self._lost, self._outdated = made, list(made), False, False
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        """Use other Spark settings for requests that begin from now on."""
+        with self._changed:
+            if self._settings != settings:
+                self._settings = dict(settings)
+                if not self._lost:  # Spark keeps catalogs once they are used, so only new sessions have others
+                    self._lost = self._outdated = True
 
     def release(self, session: JobSession, *, failed: bool = False) -> bool:
         """Return a session to the pool.  After a job has `failed`, return whether Spark was lost."""
         lost = failed and not session.is_usable()
         with self._changed:
-            if session in self._all:  # otherwise the pool has been reopened since
+            known = session in self._all  # otherwise the pool has been reopened since
+            if known:
                 self._free.append(session)
                 self._lost = self._lost or lost
             self._changed.notify_all()
+        if not known:
+            session.retire()
         return lost
 
     def close(self) -> None:

@@ -5,6 +5,7 @@
 
 import os
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from support.titanics import LIMITS
@@ -18,6 +19,9 @@ CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory": "1g",
 }
+JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")  # Debian's
+if JDBC_DRIVER.exists():
+    CONF["spark.driver.extraClassPath"] = str(JDBC_DRIVER)
 
 
 def pytest_collection_modifyitems(items):
@@ -27,7 +31,7 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if str(item.path).startswith(here) and "spark" in getattr(item, "fixturenames", ()):
                 item.add_marker(skip)
-    if version("pyspark").startswith("4.0."):  # it leaves sockets open, which its own collect() made
+    if version("pyspark").startswith(("4.0.", "4.1.")):  # they leave sockets open, which their own collect() made
         for item in items:
             if str(item.path).startswith(here):
                 for each in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):

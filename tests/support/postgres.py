@@ -57,7 +57,7 @@ class Cluster:
         return subprocess.run(command, **_unprivileged(self._folder), capture_output=True, check=False)
 
     def url(self, db: str = "postgres") -> str:
-        return f"postgresql://postgres@/{db}?host={self._folder}"
+        return f"postgresql://postgres@/{db}?host={self._folder}&port={self._settings.get('port', 5432)}"
 
     def execute(self, sql: str, db: str = "postgres") -> list[tuple[Any, ...]]:
         """Run one statement outside of a transaction; return its rows."""

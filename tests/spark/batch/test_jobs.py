@@ -5,6 +5,7 @@ import os
 import re
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
@@ -221,12 +222,34 @@ def test_a_catalogue(tmp_path, monkeypatch):
     assert found.named_in("select orders2, farther from fa") == []
 
 
+def test_the_catalogs_of_the_page_about_batches(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    _, text = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.setenv("CATALOG_TOKEN", "secret")
+    (tmp_path / "catalogue.toml").write_text(text + "[catalogs.allowed]\n")
+    found = catalogue.read(tmp_path / "catalogue.toml")
+    assert found.catalogs["lake"] == {
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type": "rest",
+        "spark.sql.catalog.lake.uri": "http://catalog:8181",
+        "spark.sql.catalog.lake.token": "secret",
+    }
+    assert found.settings["spark.sql.catalog.spark_catalog"] == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+    assert found.catalogs["allowed"] == {}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("tables = [", "is not valid TOML"),
-        ("colour = 1", "unknown setting 'colour'; expected jobs, results, tables"),
-        ("tables = 3", "tables and jobs must be TOML tables"),
+        ("catalogs = 3", "tables, catalogs and jobs must be TOML tables"),
+        ("[catalogs.'a.b']", "catalog a.b: a catalog's name consists of letters"),
+        ("[catalogs]\na = 3", "catalog a is 3; expected [catalogs.a] with class and options"),
+        ("[catalogs.a]\nclass = 3", "catalog a: class is 3; expected the name of a Java class"),
+        ("[catalogs.a]\nurl = 'b'", "catalog a: unknown setting 'url'; expected class, options"),
+        ("[catalogs.a]\noptions = { b = 1 }", "catalog a: options need class"),
+        ("colour = 1", "unknown setting 'colour'; expected catalogs, jobs, results, tables"),
+        ("tables = 3", "tables, catalogs and jobs must be TOML tables"),
         ("results = 3", "results is 3; expected the path of a folder"),
         ("[jobs]\na = 3", "job a is 3; expected MODULE:FUNCTION"),
         ("[tables]\na = 3", "table a: set format"),

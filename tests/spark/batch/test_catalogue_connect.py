@@ -1,0 +1,81 @@
+"""The catalogue of a batch whose sessions are on a Spark Connect server."""
+
+import json
+from contextlib import closing
+
+import catalogue_jobs
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.connect import connected
+from support.titanics import BEATS
+
+from zmdp.clients import Client, ServiceError
+from zmdp.spark.batch import catalogue
+from zmdp.spark.batch.results import Results
+from zmdp.spark.batch.service import Batch
+from zmdp.spark.batch.sessions import SessionPool
+from zmdp.spark.session import connect_session, java_version
+
+TIMEOUT_SECONDS = 90
+CATALOGUE = """
+    [tables.people]
+    format = "parquet"
+    path = "people"
+    [tables.missing]
+    format = "parquet"
+    path = "missing"
+    [catalogs.lake]
+    class = "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"
+    options = { url = "jdbc:derby:memory:lake;create=true", driver = "org.apache.derby.iapi.jdbc.AutoloadedDriver" }
+"""
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(java_version() is None, reason="there is no Java")
+def test_tables_and_catalogs_on_connect(tmp_path, endpoint):
+    (tmp_path / "people").mkdir()
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "people" / "a.parquet")
+    config = tmp_path / "catalogue.toml"
+    config.write_text(CATALOGUE)
+    jobs = {name: each for name, each in vars(catalogue_jobs).items() if callable(each)}
+    with connected(tmp_path) as session:
+        port = session.client._builder.endpoint.rpartition(":")[2]
+        session.sql("CREATE TABLE managed AS SELECT 1 AS a")
+        found = catalogue.read(config)
+        pool = SessionPool(lambda: connect_session(f"sc://127.0.0.1:{port}"), 2, found.settings)
+        driver = Batch(
+            pool, broker=endpoint, name="batch", catalogue=found, jobs=jobs, results=Results(None), concurrency=1,
+            load=lambda: (catalogue.read(config), jobs), **BEATS,
+        )  # fmt: skip
+        with closing(pool), driver, Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
+
+            def rows(sql):
+                return json.loads(client.request("spark.sql", sql.encode())[-1])
+
+            def job(name, /, **arguments):
+                return json.loads(client.request("spark.job", name.encode(), json.dumps(arguments).encode())[-1])
+
+            for _ in range(2):
+                assert rows("SELECT count(*) AS n FROM people") == [{"n": 2}]
+                assert job("count", name="people") == [2, 2, 2, 2]
+                assert job("own", name="people") == 7
+            assert job("views") == ["people"]
+            job("execute", sql="CREATE TABLE lake.APP.T (a int)")
+            assert rows("SELECT a FROM lake.APP.T") == []
+            refusals = {
+                "SELECT * FROM missing": "PATH_NOT_FOUND",
+                "SELECT * FROM nowhere": "TABLE_OR_VIEW_NOT_FOUND",
+                "SELECT * FROM managed": "may not read the catalog spark_catalog; allowed: lake",
+                "SELECT * FROM range(1) WHERE 1 IN (SELECT a FROM default.managed)": "may not read the catalog",
+            }
+            for sql, message in refusals.items():
+                with pytest.raises(ServiceError, match=message) as raised:
+                    rows(sql)
+                assert raised.value.code == 422
+            config.write_text("[catalogs.spark_catalog]")
+            driver.reload()
+            assert rows("SELECT a FROM managed") == [{"a": 1}]
+            with pytest.raises(ServiceError):
+                rows("SELECT a FROM lake.APP.T")

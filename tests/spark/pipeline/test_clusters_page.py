@@ -1,0 +1,147 @@
+"""docs/clusters.md is correct: its stream runs, also again after it was killed, and its options exist."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+import pytest
+from support.fleets import SPARK_TIMEOUT_SECONDS
+from support.processes import BIN, process, run
+from support.standalone import standalone
+from support.titanics import BEATS
+
+from zmdp.clients import Client, RequestRejected
+from zmdp.mdp.cli.broker import cli as mdp_broker
+from zmdp.mdp.cli.keys import cli as mdp_keys
+from zmdp.mdp.errors import ServiceError
+from zmdp.spark.cli import cli as mdp_spark
+from zmdp.workers import Worker
+
+PAGE = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text()
+COMMANDS = {"mdp-spark": mdp_spark, "mdp-keys": mdp_keys, "mdp-broker": mdp_broker, "packed/main.py": mdp_spark}
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def up(request):
+    (text,) = request
+    if text == b"bad":
+        raise ServiceError(422, "no such word")
+    return text.upper()
+
+
+def test_the_stream_writes_each_row_once_also_after_a_failure(spark, endpoint, tmp_path):
+    stream, failed, direct = blocks("python")
+    names = {"spark": spark}
+
+    def execute(code):
+        for folder in ("incoming", "shouted", "checkpoint-direct", "checkpoint", "direct"):
+            code = re.sub(rf'"{folder}(?=["/])', f'"{tmp_path}/{folder}', code)
+        exec(compile(code.replace("tcp://127.0.0.1:5555", endpoint), "clusters.md", "exec"), names)
+
+    def add(name, *texts):
+        rows = (json.dumps({"id": number, "text": text}) for number, text in enumerate(texts))
+        (tmp_path / "incoming" / name).write_text("\n".join(rows))
+
+    def shouted():
+        return sorted(row.reply or row.reply_error for row in spark.read.parquet(str(tmp_path / "shouted")).collect())
+
+    (tmp_path / "incoming").mkdir()
+    add("a.json", "one", "bad")
+    with Worker("shout", up, broker=endpoint, **BEATS):
+        execute(stream)
+        assert shouted() == ["ONE", "no such word"]
+        add("b.json", "two")
+        execute(stream)
+        (tmp_path / "checkpoint" / "commits" / "1").unlink()  # as if the driver had died just before it committed
+        (tmp_path / "checkpoint" / "commits" / ".1.crc").unlink(missing_ok=True)
+        execute(stream)
+        assert shouted() == ["ONE", "TWO", "no such word"]
+        execute(failed)
+        assert [row.text for row in names["failed"].collect()] == ["bad"]
+        execute(direct)
+        assert spark.read.parquet(str(tmp_path / "direct")).where("reply_code = 200").count() == 2
+
+
+def commands():
+    """Yield the words of each command of zmdp on the page."""
+    for block in blocks("sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = [word for word in shlex.split(line) if not re.fullmatch(r"MDP_\w+=.*", word)]
+            at = next((number for number, word in enumerate(words) if word in COMMANDS), None)
+            if at is not None:
+                yield words[at:]
+
+
+@pytest.mark.parametrize("words", [*commands()], ids=lambda words: " ".join(words[:2]))
+def test_options_exist(words):
+    name, *rest = words
+    command = COMMANDS[name]
+    while isinstance(command, click.Group):
+        sub, *rest = rest
+        command = command.get_command(click.Context(command), sub)
+        assert command is not None, sub
+    options = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    given = {word.partition("=")[0] for word in rest if word.startswith("--")}
+    assert given <= options
+
+
+def create_keys(section, folder):
+    """Run the commands of a section that create keys and the access file."""
+    text = PAGE[PAGE.index(f"## {section}\n") :].partition("\n## ")[0]
+    for line in re.findall(r"^mdp-keys .*$", text, re.MULTILINE):
+        done = subprocess.run(
+            [BIN / "mdp-keys", *shlex.split(line)[1:]],
+            cwd=folder, env={**os.environ, "MDP_ACCESS": "access.toml"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    return text
+
+
+def test_the_secrets_of_kubernetes(tmp_path):
+    text = create_keys("Kubernetes", tmp_path)
+    named = set(re.findall(r"--from-file=(\S+)", text))
+    assert {"access.toml", "broker.key_secret"} < named <= {path.name for path in tmp_path.iterdir()}
+    assert run("mdp-broker", "--check", "--access", str(tmp_path / "access.toml")).returncode == 0
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(400)
+def test_a_standalone_cluster_with_keys(tmp_path):
+    create_keys("A standalone cluster, with keys", tmp_path)
+    (tmp_path / "words.py").write_text('def count(request): return b"%d" % len(request[0].split())\n')
+    (tmp_path / "catalogue.toml").write_text("")
+    pack, fleet, batch = [words for words in commands() if words[0] == "mdp-spark"][:3]
+    with ExitStack() as stack:
+        cluster = stack.enter_context(standalone(tmp_path, cores=4))
+        running = stack.enter_context(
+            process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--access", "access.toml", cwd=tmp_path)
+        )
+        at = running.line("tcp://", "stdout")
+        keys = {"MDP_BROKER": at, "MDP_BROKER_KEY": str(tmp_path / "broker.key")}
+        driver = {**keys, "MDP_KEY": str(tmp_path / "driver.key_secret")}
+        packing = stack.enter_context(process(*pack, cwd=tmp_path))
+        assert packing.poll(SPARK_TIMEOUT_SECONDS) == 0
+        small = ("--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false")
+        for words, ready in ((fleet, "serves words at"), (batch, "serving spark.sql")):
+            here = " ".join(words).replace("spark://master.example:7077", cluster.url).replace("/shared", str(tmp_path))
+            here = here.replace("spark.cores.max=5", "spark.cores.max=2").replace("max=8", "max=2")  # of the four
+            command = stack.enter_context(process(*here.split(), *small, cwd=tmp_path, **driver))
+            command.line(ready, timeout=SPARK_TIMEOUT_SECONDS)
+        settings = {"key": tmp_path / "shop.key_secret", "broker_key": tmp_path / "broker.key"}
+        with Client(at, timeout=SPARK_TIMEOUT_SECONDS, **settings) as client:
+            assert client.request("words", b"how many words") == [b"3"]
+            assert client.request("spark.sql", b"SELECT count(*) AS n FROM range(9)")[-1] == b'[{"n":9}]'
+            with pytest.raises(RequestRejected):
+                client.request("spark.control.batch", b'{"op": "drain"}')
+        shop = {**keys, "MDP_KEY": str(tmp_path / "shop.key_secret")}
+        assert json.loads(run("mdp-spark", "submit", "sql", "SELECT 1 AS one", **shop).stdout) == {"one": 1}
+        operator = {**keys, "MDP_KEY": str(tmp_path / "operator.key_secret")}
+        assert run("mdp-spark", "drain", "batch", "words", **operator).returncode == 0

@@ -1,0 +1,51 @@
+"""A Spark Connect server on loopback."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import zmq
+from support.processes import eventually
+
+from zmdp.spark.session import SparkError, connect_session
+
+TIMEOUT_SECONDS = 90.0
+
+
+@contextmanager
+def connected(folder):
+    """A session of a Spark Connect server that is started for it."""
+    pyspark = Path(pytest.importorskip("pyspark").__file__).parent
+    pytest.importorskip("grpc")
+    with zmq.Context() as context, context.socket(zmq.REP) as free:
+        port = free.bind_to_random_port("tcp://127.0.0.1")
+    settings = {
+        "spark.connect.grpc.binding.port": port, "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
+    }  # fmt: skip
+    options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
+    server = subprocess.Popen(
+        ["bash", pyspark / "sbin" / "start-connect-server.sh", "--master", "local[2]", *options],
+        env={
+            **os.environ, "SPARK_HOME": str(pyspark), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_NO_DAEMONIZE": "1", "SPARK_LOG_DIR": str(folder),
+        },
+        cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        session = eventually(lambda: attempt(port), TIMEOUT_SECONDS)
+        yield session
+        session.stop()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def attempt(port):
+    with suppress(SparkError):
+        return connect_session(f"sc://127.0.0.1:{port}")
