@@ -66,6 +66,11 @@ class Query:
         """Return the query on one line."""
         return printable(self.sql)[:200]
 
+    @property
+    def text(self) -> str:
+        """Return the whole query."""
+        return self.sql
+
 
 @dataclass(frozen=True, slots=True)
 class JobCall:
@@ -79,9 +84,12 @@ class JobCall:
     @property
     def title(self) -> str:
         """Return the call on one line."""
-        return printable(f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})")[
-            :200
-        ]
+        return printable(self.text)[:200]
+
+    @property
+    def text(self) -> str:
+        """Return the whole call."""
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
