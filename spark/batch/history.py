@@ -105,7 +105,8 @@ class History:
         """Record that a job starts."""
         values = {
             "job": job, "driver": self._driver, "host": self._host, "pid": os.getpid(), "user": user,
-            "request_id": request_id, "service": service, "what": what[:MAX_TEXT], "started": time.time(), "state": "running",
+            "request_id": request_id, "service": service, "what": what[:MAX_TEXT], "started": time.time(),
+            "state": "running",
         }  # fmt: skip
         self._write(lambda connection: connection.execute(sa.insert(_JOBS).values(values)))
         self._added += 1

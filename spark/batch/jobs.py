@@ -156,6 +156,11 @@ def _object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -
     return found
 
 
+def parse_settings(frames: Sequence[bytes], names: set[str]) -> dict[str, Any]:
+    """Parse settings, an optional frame with a JSON object.  Raises `ServiceError` 422."""
+    return _object(frames, "the settings", names)
+
+
 def _format(settings: Mapping[str, Any]) -> str:
     given = settings.get("format", "json")
     if given not in FORMATS:

@@ -17,8 +17,8 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any, Final, Self, TypeVar
 
 from ... import __version__
@@ -31,6 +31,7 @@ from ..control import Control
 from ..session import reason
 from .catalogue import Catalogue
 from .failures import detail, failure, gave_up, lost_error, python_traceback
+from .fetching import SERVICE_PREFIX, handle
 from .history import History
 from .jobs import ONLY_QUERIES, UNPROCESSABLE, JobCall, Query, parse_call, parse_query, unprocessable
 from .progress import Progress, spark_ui
@@ -118,6 +119,10 @@ class Batch:
             )
             for kind, handler in (("sql", self.sql), ("job", self.job))
         ]
+        self._workers.append(
+            Worker(SERVICE_PREFIX + name, self.fetch, broker=broker, concurrency=2, heartbeat=heartbeat,
+                   liveness=liveness, key=keys)
+        )  # fmt: skip
         operations = {
             "status": self._status,
             "cancel": self._cancel,
@@ -169,6 +174,10 @@ class Batch:
         """Handle a request to `spark.job`."""
         spec = parse_call(request, self._jobs)
         return self._run(request, spec, lambda job: self._run_job(spec, job))
+
+    def fetch(self, request: Request) -> Iterator[bytes]:
+        """Handle a request for a large result."""
+        return handle(request, self._history)
 
     def _run(
         self, request: Request, spec: Query | JobCall, work: Callable[[Job], list[bytes]]
