@@ -137,16 +137,16 @@ def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
 
 
 def test_a_large_result_costs_the_driver_little_memory(tmp_path):
-    """850 MB of rows in a driver with 512 MB, while another caller's job runs."""
+    """420 MB of rows in a driver with 512 MB, while another caller's job runs."""
     small = ("--conf", "spark.driver.memory=512m", "--results", str(tmp_path / "results"))
     with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
         with batch(at, *small) as running:
             neighbour = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path), "tasks": 1}).encode())
             began(tmp_path, tasks=1)
             (java,) = javas(running.pid)
-            large = b"SELECT id, repeat('x', 200) AS x FROM range(0, 4000000, 1, 2)"
+            large = b"SELECT id, repeat('x', 200) AS x FROM range(0, 2000000, 1, 2)"
             described = json.loads(client.request("spark.sql", large)[-2])
-            assert (described["rows"], len(list(Path(described["path"]).iterdir()))) == (4_000_000, 2)
+            assert (described["rows"], len(list(Path(described["path"]).iterdir()))) == (2_000_000, 2)
             (tmp_path / "go").touch()
             assert json.loads(neighbour.result()[-1]) == 1
             assert javas(running.pid) == [java]

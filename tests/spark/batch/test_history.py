@@ -36,8 +36,18 @@ def test_records_survive_the_driver(opened):
     first.end("b", "failed", code=500, error="ValueError: no", traceback="Traceback …")
     first.close()
     newest, oldest = opened("other").rows(SHOP)
-    assert (newest["job"], newest["state"], newest["error"], newest["what"]) == ("b", "failed", "ValueError: no", "gated()")
-    assert (oldest["rows"], oldest["path"], oldest["driver"], oldest["ui"]) == (3, "/results/a", "batch", "http://spark")
+    assert (newest["job"], newest["state"], newest["error"], newest["what"]) == (
+        "b",
+        "failed",
+        "ValueError: no",
+        "gated()",
+    )
+    assert (oldest["rows"], oldest["path"], oldest["driver"], oldest["ui"]) == (
+        3,
+        "/results/a",
+        "batch",
+        "http://spark",
+    )
     assert oldest["started"] <= oldest["ended"]
 
 

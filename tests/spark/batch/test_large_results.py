@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
+import batch_jobs
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -77,19 +78,19 @@ def test_a_result_is_computed_once_and_only_accepted_tasks_count(spark, results,
 
 
 def test_small_and_large_partitions_are_put_together_in_order(spark, results):
-    table = spark.sql("SELECT id FROM range(0, 100000, 1, 1) UNION ALL SELECT id FROM range(3)")
+    table = spark.sql("SELECT id FROM range(0, 100000, 1, 3) UNION ALL SELECT id FROM range(0, 3, 1, 2)")
     described, _ = collected(results, table)
     files = sorted(Path(described["path"]).iterdir())
-    assert len(files) == 2
+    assert len(files) == 5
     assert pa.concat_tables(map(pq.read_table, files))["id"].to_pylist() == [*range(100_000), *range(3)]
 
 
 def test_a_result_in_files_that_is_small_after_all_is_sent(spark, tmp_path):
-    # The shares fall with the number of the partition, so the last ones write files.
+    # The shares fall with the number of the partition, so the last one writes a file.
     results = Results(str(tmp_path / "results"), 100_000)
-    table = spark.range(0, 6000, 1, 2).repartition(200).withColumnRenamed("id", "n").repartitionByRange(60, "n")
+    table = spark.sql("SELECT id FROM range(0, 59, 1, 59) UNION ALL SELECT id FROM range(59, 3059, 1, 1)")
     described, data = collected(results, table)
-    assert [row["n"] for row in json.loads(data)] == list(range(6000))
+    assert [row["id"] for row in json.loads(data)] == list(range(3059))
     assert (described["path"], list(tmp_path.glob("results/*"))) == (None, [])
 
 
@@ -103,8 +104,9 @@ def test_the_driver_gets_little_from_any_number_of_partitions():
 
 @pytest.mark.parametrize("format_", ["json", "arrow"])
 def test_values_are_the_same_however_they_are_collected(spark, results, format_):
-    sql = """SELECT timestamp'2026-01-01 00:00:00Z' AS t, timestamp_ntz'2026-01-01 00:00:00' AS n, date'2026-01-02' AS d,
-        1.50BD AS c, x'00ff' AS b, map(1, 'x') AS m, double('nan') AS f, named_struct('a', array(1, NULL)) AS s,
+    sql = """SELECT timestamp'2026-01-01T00:00:00Z' AS t, timestamp_ntz'2026-01-01 00:00:00' AS n,
+        date'2026-01-02' AS d, 1.50BD AS c, x'00ff' AS b, map(1, 'x') AS m,
+        double('nan') AS f, named_struct('a', array(1, NULL)) AS s,
         CAST(NULL AS string) AS z, true AS y"""
     _, small = collected(results, spark.sql(sql), format_)
     _, large = collected(results, spark.sql(sql + " FROM explode(array(1))"), format_)  # Spark does not know its size
@@ -121,10 +123,10 @@ def test_values_are_the_same_however_they_are_collected(spark, results, format_)
 
 
 def test_files_have_sparks_types(spark, results):
-    table = spark.sql(f"SELECT *, INTERVAL 1 DAY AS i, timestamp'2026-01-01' AS t FROM ({LARGE})")  # noqa: S608
+    table = spark.sql(f"SELECT *, INTERVAL 1 DAY AS i, timestamp'2026-01-01' AS w FROM ({LARGE})")
     described, _ = collected(results, table)
     read = spark.read.parquet(described["path"])
-    assert (read.schema.simpleString(), read.first()) == (table.schema.simpleString(), table.first())
+    assert (read.schema.simpleString(), read.orderBy("id").first()) == (table.schema.simpleString(), table.first())
 
 
 def test_columns_with_the_same_name_cannot_be_written(spark, results, tmp_path):
@@ -160,8 +162,6 @@ def test_a_url_that_only_spark_can_write(spark, tmp_path):
 
 @contextmanager
 def running(spark, endpoint, folder, **options):
-    import batch_jobs
-
     jobs = {name: getattr(batch_jobs, name) for name in ("gated", "value")}
     history = History(folder / "history.db", "batch")
     pool = SessionPool(lambda: spark, 2)
@@ -233,7 +233,7 @@ def test_a_request_gets_a_bounded_part(client, monkeypatch):
         assert max(sizes) < 40_000
         got += [part[0] for part in parts]
         position, answers = json.loads(answer[0])["next"], answers + 1
-    assert answers > 5
+    assert answers > 3
     assert pa.ipc.open_stream(io.BytesIO(b"".join(got))).read_all().num_rows == 40_000
 
 
