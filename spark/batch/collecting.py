@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MOST_PASSED_BYTES: Final = 4 << 20
 """How many bytes one partition may pass to the driver."""
+_TOO_MUCH: Final = "spark.driver.maxResultSize"
+"""The setting that Spark's error names when more than that is passed to the driver."""
 FEW_ROWS: Final = 1000
 FEW_BYTES: Final = 256 << 10
 _STAGING: Final = "_temporary"
@@ -39,16 +41,25 @@ def collect(table: "DataFrame", inline: int, path: str | None) -> Collected:
 
     Raises what Spark raises.
     """
-    if _returns_little(table):
-        found = table.toArrow()
-        return Collected(found.num_rows, found.nbytes, found)
+    try:
+        if _returns_little(table):
+            found = table.toArrow()
+            return Collected(found.num_rows, found.nbytes, found)
+        return _collect(table, inline, path, min(inline, MOST_PASSED_BYTES))
+    except Exception as error:
+        if _TOO_MUCH not in str(error):
+            raise
+    return _collect(table, inline, path, 0)  # Spark has aborted the job: a limit is lower, or there are many partitions
+
+
+def _collect(table: "DataFrame", inline: int, path: str | None, most: int) -> Collected:
     if path is None:
-        return _Collector(table, inline, None).collect()
+        return _Collector(table, inline, None, most).collect()
     local = local_path(path)
     if local is None:
-        return _collect_to_url(table, inline, path)
+        return _collect_to_url(table, inline, path, most)
     try:
-        return _Collector(table, inline, Path(local)).collect()
+        return _Collector(table, inline, Path(local), most).collect()
     except BaseException:
         shutil.rmtree(local, ignore_errors=True)
         raise
@@ -87,13 +98,13 @@ def _metadata(table: "DataFrame") -> dict[bytes, bytes]:
     return {_ROW_METADATA: table.schema.json().encode()}
 
 
-def _collect_to_url(table: "DataFrame", inline: int, path: str) -> Collected:
+def _collect_to_url(table: "DataFrame", inline: int, path: str, most: int) -> Collected:
     """Collect, or let Spark write to a URL: only Spark has the settings and libraries for that."""
     from pyspark import StorageLevel  # noqa: PLC0415
 
     table = table.persist(StorageLevel.DISK_ONLY)
     try:
-        found = _Collector(table, inline, None, complete=True).collect()
+        found = _Collector(table, inline, None, most, complete=True).collect()
         if found.table is not None:
             return found
         table.write.parquet(path)
@@ -105,10 +116,13 @@ def _collect_to_url(table: "DataFrame", inline: int, path: str) -> Collected:
 class _Collector:
     """Runs the query in one Spark job and puts together what its tasks return."""
 
-    def __init__(self, table: "DataFrame", inline: int, folder: Path | None, *, complete: bool = False) -> None:
+    def __init__(
+        self, table: "DataFrame", inline: int, folder: Path | None, most: int, *, complete: bool = False
+    ) -> None:
         self._table = table
         self._inline = inline
         self._folder = folder
+        self._most = most
         self._complete = complete
         self._schema = _arrow_schema(table)
 
@@ -117,10 +131,9 @@ class _Collector:
         from pyspark import cloudpickle  # noqa: PLC0415
 
         staging = None if self._folder is None else str(self._folder / _STAGING)
-        most = min(self._inline, MOST_PASSED_BYTES)
         cloudpickle.register_pickle_by_value(tasks)  # type: ignore[no-untyped-call]  # executors may not have zmdp
         run = tasks.returning(
-            self._schema.serialize().to_pybytes(), most, staging, _metadata(self._table), complete=self._complete
+            self._schema.serialize().to_pybytes(), self._most, staging, _metadata(self._table), complete=self._complete
         )
         # Names may be repeated in a result, but not here.
         numbered = self._table.toDF(*(f"c{number}" for number in range(len(self._table.columns))))

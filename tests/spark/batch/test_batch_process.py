@@ -106,10 +106,10 @@ def gone(pids):
 def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
     with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
         with batch(at, "--name", "one", "--conf", "spark.driver.maxResultSize=100k", "--results", str(tmp_path)) as one:
-            # more than the driver takes: Spark says so, and it is written where it is made
+            # more than Spark passes to the driver: it is written where it is made, and can still be sent
             reply = client.request("spark.sql", b"SELECT id, uuid() AS u FROM range(0, 20000, 1, 4)")
             assert json.loads(reply[-2])["rows"] == 20_000
-            assert Path(json.loads(reply[-2])["path"]).parent == tmp_path
+            assert len(json.loads(reply[-1])) == 20_000
 
             future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
             workers = began(tmp_path)
