@@ -12,6 +12,8 @@ MODULES: Final = {
     "fleet": "fleet.commands",
     "submit": "batch.client_commands",
     "status": "batch.client_commands",
+    "fetch": "batch.client_results",
+    "logs": "batch.client_results",
     "cancel": "batch.client_commands",
     "reload": "batch.client_commands",
     "drain": "batch.client_commands",
@@ -45,8 +47,8 @@ def cli(context: click.Context) -> None:
     mdp-spark fleet yourmodule:handler --service NAME --max 4    serve NAME with executors
     mdp-spark status                            show the batches and fleets at the broker
 
-    Needs `pip install 'zmdp[spark]'` and Java 17 or newer. The client commands (submit, status, cancel, reload, drain)
-    need neither.
+    Needs `pip install 'zmdp[spark]'` and Java 17 or newer. The client commands (submit, status, fetch, logs, cancel,
+    reload, drain) need neither.
 
     \b
     Exit codes:

@@ -149,12 +149,19 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
 
 
 def silence_py4j() -> None:
-    """Hide py4j's messages about lost connections; the errors that they lead to are raised.
+    """Hide messages of py4j and PySpark about lost connections; the errors that they lead to are raised.
 
     Filters handlers rather than a logger, because py4j also logs to the root logger.
     """
     for handler in logging.getLogger().handlers:
         handler.addFilter(lambda record: "py4j" not in record.pathname)
+    with suppress(ImportError):
+        from pyspark import accumulators  # noqa: PLC0415 - optional dependency
+
+        for name in ("AccumulatorTCPServer", "AccumulatorUnixServer"):  # print a traceback when the JVM has gone
+            server = getattr(accumulators, name, None)
+            if server is not None:
+                server.handle_error = lambda *arguments: None
 
 
 @contextmanager

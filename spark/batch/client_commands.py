@@ -24,6 +24,7 @@ from ...titanic.client import Ticket, Titanic
 from ...titanic.submission import parse_uuid
 from .. import control
 from ..parameters import BROKER, PREFIX, pairs
+from .client_results import show_history
 from .jobs import FORMATS
 
 STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
@@ -260,6 +261,7 @@ def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
         if not as_json:
             what = f"{described['rows']} rows" if "rows" in described else "a value"
             click.echo(f"the result ({what}) is too large to send; it is at this path as {format_}", err=True)
+            click.echo(f"to fetch it: mdp-spark fetch {described.get('job')} --output FILE", err=True)
         return 0
     if output is not None:
         output.write_bytes(data)
@@ -302,6 +304,7 @@ def _cell(value: Any) -> str:
 
 @click.command()
 @click.argument("uuid", required=False)
+@click.option("--history", is_flag=True, help="Show the latest jobs, also those that have ended.")
 @click.option("--wait", is_flag=True, help="With a UUID: wait for the result and show progress.")
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="With a UUID: write the data to this file."
@@ -313,6 +316,7 @@ def _cell(value: Any) -> str:
 def status(
     *,
     uuid: str | None,
+    history: bool,
     wait: bool,
     output: Path | None,
     broker: Sequence[str],
@@ -338,6 +342,9 @@ def status(
             return _print(reply, output, as_json=as_json)
         if wait or output is not None:
             raise click.UsageError("--wait and --output require a UUID")
+        if history:
+            show_history(client, as_json=as_json)
+            return 0
         found = [_status_of(client, driver) for driver in control.drivers(client)]
     if as_json:
         bodies.print_json(found)

@@ -41,6 +41,7 @@ from ..session import (
 )
 from .catalogue import Catalogue, read
 from .check import checks
+from .history import History
 from .jobs import load_jobs
 from .results import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, Results
 from .service import Batch
@@ -94,6 +95,14 @@ log = logging.getLogger("zmdp.spark")
     help=with_default("How long to keep results in a local --results folder.", "7d"),
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="Open each table, catalog and job, print a line for each, and exit.")
+@click.option(
+    "--history", type=click.Path(dir_okay=False, path_type=Path), default="spark-history.db", metavar="FILE",
+    help=with_default("SQLite file on this machine with a record of each job; several batches can share it.",
+                      "spark-history.db"),
+)  # fmt: skip
+@click.option(
+    "--keep-history", type=DURATION, default="30d", help=with_default("How long to keep records of jobs.", "30d")
+)
 @heartbeat_options()
 @PREFIX
 @log_level_option
@@ -113,6 +122,8 @@ def batch(
     results: str | None,
     keep_results: float,
     check: bool,
+    history: Path,
+    keep_history: float,
     heartbeat: float,
     liveness: int,
     prefix: str,
@@ -158,10 +169,11 @@ def batch(
     stopper = _Stopper()
     _open_first_session(pool, patient=connect is not None or is_remote(master))
     kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
+    records = History(history, name)
     driver = Batch(
         pool, broker=broker, name=name, catalogue=catalogue, jobs=known, results=kept, concurrency=concurrency,
         prefix=prefix, master=connect or str(master), heartbeat=heartbeat, liveness=liveness,
-        keys=keys, load=None if config is None else partial(_load, config, targets),
+        keys=keys, history=records, load=None if config is None else partial(_load, config, targets),
     )  # fmt: skip
     try:
         with driver:
@@ -172,9 +184,15 @@ def batch(
                     log.warning("no broker at %s yet: %s; retrying until there is one", each, reason)
             services = " and ".join(driver.services)
             log.info("serving %s as %s at %s; Ctrl-C stops it", services, name, " or ".join(broker))
-            _serve(driver, stopper, lambda: kept.delete_old(keep_results))
+
+            def sweep() -> None:
+                kept.delete_old(keep_results)
+                records.prune(keep_history)
+
+            _serve(driver, stopper, sweep)
     finally:
         pool.close()
+        records.close()
     return 0
 
 

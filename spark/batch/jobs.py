@@ -66,6 +66,11 @@ class Query:
         """Return the query on one line."""
         return printable(self.sql)[:200]
 
+    @property
+    def text(self) -> str:
+        """Return the whole query."""
+        return self.sql
+
 
 @dataclass(frozen=True, slots=True)
 class JobCall:
@@ -79,9 +84,12 @@ class JobCall:
     @property
     def title(self) -> str:
         """Return the call on one line."""
-        return printable(f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})")[
-            :200
-        ]
+        return printable(self.text)[:200]
+
+    @property
+    def text(self) -> str:
+        """Return the whole call."""
+        return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,6 +154,11 @@ def _object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -
     if names is not None and (unknown := sorted(set(found) - names)):
         raise unprocessable(f"unknown key {unknown[0][:50]!r} in {what}; expected {', '.join(sorted(names))}")
     return found
+
+
+def parse_settings(frames: Sequence[bytes], names: set[str]) -> dict[str, Any]:
+    """Parse settings, an optional frame with a JSON object.  Raises `ServiceError` 422."""
+    return _object(frames, "the settings", names)
 
 
 def _format(settings: Mapping[str, Any]) -> str:

@@ -93,3 +93,16 @@ class ConnectProgress:
     def now(self) -> Progress:
         """Return the sum over the operations since `begin`."""
         return sum(list(self._operations.values()), Progress())
+
+
+def spark_ui(job: str | None = None) -> str | None:
+    """Return the URL of Spark's web page, or of its page about the latest Spark job of `job`; None if there is none."""
+    with suppress(Exception):  # Spark is lost, or not a classic driver
+        from pyspark import SparkContext  # noqa: PLC0415
+
+        context = SparkContext._active_spark_context
+        url = None if context is None else context.uiWebUrl
+        if context is not None and url is not None:
+            started = () if job is None else context.statusTracker().getJobIdsForGroup(job)
+            return f"{url}/jobs/job/?id={max(started)}" if started else url
+    return None

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
+from .collecting import collect, write
 from .jobs import unprocessable
+from .tasks import stream
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_TOO_MUCH: Final = "spark.driver.maxResultSize"
-"""The setting that Spark's error names when a result exceeds its limit."""
 DEFAULT_INLINE_BYTES: Final = 4 << 20
 MAX_INLINE_BYTES: Final = 32 << 20
 """A message can be larger, but results of this size are better read from files."""
@@ -72,38 +72,36 @@ class Results:
 
     def _table(self, table: "DataFrame", job: str, format: str) -> list[bytes]:  # noqa: A002
         columns = [{"name": each.name, "type": each.dataType.simpleString()} for each in table.schema.fields]
+        repeated = len({each["name"].lower() for each in columns}) < len(columns)
         if format == "json" and len({each["name"] for each in columns}) < len(columns):
             raise unprocessable(
                 "two columns have the same name, which a JSON object cannot represent; rename one with AS"
             )
         description: dict[str, Any] = {"job": job, "format": format, "rows": 0, "columns": columns, "path": None}
-        # Collect without checking the size first, which would run the query twice: Spark aborts the job if the result
-        # exceeds spark.driver.maxResultSize.
-        try:
-            found = table.toArrow()
-        except Exception as error:
-            if _TOO_MUCH not in str(error):
-                raise
-            path = f"{self._folder()}/{job}"
-            table.write.parquet(path)
-            rows = table.sparkSession.read.parquet(path).count()
-            return [_json({**description, "format": "parquet", "rows": rows, "path": path}), b""]
-        description["rows"] = found.num_rows
-        if found.nbytes <= 4 * self.inline:
+        path = None if self.folder is None or repeated else f"{self._folder()}/{job}"
+        collected = collect(table, self.inline, path)
+        description["rows"] = collected.rows
+        found = collected.table
+        if found is not None and found.nbytes <= 4 * self.inline:
             data = arrow_stream(found) if format == "arrow" else json_rows(found)
             if len(data) <= self.inline:
                 return [_json(description), data]
-        path = f"{self._folder(found.nbytes)}/{job}"
-        table.sparkSession.createDataFrame(found, schema=table.schema).write.parquet(path)
+        if collected.path is None:
+            if repeated and self.folder is not None:
+                raise unprocessable(
+                    "two columns have the same name, which Parquet cannot represent; rename one with AS"
+                )
+            path = f"{self._folder(collected.bytes)}/{job}"
+            if found is not None:
+                write(found, path, table)
         return [_json({**description, "format": "parquet", "path": path}), b""]
 
-    def _folder(self, size: int | None = None) -> str:
+    def _folder(self, size: int = 0) -> str:
         if self.folder is None:
-            size_text = "too large for the driver" if size is None else f"{size} bytes"
             raise ServiceError(
                 Code.TOO_LARGE,
-                f"the result is {size_text}; at most {self.inline} bytes can be sent. Select less, or start the batch "
-                "with --results FOLDER to have larger results written there",
+                f"the result has {size} bytes or more; at most {self.inline} bytes can be sent. Select less, or start "
+                "the batch with --results FOLDER to have larger results written there",
             )
         return self.folder.rstrip("/")
 
@@ -137,13 +135,7 @@ def _json(value: object) -> bytes:
 
 def arrow_stream(table: Any) -> bytes:
     """Return an Arrow table in the IPC stream format."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.ipc  # noqa: PLC0415
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
+    return stream([table], table.schema)
 
 
 def json_rows(table: Any) -> bytes:
@@ -151,8 +143,16 @@ def json_rows(table: Any) -> bytes:
 
     Dates and times become ISO 8601, decimals, NaN and infinities strings, binary values base64, maps objects.
     """
-    rows = [plain(row) for row in table.to_pylist(maps_as_pydicts="lossy")]
-    return json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    return json_text(table.to_pylist(maps_as_pydicts="lossy"))
+
+
+def json_text(value: Any) -> bytes:
+    """Return Python values of an Arrow table, or a row, as JSON."""
+    try:
+        text = _ENCODER.encode(value)
+    except (ValueError, TypeError):  # NaN, or a map whose keys are not strings
+        text = _ENCODER.encode(plain(value))
+    return text.encode(errors="replace")
 
 
 def plain(value: Any) -> Any:
@@ -168,3 +168,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if isinstance(value, date | time_of_day) else str(value)
+
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
+"""Converts in C what JSON can represent, and the rest with `plain`."""

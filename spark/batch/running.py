@@ -13,7 +13,7 @@ from typing import Any, Final
 from ...mdp.codes import Code
 from ...mdp.errors import RequestCancelled, ServiceError
 from .jobs import JobCall, Query
-from .progress import Progress
+from .progress import Progress, spark_ui
 from .results import JOB_LENGTH
 from .sessions import JobSession
 
@@ -34,9 +34,9 @@ class Caller:
     admin: bool = False
     """Whether the sender may manage what belongs to others."""
 
-    def may_manage(self, job: "Job") -> bool:
-        """Whether the caller owns the job or is an admin.  Anyone may manage a job without an owner."""
-        return not job.owner or self.admin or self.user == job.owner
+    def may_manage(self, owner: str) -> bool:
+        """Whether the caller is the owner of a job, or an admin.  Anyone may manage a job without an owner."""
+        return not owner or self.admin or self.user == owner
 
 
 class Job:
@@ -98,9 +98,10 @@ class Job:
         return {
             "job": self.id,
             "user": self.owner,
-            "what": self.spec.title if caller.may_manage(self) else None,
+            "what": self.spec.title if caller.may_manage(self.owner) else None,
             "seconds": round(time.monotonic() - self.started, 1),
             "cancelled": self.cancelled.is_set(),
+            "ui": spark_ui(self.id),
             **asdict(progress),
         }
 
@@ -140,7 +141,7 @@ class RunningJobs:
             job = self._jobs.get(job_id)
         if job is None:
             return False
-        if not caller.may_manage(job):
+        if not caller.may_manage(job.owner):
             raise ServiceError(
                 Code.NOT_ALLOWED,
                 f"job {job_id} belongs to {job.owner}; only {job.owner} or an admin can cancel it",

@@ -17,7 +17,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, Final, Self, TypeVar
 
@@ -25,12 +25,16 @@ from ... import __version__
 from ...mdp.codes import Code
 from ...mdp.errors import RequestCancelled, ServiceError, SettingError, ZmdpError
 from ...mdp.keys import ClientKeys
+from ...mdp.tracing import REQUEST_ID
 from ...workers import Request, Worker
 from ..control import Control
-from ..session import SparkError, reason
+from ..session import reason
 from .catalogue import Catalogue
+from .failures import detail, failure, gave_up, lost_error, python_traceback
+from .fetching import SERVICE_PREFIX, handle
+from .history import History
 from .jobs import ONLY_QUERIES, UNPROCESSABLE, JobCall, Query, parse_call, parse_query, unprocessable
-from .progress import Progress
+from .progress import Progress, spark_ui
 from .results import Results, plain
 from .running import POLL_SECONDS, Caller, Job, RunningJobs
 from .schemas import Schemas
@@ -46,12 +50,15 @@ KEEP_ALIVE_SECONDS: Final = 5.0
 CANCEL_GRACE_SECONDS: Final = 10.0
 """How long a cancelled job may take to stop before its worker thread takes another request."""
 
+MAX_LOSSES: Final = 3
+"""Times that Spark may be lost during a request, as Titanic repeats it, before the request fails."""
+
 ON_FILES: Final = "spark.sql.runSQLOnFiles"
 """Spark's setting for whether SQL may name files, as in csv.`/etc/passwd`: jobs may, callers' queries may not."""
-_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _LINE: Final = re.compile(r"\bline (\d+)")
 
 Spec = TypeVar("Spec", Query, JobCall)
+Found = TypeVar("Found")
 
 log = logging.getLogger("zmdp.spark")
 
@@ -73,6 +80,7 @@ class Batch:
         heartbeat: interval in seconds.
         liveness: silent heartbeat intervals after which the broker is considered dead.
         keys: the driver's keys, for brokers that require them.
+        history: where jobs are recorded; by default in memory.
     """
 
     def __init__(
@@ -91,6 +99,7 @@ class Batch:
         liveness: int = 5,
         keys: ClientKeys | None = None,
         load: Callable[[], tuple[Catalogue, Mapping[str, Callable[..., Any]]]] | None = None,
+        history: History | None = None,
     ) -> None:
         self.name = name
         self.draining = threading.Event()
@@ -103,6 +112,9 @@ class Batch:
         self._results = results
         self._master = master
         self._running = RunningJobs()
+        self._suspect = threading.Semaphore()
+        """Held by a request during which Spark was lost before: only one of them runs at a time."""
+        self._history = History(None, name) if history is None else history
         self._workers = [
             Worker(
                 f"{prefix}.{kind}",
@@ -115,7 +127,17 @@ class Batch:
             )
             for kind, handler in (("sql", self.sql), ("job", self.job))
         ]
-        operations = {"status": self._status, "cancel": self._cancel, "reload": self._reload, "drain": self._drain}
+        self._workers.append(
+            Worker(SERVICE_PREFIX + name, self.fetch, broker=broker, concurrency=2, heartbeat=heartbeat,
+                   liveness=liveness, key=keys)
+        )  # fmt: skip
+        operations = {
+            "status": self._status,
+            "cancel": self._cancel,
+            "reload": self._reload,
+            "drain": self._drain,
+            "history": self._show_history,
+        }
         self._control = Control(name, operations, broker=broker, keys=keys)
 
     @property
@@ -176,38 +198,49 @@ class Batch:
         spec = parse_call(request, self._jobs)
         return self._run(request, spec, self._with_tables(spec, self._run_job))
 
+    def fetch(self, request: Request) -> Iterator[bytes]:
+        """Handle a request for a large result."""
+        return handle(request, self._history)
+
     def _run(
         self, request: Request, spec: Query | JobCall, work: Callable[[Job], list[bytes]]
     ) -> Generator[bytes, None, list[bytes]]:
         """Yield the PARTIALs of a request and return the frames of its FINAL."""
-        session = yield from self._acquire_session(request)
-        job = Job(spec, request.user, session, work)
-        self._running.add(job)
-        log.info("job %s%s: %s", job.id, f" of {job.owner}" if job.owner else "", spec.title)
-        job.start()
-        try:
-            yield _event("started", job, driver=self.name)
-            yield from self._watch(request, job)
-        finally:
-            # Also runs when the caller has gone: the worker then closes this generator.
-            lost = self._end(job)
-            self._running.remove(job)
-        return self._outcome(job, lost=lost)
-
-    def _acquire_session(self, request: Request) -> Generator[bytes, None, JobSession]:
-        sent_at = float("-inf")
-        while not request.cancelled:
+        request_id = request.headers.get(REQUEST_ID, "")
+        losses, reported = self._history.losses(request_id, request.user, spec.text)
+        if losses >= MAX_LOSSES:
+            raise gave_up(losses, reported)
+        with ExitStack() as stack:
+            if losses:  # so that it costs others no second run, nor they it
+                yield from _wait(request, lambda: self._suspect.acquire(timeout=1.0) or None)
+                stack.callback(self._suspect.release)
+            session = yield from _wait(request, self._acquire_session)
+            job = Job(spec, request.user, session, work)
+            self._running.add(job)
+            kind = "sql" if isinstance(spec, Query) else "job"
+            self._history.begin(job.id, user=job.owner, service=kind, what=spec.text, request_id=request_id)
+            log.info("job %s%s: %s", job.id, f" of {job.owner}" if job.owner else "", spec.title)
+            job.start()
             try:
-                session = self._pool.acquire(1.0)
-            except ZmdpError as error:
-                log.error("%s", error)
-                raise ServiceError(Code.WORKER_LOST, str(error)) from None
-            if session is not None:
-                return session
-            if time.monotonic() - sent_at >= KEEP_ALIVE_SECONDS:
-                sent_at = time.monotonic()
-                yield json.dumps({"event": "waiting"}).encode()
-        raise RequestCancelled("cancelled before it started")
+                yield _event("started", job, driver=self.name)
+                yield from self._watch(request, job)
+            finally:
+                # Also runs when the caller has gone: the worker then closes this generator.
+                gone = self._end(job)
+                self._running.remove(job)
+                error = self._record(job, lost=gone)
+            if gone and request_id and losses + 1 >= MAX_LOSSES and error is not None:
+                raise gave_up(losses + 1, str(error))
+            if error is not None:
+                raise error
+            return job.outcome if isinstance(job.outcome, list) else []
+
+    def _acquire_session(self) -> JobSession | None:
+        try:
+            return self._pool.acquire(1.0)
+        except ZmdpError as error:
+            log.error("%s", error)
+            raise ServiceError(Code.WORKER_LOST, str(error)) from None
 
     def _watch(self, request: Request, job: Job) -> Iterator[bytes]:
         sent = Progress()
@@ -250,19 +283,28 @@ class Batch:
             job.cancel()
         self._pool.release(job.session)
 
-    def _outcome(self, job: Job, *, lost: bool) -> list[bytes]:
+    def _record(self, job: Job, *, lost: bool) -> RequestCancelled | ServiceError | None:
+        """Record how the job ended, in the log and the history.  Return the error for its caller, if any."""
+        seconds = time.monotonic() - job.started
+        ui = spark_ui(job.id)
         outcome = job.outcome
         if job.cancelled.is_set():
-            log.info("job %s: cancelled after %.1f s", job.id, time.monotonic() - job.started)
-            raise RequestCancelled(f"job {job.id} was cancelled")
+            log.info("job %s: cancelled after %.1f s", job.id, seconds)
+            self._history.end(job.id, "cancelled", ui=ui)
+            return RequestCancelled(f"job {job.id} was cancelled")
         if not isinstance(outcome, BaseException):
-            log.info("job %s: done after %.1f s", job.id, time.monotonic() - job.started)
-            return outcome
-        log.info("job %s: failed after %.1f s", job.id, time.monotonic() - job.started)
-        if lost:
-            text = f"Spark was lost during job {job.id} ({reason(outcome)}); send the request again"
-            raise ServiceError(Code.WORKER_LOST, text[:1000])
-        raise failure(outcome)
+            log.info("job %s: done after %.1f s", job.id, seconds)
+            described = json.loads(outcome[0])
+            result = {name: described.get(name) for name in ("format", "rows", "path")}
+            self._history.end(job.id, "done", ui=ui, **result)
+            return None
+        error = lost_error(job.id, outcome) if lost else failure(outcome)
+        trace = None if lost else python_traceback(outcome)
+        state = "lost" if lost else "failed"
+        at_fault = log.info if error.code == UNPROCESSABLE else log.error
+        at_fault("job %s: failed after %.1f s: %s%s", job.id, seconds, error.text, f"\n{trace}" if trace else "")
+        self._history.end(job.id, state, ui=ui, code=error.code, error=error.text, traceback=trace)
+        return error
 
     # ── in the job's thread ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -291,9 +333,7 @@ class Batch:
         except Exception as error:  # noqa: BLE001 - any other error is raised again below, with the caller's own text
             if any(kind.__name__ == "ParseException" for kind in type(error).__mro__):
                 text = _LINE.sub(lambda found: f"line {int(found.group(1)) - 1}", reason(error))
-                raise ServiceError(
-                    UNPROCESSABLE, f"not a valid query: {text}; {ONLY_QUERIES}", _detail(error)
-                ) from None
+                raise ServiceError(UNPROCESSABLE, f"not a valid query: {text}; {ONLY_QUERIES}", detail(error)) from None
         else:
             unsafe = job.session.find_unsafe(spec.sql, checked)
             if unsafe is not None:
@@ -330,6 +370,7 @@ class Batch:
             "tables": sorted(self._catalogue.tables),
             "catalogs": sorted(self._catalogue.catalogs),
             "jobs": sorted(self._jobs),
+            "ui": spark_ui(),
             **self._running.status(Caller(request.user, request.admin)),
         }
 
@@ -346,6 +387,17 @@ class Batch:
         catalogue = self._catalogue
         return {"tables": len(catalogue.tables), "catalogs": len(catalogue.catalogs), "jobs": len(self._jobs)}
 
+    def _show_history(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        caller = Caller(request.user, request.admin)
+        job, limit, before = (arguments.get(name) for name in ("job", "limit", "before"))
+        if job is not None:
+            found = self._history.find(str(job), caller)
+            return {"jobs": [] if found is None else [found]}
+        try:
+            return {"jobs": self._history.rows(caller, int(limit or 100), None if before is None else float(before))}
+        except (TypeError, ValueError):
+            raise unprocessable("limit and before must be numbers") from None
+
     def _drain(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         del arguments, request
         log.info("draining, as asked by mdp-spark drain; running jobs are finished first")
@@ -353,38 +405,18 @@ class Batch:
         return {"running": len(self._running)}
 
 
+def _wait(request: Request, attempt: Callable[[], Found | None]) -> Generator[bytes, None, Found]:
+    """Yield PARTIALs until `attempt`, which takes about a second, returns something; return that."""
+    sent_at = float("-inf")
+    while not request.cancelled:
+        found = attempt()
+        if found is not None:
+            return found
+        if time.monotonic() - sent_at >= KEEP_ALIVE_SECONDS:
+            sent_at = time.monotonic()
+            yield json.dumps({"event": "waiting"}).encode()
+    raise RequestCancelled("cancelled before it started")
+
+
 def _event(event: str, job: Job, **more: Any) -> bytes:
     return json.dumps({"event": event, "job": job.id, **more}, ensure_ascii=False, default=str).encode()
-
-
-# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def failure(error: BaseException) -> ServiceError:
-    """Return the error that the caller receives for an exception of a job.
-
-    The code is 422 if the request was at fault, otherwise 500.  The detail is a JSON object with Spark's `condition`,
-    `sqlstate` and `message`.
-    """
-    if isinstance(error, ServiceError):
-        return error
-    if isinstance(error, ZmdpError | SparkError):
-        return ServiceError(Code.FAILED, str(error)[:1000])
-    if hasattr(error, "java_exception") and not hasattr(error, "getCondition"):  # raised by py4j, for an RDD
-        log.error("a job failed: %s", reason(error))
-        return ServiceError(Code.FAILED, reason(error), _detail(error))
-    if not hasattr(error, "getCondition"):
-        log.error("a job failed", exc_info=error)
-        return ServiceError(Code.FAILED, f"{type(error).__name__}: {reason(error)}"[:1000])
-    classes = {each.__name__ for each in type(error).__mro__}
-    caller_error = {"AnalysisException", "ParseException", "IllegalArgumentException"} & classes
-    return ServiceError(UNPROCESSABLE if caller_error else Code.FAILED, reason(error), _detail(error))
-
-
-def _detail(error: Any) -> bytes:
-    text = reason(error)
-    condition = _CONDITION.search(text)
-    found = {"condition": condition and condition.group(1), "sqlstate": None, "message": text}
-    with suppress(Exception):  # py4j's errors have neither, and PySpark's ask the session, which may be gone
-        found |= {"condition": error.getCondition(), "sqlstate": error.getSqlState()}
-    return json.dumps(found, ensure_ascii=False).encode()

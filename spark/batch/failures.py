@@ -1,0 +1,102 @@
+"""What the caller, the log and the history get when a job fails."""
+
+import json
+import re
+import traceback
+from contextlib import suppress
+from typing import Any, Final
+
+from ...mdp.codes import Code
+from ...mdp.errors import ServiceError, ZmdpError
+from ..session import SparkError, reason
+from .jobs import UNPROCESSABLE
+
+OUT_OF_MEMORY_STATUS: Final = 52
+"""The exit status of a Spark JVM that ran out of memory."""
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
+_PYTHON_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*\S.*")
+
+
+def failure(error: BaseException) -> ServiceError:
+    """Return the error that the caller receives for an exception of a job.
+
+    The code is 422 if the request was at fault, otherwise 500.  The detail is a JSON object with Spark's `condition`,
+    `sqlstate` and `message`.
+    """
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, ZmdpError | SparkError):
+        return ServiceError(Code.FAILED, str(error)[:1000])
+    if hasattr(error, "java_exception") and not hasattr(error, "getCondition"):  # raised by py4j, for an RDD
+        return ServiceError(Code.FAILED, reason(error), detail(error))
+    if not hasattr(error, "getCondition"):
+        return ServiceError(Code.FAILED, f"{type(error).__name__}: {reason(error)}"[:1000])
+    classes = {each.__name__ for each in type(error).__mro__}
+    caller_error = {"AnalysisException", "ParseException", "IllegalArgumentException"} & classes
+    return ServiceError(UNPROCESSABLE if caller_error else Code.FAILED, reason(error), detail(error))
+
+
+def detail(error: Any) -> bytes:
+    """Return the detail of the ERROR for an exception of Spark."""
+    text = reason(error)
+    condition = _CONDITION.search(text)
+    found = {"condition": condition and condition.group(1), "sqlstate": None, "message": text}
+    with suppress(Exception):  # py4j's errors have neither, and PySpark's ask the session, which may be gone
+        found |= {"condition": error.getCondition(), "sqlstate": error.getSqlState()}
+    return json.dumps(found, ensure_ascii=False).encode()
+
+
+def python_traceback(error: BaseException) -> str | None:
+    """Return the traceback of the Python code that failed, on an executor or in the driver; None if there was none."""
+    if isinstance(error, ZmdpError):
+        return None
+    found = _PYTHON_TRACEBACK.findall(_text(error)) if _is_sparks(error) else []
+    if found:
+        return str(found[-1])
+    if _is_sparks(error):
+        return None  # Spark's own error; the traceback would show PySpark's code only
+    return "".join(traceback.format_exception(error)).rstrip()
+
+
+def lost_error(job: str, error: BaseException) -> ServiceError:
+    """Return the error for a job during which Spark was lost.
+
+    Its code is 502, as if the worker had died: Titanic counts such deaths, and gives up after some.
+    """
+    status = _exit_status()
+    advice = "; select less, or give the driver more memory with --conf spark.driver.memory=…"
+    if "OutOfMemoryError" in _text(error) or status == OUT_OF_MEMORY_STATUS:
+        why = f"it ran out of memory{advice}"
+    elif status is not None or not _is_sparks(error):
+        why = f"its driver ended{'' if status is None else f' (exit status {status})'}, probably out of memory{advice}"
+    else:
+        why = reason(error)
+    return ServiceError(Code.WORKER_LOST, f"Spark was lost during job {job}: {why}"[:1000])
+
+
+def gave_up(losses: int, reported: str) -> ServiceError:
+    """Return the error for a request during which Spark was lost too often; unlike 502, it is not retried."""
+    text = f"given up after Spark was lost {losses} times during this request; the last time: {reported}"
+    return ServiceError(Code.FAILED, text[:1000])
+
+
+def _is_sparks(error: BaseException) -> bool:
+    """Whether Spark has reported the error, rather than Python code in the driver or py4j."""
+    return hasattr(error, "java_exception") or hasattr(error, "getCondition")
+
+
+def _text(error: BaseException) -> str:
+    with suppress(Exception):  # py4j asks the JVM, which may be gone
+        return str(error)
+    return type(error).__name__
+
+
+def _exit_status() -> int | None:
+    """Return the exit status of the driver's JVM, or None if it runs, or is another machine's."""
+    with suppress(Exception):
+        from pyspark import SparkContext  # noqa: PLC0415
+
+        process: Any = getattr(SparkContext._gateway, "proc", None)
+        status: int | None = process.wait(1.0)
+        return status
+    return None

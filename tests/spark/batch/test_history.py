@@ -1,0 +1,119 @@
+"""The records of jobs, without Spark."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from zmdp.mdp.errors import SettingError
+from zmdp.spark.batch import history as histories
+from zmdp.spark.batch.history import History
+from zmdp.spark.batch.running import Caller
+
+SHOP, OTHER, ADMIN, NOBODY = Caller("shop"), Caller("web"), Caller("ops", admin=True), Caller()
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """`opened(driver)` opens the same file."""
+    made = []
+
+    def open_(driver="batch"):
+        made.append(History(tmp_path / "folder" / "history.db", driver))
+        return made[-1]
+
+    yield open_
+    for each in made:
+        each.close()
+
+
+def test_records_survive_the_driver(opened):
+    first = opened()
+    first.begin("a", user="shop", service="sql", what="SELECT 1")
+    first.end("a", "done", format="parquet", rows=3, path="/results/a", ui="http://spark")
+    first.begin("b", user="shop", service="job", what="gated()")
+    first.end("b", "failed", code=500, error="ValueError: no", traceback="Traceback …")
+    first.close()
+    newest, oldest = opened("other").rows(SHOP)
+    assert (newest["job"], newest["state"], newest["error"], newest["what"]) == (
+        "b",
+        "failed",
+        "ValueError: no",
+        "gated()",
+    )
+    assert (oldest["rows"], oldest["path"], oldest["driver"], oldest["ui"]) == (
+        3,
+        "/results/a",
+        "batch",
+        "http://spark",
+    )
+    assert oldest["started"] <= oldest["ended"]
+
+
+@pytest.mark.parametrize(("caller", "allowed"), [(SHOP, True), (ADMIN, True), (OTHER, False), (NOBODY, False)])
+def test_only_its_owner_and_admins_see_what_a_job_ran(opened, caller, allowed):
+    records = opened()
+    records.begin("a", user="shop", service="sql", what="SELECT secret")
+    records.end("a", "failed", code=500, error="secret", traceback="secret", path="secret")
+    for found in (records.find("a", caller), *records.rows(caller)):
+        assert (found["job"], found["user"], found["state"]) == ("a", "shop", "failed")
+        assert ("secret" in str(found)) == allowed
+    assert records.find("b", caller) is None
+
+
+def test_jobs_of_drivers_that_are_gone_are_lost(opened):
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    records = opened()
+    for job, driver, pid in (("a", "batch", 1), ("b", "dead", ended.pid), ("c", "alive", os.getppid())):
+        records.begin(job, user="", service="sql", what="SELECT 1")
+        change = histories.sa.update(histories._JOBS).where(histories._JOBS.c.job == job).values(driver=driver, pid=pid)
+        with records._engine.begin() as connection:
+            connection.execute(change)
+    found = {row["job"]: (row["state"], row["code"]) for row in opened("batch").rows(NOBODY)}
+    assert found == {"a": ("lost", 502), "b": ("lost", 502), "c": ("running", None)}
+
+
+def test_records_are_bounded(opened, monkeypatch):
+    monkeypatch.setattr(histories, "MAX_RECORDS", 5)
+    monkeypatch.setattr(histories, "_PRUNE_EVERY", 10)
+    records = opened()
+    for number in range(20):
+        records.begin(str(number), user="", service="sql", what="x" * 20_000)
+        records.end(str(number), "done", traceback="y" * 200_000 + "z")
+    found = records.rows(NOBODY)
+    assert [row["job"] for row in found] == ["19", "18", "17", "16", "15"][: len(found)]
+    assert len(found) <= 6
+    last = records.find("19", NOBODY)
+    assert (len(last["what"]), len(last["traceback"]), last["traceback"][-1]) == (10_000, 100_000, "z")
+    records.prune(older_than=3600)
+    assert len(records.rows(NOBODY)) == 5
+    records.prune(older_than=-1)
+    assert records.rows(NOBODY) == []
+
+
+def test_pages(opened):
+    records = opened()
+    for number in range(5):
+        records.begin(str(number), user="", service="sql", what="")
+    newest = records.rows(NOBODY, limit=2)
+    assert [row["job"] for row in newest] == ["4", "3"]
+    assert [row["job"] for row in records.rows(NOBODY, 2, before=newest[-1]["started"])] == ["2", "1"]
+
+
+def test_losses_are_counted_by_request(opened):
+    records = opened()
+    for job, request_id, state in (("a", "r", "lost"), ("b", "r", "lost"), ("c", "r", "failed"), ("d", "", "lost")):
+        records.begin(job, user="shop", service="sql", what="SELECT 1", request_id=request_id)
+        records.end(job, state, error=f"error of {job}")
+    assert records.losses("r", "shop", "SELECT 1") == (2, "error of b")
+    for other in (("r", "web", "SELECT 1"), ("r", "shop", "SELECT 2"), ("", "shop", "SELECT 1")):
+        assert records.losses(*other) == (0, "")
+
+
+def test_a_file_that_cannot_be_opened(tmp_path):
+    (tmp_path / "file").write_text("not a database, whatever it is; and longer than a header of one " * 10)
+    for path in (tmp_path / "file", tmp_path / "file" / "history.db"):
+        with pytest.raises(SettingError, match="--history"):
+            History(path, "batch")

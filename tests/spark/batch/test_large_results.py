@@ -1,0 +1,314 @@
+"""Results that are too large to send: how they are collected, and fetched."""
+
+import io
+import json
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import batch_jobs
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+from support.access import Folder
+from support.processes import eventually, run
+from support.titanics import BEATS, LIMITS
+
+from zmdp.clients import Client, ServiceError
+from zmdp.spark.batch import fetching, tasks
+from zmdp.spark.batch.catalogue import Catalogue
+from zmdp.spark.batch.history import History
+from zmdp.spark.batch.results import Results
+from zmdp.spark.batch.service import Batch
+from zmdp.spark.batch.sessions import SessionPool
+
+TIMEOUT_SECONDS = 60
+INLINE_BYTES = 10_000
+JOB = "0123456789abcdef"
+LARGE = "SELECT id, concat('text ', id) AS t FROM range(0, 40000, 1, 4)"
+
+
+@pytest.fixture
+def results(tmp_path):
+    return Results(str(tmp_path / "results"), INLINE_BYTES)
+
+
+def collected(results, table, format="json"):  # noqa: A002
+    described, data = results.frames(table, JOB, format)
+    return json.loads(described), data
+
+
+# ── collecting ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def touching(folder, fail=False):
+    """Return a function for `mapInArrow` that leaves a file for each time that a partition is computed."""
+
+    def run(batches):
+        import time
+
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        (Path(folder) / f"{context.partitionId()}-{context.attemptNumber()}-{time.time_ns()}").touch()
+        yield from batches
+        if fail and context.attemptNumber() == 0:
+            raise ValueError("the first attempt fails at its end")
+
+    return run
+
+
+@pytest.mark.parametrize("fail", [False, True])
+@pytest.mark.parametrize("rows", [400, 40_000])
+def test_a_result_is_computed_once_and_only_accepted_tasks_count(spark, results, tmp_path, rows, fail):
+    (tmp_path / "ran").mkdir()
+    table = spark.range(0, rows, 1, 4).mapInArrow(touching(tmp_path / "ran", fail), "id bigint")
+    described, data = collected(results, table)
+    assert described["rows"] == rows
+    assert len(list((tmp_path / "ran").iterdir())) == (8 if fail else 4)
+    if described["path"] is None:
+        assert sorted(row["id"] for row in json.loads(data)) == list(range(rows))
+        assert not any((tmp_path / "results").glob("*"))
+    else:
+        assert sorted(each.name for each in Path(described["path"]).iterdir()) == [
+            f"part-{number:05}.parquet" for number in range(4)
+        ]
+        assert spark.read.parquet(described["path"]).selectExpr("sum(id)").first()[0] == rows * (rows - 1) // 2
+
+
+def test_small_and_large_partitions_are_put_together_in_order(spark, results):
+    table = spark.sql("SELECT id FROM range(0, 100000, 1, 3) UNION ALL SELECT id FROM range(0, 3, 1, 2)")
+    described, _ = collected(results, table)
+    files = sorted(Path(described["path"]).iterdir())
+    assert len(files) == 5
+    assert pa.concat_tables(map(pq.read_table, files))["id"].to_pylist() == [*range(100_000), *range(3)]
+
+
+def test_a_result_in_files_that_is_small_after_all_is_sent(spark, tmp_path):
+    # The shares fall with the number of the partition, so the last one writes a file.
+    results = Results(str(tmp_path / "results"), 100_000)
+    table = spark.sql("SELECT id FROM range(0, 59, 1, 59) UNION ALL SELECT id FROM range(59, 3059, 1, 1)")
+    described, data = collected(results, table)
+    assert [row["id"] for row in json.loads(data)] == list(range(3059))
+    assert (described["path"], list(tmp_path.glob("results/*"))) == (None, [])
+
+
+def test_the_driver_gets_little_from_any_number_of_partitions():
+    most = 4 << 20
+    for parts in (1, 100, 10_000):
+        total = sum(tasks.passed_bytes(part, most) for part in range(parts))
+        assert total <= 14 * most + parts * tasks.MIN_PASSED_BYTES
+    assert tasks.passed_bytes(0, 10) == tasks.passed_bytes(10_000, 10) == 10
+
+
+@pytest.mark.parametrize("format_", ["json", "arrow"])
+def test_values_are_the_same_however_they_are_collected(spark, results, format_):
+    sql = """SELECT timestamp'2026-01-01T00:00:00Z' AS t, timestamp_ntz'2026-01-01 00:00:00' AS n,
+        date'2026-01-02' AS d, 1.50BD AS c, x'00ff' AS b, map(1, 'x') AS m,
+        double('nan') AS f, named_struct('a', array(1, NULL)) AS s,
+        CAST(NULL AS string) AS z, true AS y"""
+    _, small = collected(results, spark.sql(sql), format_)
+    _, large = collected(results, spark.sql(sql + " FROM explode(array(1))"), format_)  # Spark does not know its size
+    if format_ == "json":
+        assert json.loads(small) == json.loads(large)
+        assert json.loads(small) == [{
+            "t": "2026-01-01T00:00:00+00:00", "n": "2026-01-01T00:00:00", "d": "2026-01-02", "c": "1.50", "b": "AP8=",
+            "m": {"1": "x"}, "f": "nan", "s": {"a": [1, None]}, "z": None, "y": True,
+        }]  # fmt: skip
+    else:
+        first, second = (pa.ipc.open_stream(each).read_all() for each in (small, large))
+        assert first.schema.types == second.schema.types
+        assert str(first.to_pylist()) == str(second.to_pylist())
+
+
+def test_files_have_sparks_types(spark, results):
+    table = spark.sql(f"SELECT *, INTERVAL 1 DAY AS i, timestamp'2026-01-01' AS w FROM ({LARGE})")
+    described, _ = collected(results, table)
+    read = spark.read.parquet(described["path"])
+    assert (read.schema.simpleString(), read.orderBy("id").first()) == (table.schema.simpleString(), table.first())
+
+
+def test_columns_with_the_same_name_cannot_be_written(spark, results, tmp_path):
+    with pytest.raises(ServiceError, match="rename one with AS"):
+        collected(results, spark.sql("SELECT id, id AS ID FROM range(40000)"), "arrow")
+    assert not list(tmp_path.glob("results/*"))
+
+
+def test_a_query_that_fails_leaves_no_files(spark, results, tmp_path):
+    table = spark.sql("SELECT id, if(id = 39999, raise_error('no'), 0) AS x FROM range(0, 40000, 1, 2)")
+    with pytest.raises(Exception, match="USER_RAISED_EXCEPTION"):
+        collected(results, table)
+    assert not list(tmp_path.glob("results/*"))
+
+
+def test_a_url_that_only_spark_can_write(spark, tmp_path):
+    """Spark computes the query once there too, unless an executor is lost."""
+    hadoop = spark._jsc.hadoopConfiguration()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "ran").mkdir()
+    hadoop.set("fs.viewfs.mounttable.here.link./results", f"file://{tmp_path}/results")
+    results = Results("viewfs://here/results", INLINE_BYTES)
+    table = spark.range(0, 40_000, 1, 4).mapInArrow(touching(tmp_path / "ran"), "id bigint")
+    described, _ = collected(results, table)
+    assert (described["rows"], described["path"]) == (40_000, f"viewfs://here/results/{JOB}")
+    assert spark.read.parquet(described["path"]).count() == 40_000
+    assert len(list((tmp_path / "ran").iterdir())) == 4
+    assert not spark.sparkContext._jsc.getPersistentRDDs()
+
+
+# ── fetching ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def running(spark, endpoint, folder, **options):
+    jobs = {name: getattr(batch_jobs, name) for name in ("gated", "value")}
+    history = History(folder / "history.db", "batch")
+    pool = SessionPool(lambda: spark, 2)
+    results = Results(str(folder / "results"), INLINE_BYTES)
+    driver = Batch(
+        pool, broker=endpoint, name="batch", catalogue=Catalogue(), jobs=jobs, results=results, concurrency=1,
+        history=history, **BEATS, **options,
+    )  # fmt: skip
+    try:
+        with driver, Client(endpoint, timeout=TIMEOUT_SECONDS, key=options.get("keys")) as client:
+            eventually(lambda: client.available("spark.fetch.batch") and client.available("spark.sql"))
+            yield driver
+    finally:
+        history.close()
+
+
+@pytest.fixture
+def at(spark, endpoint, tmp_path):
+    """The endpoint of a broker with a batch."""
+    with running(spark, endpoint, tmp_path):
+        yield endpoint
+
+
+@pytest.fixture
+def client(at):
+    with Client(at, timeout=TIMEOUT_SECONDS, retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def command(in_this_process, at):
+    return partial(in_this_process, "mdp-spark")
+
+
+def submitted(client, service, *frames):
+    reply = client.request(service, *(each.encode() for each in frames))
+    return json.loads(reply[-2])
+
+
+def test_fetching_in_every_format(client, command, at, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(fetching, "MESSAGE_BYTES", 30_000)
+    job = submitted(client, "spark.sql", LARGE + " ORDER BY id DESC")["job"]
+    rows = [{"id": number, "t": f"text {number}"} for number in reversed(range(40_000))]
+    read = {
+        "json": lambda file: [json.loads(line) for line in file.read_text().splitlines()],
+        "csv": lambda file: pa.csv.read_csv(file).to_pylist(),
+        "arrow": lambda file: pa.ipc.open_stream(file.read_bytes()).read_all().to_pylist(),
+        "parquet": lambda file: pq.read_table(file).to_pylist(),
+    }
+    for format_, reader in read.items():
+        file = tmp_path / f"out.{format_}"
+        done = command("fetch", job, "--format", format_, "--output", str(file), "--broker", at)
+        assert (done.returncode, f"wrote 40000 rows to {file}" in done.stderr.decode()) == (0, True), done.stderr
+        assert reader(file) == rows
+        assert not list(tmp_path.glob("*.part"))
+    assert len(command("fetch", job, "--broker", at).stdout.splitlines()) == 40_000
+
+
+def test_a_request_gets_a_bounded_part(client, monkeypatch):
+    monkeypatch.setattr(fetching, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(fetching, "MESSAGE_BYTES", 30_000)
+    job = submitted(client, "spark.sql", LARGE)["job"]
+    got, position, answers = [], None, 0
+    while position is not None or not answers:
+        *parts, answer = client.stream("spark.fetch.batch", job.encode(), json.dumps({"position": position}).encode())
+        sizes = [len(part[0]) for part in parts]
+        assert sum(sizes) < 100_000 + fetching.BATCH_ROWS * 40
+        assert max(sizes) < 40_000
+        got += [part[0] for part in parts]
+        position, answers = json.loads(answer[0])["next"], answers + 1
+    assert answers > 3
+    assert pa.ipc.open_stream(io.BytesIO(b"".join(got))).read_all().num_rows == 40_000
+
+
+def test_fetching_a_value(client, command, at, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetching, "MESSAGE_BYTES", 1000)
+    job = submitted(client, "spark.job", "value", json.dumps({"a": "ä" * 10_000}))["job"]
+    assert json.loads(command("fetch", job, "--broker", at).stdout)["given"] == {"a": "ä" * 10_000}
+
+
+def test_errors_of_fetch(client, command, at, tmp_path):
+    def failed(*arguments, code):
+        done = command("fetch", *arguments, "--broker", at)
+        assert done.returncode == code, done.stderr
+        return done.stderr.decode()
+
+    assert "no batch at the broker knows job 'nope'" in failed("nope", code=4)
+    small = submitted(client, "spark.sql", "SELECT 1 AS a")["job"]
+    assert "was small and sent with the reply" in failed(small, code=6)
+    assert "requires --output" in failed(small, "--format", "parquet", code=2)
+    described = submitted(client, "spark.sql", "SELECT id, array(id) AS a FROM range(0, 40000, 1, 2)")
+    output = tmp_path / "out"
+    assert "cannot be sent as csv" in failed(described["job"], "--format", "csv", "--output", str(output), code=6)
+    assert not list(tmp_path.glob("out*"))
+    for file in Path(described["path"]).iterdir():
+        file.unlink()
+    Path(described["path"]).rmdir()
+    assert "has been deleted" in failed(described["job"], code=6)
+    for settings in (b'{"position": "x"}', b'{"position": "1:-1"}', b'{"format": "xml"}', b"[]"):
+        with pytest.raises(ServiceError) as refused:
+            client.request("spark.fetch.batch", described["job"].encode(), settings)
+        assert refused.value.code == 422
+
+
+def test_only_its_owner_and_admins_fetch_a_result(spark, tmp_path):
+    access = Folder(tmp_path)
+    with ExitStack() as stack:
+        at = stack.enter_context(access.broker(limits=LIMITS)).endpoints[0]
+        stack.enter_context(running(spark, at, tmp_path, keys=access.keys("driver")))
+        shop = stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS, **access.settings("shop")))
+        job = submitted(shop, "spark.sql", LARGE)["job"]
+        for name, code in (("driver", 6), ("operator", 0), ("shop", 0)):
+            done = run("mdp-spark", "fetch", job, "--broker", at, *access.options(name))
+            assert done.returncode == code, (name, done.stderr)
+            assert len(done.stdout.splitlines()) == (0 if code else 40_000)
+            assert ("only shop or an admin can fetch" in done.stderr.decode()) == bool(code)
+        listed = run("mdp-spark", "status", "--history", "--broker", at, *access.options("driver")).stdout.decode()
+        assert f"{job}  " in listed
+        assert ("a job of shop" in listed, "range(" in listed) == (True, False)
+
+
+# ── tracebacks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_traceback_of_code_on_executors_reaches_the_log_and_the_author(client, command, at, tmp_path, caplog):
+    (tmp_path / "go").touch()
+    (tmp_path / "fail").touch()
+    with pytest.raises(ServiceError, match="ValueError: the last task fails"):
+        client.request("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
+    (row,) = json.loads(command("status", "--history", "--json", "--broker", at).stdout)
+    assert (row["state"], row["code"], row["service"]) == ("failed", 500, "job")
+    shown = command("logs", row["job"], "--broker", at).stdout.decode()
+    for text in ('raise ValueError("the last task fails")', "batch_jobs.py", "gated(folder="):
+        assert text in shown
+    assert 'raise ValueError("the last task fails")' in caplog.text
+    assert json.loads(command("logs", row["job"], "--json", "--broker", at).stdout)["traceback"] in shown
+    assert command("logs", "nope", "--broker", at).returncode == 4
+    lines = command("status", "--history", "--broker", at).stdout.decode()
+    assert "failed" in lines
+    assert "ValueError: the last task fails" in lines
+
+
+def test_jobs_of_an_earlier_driver_are_shown_and_can_be_fetched(spark, endpoint, tmp_path, in_this_process):
+    with running(spark, endpoint, tmp_path), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        job = submitted(client, "spark.sql", LARGE)["job"]
+    with running(spark, endpoint, tmp_path):
+        assert job in in_this_process("mdp-spark", "status", "--history", "--broker", endpoint).stdout.decode()
+        fetched = in_this_process("mdp-spark", "fetch", job, "--broker", endpoint)
+        assert len(fetched.stdout.splitlines()) == 40_000
