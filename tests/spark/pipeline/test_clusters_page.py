@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import pytest
+from support import environment
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import BIN, process, run
 from support.standalone import standalone
@@ -23,7 +24,7 @@ from zmdp.spark.cli import cli as mdp_spark
 from zmdp.workers import Worker
 
 PAGE = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text()
-COMMANDS = {"mdp-spark": mdp_spark, "mdp-keys": mdp_keys, "mdp-broker": mdp_broker, "packed/main.py": mdp_spark}
+COMMANDS = {"mdp-spark": mdp_spark, "mdp-keys": mdp_keys, "mdp-broker": mdp_broker, "main.py": mdp_spark}
 
 
 def blocks(language):
@@ -118,7 +119,8 @@ def test_a_standalone_cluster_with_keys(tmp_path):
     create_keys("A standalone cluster, with keys", tmp_path)
     (tmp_path / "words.py").write_text('def count(request): return b"%d" % len(request[0].split())\n')
     (tmp_path / "catalogue.toml").write_text("")
-    pack, fleet, batch = [words for words in commands() if words[0] == "mdp-spark"][:3]
+    fleet, batch = [words for words in commands() if words[0] == "mdp-spark"][:2]
+    environment.make(tmp_path / "environment.tar.gz")
     with ExitStack() as stack:
         cluster = stack.enter_context(standalone(tmp_path, cores=4))
         running = stack.enter_context(
@@ -127,12 +129,10 @@ def test_a_standalone_cluster_with_keys(tmp_path):
         at = running.line("tcp://", "stdout")
         keys = {"MDP_BROKER": at, "MDP_BROKER_KEY": str(tmp_path / "broker.key")}
         driver = {**keys, "MDP_KEY": str(tmp_path / "driver.key_secret")}
-        packing = stack.enter_context(process(*pack, cwd=tmp_path))
-        assert packing.poll(SPARK_TIMEOUT_SECONDS) == 0
         small = ("--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false")
         for words, ready in ((fleet, "serves words at"), (batch, "serving spark.sql")):
             here = " ".join(words).replace("spark://master.example:7077", cluster.url).replace("/shared", str(tmp_path))
-            here = here.replace("spark.cores.max=5", "spark.cores.max=2").replace("max=8", "max=2")  # of the four
+            here = here.replace("--max 4", "--max 1").replace("max=8", "max=2")  # of four cores
             command = stack.enter_context(process(*here.split(), *small, cwd=tmp_path, **driver))
             command.line(ready, timeout=SPARK_TIMEOUT_SECONDS)
         settings = {"key": tmp_path / "shop.key_secret", "broker_key": tmp_path / "broker.key"}
