@@ -27,6 +27,8 @@ def pack_bodies(bodies: pa.Array) -> pa.Array:
 
 def unpack_bodies(values: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return database values as lists of frames, or as only the first frame of each, as bytes or text."""
+    if pa.types.is_null(values.type):
+        return pa.nulls(len(values), kind)
     single = _single_frames(values)
     if pa.types.is_list(kind):
         if single is None:

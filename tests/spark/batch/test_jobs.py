@@ -327,7 +327,7 @@ def test_values_that_json_cannot_represent_or_are_too_large(tmp_path):
     loop.append(loop)
     with pytest.raises(ServiceError, match="the job returned a list; return a DataFrame or a value for JSON"):
         Results(str(tmp_path)).frames(loop, "0" * 16, "json")
-    with pytest.raises(ServiceError, match="the result is 202 bytes; at most 100 bytes can be sent") as raised:
+    with pytest.raises(ServiceError, match="the result has 202 bytes or more; at most 100 bytes can be sent") as raised:
         Results(None, inline=100).frames("x" * 200, "0" * 16, "json")
     assert raised.value.code == 413
     with pytest.raises(ServiceError, match="return a DataFrame instead, which is written to hdfs://x"):

@@ -13,14 +13,19 @@ from zmdp.spark.batch.service import MAX_LOSSES, Batch
 from zmdp.workers import Request
 
 
+class Conf:
+    def set(self, name, value):
+        pass
+
+
+class Spark:
+    conf = Conf()
+
+
 class Session:
     """A session of a Spark that is always about to be lost."""
 
-    class spark:  # noqa: N801
-        class conf:  # noqa: N801
-            @staticmethod
-            def set(name, value):
-                pass
+    spark = Spark()
 
     def begin(self, job):
         pass
