@@ -17,7 +17,7 @@ from simulation.simulation import Simulation
 
 from zmdp.mdp import compiled
 
-SEEDS = 1000
+SEEDS = 600
 CHUNK = 25
 """Seeds per test, few enough for the timeout of a test on a busy machine."""
 EXPLORED = 100
