@@ -61,7 +61,7 @@ def python_traceback(error: BaseException) -> str | None:
 def lost_error(job: str, error: BaseException) -> ServiceError:
     """Return the error for a job during which Spark was lost.
 
-    Its code is 502, as if the worker had died: Titanic counts such deaths, and gives up after some.
+    Its code is 502, so that Titanic repeats the request; `gave_up` ends that.
     """
     status = _exit_status()
     advice = "; select less, or give the driver more memory with --conf spark.driver.memory=…"

@@ -6,6 +6,7 @@ import pytest
 
 from zmdp.mdp import wire
 from zmdp.mdp.errors import ServiceError
+from zmdp.spark.batch import failures
 from zmdp.spark.batch.catalogue import Catalogue
 from zmdp.spark.batch.progress import Progress
 from zmdp.spark.batch.results import Results
@@ -59,7 +60,8 @@ def work(spark):
 
 
 @pytest.fixture
-def batch():
+def batch(monkeypatch):
+    monkeypatch.setattr(failures, "_exit_status", lambda: None)  # the JVM of other tests lives, and would be waited for
     return Batch(
         Pool(), broker="tcp://127.0.0.1:9", name="batch", catalogue=Catalogue(), jobs={"lose": lose, "work": work},
         results=Results(None), concurrency=1,
