@@ -255,8 +255,8 @@ def connect_session(remote: str) -> "SparkSession":
 
 
 def is_connect(session: "SparkSession") -> bool:
-    """Whether this is a Spark Connect session."""
-    return type(session).__module__.startswith("pyspark.sql.connect")
+    """Whether this is a Spark Connect session, or one of a subclass."""
+    return any(kind.__module__.startswith("pyspark.sql.connect") for kind in type(session).__mro__)
 
 
 def is_alive(session: "SparkSession") -> bool:

@@ -146,3 +146,10 @@ def test_invalid_arguments_of_a_batch(arguments, message):
     said = [line for line in found.stderr.splitlines() if b"starting Spark" not in line]
     assert (found.returncode, len(said)) == (2, 1), found.stderr
     assert message in found.stderr.decode()
+
+
+def test_a_subclass_of_a_connect_session_is_a_connect_session():
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
+    own = type("CatalogueSession", (connect,), {})
+    assert session.is_connect(own())
+    assert not session.is_connect(object())
