@@ -4,7 +4,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync",
 )  # fmt: skip
+
+
+class Navigated(Exception):
+    """The document was replaced while a command was carried out."""
 
 
 class Page:
@@ -40,14 +44,19 @@ class Page:
         while True:  # events arrive in between
             answer = json.loads(self._connection.recv(TIMEOUT_SECONDS))
             if answer.get("id") == self._last:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise Navigated
                 assert "error" not in answer, answer["error"]
                 result: dict[str, Any] = answer["result"]
                 return result
             self.events.append(answer)
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression of JavaScript."""
-        found = self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        """Return the value of an expression of JavaScript; if a link is just being followed, in the next document."""
+        while True:
+            with suppress(Navigated):
+                found = self.command("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+                break
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 

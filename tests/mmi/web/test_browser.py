@@ -72,6 +72,7 @@ def test_what_happens_appears_without_loading_the_page_again(browser, broker, cl
         browser.click("tbody a")
         eventually(lambda: "20 requests" in browser.text)
         browser.click("nav a[data-key=s]")
+        eventually(lambda: browser.script("return location.pathname") == "/services")
         browser.script("window.loaded = 'once'")
         eventually(lambda: is_live(browser))
     eventually(lambda: browser.texts("tbody td:nth-child(2)") == ["0"])
