@@ -119,8 +119,8 @@ def test_the_keyboard_is_enough(browser, broker):
     browser.press("/", "abc")
     eventually(lambda: browser.script("return location.search") == "?q=abc")
     browser.press("Escape", "g", "b")
-    eventually(lambda: browser.script("return location.pathname") == "/brokers")
-    assert "This broker is alone" in browser.text
+    eventually(lambda: "This broker is alone" in browser.text)
+    assert browser.script("return location.pathname") == "/brokers"
 
 
 def test_what_is_open_and_focused_stays_while_the_page_changes(browser, broker, client):
