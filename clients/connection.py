@@ -93,7 +93,7 @@ class ClientConnection:
         """Number of brokers in a row that have refused this client."""
         self._ticked_at = 0.0
         self._loss_logged = False
-        """The log says that there is no connection, and not yet that there is one again."""
+        """Whether the loss of the connection has been logged, but not yet that it is back."""
         for endpoint in reversed(session.endpoints.all):  # the connection to the first is kept
             self.drop()
             try:

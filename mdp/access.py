@@ -118,7 +118,10 @@ def load(path: str | Path) -> Access:
 
 
 def read_text(path: Path, hint: str) -> str:
-    """Return the text of an access file.  Raises `AccessError`, with `hint` if there is no such file."""
+    """Return the text of an access file.
+
+    Raises `AccessError`; if the file does not exist, the message ends with `hint`.
+    """
     try:
         return path.read_text()
     except OSError as error:

@@ -119,7 +119,7 @@ class BrokerSection:
     async def _services(self, view: View) -> Mapping[str, Any]:
         latest = self._observer.latest
         columns = [
-            Column("name", "Service", lambda row: row["name"].casefold(), number=False, descending=False),
+            Column.text("name", "Service", lambda row: row["name"].casefold()),
             Column("workers", "Workers", lambda row: row["workers"]),
             Column("running", "Running", lambda row: row["running"]),
             Column("queued", "Waiting", lambda row: row["queued"]),
@@ -223,16 +223,16 @@ class BrokerSection:
 
     def _worker_table(self, workers: Listing, view: View, *, paged: bool = True) -> Table:
         columns = [
-            Column("host", "Host", lambda row: (row["host"], row["pid"]), number=False, descending=False),
+            Column.text("host", "Host", lambda row: (row["host"], row["pid"])),
             Column("pid", "PID", lambda row: row["pid"]),
-            Column("name", "Name", lambda row: row["name"], number=False, descending=False),
-            Column("service", "Service", lambda row: row["service"], number=False, descending=False),
-            Column("state", "State", _state, number=False, descending=False),
+            Column.text("name", "Name", lambda row: row["name"]),
+            Column.text("service", "Service", lambda row: row["service"]),
+            Column.text("state", "State", _state),
             Column("held", "Holds", lambda row: row["held"]),
             Column("done", "Done", lambda row: row["done"]),
             Column("average", "Average", _average),
             Column("up", "Connected", lambda row: row["up_seconds"]),
-            Column("protocol", "Protocol", lambda row: row["protocol"], number=False, descending=False),
+            Column.text("protocol", "Protocol", lambda row: row["protocol"]),
         ]
         return table(
             workers.rows, columns, view.path, view.query if paged else _without_search(view.query), default="host",
@@ -243,10 +243,10 @@ class BrokerSection:
     def _request_table(self, requests: Listing, view: View, *, paged: bool = True) -> Table:
         columns = [
             Column("age", "Age", lambda row: row["age_seconds"]),
-            Column("service", "Service", lambda row: row["service"], number=False, descending=False),
-            Column("state", "State", lambda row: row["state"], number=False, descending=False),
+            Column.text("service", "Service", lambda row: row["service"]),
+            Column.text("state", "State", lambda row: row["state"]),
             Column("since", "In that state", lambda row: row["state_seconds"]),
-            Column("caller", "Caller", _caller, number=False, descending=False),
+            Column.text("caller", "Caller", _caller),
             Column("worker", "Worker", _at, number=False),
             Column("attempts", "Attempts", lambda row: row["attempts"]),
             Column("ttl", "Time left", lambda row: _FAR if row["ttl_seconds"] is None else row["ttl_seconds"]),

@@ -45,7 +45,7 @@ class Program:
     status: Mapping[str, Any] = field(default_factory=dict)
     """What it answered last; empty if it has not."""
     trouble: str = "it has not answered yet"
-    """Why there is no current answer; empty if there is one."""
+    """Why the program has not answered recently; empty if it has."""
     due: float = 0.0
     asking: asyncio.Task[None] | None = None
 
@@ -63,6 +63,8 @@ class ControlServices:
     async def look(self) -> tuple[list[Program], int]:
         """Return the programs, by name, and how many more there are.  An answer may be a second old, or older if the
         program is slow.
+
+        Raises `Unavailable`.
         """
         names = await self._names()
         shown = names[:MAX_PROGRAMS]
@@ -79,6 +81,14 @@ class ControlServices:
         if asked:
             await asyncio.wait(asked, timeout=WAIT_SECONDS)
         return found, len(names) - len(shown)
+
+    async def try_to_look(self) -> tuple[list[Program], int, str]:
+        """Do the same, and return as the third value what is wrong if the broker does not answer; otherwise empty."""
+        try:
+            programs, more = await self.look()
+        except Unavailable as error:
+            return [], 0, str(error)
+        return programs, more, ""
 
     async def ask(self, name: str, op: str, **arguments: Any) -> Mapping[str, Any]:
         """Return a program's answer.  Raises `Unavailable`."""

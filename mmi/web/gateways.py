@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .control import ControlServices, Program, amount, count, rows, text
-from .observer import Observer, Unavailable, until_changed
+from .observer import Observer, until_changed
 from .shell import NotFoundError, Page, Section, View
 from .tables import Column, table
 
@@ -64,20 +64,14 @@ class GatewaySection:
             until_changed=lambda timeout: until_changed(self._observer, timeout),
         )
 
-    async def _look(self) -> tuple[list[Program], int, str]:
-        try:
-            return *(await self._controls.look()), ""
-        except Unavailable as error:
-            return [], 0, str(error)
-
     async def _overview(self, view: View) -> Mapping[str, Any]:
-        programs, more, trouble = await self._look()
+        programs, more, trouble = await self._controls.try_to_look()
         gateways = [_gateway_of(each) for each in programs if _is_known(each)]
         columns = [
-            Column("name", "Name", lambda row: row.name.casefold(), number=False, descending=False),
-            Column("kind", "Kind", lambda row: row.kind, number=False, descending=False),
-            Column("listen", "Listens at", lambda row: row.listen, number=False, descending=False),
-            Column("host", "Host", lambda row: (row.host, row.pid), number=False, descending=False),
+            Column.text("name", "Name", lambda row: row.name.casefold()),
+            Column.text("kind", "Kind", lambda row: row.kind),
+            Column.text("listen", "Listens at", lambda row: row.listen),
+            Column.text("host", "Host", lambda row: (row.host, row.pid)),
             Column("pid", "PID", lambda row: row.pid),
             Column("connections", "Connections", lambda row: row.connections),
             Column("outstanding", "Outstanding", lambda row: row.outstanding),
@@ -96,15 +90,15 @@ class GatewaySection:
 
     async def _gateway(self, view: View) -> Mapping[str, Any]:
         name = view.query.get("name", "")
-        programs, _, trouble = await self._look()
+        programs, _, trouble = await self._controls.try_to_look()
         program = next((each for each in programs if each.name == name), None)
         if program is None and not trouble:
             raise NotFoundError(f"The broker knows no gateway {name!r}. Perhaps it has ended.")
         gateway = None if program is None else _gateway_of(program)
         columns = [
-            Column("peer", "Peer", lambda row: row.peer, number=False, descending=False),
-            Column("kind", "Kind", lambda row: row.kind, number=False, descending=False),
-            Column("user", "User", lambda row: row.user, number=False, descending=False),
+            Column.text("peer", "Peer", lambda row: row.peer),
+            Column.text("kind", "Kind", lambda row: row.kind),
+            Column.text("user", "User", lambda row: row.user),
             Column("outstanding", "Outstanding", lambda row: row.outstanding),
             Column("unread", "Unread", lambda row: row.unread_bytes),
             Column("up", "Connected", lambda row: row.up_seconds),

@@ -72,23 +72,17 @@ class SparkSection:
             until_changed=lambda timeout: until_changed(self._observer, timeout),
         )
 
-    async def _look(self) -> tuple[list[Program], int, str]:
-        try:
-            return *(await self._controls.look()), ""
-        except Unavailable as error:
-            return [], 0, str(error)
-
     async def _overview(self, view: View) -> Mapping[str, Any]:
-        programs, more, trouble = await self._look()
+        programs, more, trouble = await self._controls.try_to_look()
         batches = [each for each in programs if each.status.get("kind") == "batch"]
         fleets = [each for each in programs if each.status.get("kind") == "fleet"]
         known = {each.name for each in (*batches, *fleets)}
         jobs = [job for each in batches for job in _jobs(each, tell=view.visitor.act)]
         columns = [
-            Column("job", "Job", lambda job: job.id, number=False, descending=False),
-            Column("batch", "Batch", lambda job: job.batch, number=False, descending=False),
-            Column("user", "User", lambda job: job.user, number=False, descending=False),
-            Column("what", "What", lambda job: job.what, number=False, descending=False),
+            Column.text("job", "Job", lambda job: job.id),
+            Column.text("batch", "Batch", lambda job: job.batch),
+            Column.text("user", "User", lambda job: job.user),
+            Column.text("what", "What", lambda job: job.what),
             Column("progress", "Tasks", lambda job: job.share),
             Column("stages", "Stages", lambda job: job.stages_done),
             Column("rows", "Rows read", lambda job: job.rows_read),
@@ -107,17 +101,17 @@ class SparkSection:
 
     async def _fleet(self, view: View) -> Mapping[str, Any]:
         name = view.query.get("name", "")
-        programs, _, trouble = await self._look()
+        programs, _, trouble = await self._controls.try_to_look()
         program = next((each for each in programs if each.name == name), None)
         if program is None and not trouble:
             raise NotFoundError(f"The broker knows no fleet {name!r}. Perhaps it has ended.")
         slots = [] if program is None else list(_slots(program))
         columns = [
             Column("slot", "Slot", lambda slot: slot.number, descending=False),
-            Column("state", "State", lambda slot: slot.state, number=False, descending=False),
-            Column("host", "Host", lambda slot: (slot.host, slot.pid), number=False, descending=False),
+            Column.text("state", "State", lambda slot: slot.state),
+            Column.text("host", "Host", lambda slot: (slot.host, slot.pid)),
             Column("pid", "PID", lambda slot: slot.pid),
-            Column("executor", "Executor", lambda slot: slot.executor, number=False, descending=False),
+            Column.text("executor", "Executor", lambda slot: slot.executor),
             Column("served", "Served", lambda slot: slot.served),
         ]
         found = table(

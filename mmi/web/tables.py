@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from .formats import link
 
@@ -19,6 +19,11 @@ class Column:
     number: bool = True
     descending: bool = True
     """Whether the largest come first at the first click."""
+
+    @classmethod
+    def text(cls, name: str, title: str, key: Callable[[Any], Any] | None = None) -> Self:
+        """Return a column of text, whose first click sorts it upwards."""
+        return cls(name, title, key, number=False, descending=False)
 
 
 @dataclass(frozen=True)

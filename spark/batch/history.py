@@ -87,7 +87,7 @@ class History:
             self._engine.dispose()
 
     def _mark_lost(self, connection: sa.Connection) -> None:
-        """End the records of drivers that are no longer there: this one before its restart, and dead ones here."""
+        """Mark as lost the jobs of drivers that have ended: this one before its restart, and others on this host."""
         running = sa.select(_JOBS.c.number, _JOBS.c.driver, _JOBS.c.host, _JOBS.c.pid).where(_JOBS.c.state == "running")
         lost = [
             row.number

@@ -162,12 +162,15 @@ def test_rows_have_tasks_of_their_own(server):
     async def handler(request):
         tasks.add(id(asyncio.current_task()))
         if request[0] == b"slow":
-            async with asyncio.timeout(0.01):
-                await asyncio.Event().wait()
-        await asyncio.sleep(0.05)
+            try:
+                async with asyncio.timeout(0.01):
+                    await asyncio.Event().wait()
+            finally:
+                timed_out.set()
+        await timed_out.wait()
         return request[0]
 
-    tasks = set()
+    tasks, timed_out = set(), asyncio.Event()
     with offering(server, handler, "asyncio"):
         first, slow, last = pack(server, b"a", b"slow", b"b")
     assert (first, last) == ([b"a"], [b"b"])

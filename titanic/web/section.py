@@ -289,9 +289,9 @@ def _note(row: Mapping[str, Any], now: float) -> str:
 def _table(rows: Sequence[Mapping[str, Any]], view: View) -> Table:
     columns = [
         Column("age", "Age", lambda row: row["age"], descending=False),
-        Column("service", "Service", lambda row: row["service"], number=False, descending=False),
-        Column("state", "State", lambda row: row["state"], number=False, descending=False),
-        Column("owner", "Owner", lambda row: row["owner"], number=False, descending=False),
+        Column.text("service", "Service", lambda row: row["service"]),
+        Column.text("state", "State", lambda row: row["state"]),
+        Column.text("owner", "Owner", lambda row: row["owner"]),
         Column("priority", "Priority", lambda row: row["priority"]),
         Column("attempts", "Attempts", lambda row: row["attempts"]),
         Column("uuid", "UUID", number=False),

@@ -127,7 +127,7 @@ class Programs:
     def withdrawn(self, number: int) -> list[Effect]:
         """Tell the program that its responses are no longer wanted.
 
-        Only streams are cancelled: programs that do not stream know no cancel requests.
+        Only streams are cancelled: programs that do not stream do not understand cancel requests.
         """
         route = self._numbers.pop(number, None)
         if route is None:

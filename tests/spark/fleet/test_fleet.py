@@ -238,7 +238,7 @@ def test_a_fleet_is_replaced_without_a_gap(spark, endpoint, client):
     with running(spark, endpoint, service="version") as old:
         client.request("version")
         announced(client, "test")
-        with Calls(endpoint, "version", wait=False) as calls:  # a call fails if there is no worker at that moment
+        with Calls(endpoint, "version", wait=False) as calls:  # a call made while there is no worker fails
             calls.go_on()
             with running(spark, endpoint, service="version", handler="fleet_handlers:version", replace=True) as new:
                 announced(client, "test", "test.next")
