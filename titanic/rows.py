@@ -79,35 +79,16 @@ def remaining_seconds(request: Request) -> float | None:
 
 
 class RowsWaiter:
-    """Collects which of the requests of several rows have changed."""
+    """A caller of `titanic.request` that waits until the requests of its rows change."""
 
     def __init__(self) -> None:
         self.happened = asyncio.Event()
         self.changed: set[UUID] = set()
 
-    def of(self, uuid: UUID) -> "RowWaiter":
-        """Return what to register for the request `uuid`."""
-        return RowWaiter(self, uuid)
-
-
-class RowWaiter:
-    """Waits for one request; it is set as an event is."""
-
-    __slots__ = ("_uuid", "_waiter")
-
-    def __init__(self, waiter: RowsWaiter, uuid: UUID) -> None:
-        self._waiter = waiter
-        self._uuid = uuid
-
-    @property
-    def happened(self) -> "RowWaiter":
-        """This object, which has the method of an event that is needed."""
-        return self
-
-    def set(self) -> None:
-        """Record that the request has changed."""
-        self._waiter.changed.add(self._uuid)
-        self._waiter.happened.set()
+    def wake(self, uuid: UUID) -> None:
+        """Note that the request with this UUID may have changed."""
+        self.changed.add(uuid)
+        self.happened.set()
 
 
 class RowReplies(Pack):

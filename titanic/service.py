@@ -24,7 +24,7 @@ from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import unpack
 from .metrics import Metrics
-from .rows import RowReplies, RowsWaiter, RowWaiter, asks_for_rows, outcome_of, parse_rows, remaining_seconds
+from .rows import RowReplies, RowsWaiter, asks_for_rows, outcome_of, parse_rows, remaining_seconds
 from .submission import MalformedRequest, ReplyRequest, Submission, parse_close, parse_reply_request, parse_submission
 
 OK: Final = b"200"
@@ -48,6 +48,10 @@ class _Waiter:
         self.happened = asyncio.Event()
         self.dismissed = dismissed
         """Whether to answer with the current state."""
+
+    def wake(self, _: UUID) -> None:
+        """Note that the request may have changed."""
+        self.happened.set()
 
     def dismiss(self) -> None:
         """Stop waiting."""
@@ -91,7 +95,7 @@ class Service:
         self._gone = gone
         self._waiters: dict[_Waiter, None] = {}
         """Callers that wait for replies, the longest-waiting first."""
-        self._waiting: defaultdict[UUID, set[_Waiter | RowWaiter]] = defaultdict(set)
+        self._waiting: defaultdict[UUID, set[_Waiter | RowsWaiter]] = defaultdict(set)
         self._ending = False
 
     async def request(self, request: Request) -> list[bytes]:
@@ -144,8 +148,7 @@ class Service:
                     elif uuid is not None:
                         self._metrics.repeated += 1
                         watch(uuid)
-                        waiter.changed.add(uuid)
-                        waiter.happened.set()
+                        waiter.wake(uuid)
                     if uuid is not None:
                         rows.setdefault(uuid, []).append(index)
                 await self._collect_rows(request, rows, waiter, replies)
@@ -180,21 +183,23 @@ class Service:
     @contextmanager
     def _waiting_for_rows(self, waiter: RowsWaiter) -> Iterator[Callable[[UUID], None]]:
         """Yield a function that registers `waiter` for a request."""
-        registered: dict[UUID, RowWaiter] = {}
+        watched: set[UUID] = set()
 
         def watch(uuid: UUID) -> None:
-            if uuid not in registered:
-                registered[uuid] = waiter.of(uuid)
-                self._waiting[uuid].add(registered[uuid])
+            watched.add(uuid)
+            self._waiting[uuid].add(waiter)
 
         try:
             yield watch
         finally:
-            for uuid, each in registered.items():
-                waiting = self._waiting[uuid]
-                waiting.discard(each)
-                if not waiting:
-                    del self._waiting[uuid]
+            for uuid in watched:
+                self._forget(uuid, waiter)
+
+    def _forget(self, uuid: UUID, waiter: "_Waiter | RowsWaiter") -> None:
+        waiting = self._waiting[uuid]
+        waiting.discard(waiter)
+        if not waiting:
+            del self._waiting[uuid]
 
     async def close(self, request: Request) -> list[bytes]:
         """`titanic.close` (C29)."""
@@ -252,14 +257,12 @@ class Service:
             yield waiter
         finally:
             self._waiters.pop(waiter, None)
-            self._waiting[wanted.uuid].discard(waiter)
-            if not self._waiting[wanted.uuid]:
-                del self._waiting[wanted.uuid]
+            self._forget(wanted.uuid, waiter)
 
     def changed(self, uuid: UUID) -> None:
         """Wake the callers that wait for this request."""
         for each in self._waiting.get(uuid, ()):
-            each.happened.set()
+            each.wake(uuid)
 
     async def watch(self) -> None:
         """Wake callers whose requests another program has changed.  Runs until cancelled."""
