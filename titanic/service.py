@@ -31,6 +31,8 @@ OK: Final = b"200"
 NOT_YET: Final = b"300"
 WATCH_SECONDS: Final = 0.5
 """Interval at which changes by other Titanics or an operator are detected, of requests that callers wait for."""
+MAX_WATCHED: Final = 10_000
+"""Requests in one query for such changes: databases limit the parameters of a statement."""
 MAX_WAITING: Final = 1000
 """Maximum number of callers that wait for replies.  Beyond it, those that have waited longest are answered with 300."""
 FULL: Final = "500 full: too many requests have not ended; try again later"
@@ -269,11 +271,11 @@ class Service:
         before: dict[UUID, store.Progress] = {}
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            waiting = frozenset(self._waiting)
-            if not waiting:
-                continue
+            waiting = list(self._waiting)
+            now: dict[UUID, store.Progress] = {}
             with suppress(StoreError):  # the callers get the error when they query the database themselves
-                now = await self._reader.submit(store.progress, waiting)
+                for first in range(0, len(waiting), MAX_WATCHED):
+                    now |= await self._reader.submit(store.progress, frozenset(waiting[first : first + MAX_WATCHED]))
                 for uuid in waiting:
                     if uuid not in now or now[uuid].ended or now[uuid] != before.get(uuid):
                         self.changed(uuid)

@@ -1,15 +1,17 @@
 """Several requests with keys in one request to `titanic.request`, over real sockets."""
 
+import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.processes import TIMEOUT_SECONDS
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.testing import running_broker
-from zmdp.titanic import Titanic
+from zmdp.titanic import Titanic, service
 from zmdp.titanic import rows as titanic_rows
 from zmdp.titanic.rows import NO_REPLY, asks_for_rows, parse_rows
 from zmdp.titanic.submission import MalformedRequest, Submission
@@ -151,3 +153,17 @@ def test_an_answer_before_the_deadline():
     assert titanic_rows.remaining_seconds(request) is None
     request.deadline = 0.0
     assert titanic_rows.remaining_seconds(request) == 0.0
+
+
+def test_callers_learn_what_another_program_did_to_their_rows(client, tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(service, "MAX_WATCHED", 2)
+    pairs = [(b"k/%d" % number, b"") for number in range(5)]
+    with ThreadPoolExecutor() as pool, sqlite3.connect(tmp_path / "titanic.db", timeout=TIMEOUT_SECONDS) as db:
+        asked = pool.submit(ask, client, *pairs)  # no worker offers the service
+        eventually(lambda: db.execute("SELECT count(*) FROM titanic_requests").fetchone() == (5,))
+        db.execute("DELETE FROM titanic_requests")
+        db.commit()
+        outcomes = asked.result(TIMEOUT_SECONDS)
+    assert [outcome.code for outcome in outcomes] == [500] * 5
+    assert outcomes[0].text.startswith("the request was closed")
