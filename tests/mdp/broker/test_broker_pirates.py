@@ -128,3 +128,12 @@ def test_the_end_is_silent():  # C16
     broker = new_broker()
     feed(broker, READY, CALL)
     assert broker.close(0) == []
+
+
+def test_a_draining_broker_forgets_idle_workers_without_a_word():
+    """PPP has no DISCONNECT."""
+    broker = new_broker()
+    feed(broker, READY)
+    assert broker.drain(0) == []
+    assert broker.stats.lost == {"broker-closing": 1}
+    assert broker.drained
