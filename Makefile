@@ -128,8 +128,8 @@ unit: covered
 
 covered: $(VENV)/dev.installed
 	$(BIN)/coverage erase
-	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(HALF) & half=$$!; \
-	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest $(filter-out $(HALF) $(COUNTED),$(UNIT)) && wait $$half
+	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest --hypothesis-profile=covered $(HALF) & half=$$!; \
+	ZMDP_PURE=1 $(BIN)/coverage run -p --source=zmdp -m pytest --hypothesis-profile=covered $(filter-out $(HALF) $(COUNTED),$(UNIT)) && wait $$half
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report --fail-under=100 --include='*/mdp/wire/*.py,*/mdp/linked_lists.py,*/mdp/timers.py,*/mdp/broker/admission.py,*/mdp/broker/exchange.py,*/mdp/broker/given_up.py,*/mdp/broker/announcements.py,*/mdp/broker/link.py,*/mdp/broker/links.py,*/mdp/broker/machine.py,*/mdp/broker/metrics.py,*/mdp/broker/outgoing.py,*/mdp/broker/registry.py,*/mdp/broker/requests.py,*/mdp/broker/roles.py,*/mdp/broker/scheduling.py,*/mdp/broker/tails.py,*/mdp/broker/watch.py,*/clients/call.py,*/clients/session.py,*/clients/legacy_session.py,*/workers/session.py' --omit='*/mdp/wire/batch.py'
 

@@ -13,6 +13,9 @@ import hypothesis
 import pytest
 
 hypothesis.settings.register_profile("zmdp", deadline=None)  # on a busy machine, the time of an example says nothing
+hypothesis.settings.register_profile(
+    "covered", deadline=None, derandomize=True
+)  # so that coverage is the same each time
 hypothesis.settings.load_profile("zmdp")
 
 # Shells start background jobs with SIGINT ignored, and the processes that tests interrupt would inherit that.
