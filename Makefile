@@ -7,6 +7,8 @@ KILLS ?= 200
 SECONDS ?= 120
 AMOUNT ?= 50000
 VENV := .venv
+# Tests start thousands of Python processes; each would compile all modules that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py $(shell find src mdp mmi clients workers titanic migrations spark -name '*.py' -o -name '*.pyx')
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
