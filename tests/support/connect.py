@@ -14,13 +14,14 @@ from support.processes import eventually
 from zmdp.spark.session import SparkError, connect_session
 
 TIMEOUT_SECONDS = 90.0
+CONNECT_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+"""Its script, `sbin/start-connect-server.sh`, is missing in PySpark 4.2.1."""
 
 
 @contextmanager
-def connected(folder):
-    """A session of a Spark Connect server that is started for it."""
+def connect_server(folder):
+    """Run a Spark Connect server; yield its port, on which it will listen."""
     pyspark = Path(pytest.importorskip("pyspark").__file__).parent
-    pytest.importorskip("grpc")
     with zmq.Context() as context, context.socket(zmq.REP) as free:
         port = free.bind_to_random_port("tcp://127.0.0.1")
     settings = {
@@ -29,21 +30,28 @@ def connected(folder):
     }  # fmt: skip
     options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     server = subprocess.Popen(
-        ["bash", pyspark / "sbin" / "start-connect-server.sh", "--master", "local[2]", *options],
+        [pyspark / "bin" / "spark-submit", "--class", CONNECT_SERVER, "--master", "local[2]", *options],
         env={
             **os.environ, "SPARK_HOME": str(pyspark), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_NO_DAEMONIZE": "1", "SPARK_LOG_DIR": str(folder),
         },
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
-        session = eventually(lambda: attempt(port), TIMEOUT_SECONDS)
-        yield session
-        session.stop()
+        yield port
     finally:
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+@contextmanager
+def connected(folder):
+    """Yield a session of a Spark Connect server that is started for it."""
+    pytest.importorskip("grpc")
+    with connect_server(folder) as port:
+        session = eventually(lambda: attempt(port), TIMEOUT_SECONDS)
+        yield session
+        session.stop()
 
 
 def attempt(port):

@@ -5,13 +5,11 @@ import os
 import re
 import shlex
 import signal
-import socket
-import subprocess
-import sys
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from support.connect import connect_server
 from support.processes import broker, eventually, process, run
 
 from zmdp.clients import Client, RequestCancelled, ServiceError
@@ -210,44 +208,29 @@ def test_a_batch_on_separate_executors(tmp_path):
 
 @pytest.mark.spark_long
 def test_a_batch_on_a_connect_server(tmp_path):
-    pyspark = Path(pytest.importorskip("pyspark").__file__).parent
-    env = {
-        **os.environ, "SPARK_HOME": str(pyspark), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_NO_DAEMONIZE": "1", "SPARK_LOG_DIR": str(tmp_path),
-    }  # fmt: skip
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    start = pyspark / "sbin" / "start-connect-server.sh"
-    server = subprocess.Popen(
-        ["bash", start, "--master", "local[2]", "--conf", "spark.ui.enabled=false",
-         "--conf", f"spark.connect.grpc.binding.port={port}"],
-        env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    try:
-        with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
-            connect = ("--connect", f"sc://127.0.0.1:{port}")
-            with batch(at, "--results", str(tmp_path / "results"), "--inline", "1000", master=connect):
-                assert ask(client, "rows", n=2) == [{"id": 0}, {"id": 1}]
-                reply = client.request("spark.sql", b"SELECT * FROM range(1000)")
-                assert json.loads(reply[-2])["format"] == "parquet"
-                with pytest.raises(ServiceError, match="TABLE_OR_VIEW_NOT_FOUND"):
-                    client.request("spark.sql", b"SELECT * FROM nowhere")
-                slow = b"SELECT count(*) AS n FROM range(1000000000) a JOIN range(1000) b ON a.id % 7 = b.id % 7"
-                parts = client.stream("spark.sql", slow)
-                seen = next(part for part in parts if json.loads(part[0]).get("tasks_running"))
-                job = json.loads(seen[0])["job"]
-                parts.close()
-                status = json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)
-                assert [each["job"] for each in status[0]["running"]] in ([], [job])
-                eventually(
-                    lambda: not json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)[0]["running"]
-                )
-                assert ask(client, "rows", n=1) == [{"id": 0}]
-    finally:
-        for pid in [server.pid, *family(server.pid)]:
-            kill(pid)
-        server.wait()
+    with (
+        connect_server(tmp_path) as port,
+        broker("--heartbeat", "0.2", "--liveness", "50") as (_, at),
+        Client(at, timeout=TIMEOUT_SECONDS) as client,
+    ):
+        connect = ("--connect", f"sc://127.0.0.1:{port}")
+        with batch(at, "--results", str(tmp_path / "results"), "--inline", "1000", master=connect):
+            assert ask(client, "rows", n=2) == [{"id": 0}, {"id": 1}]
+            reply = client.request("spark.sql", b"SELECT * FROM range(1000)")
+            assert json.loads(reply[-2])["format"] == "parquet"
+            with pytest.raises(ServiceError, match="TABLE_OR_VIEW_NOT_FOUND"):
+                client.request("spark.sql", b"SELECT * FROM nowhere")
+            slow = b"SELECT count(*) AS n FROM range(1000000000) a JOIN range(1000) b ON a.id % 7 = b.id % 7"
+            parts = client.stream("spark.sql", slow)
+            seen = next(part for part in parts if json.loads(part[0]).get("tasks_running"))
+            job = json.loads(seen[0])["job"]
+            parts.close()
+            status = json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)
+            assert [each["job"] for each in status[0]["running"]] in ([], [job])
+            eventually(
+                lambda: not json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)[0]["running"]
+            )
+            assert ask(client, "rows", n=1) == [{"id": 0}]
 
 
 def blocks(language):
