@@ -16,16 +16,15 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from uuid import UUID
 
 from ..clients import (
     AsyncClient,
-    Reply,
     RequestError,
     RequestRejected,
     RequestTimeout,
@@ -36,19 +35,15 @@ from ..clients import (
 )
 from ..mdp.codes import Code
 from ..mdp.tracing import REQUEST_ID, shown_id
-from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
+from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed
+from ..workers.rows import OPTION, read_reply
 from . import store
-from .batches import BatchExecutor, StoreError, Work
-from .frames import pack, unpack
+from .batches import BatchExecutor, StoreError
+from .frames import LENGTH, pack, unpack
+from .lanes import Lane, PackSize, Running, Sent
 from .metrics import Metrics
 from .store.maintenance import MAX_BACKOFF_SECONDS
 
-PREFETCH_FACTOR: Final = 2
-"""Requests sent to the broker per unit of a service's credit, so that the next is available when one ends."""
-CLAIM_AHEAD_SECONDS: Final = 0.05
-"""Seconds of further requests to claim ahead, at the rate at which the service completes them."""
-MAX_CLAIMED: Final = 2000
-"""Maximum number of requests claimed for one service."""
 MAX_BYTES: Final = 256 << 20
 """Size of claimed requests and of unstored outcomes above which each service gets one request at a time."""
 MAX_UNSTORED: Final = 1000
@@ -85,61 +80,7 @@ _LINKS_LOST: Final = re.compile(r"the links over which it was passed")
 """In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
 gives up."""
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 log = logging.getLogger("zmdp.titanic")
-
-
-class _Lane:
-    """The requests of one service that are claimed or being executed."""
-
-    __slots__ = (
-        "accepted", "ahead", "buffer", "claiming", "credit", "ended", "in_flight", "pending", "service",
-    )  # fmt: skip
-
-    def __init__(self, service: str) -> None:
-        self.service = service
-        self.credit = 0
-        """How many requests all workers of the service take at a time."""
-        self.pending = False
-        """Whether there may be requests to claim."""
-        self.accepted = 0
-        """Counts accepted requests, to notice if one arrives during a claim."""
-        self.claiming = False
-        self.buffer: deque[_Running] = deque()
-        """Requests that are claimed but not yet sent to the broker."""
-        self.in_flight = 0
-        self.ended = 0
-        """Requests that have ended since the last maintenance."""
-        self.ahead = 0
-        """How many requests to claim beyond those that are sent to the broker."""
-
-    @property
-    def room(self) -> int:
-        """How many requests may be claimed in all."""
-        return min(self.credit * PREFETCH_FACTOR + self.ahead, MAX_CLAIMED)
-
-    def observe(self, seconds: float) -> None:
-        """Adapt to the rate at which the service completed requests in the last `seconds`."""
-        self.ahead = max(int(self.ended / seconds * CLAIM_AHEAD_SECONDS), self.ahead // 2)
-        self.ended = 0
-
-    @property
-    def idle(self) -> bool:
-        return not ((self.pending and self.credit) or self.claiming or self.buffer or self.in_flight)
-
-
-class _Running:
-    """A request that this Titanic has claimed, until its outcome is stored."""
-
-    __slots__ = ("answered", "claimed", "lane", "task")
-
-    def __init__(self, claimed: store.Claimed, lane: _Lane) -> None:
-        self.claimed = claimed
-        self.lane = lane
-        self.task: asyncio.Task[None] | None = None
-        self.answered = False
-        """Whether the outcome is known; it is then being stored."""
 
 
 class Dispatcher:
@@ -153,7 +94,9 @@ class Dispatcher:
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
         max_waiting: Maximum number of requests that have not ended.
         max_deaths: Lost workers after which a request fails.
-        changed: Called with the UUID of each request whose state or PARTIALs have changed.
+        changed: Called with the UUID of each request whose state or PARTIALs have changed, and with its outcome if
+            that was stored.
+        is_row: Returns whether a request was submitted as a row by a caller that waits for it.
         metrics: Counts attempts and outcomes.
     """
 
@@ -167,7 +110,8 @@ class Dispatcher:
         ttl: float | None,
         max_waiting: int,
         max_deaths: int,
-        changed: Callable[[UUID], None],
+        changed: Callable[[UUID, store.Outcome | None], None],
+        is_row: Callable[[UUID], bool],
         metrics: Metrics,
     ) -> None:
         self._metrics = metrics
@@ -178,11 +122,14 @@ class Dispatcher:
         self._max_waiting = max_waiting
         self._max_deaths = max_deaths
         self._changed = changed
+        self._is_row = is_row
         self._context = copy_context()
         self._holder = secrets.token_hex(8)
         self._lease = store.Lease(self._holder, lease)
-        self._lanes: dict[str, _Lane] = {}
-        self._running: dict[int, _Running] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._sizes: dict[str, PackSize] = {}
+        """The size of packs for each service that is offered."""
+        self._running: dict[int, Running] = {}
         self._bytes = 0
         self._unstored = 0
         self._waiting = 0
@@ -276,7 +223,7 @@ class Dispatcher:
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
 
-    def _apply(self, found: store.Findings, held: dict[int, _Running]) -> None:
+    def _apply(self, found: store.Findings, held: dict[int, Running]) -> None:
         if found.waiting is not None:
             self._waiting = found.waiting
         for id_, running in held.items():
@@ -315,6 +262,7 @@ class Dispatcher:
             if not offered.keys() <= self._offered.keys():
                 self._wake.set()  # there may be requests for the new services
             self._offered = offered
+            self._sizes = {name: size for name, size in self._sizes.items() if name in offered}
             for lane in list(self._lanes.values()):
                 lane.credit = offered.get(lane.service, 0)
                 self._send(lane)
@@ -346,18 +294,18 @@ class Dispatcher:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _lane(self, service: str) -> _Lane:
+    def _lane(self, service: str) -> Lane:
         lane = self._lanes.get(service)
         if lane is None:
-            lane = self._lanes[service] = _Lane(service)
+            lane = self._lanes[service] = Lane(service, self._sizes.setdefault(service, PackSize()))
             lane.credit = self._offered.get(service, 0)
         return lane
 
-    def _fill(self, lane: _Lane) -> None:
+    def _fill(self, lane: Lane) -> None:
         """Claim requests for the service if there may be some and there is room for them."""
         if not lane.pending or not lane.credit or lane.claiming or self._draining:
             return
-        most, held = lane.room, lane.in_flight + len(lane.buffer)
+        most, held = lane.room, lane.held
         if held * 4 > most * 3:  # claiming several costs little more than claiming one
             return
         if self._unstored >= MAX_UNSTORED or (self._bytes >= MAX_BYTES and held):
@@ -367,7 +315,7 @@ class Dispatcher:
         claim = store.Claim(lane.service, limit, self._lease, self._clock.now(), MAX_BYTES - self._bytes)
         self._writer.submit(store.claim, claim).add_done_callback(partial(self._claimed, lane, lane.accepted, limit))
 
-    def _claimed(self, lane: _Lane, accepted: int, limit: int, done: "asyncio.Future[list[store.Claimed]]") -> None:
+    def _claimed(self, lane: Lane, accepted: int, limit: int, done: "asyncio.Future[list[store.Claimed]]") -> None:
         lane.claiming = False
         if done.cancelled() or done.exception() is not None:
             return  # the writer has logged the error; the next maintenance tries again
@@ -375,67 +323,73 @@ class Dispatcher:
             before = self._running.get(claimed.id)
             if before is not None:
                 self._abandon(before)
-            running = self._running[claimed.id] = _Running(claimed, lane)
+            self._running[claimed.id] = lane.add(claimed, row=self._is_row(claimed.uuid))
             self._bytes += len(claimed.body)
-            lane.buffer.append(running)
         if len(done.result()) < limit and lane.accepted == accepted:
             lane.pending = False
         self._send(lane)
         self._fill(lane)
 
-    def _send(self, lane: _Lane) -> None:
+    def _send(self, lane: Lane) -> None:
         """Send the broker as many requests as the service's workers can take."""
-        while lane.buffer and lane.in_flight < lane.credit * PREFETCH_FACTOR and not self._draining:
-            running = lane.buffer.popleft()
-            lane.in_flight += 1
+        while lane.buffer and lane.free and not self._draining:
+            sent = lane.take()
             # In a context of its own: the current context may belong to another request, whose trace would continue.
-            running.task = asyncio.get_running_loop().create_task(self._run(running), context=self._context.copy())
-            running.task.add_done_callback(partial(self._task_done, running))
+            sent.task = asyncio.get_running_loop().create_task(self._run(sent), context=self._context.copy())
+            sent.task.add_done_callback(partial(self._task_done, sent))
 
-    async def _run(self, running: _Running) -> None:
-        self._metrics.attempts += 1
-        outcome = await self._execute(running.claimed)
-        self._executed(running)
-        size = len(outcome.reply or b"") if isinstance(outcome, store.Outcome) else 0
+    async def _run(self, sent: Sent) -> None:
+        self._metrics.attempts += len(sent.members)
+        outcomes: Sequence[store.Outcome | store.Reschedule]
+        if len(sent.members) == 1:
+            outcomes = [await self._execute(sent.members[0])]
+        else:
+            outcomes = await self._execute_pack(sent)
+        self._executed(sent)
+        size = sum(len(each.reply or b"") for each in outcomes if isinstance(each, store.Outcome))
         self._bytes += size
-        self._unstored += 1
+        self._unstored += len(outcomes)
         try:
+            await self._store_outcomes(sent, outcomes)
+        finally:
+            self._bytes -= size
+            self._unstored -= len(outcomes)
+
+    async def _store_outcomes(self, sent: Sent, outcomes: Sequence[store.Outcome | store.Reschedule]) -> None:
+        storing = [self._submit(each) for each in outcomes]
+        for running, outcome, stored in zip(sent.members, outcomes, storing, strict=True):
+            current = await self._stored(outcome, stored)
             if isinstance(outcome, store.Outcome):
-                await self._store(store.finish, outcome)
                 self._waiting -= 1
                 self._metrics.ended(outcome.code)
             else:
-                await self._store(store.reschedule, outcome)
                 self._metrics.retries += 1
                 self._wake.set()
-        finally:
-            self._bytes -= size
-            self._unstored -= 1
-        self._changed(running.claimed.uuid)
+            self._changed(running.claimed.uuid, outcome if current and isinstance(outcome, store.Outcome) else None)
 
-    def _executed(self, running: _Running) -> None:
+    def _executed(self, sent: Sent) -> None:
         """Record that the service has finished a request, and send it the next one."""
-        running.answered = True
-        lane = running.lane
-        lane.in_flight -= 1
-        lane.ended += 1
-        self._send(lane)
-        self._fill(lane)
+        sent.answered = True
+        sent.lane.executed(sent)
+        self._send(sent.lane)
+        self._fill(sent.lane)
 
-    def _task_done(self, running: _Running, task: "asyncio.Task[None]") -> None:
+    def _task_done(self, sent: Sent, task: "asyncio.Task[None]") -> None:
         # Not in `_run`: a task that is cancelled before its first step never enters it.
         del task
-        if not running.answered:
-            self._executed(running)
-        self._forget(running)
+        if not sent.answered:
+            self._executed(sent)
+        for each in sent.members:
+            self._forget(each)
 
-    async def _execute(self, claimed: store.Claimed) -> store.Outcome | store.Reschedule:
+    async def _execute(self, running: Running) -> store.Outcome | store.Reschedule:
         """Call the service, store its PARTIALs, and return the outcome."""
+        claimed = running.claimed
         saving: deque[asyncio.Task[None]] = deque()
         outcome: store.Outcome | store.Reschedule
         try:
             try:
-                outcome = await self._call(claimed, saving)
+                outcome = await self._call(running, saving)
             except RequestError as error:
                 outcome = self._after_error(claimed, error)
             except SettingError as error:  # the request can never be sent
@@ -452,15 +406,61 @@ class Dispatcher:
                 each.cancel()
         return outcome
 
-    async def _call(self, claimed: store.Claimed, saving: "deque[asyncio.Task[None]]") -> store.Outcome:
-        """Call the service, storing its PARTIALs as they arrive."""
+    async def _execute_pack(self, sent: Sent) -> Sequence[store.Outcome | store.Reschedule]:
+        """Call the service with the rows of a pack, and return the outcome of each.
+
+        If the pack fails as a whole, its requests are not to blame.  They are sent again, each by itself.
+        """
+        claims = [each.claimed for each in sent.members]
+        first, size = claims[0], sent.lane.size
+        began = time.monotonic()
+        pause = 0.0
         try:
-            body, headers = unpack(claimed.body), json.loads(claimed.headers or "null")
+            headers, options = _addressing(first)
+            rows = [claimed.body[LENGTH:] for claimed in claims]
+            reply = await self._client.request(
+                first.service, *rows, timeout=None, headers=headers, options={**options, OPTION: len(rows)}
+            )
+        except (RequestError, SettingError) as error:
+            reason = str(error)
+            if isinstance(error, RequestError):
+                reason = error.text or reason
+                self._metrics.deaths += _workers_lost(error)
+                if error.code in TRANSIENT_CODES:
+                    pause = _jittered(*BACKOFF_SECONDS, 0)
+            size.failed()
+        except Exception as error:  # one broken request must not stop the others
+            log.exception("a pack of %d requests cannot be dispatched", len(claims), extra=_fields(first))
+            reason, pause = repr(error), _jittered(*BACKOFF_SECONDS, 0)
+        else:
+            outcomes = read_reply(reply, len(claims))
+            size.replied(len(claims), time.monotonic() - began, understood=outcomes is not None)
+            if outcomes is not None:
+                return [self._row_outcome(*each) for each in zip(claims, outcomes, strict=True)]
+            reason = "its worker does not understand packs of rows"
+        log.info(
+            "%s and %d others: %s; sending each by itself", first.uuid.hex, len(claims) - 1, reason,
+            extra=_fields(first),
+        )  # fmt: skip
+        return [self._reschedule(claimed.id, claimed.attempt, pause, reason) for claimed in claims]
+
+    def _row_outcome(self, claimed: store.Claimed, outcome: list[bytes] | Failed) -> store.Outcome | store.Reschedule:
+        if isinstance(outcome, Failed):
+            return self._after_error(claimed, ServiceError(outcome.code, outcome.text, *outcome.detail))
+        return self._success(claimed, outcome)
+
+    async def _call(self, running: Running, saving: "deque[asyncio.Task[None]]") -> store.Outcome | store.Reschedule:
+        """Call the service, storing its PARTIALs as they arrive."""
+        claimed, size = running.claimed, running.lane.size
+        try:
+            body = unpack(claimed.body)
+            headers, options = _addressing(claimed)
         except ValueError as error:  # another program has written the row
             return self._failure(claimed, Code.MALFORMED, str(error))
-        if headers is None or isinstance(headers, dict):
-            headers = {REQUEST_ID: _request_id(claimed, headers), **(headers or {})}
-        options = {"on_behalf": claimed.owner} if claimed.owner else None
+        asked = running.row and size.understood is not False
+        if asked:
+            options[OPTION] = 1
+        began = time.monotonic()
         async with aclosing(self._client.stream(claimed.service, *body, headers=headers, options=options)) as parts:
             number = 0
             async for part in parts:
@@ -475,13 +475,18 @@ class Dispatcher:
                 number += 1
                 if len(saving) >= MAX_UNSTORED_PARTIALS:
                     await saving.popleft()
+        if asked:
+            outcomes = read_reply(part, 1) if number == 0 else None
+            size.replied(1, time.monotonic() - began, understood=outcomes is not None)
+            if outcomes is not None:
+                return self._row_outcome(claimed, outcomes[0])
         return self._success(claimed, part)
 
     async def _store_partial(self, uuid: UUID, part: store.Partial) -> None:
-        await self._store(store.add_partials, part)
-        self._changed(uuid)
+        await self._stored(part, self._submit(part))
+        self._changed(uuid, None)
 
-    def _success(self, claimed: store.Claimed, reply: Reply) -> store.Outcome:
+    def _success(self, claimed: store.Claimed, reply: Sequence[bytes]) -> store.Outcome:
         if not _fits(reply):
             return self._failure(claimed, Code.TOO_LARGE, "the reply is too large to be fetched")
         now = self._clock.now()
@@ -533,30 +538,39 @@ class Dispatcher:
         text = None if error is None else error.replace("\0", "?")
         return store.Reschedule(id_, self._holder, attempt, self._clock.now() + pause, failures, text, deaths)
 
-    async def _store(self, work: Work[Item, Result], item: Item) -> Result:
-        """Store an item, retrying until the database accepts it."""
+    def _submit(self, item: store.Outcome | store.Reschedule | store.Partial) -> "asyncio.Future[Any]":
+        if isinstance(item, store.Outcome):
+            return self._writer.submit(store.finish, item)
+        if isinstance(item, store.Reschedule):
+            return self._writer.submit(store.reschedule, item)
+        return self._writer.submit(store.add_partials, item)
+
+    async def _stored(
+        self, item: store.Outcome | store.Reschedule | store.Partial, storing: "asyncio.Future[Any]"
+    ) -> Any:
+        """Wait until an item is stored, retrying until the database accepts it."""
         tries = 0
         while True:
             try:
-                return await self._writer.submit(work, item)
+                return await storing
             except StoreError:
                 await asyncio.sleep(_jittered(0.1, 2.0, tries))
                 tries += 1
+            storing = self._submit(item)
 
-    def _abandon(self, running: _Running) -> None:
+    def _abandon(self, running: Running) -> None:
         """Give up a request that belongs to another Titanic now, or was closed."""
-        if running.task is None:
-            with suppress(ValueError):
-                running.lane.buffer.remove(running)
-            self._forget(running)
-        elif not running.answered:
+        if running.sent is None:
+            if running.lane.drop(running):
+                self._forget(running)
+        elif not running.sent.answered and running.claimed.id not in running.sent.abandoned:
             log.info(
                 "%s: abandoned: it was closed or reassigned, or Titanic is shutting down", running.claimed.uuid.hex,
                 extra=_fields(running.claimed),
             )  # fmt: skip
-            running.task.cancel()
+            running.sent.abandon(running)
 
-    def _forget(self, running: _Running) -> None:
+    def _forget(self, running: Running) -> None:
         self._bytes -= len(running.claimed.body)
         if self._running.get(running.claimed.id) is running:
             del self._running[running.claimed.id]
@@ -572,10 +586,10 @@ class Dispatcher:
         for lane in self._lanes.values():
             for running in list(lane.buffer):
                 self._abandon(running)
-        under_way = [running for running in self._running.values() if running.task is not None]
+        under_way = [running for running in self._running.values() if running.sent is not None]
         if under_way:
             log.info("waiting up to %g s for %d running requests", timeout, len(under_way))
-        tasks = [running.task for running in under_way if running.task is not None]
+        tasks = {each.sent.task for each in under_way if each.sent is not None and each.sent.task is not None}
         try:
             if tasks:
                 await asyncio.wait(tasks, timeout=timeout)
@@ -590,6 +604,14 @@ def _request_id(claimed: store.Claimed, headers: Any) -> str:
     """Return the id of a request in log lines: the one that its submitter has given it, or else its UUID."""
     given = headers.get(REQUEST_ID, "") if isinstance(headers, dict) else ""
     return given if given and isinstance(given, str) else claimed.uuid.hex
+
+
+def _addressing(claimed: store.Claimed) -> tuple[Any, dict[str, Any]]:
+    """Return headers and options of a request.  Raises `ValueError` if its headers are not JSON."""
+    headers = json.loads(claimed.headers or "null")
+    if headers is None or isinstance(headers, dict):
+        headers = {REQUEST_ID: _request_id(claimed, headers), **(headers or {})}
+    return headers, {"on_behalf": claimed.owner} if claimed.owner else {}
 
 
 def _fields(claimed: store.Claimed) -> dict[str, Any]:
@@ -618,7 +640,7 @@ def _workers_lost(error: RequestError) -> int:
     return 1 if attempt is None else int(attempt[1])
 
 
-def _fits(part: Reply) -> bool:
+def _fits(part: Sequence[bytes]) -> bool:
     """Return whether a part of a reply is small enough to be fetched."""
     return sum(map(len, part)) <= MAX_REPLY_BYTES and len(part) < MAX_BODY_FRAMES
 

@@ -63,11 +63,12 @@ def outcome_of(found: store.Fetched | None) -> Outcome | None:
     """Return the outcome of a row whose request is in this state; None if it has not ended."""
     if found is None:
         return Failed(Code.FAILED, "the request was closed, or its result has expired, while its key is remembered")
-    if found.state == "done":
-        return unpack(found.reply or b"")
-    if found.state != "failed":
-        return None
-    return Failed(found.code or Code.FAILED, found.error or "", (b"",))
+    return ended_as(found) if found.ended else None
+
+
+def ended_as(ended: store.Fetched | store.Outcome) -> Outcome:
+    """Return the outcome of a row whose request has ended."""
+    return unpack(ended.reply or b"") if ended.code is None else Failed(ended.code, ended.error or "", (b"",))
 
 
 def remaining_seconds(request: Request) -> float | None:
@@ -82,13 +83,21 @@ class RowsWaiter:
     """A caller of `titanic.request` that waits until the requests of its rows change."""
 
     def __init__(self) -> None:
-        self.happened = asyncio.Event()
-        self.changed: set[UUID] = set()
+        self._happened = asyncio.Event()
+        self._changed: dict[UUID, store.Outcome | None] = {}
 
-    def wake(self, uuid: UUID) -> None:
-        """Note that the request with this UUID may have changed."""
-        self.changed.add(uuid)
-        self.happened.set()
+    def wake(self, uuid: UUID, outcome: store.Outcome | None = None) -> None:
+        """Note that the request with this UUID may have changed, or has ended with this outcome."""
+        if outcome is not None or uuid not in self._changed:
+            self._changed[uuid] = outcome
+        self._happened.set()
+
+    async def changes(self) -> dict[UUID, store.Outcome | None]:
+        """Wait until requests may have changed, and return them with the outcomes that are known."""
+        await self._happened.wait()
+        self._happened.clear()
+        changed, self._changed = self._changed, {}
+        return changed
 
 
 class RowReplies(Pack):

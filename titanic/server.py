@@ -165,7 +165,8 @@ class Server:
             dispatcher = self._dispatcher = Dispatcher(
                 client, writer, self._clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
                 max_deaths=self._max_deaths,
-                changed=lambda uuid: service.changed(uuid),  # noqa: PLW0108 - there is no service yet
+                changed=lambda uuid, outcome: service.changed(uuid, outcome),  # noqa: PLW0108 - there is no service yet
+                is_row=lambda uuid: service.is_row(uuid),  # noqa: PLW0108
                 metrics=self.metrics,
             )  # fmt: skip
             service = Service(

@@ -24,7 +24,7 @@ from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import unpack
 from .metrics import Metrics
-from .rows import RowReplies, RowsWaiter, asks_for_rows, outcome_of, parse_rows, remaining_seconds
+from .rows import RowReplies, RowsWaiter, asks_for_rows, ended_as, outcome_of, parse_rows, remaining_seconds
 from .submission import MalformedRequest, ReplyRequest, Submission, parse_close, parse_reply_request, parse_submission
 
 OK: Final = b"200"
@@ -51,7 +51,7 @@ class _Waiter:
         self.dismissed = dismissed
         """Whether to answer with the current state."""
 
-    def wake(self, _: UUID) -> None:
+    def wake(self, _: UUID, __: store.Outcome | None) -> None:
         """Note that the request may have changed."""
         self.happened.set()
 
@@ -167,12 +167,17 @@ class Service:
         with suppress(TimeoutError):
             async with asyncio.timeout(remaining_seconds(request)):
                 while rows and not self._ending and not replies.groups:
-                    await waiter.happened.wait()
-                    waiter.happened.clear()
-                    changed = [uuid for uuid in waiter.changed if uuid in rows]
-                    waiter.changed.clear()
-                    lookups = [self._reader.submit(store.fetch, _lookup(request, uuid)) for uuid in changed]
-                    for uuid, lookup in zip(changed, lookups, strict=True):
+                    changes = await waiter.changes()
+                    lookups = {
+                        uuid: self._reader.submit(store.fetch, _lookup(request, uuid))
+                        for uuid, ended in changes.items()
+                        if ended is None and uuid in rows
+                    }
+                    for uuid, ended in changes.items():
+                        if ended is not None:
+                            for index in rows.pop(uuid, ()):
+                                replies.put(index, ended_as(ended))
+                    for uuid, lookup in lookups.items():
                         found = await lookup
                         if found is not None and found.reply is None and found.size is not None and found.ended:
                             reply = await self._reader.submit(store.fetch_reply, found.id)
@@ -261,10 +266,14 @@ class Service:
             self._waiters.pop(waiter, None)
             self._forget(wanted.uuid, waiter)
 
-    def changed(self, uuid: UUID) -> None:
-        """Wake the callers that wait for this request."""
+    def changed(self, uuid: UUID, outcome: store.Outcome | None = None) -> None:
+        """Wake the callers that wait for this request.  `outcome` is how it has ended, if that is known."""
         for each in self._waiting.get(uuid, ()):
-            each.wake(uuid)
+            each.wake(uuid, outcome)
+
+    def is_row(self, uuid: UUID) -> bool:
+        """Return whether a caller waits for the request that has submitted it as a row."""
+        return any(isinstance(each, RowsWaiter) for each in self._waiting.get(uuid, ()))
 
     async def watch(self) -> None:
         """Wake callers whose requests another program has changed.  Runs until cancelled."""

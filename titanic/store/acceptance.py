@@ -1,8 +1,9 @@
 """Store requests that were submitted."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -10,7 +11,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
 from ..submission import Submission
-from .bulk import Bulk, Row
+from .bulk import Bulk, Row, as_uuid
 from .tables import KEYS, REQUESTS, K, R, for_both_dialects
 
 
@@ -24,7 +25,39 @@ def _enter_key(insert: Any) -> sa.Executable:
     return found
 
 
-_ENTER_KEY: Final = for_both_dialects(_enter_key)
+_RENEW_KEYS: Final = for_both_dialects(_enter_key)
+_ENTER_KEYS: Final = Bulk(
+    """
+    INSERT INTO titanic_keys (service, key, owner, uuid, expires)
+    WITH given
+    SELECT service, key, owner, uuid, expires FROM given WHERE service IS NOT NULL
+    ON CONFLICT DO NOTHING
+    """,
+    service="text",
+    key="text",
+    owner="text",
+    uuid="uuid",
+    expires="double precision",
+)
+
+
+def _finding(lock: str) -> Bulk:
+    return Bulk(
+        f"""
+        WITH given
+        SELECT k.service, k.key, k.owner, k.uuid, k.expires FROM given JOIN titanic_keys AS k
+        ON k.service = given.service AND k.key = given.key AND k.owner = given.owner {lock}
+        """,  # noqa: S608 - our own
+        service="text",
+        key="text",
+        owner="text",
+    )
+
+
+_FIND_KEYS: Final = {"sqlite": _finding(""), "postgresql": _finding("FOR KEY SHARE OF k")}
+"""PostgreSQL locks the keys, so that maintenance does not delete them at the same time."""
+_Key: TypeAlias = tuple[str, str, str]
+"""The primary key of a submission's key: service, key and owner."""
 _COLUMNS: Final = tuple(name for name in Submission._fields if name != "key_expires")
 """The columns of `titanic_requests` that a submission sets."""
 _POSTGRESQL: Final = postgresql.dialect()  # type: ignore[no-untyped-call]
@@ -67,25 +100,38 @@ def _row(submission: Submission) -> Row:
     return (submission.uuid.hex, *_VALUES(submission))
 
 
-def _key_of(submission: Submission) -> tuple[str, str, str]:
+def _key_of(submission: Submission) -> _Key:
     """Return the primary key of the submission's key."""
     return submission.service, str(submission.key), submission.owner
 
 
-def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> dict[tuple[str, str, str], UUID]:
+def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> dict[_Key, UUID]:
     """Insert keys that are new or have expired, and return the UUID that each key stands for."""
-    first = {_key_of(each): each for each in reversed(keyed)}
-    connection.execute(
-        _ENTER_KEY[connection.dialect.name],
-        # Sorted, so that two Titanics with the same keys cannot deadlock.
-        [
-            {
-                "service": service, "key": key, "owner": owner, "uuid": each.uuid, "expires": each.key_expires,
-                "now": each.created,
-            }
-            for (service, key, owner), each in sorted(first.items())
-        ],
-    )  # fmt: skip
-    columns = (K.service, K.key, K.owner)
-    found = connection.execute(sa.select(*columns, K.uuid).where(sa.tuple_(*columns).in_(list(first))))
-    return {(service, key, owner): uuid for service, key, owner, uuid in found}
+    # Sorted, so that two Titanics with the same keys cannot deadlock.
+    first = dict(sorted({_key_of(each): each for each in reversed(keyed)}.items()))
+    entered = _ENTER_KEYS.count(connection, [(*key, each.uuid.hex, each.key_expires) for key, each in first.items()])
+    if entered == len(first):
+        return {key: each.uuid for key, each in first.items()}
+    known = _find_keys(connection, first)
+    old = [each for key, each in first.items() if key not in known or known[key][1] <= each.created]
+    if old:  # expired, and perhaps deleted a moment ago
+        connection.execute(
+            _RENEW_KEYS[connection.dialect.name],
+            [
+                {
+                    "service": each.service, "key": each.key, "owner": each.owner, "uuid": each.uuid,
+                    "expires": each.key_expires, "now": each.created,
+                }
+                for each in old
+            ],
+        )  # fmt: skip
+        known |= _find_keys(connection, [_key_of(each) for each in old])
+    return {key: uuid for key, (uuid, _) in known.items()}
+
+
+def _find_keys(connection: Connection, keys: Iterable[_Key]) -> dict[_Key, tuple[UUID, float]]:
+    """Return the UUID that each key stands for, and when the key expires."""
+    return {
+        (service, key, owner): (as_uuid(uuid), math.inf if expires is None else expires)
+        for service, key, owner, uuid, expires in _FIND_KEYS[connection.dialect.name](connection, list(keys))
+    }

@@ -68,9 +68,10 @@ class Outcome(NamedTuple):
 
 
 _OF_ATTEMPT: Final = """
-    r.id = given.id AND r.holder = given.holder AND r.attempts = given.attempt AND r.state = 'running'
+    r.id = request AND r.holder = by_holder AND r.attempts = attempt AND r.state = 'running'
 """
-_ATTEMPT: Final = {"id": "bigint", "holder": "text", "attempt": "int"}
+"""Without the name of the table `given`, whose columns have names of their own: `RETURNING id` is then unambiguous."""
+_ATTEMPT: Final = {"request": "bigint", "by_holder": "text", "attempt": "int"}
 
 
 def _finishing(ended: str) -> Bulk:
@@ -83,6 +84,7 @@ def _finishing(ended: str) -> Bulk:
             reply = given.reply, code = given.code, error = given.error, ended = {ended},
             deaths = coalesce(given.deaths, r.deaths)
         FROM given WHERE {_OF_ATTEMPT}
+        RETURNING id
         """,  # noqa: S608 - our own
         **_ATTEMPT,
         now="double precision",
@@ -123,12 +125,14 @@ def reserve_ended(connection: Connection, count: int) -> int:
     return int(connection.scalar(_ADVANCE_COUNTER, {"name": "ended", "value": count}) or 0) - count
 
 
-def finish(connection: Connection, batch: Sequence[Outcome]) -> list[None]:
-    """Store outcomes of attempts."""
+def finish(connection: Connection, batch: Sequence[Outcome]) -> list[bool]:
+    """Store outcomes of attempts, and return whether each was stored: otherwise the attempt is no longer the current
+    one."""
     name = connection.dialect.name
     before = reserve_ended(connection, len(batch)) if name == "sqlite" else 0
-    _FINISH[name](connection, [(*each, before + at) for at, each in enumerate(_firsts(batch), 1)])
-    return [None] * len(batch)
+    firsts = _firsts(batch)
+    stored = {id_ for (id_,) in _FINISH[name](connection, [(*each, before + at) for at, each in enumerate(firsts, 1)])}
+    return [each.id in stored for each in batch]
 
 
 class Reschedule(NamedTuple):

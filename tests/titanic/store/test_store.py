@@ -708,7 +708,7 @@ def test_partials_of_a_request_that_is_being_closed_are_ignored(tables, cluster,
 
 def test_a_reply(tables):
     claimed = tables.running(result_ttl=60.5)
-    assert tables.do(store.finish, outcome(claimed, b"\0\xffreply", NOW + 3)) == [None]
+    assert tables.do(store.finish, outcome(claimed, b"\0\xffreply", NOW + 3)) == [True]
     row = tables.row(claimed.uuid)
     assert (row.state, row.reply, row.finished, row.expires) == ("done", b"\0\xffreply", NOW + 3, NOW + 63.5)
     assert (row.holder, row.code, row.error, row.attempts) == (None, None, None, 1)
@@ -1195,7 +1195,7 @@ class Later(store.Clock):
 
 
 WORK = {
-    store.accept: (lambda there: Submission(uuid4(), "echo", b"", NOW, NOW, key="17"), [KEY]),
+    store.accept: (lambda there: Submission(uuid4(), "s", b"", NOW, NOW, key="17"), [KEY]),
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
     store.maintain: (
         lambda there: store.Maintenance(LEASED, Later(), renew_at=0.0, count_up_to=1000, offered=("service 3", "x")),

@@ -1,0 +1,199 @@
+"""The requests of a service between claim and outcome: which the broker gets next, and how many of them together.
+
+Requests that callers submitted as rows are sent as packs (see "Rows" in docs/x1.md), as long as these are answered
+quickly.  Only the first attempt is made in a pack: if the pack fails as a whole, each of its requests is sent by itself
+from then on, so that one request does not use up the attempts of the others.
+"""
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from ..workers.handling import MAX_BODY_FRAMES
+from . import store
+from .frames import LENGTH
+
+PREFETCH_FACTOR: Final = 2
+"""Requests sent to the broker per unit of a service's credit, so that the next is available when one ends."""
+CLAIM_AHEAD_SECONDS: Final = 0.05
+"""Seconds of further requests to claim ahead, at the rate at which the service completes them."""
+MAX_CLAIMED: Final = 2000
+"""Maximum number of requests claimed for one service."""
+MAX_PACK_ROWS: Final = MAX_BODY_FRAMES - 1
+"""Maximum number of rows in a pack: its reply has one more frame."""
+MAX_PACK_BYTES: Final = 4 << 20
+"""Maximum size of the rows in a pack."""
+TARGET_SECONDS: Final = 0.1
+"""How long a pack should take: the longer, the more rows wait for the slowest."""
+MIN_PACKS: Final = 4
+"""The rows that are claimed are divided among this many packs at least, so that several workers get some."""
+
+
+class Running:
+    """A request that this Titanic has claimed, until its outcome is stored."""
+
+    __slots__ = ("claimed", "lane", "row", "sent")
+
+    def __init__(self, claimed: store.Claimed, lane: "Lane", *, row: bool) -> None:
+        self.claimed = claimed
+        self.lane = lane
+        self.row = row and claimed.attempt == 1 and _is_single_frame(claimed.body)
+        """Whether it may be sent as a row of a pack."""
+        self.sent: Sent | None = None
+        """What it was sent to the broker in."""
+
+
+class Sent:
+    """A request to the broker, in which one or more requests are executed."""
+
+    __slots__ = ("abandoned", "answered", "lane", "members", "task")
+
+    def __init__(self, members: list[Running]) -> None:
+        self.members = members
+        self.lane = members[0].lane
+        self.task: asyncio.Task[None] | None = None
+        self.answered = False
+        """Whether the outcomes are known; they are then being stored."""
+        self.abandoned: set[int] = set()
+        """The ids of requests that were given up: they belong to another Titanic now, or were closed."""
+
+    def abandon(self, running: Running) -> None:
+        """Give up a request.  Cancels the task once it works for none."""
+        self.abandoned.add(running.claimed.id)
+        if len(self.abandoned) == len(self.members) and self.task is not None:
+            self.task.cancel()
+
+
+class PackSize:
+    """How many rows a request to one service should have.
+
+    Single rows ask whether the service's workers understand packs.  From then on, packs double in size while they take
+    less than half the target, and are halved if they take twice as long.
+    """
+
+    __slots__ = ("rows", "understood")
+
+    def __init__(self) -> None:
+        self.rows = 1
+        self.understood: bool | None = None
+        """Whether the workers understand packs; None if that is not known yet."""
+
+    def now(self, waiting: int) -> int:
+        """Return how many rows to pack while this many are waiting."""
+        return min(self.rows, max(1, waiting // MIN_PACKS)) if self.understood else 1
+
+    def replied(self, rows: int, seconds: float, *, understood: bool) -> None:
+        """Record that a request with this many rows was answered."""
+        self.understood = understood
+        if not understood:
+            self.rows = 1
+        elif seconds < TARGET_SECONDS / 2 and rows == self.rows:
+            self.rows = min(2 * self.rows, MAX_PACK_ROWS)
+        elif seconds > 2 * TARGET_SECONDS and rows >= self.rows:
+            self.rows = max(1, self.rows // 2)
+
+    def failed(self) -> None:
+        """Record that a pack failed as a whole."""
+        self.rows = 1
+
+
+class Lane:
+    """The requests of one service that are claimed or being executed."""
+
+    __slots__ = (
+        "accepted", "ahead", "buffer", "claiming", "credit", "ended", "held", "in_flight", "packed", "pending",
+        "service", "size",
+    )  # fmt: skip
+
+    def __init__(self, service: str, size: PackSize) -> None:
+        self.service = service
+        self.size = size
+        self.credit = 0
+        """How many requests all workers of the service take at a time."""
+        self.pending = False
+        """Whether there may be requests to claim."""
+        self.accepted = 0
+        """Counts accepted requests, to notice if one arrives during a claim."""
+        self.claiming = False
+        self.buffer: deque[Running] = deque()
+        """Requests that are claimed but not yet sent to the broker."""
+        self.held = 0
+        """Requests that are claimed and have no outcome yet."""
+        self.in_flight = 0
+        """Requests at the broker; a pack is one."""
+        self.packed = 1
+        """How many requests the latest of them had as rows."""
+        self.ended = 0
+        """Requests that have ended since the last maintenance."""
+        self.ahead = 0
+        """How many requests to claim beyond those that are sent to the broker."""
+
+    @property
+    def room(self) -> int:
+        """How many requests may be claimed in all."""
+        return min(self.credit * PREFETCH_FACTOR * self.packed + self.ahead, MAX_CLAIMED)
+
+    @property
+    def free(self) -> bool:
+        """Whether the broker may get another request."""
+        return self.in_flight < self.credit * PREFETCH_FACTOR
+
+    def add(self, claimed: store.Claimed, *, row: bool) -> Running:
+        """Add a request that was claimed; `row`, if it was submitted as a row."""
+        running = Running(claimed, self, row=row)
+        self.buffer.append(running)
+        self.held += 1
+        return running
+
+    def take(self) -> Sent:
+        """Return the next request to the broker: the first one in the buffer, or a pack that begins with it."""
+        waiting = len(self.buffer)
+        first = self.buffer.popleft()
+        members = [first]
+        if first.row:
+            most, size = self.size.now(waiting), len(first.claimed.body)
+            while self.buffer and len(members) < most and _goes_with(first, following := self.buffer[0]):
+                size += len(following.claimed.body)
+                if size > MAX_PACK_BYTES:
+                    break
+                members.append(self.buffer.popleft())
+        self.packed = self.size.rows if first.row and self.size.understood else 1
+        self.in_flight += 1
+        sent = Sent(members)
+        for each in members:
+            each.sent = sent
+        return sent
+
+    def drop(self, running: Running) -> bool:
+        """Remove a request that was not sent.  Return whether it was there."""
+        try:
+            self.buffer.remove(running)
+        except ValueError:
+            return False
+        self.held -= 1
+        return True
+
+    def executed(self, sent: Sent) -> None:
+        """Record that the service has finished a request."""
+        self.in_flight -= 1
+        self.held -= len(sent.members)
+        self.ended += len(sent.members)
+
+    def observe(self, seconds: float) -> None:
+        """Adapt to the rate at which the service completed requests in the last `seconds`."""
+        self.ahead = max(int(self.ended / seconds * CLAIM_AHEAD_SECONDS), self.ahead // 2)
+        self.ended = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do for the service."""
+        return not ((self.pending and self.credit) or self.claiming or self.held)
+
+
+def _goes_with(first: Running, other: Running) -> bool:
+    """Return whether two requests can be rows of the same pack, which has one owner and one set of headers."""
+    return other.row and other.claimed.owner == first.claimed.owner and other.claimed.headers == first.claimed.headers
+
+
+def _is_single_frame(body: bytes) -> bool:
+    return int.from_bytes(body[:LENGTH], "big") + LENGTH == len(body)
