@@ -349,7 +349,7 @@ class _AsyncConnection(Connection):
         slots, start, base = self._row_slots, self._row_starter.start_inside, self._worker_context
         until = time.monotonic() + MAX_PACK_TURN_SECONDS
         try:
-            for index, row in enumerate(pack.rows):
+            for index, row in enumerate(pack):
                 await slots.acquire()
                 task = start(self._handle_row(pack, index, row), base.copy())
                 if task is not None:
