@@ -35,8 +35,8 @@ from ..clients import (
     WorkerLost,
 )
 from ..mdp.codes import Code
+from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.tracing import REQUEST_ID, shown_id
-from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from . import store
 from .batches import BatchExecutor, StoreError, Work
 from .frames import pack, unpack

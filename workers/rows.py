@@ -2,26 +2,24 @@
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, Final
 
 from ..mdp.codes import Code
 from ..mdp.errors import HandlerError
-from .handling import MAX_BODY, MAX_BODY_FRAMES, Failed, HandlerAdapter, failed
+from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
+from ..mdp.rows import OPTION, Failed, Outcome, plain_marker, read_reply
+from .handling import HandlerAdapter, failed
 from .request import Request
 
-OPTION: Final = "rows"
+__all__ = ["OPTION", "Outcome", "Pack", "is_pack", "read_reply"]
+
 MAX_GROUP_BYTES: Final = 4 << 20
 """Replies of this size are sent on while further rows are worked on."""
 MAX_GROUP_FRAMES: Final = MAX_BODY_FRAMES - 1
 """Maximum number of frames after a marker."""
 _RAW_OPTION: Final = b'"rows"'
-_MARKER: Final = b'{"rows":'
-
-Outcome = list[bytes] | Failed
-"""The frames that reply to a row, or its failure."""
 _IN_GROUP: Final[Outcome] = []
 """Stands for an outcome that is in a group already."""
 
@@ -196,51 +194,10 @@ class _Group:
     def frames(self) -> list[bytes]:
         """Return the marker and the frames of all replies."""
         if not self._failed and len(self._frames) == len(self._counts) and 0 not in self._counts:
-            return [_plain_marker(len(self._counts)), *self._frames]
+            return [plain_marker(len(self._counts)), *self._frames]
         marker: dict[str, Any] = {OPTION: len(self._counts), "frames": self._counts}
         if self._failed:
             marker["failed"] = {
                 str(index): [each.code, each.text, bool(each.detail)] for index, each in self._failed.items()
             }
         return [json.dumps(marker, separators=(",", ":")).encode(), *self._frames]
-
-
-@lru_cache(maxsize=2048)
-def _plain_marker(rows: int) -> bytes:
-    return b'{"rows":%d}' % rows
-
-
-# ── for callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def read_reply(reply: Sequence[bytes], count: int, *, partly: bool = False) -> list[Outcome] | None:
-    """Return the outcomes of the `count` rows of a pack; `partly`, of its first rows.
-
-    None if the worker does not understand packs.
-    """
-    if len(reply) == count + 1 and reply[0] == _plain_marker(count):  # the most frequent
-        return [[frame] for frame in reply[1:]]
-    outcomes: list[Outcome] = []
-    at = 0
-    while at < len(reply):
-        if not reply[at].startswith(_MARKER):
-            return None
-        try:
-            marker = json.loads(reply[at])
-            rows, failures = marker[OPTION], marker.get("failed", {})
-            counts = marker.get("frames") or [1] * rows
-            if len(counts) != rows or not all(type(each) is int and each >= 0 for each in counts):
-                return None
-            at += 1
-            for index, size in enumerate(counts):
-                failure = failures.get(str(index))
-                if failure is None:
-                    outcomes.append(list(reply[at : at + size]))
-                else:
-                    code, text, own = failure
-                    outcomes.append(Failed(int(code), str(text), (b"",) if own else ()))
-                at += size
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return None
-    complete = len(outcomes) == count or (partly and 0 < len(outcomes) < count)
-    return outcomes if complete and at == len(reply) else None
