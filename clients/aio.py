@@ -254,7 +254,7 @@ class AsyncClient:
         timeout: float = DEFAULT_TOTAL_TIMEOUT,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[Reply | RequestError, None]:
-        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/rows.md).
+        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/python.md).
 
         An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is handled as if it
         were a request of this one frame, but requests carry as many rows as are answered quickly.  Rows are read as

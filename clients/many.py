@@ -10,6 +10,8 @@ from .defaults import MAX_OUTSTANDING
 from .reply import Reply
 from .rows import Chunk, Lookahead, RowSettings, checked_rows_per_request
 
+CHUNKS_AHEAD: Final = 8
+"""The rows that are sent ahead are divided into so many chunks, because the outcomes of a chunk come together."""
 MAX_CHUNK_BYTES: Final = 4 << 20
 """Size of the rows from which on a chunk is full."""
 
@@ -58,7 +60,11 @@ class _Filling:
             row = bytes(row)
         self._rows.append(row)
         self._bytes += len(row)
-        return self.rest() if len(self._rows) >= self._lookahead.rows or self._bytes >= MAX_CHUNK_BYTES else None
+        return (
+            self.rest()
+            if CHUNKS_AHEAD * len(self._rows) >= self._lookahead.rows or self._bytes >= MAX_CHUNK_BYTES
+            else None
+        )
 
     def rest(self) -> Chunk:
         """Return the chunk as it is, and begin another one."""

@@ -275,7 +275,7 @@ class Client:
         timeout: float = DEFAULT_TOTAL_TIMEOUT,
         headers: Mapping[str, str] | None = None,
     ) -> Generator[Reply | RequestError, None, None]:
-        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/rows.md).
+        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/python.md).
 
             for outcome in client.map("shout", rows):
                 print(outcome)                                      # [b'HELLO'], or an exception
