@@ -11,7 +11,8 @@ Two partitions on `local[2]`, an echo service of two worker processes, rows of a
 4. Rows per second of the SQL function, compared with `call_service` with the same settings.
 5. The same calls without Spark: one process, one client; and the rows through Spark without calls.
 6. The same rows over HTTP: `requests` on the executors, one connection for each partition, and Starlette under uvicorn,
-   which echoes; and the same handler on the executors, in `mapInArrow`, with and without work to do.
+   which echoes; and the same handler on the executors, in `mapInArrow`, with and without work to do.  There are as many
+   worker processes as partitions, so the handlers have as many processes either way.
 
 Compare ratios, not absolute numbers, which depend on the machine and its load.
 """
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from itertools import repeat
 from typing import Any
 
 from x1 import BIN, running, start_broker, start_worker
@@ -162,17 +164,12 @@ def by_function(bench: Bench) -> None:
 
 
 def without(bench: Bench) -> None:
-    from zmdp.spark.pipeline.calls import CallSettings, answer_chunks
-    from zmdp.spark.pipeline.packs import Chunk, Row
-
     df = bench.rows(ROWS)
-    settings = CallSettings(broker=bench.endpoint, window=64)
-    size = 256
 
     def calls_only() -> None:
-        chunks = (Chunk([Row("echo", b"x" * 40)] * size) for _ in range(ROWS // size))
-        for _ in answer_chunks(chunks, settings):
-            pass
+        with Client(bench.endpoint) as client:
+            for _ in client.map("echo", repeat(b"x" * 40, ROWS), rows_per_request=1):
+                pass
 
     ways: dict[str, Callable[[], object]] = {
         "call_service": lambda: bench.call(df, rows_per_request=1),
@@ -199,8 +196,9 @@ def http_echo() -> Any:
 
 
 def count_letters(request: Any) -> bytes:
-    """Work for some 20 µs."""
-    return b"%d" % sum(request[0].count(letter) for letter in (b"%c" % n for n in range(65, 123)))
+    """Work for some microseconds."""
+    text = request[0]
+    return b"%d" % sum(text.count(letter) for letter in (b"%c" % n for n in range(65, 123)))
 
 
 letters = Worker("letters", count_letters)

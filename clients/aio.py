@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Self
@@ -13,7 +13,7 @@ from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.endpoints import Endpoints
-from ..mdp.errors import ClosedError, SettingError
+from ..mdp.errors import ClosedError, RequestError, SettingError
 from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.sockets import checked_endpoints, end, own_context
 from .arguments import (
@@ -26,7 +26,9 @@ from .call import Call
 from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
 from .dialog import AsyncDialog
 from .legacy_aio import LegacyAsyncDialog
+from .many import checked_settings, chunks_async, outcomes
 from .reply import Reply, is_available
+from .rows import AUTO, Lookahead, RowSettings, answer_chunks_async
 from .x1_aio import Receiver, X1AsyncDialog
 
 _DEFAULT: Final[Any] = object()
@@ -241,6 +243,49 @@ class AsyncClient:
                 decoded = coder.decode(part)
                 if decoded is not None or not part.final:
                     yield decoded
+
+    def map(
+        self,
+        service: str | bytes,
+        rows: Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        window: int = 64,
+        rows_per_request: int | str = AUTO,
+        timeout: float = DEFAULT_TOTAL_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[Reply | RequestError, None]:
+        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/python.md).
+
+        An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is handled as if it
+        were a request of this one frame, but requests carry as many rows as are answered quickly.  Rows are read as
+        their outcomes are taken, some thousands ahead at most.  Closing the generator early cancels what is
+        outstanding.
+
+        Args:
+            service: The service's name.
+            rows: The rows.
+            window: Maximum number of outstanding requests.  Beside it, their size is limited to 64 MB.
+            rows_per_request: A fixed number of rows; then a worker that does not understand packs must reply with a
+                frame for each.
+            timeout: Seconds for each request.
+            headers: Passed to the handler, with each row.
+
+        Raises `SettingError` for an invalid argument.
+        """
+        name = wire.service_name(service).decode()
+        settings = checked_settings(self.protocol, window, rows_per_request, timeout, headers)
+        return self._mapped(name, rows, settings)
+
+    async def _mapped(
+        self, service: str, rows: Iterable[bytes] | AsyncIterable[bytes], settings: RowSettings
+    ) -> AsyncGenerator[Reply | RequestError, None]:
+        self._check_usable()
+        lookahead = Lookahead(settings)
+        answered = answer_chunks_async(chunks_async(service, rows, lookahead), settings, self, lookahead)
+        async with aclosing(answered):
+            async for chunk in answered:
+                for outcome in outcomes(chunk):
+                    yield outcome
 
     def begin(
         self,

@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ..mdp.errors import SettingError
 from .legacy_session import HEADERS
 
+_ONLY_BYTES: Final = {bytes}
+
 
 def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
     """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
-    if len(frames) == 1 and type(frames[0]) is bytes:  # the common case
+    if set(map(type, frames)) == _ONLY_BYTES:  # the common case
         return frames
     body = []
     for at, frame in enumerate(frames):

@@ -5,20 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ..mdp import wire
-from ..mdp.codes import Code
-from ..mdp.errors import (
-    RequestCancelled,
-    RequestError,
-    RequestRejected,
-    RequestTimeout,
-    RetryLater,
-    ServiceError,
-    ServiceNotFound,
-    SettingError,
-    StreamInterrupted,
-    WorkerLost,
-    ZmdpError,
-)
+from ..mdp.codes import Code, request_error
+from ..mdp.errors import RequestError, SettingError, StreamInterrupted, ZmdpError
 from ..mdp.timers import TimerNode
 from .reply import Reply
 
@@ -99,27 +87,9 @@ def is_refused(call: Call, error: wire.Error) -> bool:
 
 
 def error_of(call: Call, error: wire.Error) -> RequestError:
-    """Return the exception for an ERROR.
-
-    An ERROR with a detail frame is the service's own, whatever its code; one without is the broker's.
-    """
-    service, code, text = call.service.decode(), error.code, error.text.decode(errors="replace")
-    if error.detail:
-        return ServiceError(code, text, error.detail[0] or None, service=service)
-    kind = StreamInterrupted if call.streamed and code == Code.WORKER_LOST else _ERRORS.get(code)
-    if kind is None:
-        return ServiceError(code, text, service=service)
-    return kind(f"service {service!r}: {text} ({code})", service=service, code=code, text=text)
-
-
-_ERRORS: Final[Mapping[int, type[RequestError]]] = {
-    Code.MALFORMED: RequestRejected,
-    Code.NOT_ALLOWED: RequestRejected,
-    Code.NO_WORKER: ServiceNotFound,
-    Code.TIME_PASSED: RequestTimeout,
-    Code.TOO_LARGE: RequestRejected,
-    Code.QUEUE_FULL: RetryLater,
-    Code.CANCELLED: RequestCancelled,
-    Code.WORKER_LOST: WorkerLost,
-    Code.DRAINING: RetryLater,
-}
+    """Return the exception for an ERROR."""
+    service, text = call.service.decode(), error.text.decode(errors="replace")
+    if call.streamed and error.code == Code.WORKER_LOST and not error.detail:
+        message = f"service {service!r}: {text} ({error.code})"
+        return StreamInterrupted(message, service=service, code=error.code, text=text)
+    return request_error(service, error.code, text, error.detail[0] if error.detail else None)

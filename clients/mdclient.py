@@ -1,8 +1,11 @@
 """The synchronous client."""
 
+import asyncio
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,9 +15,10 @@ from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.endpoints import Endpoints
-from ..mdp.errors import ClosedError
+from ..mdp.errors import ClosedError, RequestError, SettingError
 from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.transport.sockets import checked_endpoints, end, own_context
+from .aio import AsyncClient
 from .arguments import (
     checked_body,
     checked_max_outstanding,
@@ -22,10 +26,19 @@ from .arguments import (
     checked_retries,
     checked_timeout,
 )
-from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_RETRIES, DEFAULT_TIMEOUT, MAX_OUTSTANDING
+from .defaults import (
+    DEFAULT_HEARTBEAT,
+    DEFAULT_LIVENESS,
+    DEFAULT_RETRIES,
+    DEFAULT_TIMEOUT,
+    DEFAULT_TOTAL_TIMEOUT,
+    MAX_OUTSTANDING,
+)
 from .dialog import Ask, Dialog
 from .legacy import LegacyDialog
+from .many import checked_settings, chunks, outcomes
 from .reply import Reply, is_available
+from .rows import AUTO, Lookahead, RowSettings, answer_chunks
 from .x1 import X1Dialog
 
 
@@ -91,6 +104,11 @@ class Client:
         keys = load_keys(key, broker_key)
         self._closed = False
         self._process = os.getpid()
+        self._connect = partial(
+            AsyncClient, broker, protocol=protocol, envelope=envelope, heartbeat=heartbeat, liveness=liveness,
+            max_outstanding=max_outstanding, key=keys, context=context,
+        )  # fmt: skip
+        """Make a client for `map`."""
         self._own_context = context is None
         self._context = own_context() if context is None else context
         self._dialog: Dialog
@@ -246,6 +264,55 @@ class Client:
         """
         dialog = self._usable()
         return dialog.submit(self._ask(service, frames, timeout, retries, wait, headers, options))
+
+    def map(
+        self,
+        service: str | bytes,
+        rows: Iterable[bytes],
+        *,
+        window: int = 64,
+        rows_per_request: int | str = AUTO,
+        timeout: float = DEFAULT_TOTAL_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> Generator[Reply | RequestError, None, None]:
+        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/python.md).
+
+            for outcome in client.map("shout", rows):
+                print(outcome)                                      # [b'HELLO'], or an exception
+
+        An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is handled as if it
+        were a request of this one frame, but requests carry as many rows as are answered quickly.  Rows are read as
+        their outcomes are taken, some thousands ahead at most.  Closing the generator early cancels what is
+        outstanding.
+
+        The calls have a connection of their own, over which they are sent and received while an outcome is waited for.
+
+        Args:
+            service: The service's name.
+            rows: The rows.
+            window: Maximum number of outstanding requests.  Beside it, their size is limited to 64 MB.
+            rows_per_request: A fixed number of rows; then a worker that does not understand packs must reply with a
+                frame for each.
+            timeout: Seconds for each request.
+            headers: Passed to the handler, with each row.
+
+        Raises `SettingError` for an invalid argument, and within a running event loop: use `AsyncClient.map` there.
+        """
+        name = wire.service_name(service).decode()
+        settings = checked_settings(self.protocol, window, rows_per_request, timeout, headers)
+        self._usable()
+        if asyncio._get_running_loop() is not None:
+            raise SettingError("Client.map cannot run within an event loop: use AsyncClient.map")
+        return self._mapped(name, rows, settings)
+
+    def _mapped(
+        self, service: str, rows: Iterable[bytes], settings: RowSettings
+    ) -> Generator[Reply | RequestError, None, None]:
+        lookahead = Lookahead(settings)
+        answered = answer_chunks(chunks(service, rows, lookahead), settings, self._connect, lookahead)
+        with closing(answered):
+            for chunk in answered:
+                yield from outcomes(chunk)
 
     def available(self, service: str | bytes, *, timeout: float | None = None, retries: int | None = None) -> bool:
         """Return whether at least one worker offers `service` now (`mmi.service`).

@@ -88,3 +88,10 @@ SHORTEST_HEARTBEAT: Final = 0.01
 """In seconds."""
 LARGEST: Final = 1 << 53
 """Upper bound of all settings, up to which floats represent every whole number."""
+
+ROUTING_FRAMES: Final = 20
+"""Frames reserved for a message's routing, with up to 1000 bytes each."""
+MAX_BODY: Final = Limits().max_message - 1000 * ROUTING_FRAMES
+"""Bytes of a body that a broker with the default limits accepts; one with lower limits drops larger ones."""
+MAX_BODY_FRAMES: Final = Limits().max_frames - ROUTING_FRAMES
+"""Frames of such a body."""

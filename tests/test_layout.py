@@ -28,7 +28,8 @@ ALLOWED = {
     "mdp.broker": LEAVES | {"mmi"},
     "mdp.cli": LEAVES | {"mdp.broker"},
     "mdp.testing": LEAVES | {"mdp.broker", "clients", "workers", "titanic"},
-    "clients": LEAVES | {"mdp.cli"},
+    "clients": LEAVES | {"mdp.cli", "clients.rows"},
+    "clients.rows": LEAVES,
     "clients.gateways": CALLERS,
     "clients.gateways.flux": CALLERS | {"clients.gateways"},
     "clients.gateways.http": CALLERS | {"clients.gateways", "mdp.http", "titanic"},
@@ -41,7 +42,7 @@ ALLOWED = {
     "spark": CALLERS | {"titanic", "titanic.store", "titanic.cli"},
     "spark.batch": CALLERS | {"titanic", "titanic.cli", "spark"},
     "spark.fleet": CALLERS | {"titanic.cli", "spark", "spark.batch"},
-    "spark.pipeline": CALLERS | {"titanic", "spark"},
+    "spark.pipeline": CALLERS | {"clients.rows", "titanic", "spark"},
     "spark.datasource": CALLERS | {"titanic", "titanic.store"},
 }
 """The packages from which each package may import, at any time and for any purpose, named without `zmdp.`; a package

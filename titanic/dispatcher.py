@@ -34,9 +34,9 @@ from ..clients import (
     WorkerLost,
 )
 from ..mdp.codes import Code
+from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
+from ..mdp.rows import OPTION, Failed, read_reply
 from ..mdp.tracing import REQUEST_ID, shown_id
-from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed
-from ..workers.rows import OPTION, read_reply
 from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import LENGTH, pack, unpack

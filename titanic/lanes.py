@@ -9,7 +9,7 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from ..workers.handling import MAX_BODY_FRAMES
+from ..mdp.limits import MAX_BODY_FRAMES
 from . import store
 from .frames import LENGTH
 

@@ -12,9 +12,9 @@ from typing import Any, Final
 from uuid import UUID
 
 from ..mdp.codes import Code
+from ..mdp.rows import OPTION, Failed, Outcome
 from ..workers import Request
-from ..workers.handling import Failed
-from ..workers.rows import OPTION, Outcome, Pack
+from ..workers.rows import Pack
 from . import store
 from .frames import pack, unpack
 from .submission import OPTIONS, MalformedRequest, Submission, parse_submission

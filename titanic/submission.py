@@ -18,8 +18,8 @@ from uuid import UUID
 
 from ..mdp import wire
 from ..mdp.errors import SettingError
+from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.wire import MMI, valid_service
-from ..workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from .frames import pack
 from .uuids import new_uuid
 

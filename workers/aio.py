@@ -13,12 +13,13 @@ from typing import Final as Constant
 from ..mdp.errors import RequestCancelled
 from ..mdp.loading import check_not_importing
 from ..mdp.logs import fields_of
+from ..mdp.rows import Failed
 from ..mdp.tracing import handling
 from ..mdp.transport.sockets import Context
 from .base import BaseWorker
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
 from .eager_tasks import EagerTaskStarter
-from .handling import Failed, Final, failed
+from .handling import Final, failed
 from .request import Request
 from .rows import Outcome, Pack, is_pack
 
@@ -349,7 +350,7 @@ class _AsyncConnection(Connection):
         slots, start, base = self._row_slots, self._row_starter.start_inside, self._worker_context
         until = time.monotonic() + MAX_PACK_TURN_SECONDS
         try:
-            for index, row in enumerate(pack.rows):
+            for index, row in enumerate(pack):
                 await slots.acquire()
                 task = start(self._handle_row(pack, index, row), base.copy())
                 if task is not None:

@@ -17,12 +17,12 @@ from ..mdp import wire
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
+from ..mdp.rows import Failed
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
 from ..mdp.transport.sockets import Context, dealer
 from ..mdp.wire import Message
-from .handling import Failed
 from .request import Request
 from .session import WorkerSession
 

@@ -16,13 +16,14 @@ import zmq
 from ..mdp.access import Access
 from ..mdp.codecs import Codec
 from ..mdp.loading import check_not_importing
+from ..mdp.rows import Failed
 from ..mdp.tracing import handling
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.sockets import Context, checked_endpoint
 from .aio import AsyncHandler, AsyncWorker, _AsyncConnection
 from .freelance_connection import FreelanceServerConnection, public_endpoint
 from .freelance_session import FreelanceServerSession
-from .handling import Failed, Final, failed
+from .handling import Final, failed
 from .mdworker import Handler, Worker
 from .request import Request
 from .threaded import ThreadedConnection

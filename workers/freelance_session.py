@@ -14,9 +14,9 @@ from typing import Final
 
 from ..mdp import wire
 from ..mdp.codes import Code
-from ..mdp.limits import Limits
+from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES, Limits
+from ..mdp.rows import Failed
 from ..mdp.wire import Invalid, Message, flp
-from .handling import MAX_BODY, MAX_BODY_FRAMES, Failed
 from .request import Request
 
 MAX_WAITING: Final = 10_000

@@ -5,26 +5,21 @@ import logging
 import traceback
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..mdp import tracing
 from ..mdp.codecs import Codec, Coder
 from ..mdp.codes import Code
 from ..mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
-from ..mdp.limits import Limits
+from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.logs import fields_of
+from ..mdp.rows import Failed
 from .request import Request
 
 Frame = bytes | bytearray | memoryview
 Frames = Frame | Sequence[Frame] | None
 """What a handler may yield or return: one frame, several (a list or tuple), or None for one empty frame."""
 
-ROUTING_FRAMES = 20
-"""Frames reserved for a message's routing, with up to 1000 bytes each."""
-MAX_BODY = Limits().max_message - 1000 * ROUTING_FRAMES
-"""Bytes of a reply that a broker with the default limits accepts; one with lower limits drops larger replies."""
-MAX_BODY_FRAMES = Limits().max_frames - ROUTING_FRAMES
-"""Frames of such a reply."""
 MAX_ERROR_CHARACTERS = 1000
 """Characters of an exception's text that are sent to the client."""
 
@@ -57,14 +52,6 @@ class Final:
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
-
-
-class Failed(NamedTuple):
-    """A handler's failure, as it is reported to the client."""
-
-    code: int
-    text: str
-    detail: tuple[bytes, ...] = ()
 
 
 class Unreadable(CodecError):

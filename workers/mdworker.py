@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Self
 
+from ..mdp import tracing
 from ..mdp.errors import ClosedError, RequestCancelled
 from ..mdp.loading import check_not_importing
 from ..mdp.tracing import handling
@@ -163,18 +164,34 @@ class Worker(BaseWorker[Handler]):
     def _handle_rows(self, connection: ThreadedConnection, handler: Handler, request: Request) -> Outcome:
         """Call the handler for each row of a pack.  Return the end of the reply."""
         pack = Pack(request)
-        for index, row in enumerate(pack.rows):
-            try:
-                with handling(row):
-                    result = handler(self._adapter.argument(row))
-                    frames = self._collect(result) if isinstance(result, Iterator) else self._adapter.frames(result)
-            except BaseException as error:  # noqa: BLE001 - only this row fails
-                pack.record(index, failed(error, row))
-            else:
-                pack.record(index, frames)
-            if pack.groups or request.cancelled:
-                self._send_groups(connection, pack, request)
+        traced = tracing.opentelemetry_trace() is not None
+        set_current, row_frames = tracing.current.set, self._row_frames
+        before = set_current(request)
+        try:
+            for index, row in enumerate(pack):
+                outcome: Outcome
+                try:
+                    if traced:
+                        with handling(row):
+                            outcome = row_frames(handler, row)
+                    else:  # the same without the context manager, which would cost as much as the rest of this loop
+                        set_current(row)
+                        outcome = row_frames(handler, row)
+                except BaseException as error:  # noqa: BLE001 - only this row fails
+                    outcome = failed(error, row)
+                pack.record(index, outcome)
+                if pack.groups or request.cancelled:
+                    self._send_groups(connection, pack, request)
+        finally:
+            tracing.current.reset(before)
         return pack.last()
+
+    def _row_frames(self, handler: Handler, row: Request) -> list[bytes]:
+        """Call the handler for a row.  Return the frames of its result."""
+        result = handler(self._adapter.argument(row))
+        if type(result) is not bytes and isinstance(result, Iterator):
+            return self._collect(result)
+        return self._adapter.frames(result)
 
     def _handle_whole(self, connection: ThreadedConnection, handler: Handler, request: Request) -> Outcome:
         """Call a handler of whole packs.  Return the end of the reply."""

@@ -2,25 +2,26 @@
 
 import json
 from collections import deque
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
+from itertools import repeat
 from typing import Any, Final
 
 from ..mdp.codes import Code
 from ..mdp.errors import HandlerError
-from .handling import MAX_BODY, MAX_BODY_FRAMES, Failed, HandlerAdapter, failed
+from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
+from ..mdp.rows import OPTION, Failed, Outcome, plain_marker, read_reply
+from .handling import HandlerAdapter, failed
 from .request import Request
 
-OPTION: Final = "rows"
+__all__ = ["OPTION", "Outcome", "Pack", "is_pack", "read_reply"]
+
 MAX_GROUP_BYTES: Final = 4 << 20
 """Replies of this size are sent on while further rows are worked on."""
 MAX_GROUP_FRAMES: Final = MAX_BODY_FRAMES - 1
 """Maximum number of frames after a marker."""
 _RAW_OPTION: Final = b'"rows"'
-_MARKER: Final = b'{"rows":'
-
-Outcome = list[bytes] | Failed
-"""The frames that reply to a row, or its failure."""
+_IN_GROUP: Final[Outcome] = []
+"""Stands for an outcome that is in a group already."""
 
 
 class RowRequest(Request):
@@ -29,15 +30,14 @@ class RowRequest(Request):
     __slots__ = ("_pack",)
 
     def __init__(self, frame: bytes, pack: Request) -> None:
+        list.__init__(self, (frame,))  # there is one of these for every row: calling Request's takes twice as long
         self._pack = pack
-        super().__init__(
-            (frame,),
-            service=pack.service,
-            client=pack.address,
-            options=pack._options,
-            deadline=pack.deadline,
-            attempt=pack._attempt,
-        )
+        self.service = pack.service
+        self.address = pack.address
+        self.deadline = pack.deadline
+        self._options = pack._options
+        self._values = pack._values
+        self._attempt = pack._attempt
 
     @property
     def cancelled(self) -> bool:
@@ -64,10 +64,9 @@ class Pack:
 
     def __init__(self, request: Request, *, coded: bool = False) -> None:
         marked = is_pack(request)
-        self.rows: list[Request] = (
-            [request] if coded and not marked else [RowRequest(frame, request) for frame in request]
-        )
-        self._start(len(self.rows), marked=marked)
+        self._request = request
+        self._one_row = coded and not marked
+        self._start(1 if self._one_row else len(request), marked=marked)
 
     def _start(self, count: int, *, marked: bool = True) -> None:
         self.marked = marked
@@ -78,10 +77,20 @@ class Pack:
         """The first row that is not in a group: its outcome, or that of a row before it, is missing."""
         self._group = _Group()
 
+    def row(self, index: int) -> Request:
+        """Return a row as a request of its own."""
+        return self._request if self._one_row else RowRequest(self._request[index], self._request)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Yield the rows, each made when it is needed."""
+        if self._one_row:
+            return iter((self._request,))
+        return map(RowRequest, self._request, repeat(self._request))
+
     def record(self, index: int, outcome: Outcome) -> None:
         """Record the outcome of a row."""
         self._outcomes[index] = outcome
-        if not self.marked:
+        if not self.marked or index > self._next:
             return
         while self._next < len(self._outcomes):
             following = self._outcomes[self._next]
@@ -91,7 +100,7 @@ class Pack:
                 self.groups.append(self._group.frames())
                 self._group = _Group()
                 self._group.add(following)
-            self._outcomes[self._next] = []  # it is in the group now
+            self._outcomes[self._next] = _IN_GROUP
             self._next += 1
 
     def last(self) -> Outcome:
@@ -110,18 +119,14 @@ class Pack:
     def values(self, adapter: HandlerAdapter) -> list[Any]:
         """Return the handler's argument: a value for each row, without those that cannot be decoded."""
         if not adapter.coded:
-            return [row[0] for row in self.rows] if self.marked else list(self.rows and self._frames())
+            return list(self._request)
         values = []
-        for index, row in enumerate(self.rows):
+        for index, row in enumerate(self):
             try:
                 values.append(adapter.argument(row))
             except Exception as error:  # noqa: BLE001 - a codec can raise anything
                 self.record(index, failed(error, row))
         return values
-
-    def _frames(self) -> Iterator[bytes]:
-        for row in self.rows:
-            yield from row
 
     def record_all(self, results: Any, adapter: HandlerAdapter) -> None:
         """Record what a handler of whole packs returned: a value for each row, or an exception.
@@ -137,12 +142,12 @@ class Pack:
         for index, result in zip(missing, results, strict=True):
             outcome: Outcome
             if isinstance(result, BaseException):
-                outcome = failed(result, self.rows[index])
+                outcome = failed(result, self.row(index))
             else:
                 try:
                     outcome = adapter.frames(result)
                 except Exception as error:  # noqa: BLE001 - only this row fails
-                    outcome = failed(error, self.rows[index])
+                    outcome = failed(error, self.row(index))
             self.record(index, outcome)
 
 
@@ -151,12 +156,20 @@ class _Group:
 
     def __init__(self) -> None:
         self._counts: list[int] = []
+        """How many frames reply to each row."""
         self._failed: dict[int, Failed] = {}
         self._frames: list[bytes] = []
         self._bytes = 0
 
     def add(self, outcome: Outcome) -> bool:
         """Add an outcome.  Return False if the group is full, and it belongs into the next."""
+        if type(outcome) is list and len(outcome) == 1:  # the most frequent
+            size = self._bytes + len(outcome[0])
+            if size <= MAX_GROUP_BYTES and len(self._frames) < MAX_GROUP_FRAMES:
+                self._bytes = size
+                self._counts.append(1)
+                self._frames += outcome
+                return True
         if isinstance(outcome, Failed):
             size = 100 + 6 * len(outcome.text)
             if self._counts and self._bytes + size > MAX_GROUP_BYTES:
@@ -181,51 +194,10 @@ class _Group:
     def frames(self) -> list[bytes]:
         """Return the marker and the frames of all replies."""
         if not self._failed and len(self._frames) == len(self._counts) and 0 not in self._counts:
-            return [_plain_marker(len(self._counts)), *self._frames]
+            return [plain_marker(len(self._counts)), *self._frames]
         marker: dict[str, Any] = {OPTION: len(self._counts), "frames": self._counts}
         if self._failed:
             marker["failed"] = {
                 str(index): [each.code, each.text, bool(each.detail)] for index, each in self._failed.items()
             }
         return [json.dumps(marker, separators=(",", ":")).encode(), *self._frames]
-
-
-@lru_cache(maxsize=2048)
-def _plain_marker(rows: int) -> bytes:
-    return b'{"rows":%d}' % rows
-
-
-# ── for callers ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def read_reply(reply: Sequence[bytes], count: int, *, partly: bool = False) -> list[Outcome] | None:
-    """Return the outcomes of the `count` rows of a pack; `partly`, of its first rows.
-
-    None if the worker does not understand packs.
-    """
-    if len(reply) == count + 1 and reply[0] == _plain_marker(count):  # the most frequent
-        return [[frame] for frame in reply[1:]]
-    outcomes: list[Outcome] = []
-    at = 0
-    while at < len(reply):
-        if not reply[at].startswith(_MARKER):
-            return None
-        try:
-            marker = json.loads(reply[at])
-            rows, failures = marker[OPTION], marker.get("failed", {})
-            counts = marker.get("frames") or [1] * rows
-            if len(counts) != rows or not all(type(each) is int and each >= 0 for each in counts):
-                return None
-            at += 1
-            for index, size in enumerate(counts):
-                failure = failures.get(str(index))
-                if failure is None:
-                    outcomes.append(list(reply[at : at + size]))
-                else:
-                    code, text, own = failure
-                    outcomes.append(Failed(int(code), str(text), (b"",) if own else ()))
-                at += size
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return None
-    complete = len(outcomes) == count or (partly and 0 < len(outcomes) < count)
-    return outcomes if complete and at == len(reply) else None

@@ -12,10 +12,10 @@ from typing import Final
 
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
+from ..mdp.rows import Failed
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.sockets import Context
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
-from .handling import Failed
 from .request import Request
 from .session import WorkerSession
 

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 )
 
 from ...mdp.errors import SettingError
+from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ...titanic.frames import LENGTH
 from ...titanic.submission import (
     MAX_SECONDS,
@@ -36,7 +37,6 @@ from ...titanic.submission import (
     encode_options,
     parse_submission,
 )
-from ...workers.handling import MAX_BODY, MAX_BODY_FRAMES
 from .bodies import UUID_BYTES, binary, pack_bodies
 from .database import time_option
 

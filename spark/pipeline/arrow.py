@@ -6,14 +6,15 @@ have as many rows.  No row becomes a Python object.
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Final
 
 from ...clients import ZmdpError
+from ...clients.rows import Chunk, Lookahead, RowOutcome, answer_chunks
 from ...mdp.codecs import Coder
 from ...mdp.codes import Code
-from .calls import CallSettings, Lookahead, answer_chunks
-from .packs import Answer, Chunk, Row
-from .replies import OK
+from .batches import OK, answer
+from .settings import CallSettings
 
 MAX_SLICE_ROWS: Final = 2048
 MAX_SLICE_BYTES: Final = 1 << 20
@@ -43,16 +44,15 @@ def call_arrow(
             sent = pa.RecordBatch.from_struct_array(column) if name is None else pa.record_batch([column], [name])
             rows = settings.rows_per_request or _slice_rows(sent.nbytes / sent.num_rows)
             slices = [sent.slice(start, rows) for start in range(0, sent.num_rows, rows)]
-            requests = [Row(service, coder.encode(each)[0]) for each in slices]
-            yield Chunk(requests, (batch, [each.num_rows for each in slices]))
+            requests = [coder.encode(each)[0] for each in slices]
+            yield Chunk(service, requests, (batch, [each.num_rows for each in slices]))
 
-    lookahead = Lookahead(settings)
-    lookahead.rows = min(settings.window, MAX_AHEAD)
-    each_alone = settings.for_slices()
-    with closing(answer_chunks(chunks(), each_alone, lookahead)) as replies:
+    each_alone = replace(settings, rows_per_request=1)
+    lookahead = Lookahead(each_alone, most=min(settings.window, MAX_AHEAD))
+    with closing(answer_chunks(chunks(), each_alone, settings.connect, lookahead)) as replies:
         for chunk in replies:
             batch, counts = chunk.tag
-            slices = [_columns(coder, answer, count, kind) for answer, count in zip(chunk.answers, counts, strict=True)]
+            slices = [_columns(coder, reply, count, kind) for reply, count in zip(chunk.outcomes, counts, strict=True)]
             columns = [pa.concat_arrays(parts) for parts in zip(*slices, strict=True)]
             names = [*batch.schema.names[:-1], *added]
             yield pa.RecordBatch.from_arrays([*batch.columns[:-1], *columns], names)
@@ -62,14 +62,14 @@ def _slice_rows(row_bytes: float) -> int:
     return max(1, min(MAX_SLICE_ROWS, int(MAX_SLICE_BYTES / max(row_bytes, 1))))
 
 
-def _columns(coder: Coder, answer: Answer, count: int, kind: Any) -> list[Any]:
+def _columns(coder: Coder, outcome: RowOutcome, count: int, kind: Any) -> list[Any]:
     """Return reply, code and error of the rows of a request, as arrays."""
     import pyarrow as pa  # noqa: PLC0415
 
-    code, error = answer.code, answer.error
+    reply, code, error = answer(outcome, "frames")
     if code == OK:
         try:
-            return _read_reply(coder.decode([answer.reply]), count, kind)  # type: ignore[list-item]  # it is binary
+            return _read_reply(coder.decode(reply), count, kind)  # type: ignore[arg-type]  # it is a list of frames
         except (ZmdpError, ValueError, TypeError, pa.ArrowException) as wrong:
             code, error = Code.FAILED, f"the reply cannot be used: {wrong}"
     return [pa.nulls(count, kind), pa.repeat(pa.scalar(code, pa.int32()), count), pa.repeat(pa.scalar(error), count)]

@@ -7,14 +7,13 @@ Errors are columns too: a row whose request fails never fails the job.  See docs
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...clients import Client, SettingError
 from ...clients.arguments import checked_timeout
 from ...clients.defaults import MAX_OUTSTANDING
+from ...clients.rows import AUTO, checked_rows_per_request
 from ...mdp import wire
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.keys import BrokerKey, Key, load_keys
@@ -22,8 +21,8 @@ from ...mdp.transport.sockets import checked_endpoints
 from ...titanic.submission import MAX_SECONDS
 from ..session import NEEDS_PYSPARK, SparkError, reason
 from .arrow import call_arrow
-from .calls import CallSettings, Lookahead, answer_chunks
-from .packs import AUTO, Answer, Chunk, Row, check_rows_per_request
+from .batches import call_batches, call_series
+from .settings import CallSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,8 +32,6 @@ ARROW: Final = "arrow"
 RESULTS: Final = ("string", "binary", "frames")
 TEMPORARY_COLUMN: Final = "__zmdp_{}__"
 """Names of temporary columns, chosen not to clash with those of the DataFrame."""
-MAX_BATCH_BYTES: Final = 64 << 20
-"""Maximum size of the replies in a batch handed to Spark, unless one row has more."""
 
 
 def call_service(
@@ -89,7 +86,7 @@ def call_service(
         CallSettings(
             broker=broker,
             window=window,
-            rows_per_request=check_rows_per_request(rows_per_request),
+            rows_per_request=checked_rows_per_request(rows_per_request),
             timeout=timeout,
             keep=keep,
             headers=headers,
@@ -161,7 +158,7 @@ def register_function(
         CallSettings(
             broker=broker,
             window=window,
-            rows_per_request=check_rows_per_request(rows_per_request),
+            rows_per_request=checked_rows_per_request(rows_per_request),
             timeout=timeout,
             keep=keep,
             headers=headers,
@@ -326,93 +323,3 @@ def _analysis_exception() -> type[Exception]:
     from pyspark.errors import AnalysisException  # noqa: PLC0415
 
     return cast("type[Exception]", AnalysisException)
-
-
-# ── on the executors: batches to rows and back ───────────────────────────────────────────────────────────────────────
-
-
-def call_batches(
-    batches: Iterator[Any], service: str, added: Sequence[str], settings: CallSettings, *, keyed: bool
-) -> Iterator[Any]:
-    """Yield Arrow record batches with the replies.
-
-    The last column of each batch, or the last two with a key, is what to send.
-    """
-    import pyarrow as pa  # noqa: PLC0415 - optional on the driver
-
-    lookahead, selected = Lookahead(settings), 1 + keyed
-
-    def chunks() -> Iterator[Chunk]:
-        for batch in batches:
-            start = 0
-            while start < batch.num_rows:
-                most = lookahead.rows_of_size(batch.column(batch.num_columns - selected).nbytes / batch.num_rows)
-                part = batch.slice(start, most)
-                start += most
-                *_, bodies = part.columns[: part.num_columns - keyed]
-                large = pa.types.is_large_string(bodies.type) or pa.types.is_large_binary(bodies.type)
-                sent = bodies.cast(pa.large_binary() if large else pa.binary()).to_pylist()
-                keys = part.columns[-1].to_pylist() if keyed else [None] * len(sent)
-                rows = [Row(service, body, key, keyed) for body, key in zip(sent, keys, strict=True)]
-                yield Chunk(rows, part)
-
-    reply_kinds = {"string": pa.string(), "binary": pa.binary(), "frames": pa.list_(pa.binary())}
-    kinds = (reply_kinds[settings.result], pa.int32(), pa.string())
-    replies = answer_chunks(chunks(), settings, lookahead)
-    with closing(replies):
-        for chunk in replies:
-            schema = pa.schema([*list(chunk.tag.schema)[:-selected], *map(pa.field, added, kinds)])
-            for start, end in split_by_size(chunk.answers):
-                columns = [column.slice(start, end - start) for column in chunk.tag.columns[:-selected]]
-                answers = list(zip(*chunk.answers[start:end], strict=True))
-                for values, kind in zip(answers, kinds, strict=True):
-                    columns.append(pa.array(values, kind))
-                yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def call_series(batches: Iterator[tuple[Any, ...]], settings: CallSettings) -> Iterator[Any]:
-    """Yield pandas frames of reply, code and error for tuples of series: services, inputs and, optionally, keys."""
-    import pandas as pd  # noqa: PLC0415
-
-    replies = answer_chunks((Chunk(_rows(series)) for series in batches), settings)
-    with closing(replies):
-        for chunk in replies:
-            yield pd.DataFrame(chunk.answers, columns=["reply", "code", "error"]).astype({"code": "Int32"})
-
-
-def _rows(series: Any) -> list[Row]:
-    # A wrong type is an error in the query, not in a row, so this does end the job.
-    if not isinstance(series, tuple) or not 2 <= len(series) <= 3:
-        raise SettingError("call_service takes two or three arguments: service, input and, optionally, key")
-    services, inputs, keys = (*series, None)[:3]
-    keyed = keys is not None
-    return [
-        Row(_text(service, "service"), _body(body), _text(key, "key"), keyed)
-        for service, body, key in zip(services, inputs, keys if keyed else repeat(None, len(inputs)), strict=True)
-    ]
-
-
-def _text(value: object, role: str) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise SettingError(f"the {role} is a {type(value).__name__}; cast it to string")
-    return value
-
-
-def _body(value: object) -> bytes | None:
-    if isinstance(value, str):
-        return value.encode()
-    if value is not None and not isinstance(value, bytes):
-        raise SettingError(f"the input is a {type(value).__name__}; cast it to string or binary, or use to_json()")
-    return value
-
-
-def split_by_size(answers: Sequence[Answer]) -> Iterator[tuple[int, int]]:
-    """Yield the bounds at which to split `answers` so that no batch has more than `MAX_BATCH_BYTES` of replies."""
-    start, size = 0, 0
-    for at, (reply, _, _) in enumerate(answers):
-        more = 0 if reply is None else sum(map(len, reply)) if isinstance(reply, list) else len(reply)
-        if size + more > MAX_BATCH_BYTES and at > start:
-            yield start, at
-            start, size = at, 0
-        size += more
-    yield start, len(answers)

@@ -21,10 +21,9 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
+from zmdp.spark.pipeline import batches as pipeline
 from zmdp.spark.pipeline import call_service, register_function
-from zmdp.spark.pipeline import plan as pipeline
-from zmdp.spark.pipeline.calls import CallSettings
-from zmdp.spark.pipeline.packs import Answer
+from zmdp.spark.pipeline.settings import CallSettings
 from zmdp.workers import Worker
 
 
@@ -180,9 +179,9 @@ def test_calls_in_a_chain(spark, endpoint, up):
 
 def test_large_replies_are_split_into_batches(monkeypatch):
     monkeypatch.setattr(pipeline, "MAX_BATCH_BYTES", 10)
-    answers = [Answer(text) for text in ("123456", "1234", None, "1", "12345678901", "", "1")]
-    assert list(pipeline.split_by_size(answers)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
-    assert list(pipeline.split_by_size([Answer([b"12345", b"67890"]), Answer([b"1"])])) == [(0, 1), (1, 2)]
+    outcomes = [b"123456", b"1234", None, b"1", b"12345678901", ServiceError(500, "no"), b"1"]
+    assert list(pipeline.split_by_size(outcomes)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
+    assert list(pipeline.split_by_size([[b"12345", b"67890"], b"1"])) == [(0, 1), (1, 2)]
 
 
 # ── Arrow ────────────────────────────────────────────────────────────────────────────────────────────────────────────

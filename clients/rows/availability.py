@@ -3,11 +3,10 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
-from ...clients import AsyncClient, BrokerUnreachable, RequestTimeout, ZmdpError
 from ...mdp.codes import Code
-from .replies import RowFailed
+from ...mdp.errors import BrokerUnreachable, RequestError, RequestTimeout, ServiceNotFound, ZmdpError
 
 PROBE_TIMEOUT_SECONDS: Final = 0.5
 """How long an unreachable broker may take to answer when it is probed again."""
@@ -15,10 +14,17 @@ RECHECK_SECONDS: Final = 1.0
 """Interval between such probes; rows fail immediately in between."""
 
 
+class Asker(Protocol):
+    """A client that can ask whether a service has workers."""
+
+    async def available(self, service: str, *, timeout: float) -> bool:
+        """Return whether at least one worker offers `service` now."""
+
+
 class Availability:
     """The services that did not answer, and the probes that find out whether they do again."""
 
-    def __init__(self, client: AsyncClient, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, client: Asker, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
         self._client = client
         self._timeout = timeout
         self._loop = loop
@@ -33,27 +39,27 @@ class Availability:
         """The probes that are running."""
         return [missing.probe for missing in self._missing.values() if missing.probe is not None]
 
-    def not_found(self, service: str, failed: RowFailed) -> None:
+    def not_found(self, service: str, error: RequestError) -> None:
         """Remember that nobody offers `service`."""
-        self._missing.setdefault(service, _Unavailable(failed))
+        self._missing.setdefault(service, _Unavailable(error))
 
-    async def timed_out(self, needed: Sequence[str], error: RequestTimeout) -> RowFailed:
-        """Return the failure to report, and remember an unavailable service so that following rows fail immediately."""
-        failed = RowFailed(Code.TIME_PASSED, error.text or str(error))
+    async def timed_out(self, needed: Sequence[str], error: RequestTimeout) -> RequestError:
+        """Return the error to report, and remember an unavailable service so that following rows fail immediately."""
         if isinstance(error, BrokerUnreachable):
-            self._missing.setdefault(needed[0], _Unavailable(failed))
-            return failed
+            self._missing.setdefault(needed[0], _Unavailable(error))
+            return error
         for service in needed:
             if service in self._missing or not await self._available(service, default=True):
-                failed = RowFailed(Code.NO_WORKER, f"no worker offered service {service!r} within {self._timeout:g} s")
-                self._missing.setdefault(service, _Unavailable(failed))
-                break
-        return failed
+                text = f"no worker offered service {service!r} within {self._timeout:g} s"
+                missing = ServiceNotFound(text, service=service, code=Code.NO_WORKER, text=text)
+                self._missing.setdefault(service, _Unavailable(missing))
+                return missing
+        return error
 
-    async def check(self, needed: Sequence[str]) -> None:
-        """Fail immediately if a required service is known to be unavailable; probe it again every `RECHECK_SECONDS`.
+    async def check(self, needed: Sequence[str]) -> RequestError | None:
+        """Return an error if a required service is known to be unavailable; probe it every `RECHECK_SECONDS`.
 
-        Without this, each window of rows would wait for the whole `timeout`.  Raises `RowFailed`.
+        Without this, each window of rows would wait for the whole `timeout`.
         """
         for service in needed:
             missing = self._missing.get(service)
@@ -64,7 +70,8 @@ class Availability:
             if missing.probe is not None:
                 await asyncio.shield(missing.probe)
             if self._missing.get(service) is missing:
-                raise RowFailed(missing.failed.code, missing.failed.text)
+                return missing.error
+        return None
 
     async def _probe(self, service: str, missing: "_Unavailable") -> None:
         if await self._available(service, default=False):
@@ -83,8 +90,8 @@ class Availability:
 class _Unavailable:
     """A broker or service that did not answer."""
 
-    def __init__(self, failed: RowFailed) -> None:
-        self.failed = failed
+    def __init__(self, error: RequestError) -> None:
+        self.error = error
         self.until = time.monotonic() + RECHECK_SECONDS
         """When to probe again."""
         self.probe: asyncio.Task[None] | None = None

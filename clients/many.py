@@ -1,0 +1,97 @@
+"""The rows of `Client.map` and `AsyncClient.map`: what they take, in chunks, and what they yield."""
+
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping
+from typing import Final
+
+from ..mdp import wire
+from ..mdp.errors import RequestError, SettingError
+from .arguments import check_legacy, checked_timeout
+from .defaults import MAX_OUTSTANDING
+from .reply import Reply
+from .rows import Chunk, Lookahead, RowSettings, checked_rows_per_request
+
+CHUNKS_AHEAD: Final = 8
+"""The rows that are sent ahead are divided into so many chunks, because the outcomes of a chunk come together."""
+MAX_CHUNK_BYTES: Final = 4 << 20
+"""Size of the rows from which on a chunk is full."""
+
+Outcome = Reply | RequestError
+"""The reply to a row, or why the row failed."""
+
+
+def checked_settings(
+    protocol: str, window: int, rows_per_request: int | str, timeout: float, headers: Mapping[str, str] | None
+) -> RowSettings:
+    """Return the settings that these arguments describe.  Raises `SettingError`."""
+    if protocol != "X1":
+        check_legacy(True, headers)
+    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_OUTSTANDING:
+        raise SettingError(f"window is {window!r}; expected a number of requests from 1 to {MAX_OUTSTANDING}")
+    wire.encode_options({"headers": dict(headers or {})})
+    rows = checked_rows_per_request(rows_per_request)
+    return RowSettings(window=window, rows_per_request=rows, timeout=checked_timeout(timeout), headers=headers)
+
+
+def outcomes(chunk: Chunk) -> Generator[Outcome, None, None]:
+    """Yield the outcome of each row."""
+    for outcome in chunk.outcomes:
+        if isinstance(outcome, RequestError):
+            yield outcome
+        else:
+            yield Reply((outcome,) if isinstance(outcome, bytes) else outcome, service=chunk.service, final=True)
+
+
+class _Filling:
+    """The chunk that is being filled."""
+
+    def __init__(self, service: str, lookahead: Lookahead) -> None:
+        self._service = service
+        self._lookahead = lookahead
+        self._rows: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, row: bytes) -> Chunk | None:
+        """Add a row.  Return the chunk if it is full."""
+        if type(row) is not bytes:
+            if not isinstance(row, bytes | bytearray | memoryview):
+                raise SettingError(
+                    f"a row is of type {type(row).__name__}: expected bytes, the only frame of a request"
+                )
+            row = bytes(row)
+        self._rows.append(row)
+        self._bytes += len(row)
+        return (
+            self.rest()
+            if CHUNKS_AHEAD * len(self._rows) >= self._lookahead.rows or self._bytes >= MAX_CHUNK_BYTES
+            else None
+        )
+
+    def rest(self) -> Chunk:
+        """Return the chunk as it is, and begin another one."""
+        chunk = Chunk(self._service, self._rows)
+        self._rows, self._bytes = [], 0
+        return chunk
+
+
+def chunks(service: str, rows: Iterable[bytes], lookahead: Lookahead) -> Generator[Chunk, None, None]:
+    """Yield the rows in chunks, as they are needed."""
+    filling = _Filling(service, lookahead)
+    for row in rows:
+        if (full := filling.add(row)) is not None:
+            yield full
+    yield filling.rest()
+
+
+async def chunks_async(
+    service: str, rows: Iterable[bytes] | AsyncIterable[bytes], lookahead: Lookahead
+) -> AsyncGenerator[Chunk, None]:
+    """Yield the rows in chunks, as they are needed."""
+    if not isinstance(rows, AsyncIterable):
+        for chunk in chunks(service, rows, lookahead):
+            yield chunk
+        return
+    filling = _Filling(service, lookahead)
+    async for row in rows:
+        if (full := filling.add(row)) is not None:
+            yield full
+    yield filling.rest()

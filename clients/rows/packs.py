@@ -1,0 +1,146 @@
+"""Rows that are returned together, and how many of them go into a request."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ...mdp.errors import RequestError, SettingError
+from ...mdp.limits import MAX_BODY_FRAMES
+
+AUTO: Final = "auto"
+MAX_PACKED_BYTES: Final = 4 << 20
+"""Maximum size of the rows in one request.  Larger ones gain nothing, and their replies must fit in a message too."""
+MAX_AUTO_ROWS: Final = MAX_BODY_FRAMES - 1
+"""Maximum number of rows in an automatic pack: its reply has one more frame."""
+TARGET_SECONDS: Final = 0.1
+"""How long the request of a pack should take, at most a tenth of the timeout: the longer, the later a failure is seen,
+and the more rows wait for the slowest."""
+MIN_PACKS: Final = 8
+"""The rows that are waiting are divided among this many requests at least, so that several workers get some."""
+
+RowOutcome = bytes | list[bytes] | RequestError
+"""The reply to a row, as its single frame or a list of several, or why the row failed."""
+
+
+class Chunk:
+    """Rows for one service that are returned together; `tag` is returned with them unchanged.
+
+    With `keys`, one for each row, they are sent by the `Keyed` that belongs to the calls.
+    """
+
+    def __init__(self, service: str, rows: Sequence[bytes], tag: Any = None, keys: Sequence[str] = ()) -> None:
+        self.service = service
+        self.rows = rows
+        self.tag = tag
+        self.keys = keys
+        self.size = sum(map(len, rows))
+        """The bytes of the rows."""
+        self.outcomes: list[RowOutcome] = []
+        """One for each row, once the chunk is returned."""
+        self.outcomes[:] = rows  # the places for the outcomes
+        self.done: asyncio.Future[None] | None = None
+        """Set while somebody waits for the rows."""
+        self.missing = len(rows)
+        """Rows without an outcome."""
+        self.unsent = len(rows)
+        """Rows that are in no request yet, the last ones."""
+
+    def take(self, most: int) -> "Pack":
+        """Return the next rows for one request: up to `most`, and not above `MAX_PACKED_BYTES` unless it is one."""
+        start = len(self.rows) - self.unsent
+        end = start + min(most, self.unsent)
+        pack = Pack(self, start, end)
+        if pack.size > MAX_PACKED_BYTES and end - start > 1:
+            size, end = len(self.rows[start]), start + 1
+            while size + len(self.rows[end]) <= MAX_PACKED_BYTES:
+                size += len(self.rows[end])
+                end += 1
+            pack = Pack(self, start, end)
+        self.unsent -= end - start
+        return pack
+
+
+class Pack:
+    """Consecutive rows of a chunk that share a request."""
+
+    __slots__ = ("chunk", "rows", "size", "start")
+
+    def __init__(self, chunk: Chunk, start: int, end: int) -> None:
+        self.chunk = chunk
+        self.start = start
+        self.rows = chunk.rows[start:end]
+        self.size = sum(map(len, self.rows))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The keys of the rows, if they have any."""
+        return self.chunk.keys[self.start : self.start + len(self.rows)]
+
+    def part(self, start: int, end: int) -> "Pack":
+        """Return some of the rows as a pack of their own."""
+        return Pack(self.chunk, self.start + start, self.start + end)
+
+    def settle(self, outcomes: Sequence[RowOutcome], at: int = 0) -> None:
+        """Set the outcomes of rows, from the row `at` on."""
+        chunk, start = self.chunk, self.start + at
+        chunk.outcomes[start : start + len(outcomes)] = outcomes
+        chunk.missing -= len(outcomes)
+        if not chunk.missing and chunk.done is not None and not chunk.done.done():
+            chunk.done.set_result(None)
+
+    def fail(self, error: RequestError) -> None:
+        """Set the same error as the outcome of all rows."""
+        self.settle([error.with_traceback(None)] * len(self.rows))
+
+
+class PackSize:
+    """How many rows a request to one service should have.
+
+    A single row asks whether the service's workers understand packs, unless that is known.  From then on, packs double
+    in size while requests take less than half the target, and are halved if they take twice as long.
+    """
+
+    def __init__(
+        self,
+        timeout: float,
+        *,
+        rows: int = 1,
+        most: int = MAX_AUTO_ROWS,
+        target: float = TARGET_SECONDS,
+        understood: bool | None = None,
+    ) -> None:
+        self.rows = rows
+        self.understood = understood
+        """Whether the workers understand packs; None if that is not known yet."""
+        self._most = most
+        self._target = min(target, timeout / 10)
+
+    def now(self, waiting: int) -> int:
+        """Return how many rows to pack while this many are waiting."""
+        return min(self.rows, max(1, waiting // MIN_PACKS))
+
+    def replied(self, rows: int, seconds: float) -> None:
+        """Record that a request with this many rows was answered."""
+        if seconds < self._target / 2 and rows == self.rows:
+            self.rows = min(2 * self.rows, self._most)
+        elif seconds > 2 * self._target and rows >= self.rows:
+            self.rows = max(1, self.rows // 2)
+
+    def failed(self) -> None:
+        """Record that a request failed in a way that concerns all its rows."""
+        self.rows = 1
+
+
+def checked_rows_per_request(rows: object) -> int | None:
+    """Return the number of rows in a request, or None for `AUTO`.  Raises `SettingError`."""
+    if rows == AUTO:
+        return None
+    if isinstance(rows, bool) or not isinstance(rows, int) or not 1 <= rows <= MAX_BODY_FRAMES:
+        raise SettingError(
+            f"rows_per_request is {rows!r}; expected {AUTO!r}, or 1 to {MAX_BODY_FRAMES}, the maximum number of frames "
+            "in a request"
+        )
+    return rows

@@ -1,0 +1,114 @@
+"""Rows with keys, through Titanic, and the rows that are not sent.  Without Spark."""
+
+import pytest
+from support.processes import TIMEOUT_SECONDS, eventually
+from support.titanics import BEATS, LIMITS, serving
+
+from zmdp.clients.rows import Lookahead
+from zmdp.mdp.errors import ServiceError
+from zmdp.mdp.testing import running_broker
+from zmdp.spark.pipeline.batches import Rows, answer, answer_rows
+from zmdp.spark.pipeline.settings import CallSettings
+from zmdp.workers import Worker
+
+
+@pytest.fixture
+def server():
+    with running_broker(limits=LIMITS, drain_timeout=0.0) as running:
+        yield running
+
+
+def worker(server, handler):
+    return Worker("up", handler, broker=server.endpoints[0], **BEATS)
+
+
+def up(request):
+    return [frame.upper() for frame in request]
+
+
+def ask(server, rows, *, keyed=True, **given):
+    """Return reply, code and error of each row."""
+    settings = CallSettings(
+        broker=server.endpoints[0], **{"window": 4, "rows_per_request": 1, "timeout": TIMEOUT_SECONDS, **given}
+    )
+    (found,) = answer_rows(iter([rows]), settings, Lookahead(settings), keyed=keyed)
+    return [answer(outcome, "string") for outcome in found.outcomes]
+
+
+def keyed(*keys):
+    return Rows("up", [b"x"] * len(keys), keys)
+
+
+def test_rows_that_are_not_sent(server):
+    with worker(server, up):
+        rows = Rows(["up", None, "up", None, "nobody\n", "up"], [b"a", b"b", None, None, b"c", b"d"])
+        found = ask(server, rows, keyed=False)
+        assert ask(server, Rows("up", [None, None]), keyed=False) == [(None, None, None)] * 2
+        assert ask(server, Rows("up", []), keyed=False) == []
+    assert found[:4] == [
+        ("A", 200, None), (None, 400, "the service is NULL; every row must name a service"), (None, None, None),
+        (None, None, None),
+    ]  # fmt: skip
+    assert [each[1] for each in found[4:]] == [400, 200]
+
+
+def test_a_key_is_one_request(server, tmp_path):
+    handled = []
+
+    def handler(request):
+        handled.append(request)
+        return b"%d" % len(handled)
+
+    with serving(server.endpoints[0], str(tmp_path / "t.db")), worker(server, handler):
+        first = ask(server, keyed("a", "b", "a"))
+        assert ask(server, keyed("a", "b", "a")) == first
+    assert len(handled) == 2
+    assert first[0] == first[2] != first[1]
+
+
+def test_invalid_keys(server, tmp_path):
+    with serving(server.endpoints[0], str(tmp_path / "t.db")), worker(server, up):
+        null, empty, right = ask(server, keyed(None, "", "a"))
+    assert null == (None, 400, "the key is NULL; every row sent through Titanic needs a key")
+    assert empty[1] == 400
+    assert "key must be text of 1 to 255 bytes" in empty[2]
+    assert right[1] == 200
+
+
+def test_without_titanic(server):
+    with worker(server, up):
+        found = ask(server, keyed(*map(str, range(500))), timeout=0.3)
+    assert {code for _, code, _ in found} == {404}
+    assert "titanic serve" in found[0][2]
+    assert server.broker.stats.requests < 500  # not each is tried: the rest fail with the first
+
+
+def test_a_timed_out_request_continues_in_titanic(server, tmp_path):
+    """Asking again with the same key returns the reply."""
+    handled = []
+
+    def handler(request):
+        handled.append(request)
+        return b"done"
+
+    with serving(server.endpoints[0], str(tmp_path / "t.db")):
+        late = ask(server, keyed(*map(str, range(50))), timeout=0.5)
+        assert {code for _, code, _ in late} == {404}
+        with worker(server, handler):
+            eventually(lambda: {code for _, code, _ in ask(server, keyed("0", "1"))} == {200})
+            assert ask(server, keyed("0")) == [("done", 200, None)]
+            eventually(lambda: len(handled) >= 4)  # those of the first window; nobody handed over the others
+    assert len(handled) == 4
+
+
+def test_failures_are_stored_too(server, tmp_path):
+    handled = []
+
+    def handler(request):
+        handled.append(request)
+        raise ServiceError(422, "never")
+
+    with serving(server.endpoints[0], str(tmp_path / "t.db")), worker(server, handler):
+        for _ in range(2):
+            assert ask(server, keyed("a")) == [(None, 422, "never")]
+    assert len(handled) == 1
