@@ -27,9 +27,14 @@ def checked_settings(
         check_legacy(True, headers)
     if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_OUTSTANDING:
         raise SettingError(f"window is {window!r}; expected a number of requests from 1 to {MAX_OUTSTANDING}")
-    wire.encode_options({"headers": dict(headers or {})})
+    headers = {} if headers is None else headers
+    if not isinstance(headers, Mapping) or not all(isinstance(each, str) for pair in headers.items() for each in pair):
+        raise SettingError(f"headers are {headers!r:.200}; expected a mapping of strings to strings")
+    wire.encode_options({"headers": dict(headers)})
     rows = checked_rows_per_request(rows_per_request)
-    return RowSettings(window=window, rows_per_request=rows, timeout=checked_timeout(timeout), headers=headers)
+    return RowSettings(
+        window=window, rows_per_request=rows, timeout=checked_timeout(timeout), headers=dict(headers) or None
+    )
 
 
 def outcomes(chunk: Chunk) -> Generator[Outcome, None, None]:

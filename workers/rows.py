@@ -89,7 +89,14 @@ class Pack:
 
     def record(self, index: int, outcome: Outcome) -> None:
         """Record the outcome of a row."""
-        self._outcomes[index] = outcome
+        outcomes = self._outcomes
+        if index == self._next and self.marked and self._group.add(outcome):  # the most frequent
+            outcomes[index] = _IN_GROUP
+            self._next = index = index + 1
+            if index == len(outcomes) or outcomes[index] is None:
+                return
+        else:
+            outcomes[index] = outcome
         if not self.marked or index > self._next:
             return
         while self._next < len(self._outcomes):

@@ -16,7 +16,7 @@ from ...mdp.codes import Code
 from .batches import OK, answer
 from .settings import CallSettings
 
-MAX_SLICE_ROWS: Final = 2048
+MAX_SLICE_ROWS: Final = 5000
 MAX_SLICE_BYTES: Final = 1 << 20
 """A request has no more rows than this, and about this size at most, unless `rows_per_request` is given."""
 MAX_AHEAD: Final = 16

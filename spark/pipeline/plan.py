@@ -7,13 +7,11 @@ Errors are columns too: a row whose request fails never fails the job.  See docs
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ...clients import Client, SettingError
-from ...clients.arguments import checked_timeout
-from ...clients.defaults import MAX_OUTSTANDING
-from ...clients.rows import AUTO, checked_rows_per_request
+from ...clients.many import checked_settings
+from ...clients.rows import AUTO
 from ...mdp import wire
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.keys import BrokerKey, Key, load_keys
@@ -82,18 +80,8 @@ def call_service(
 
     Raises `SettingError` if an argument is invalid.  Errors of requests go into the columns.
     """
-    settings = _checked(
-        CallSettings(
-            broker=broker,
-            window=window,
-            rows_per_request=checked_rows_per_request(rows_per_request),
-            timeout=timeout,
-            keep=keep,
-            headers=headers,
-            result=result if codec is None else "binary",
-            keys=load_keys(client_key, broker_key),
-        )
-    )
+    one_frame = result if codec is None else "binary"
+    settings = _settings(broker, window, rows_per_request, timeout, keep, headers, one_frame, client_key, broker_key)
     name = wire.service_name(service).decode()
     if key is not None and (settings.rows_per_request or 1) > 1:
         raise SettingError(f"rows_per_request is {rows_per_request}, but with a key it must be {AUTO!r} or 1")
@@ -154,18 +142,7 @@ def register_function(
 
     Raises `SettingError` if an argument is invalid.
     """
-    settings = _checked(
-        CallSettings(
-            broker=broker,
-            window=window,
-            rows_per_request=checked_rows_per_request(rows_per_request),
-            timeout=timeout,
-            keep=keep,
-            headers=headers,
-            result=result,
-            keys=load_keys(client_key, broker_key),
-        )
-    )
+    settings = _settings(broker, window, rows_per_request, timeout, keep, headers, result, client_key, broker_key)
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingError(f"{name!r} is not a valid function name: use letters, digits and '_'")
     import pandas as pd  # noqa: PLC0415 - optional dependency
@@ -218,31 +195,34 @@ def _any_type(name: str) -> "DataType":
         raise SettingError(f"result is {name!r}; expected one of Spark's types: {reason(error)}") from None
 
 
-def _checked(settings: CallSettings) -> CallSettings:
+def _settings(
+    broker: str | Sequence[str],
+    window: int,
+    rows_per_request: int | str,
+    timeout: float,
+    keep: float,
+    headers: Mapping[str, str] | None,
+    result: str,
+    client_key: Key | None,
+    broker_key: BrokerKey | None,
+) -> CallSettings:
     """Return valid settings in the form in which executors need them.  Raises `SettingError`."""
-    window = settings.window
-    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_OUTSTANDING:
-        raise SettingError(f"window is {window!r}; expected a number of requests from 1 to {MAX_OUTSTANDING}")
-    checked_timeout(settings.timeout)
-    keep = settings.keep
+    rows = checked_settings("X1", window, rows_per_request, timeout, headers)
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
-    if settings.result not in RESULTS:
-        raise SettingError(f"result is {settings.result!r}; expected one of {', '.join(RESULTS)}")
-    if settings.result == "frames" and (settings.rows_per_request or 1) > 1:
+    if result not in RESULTS:
+        raise SettingError(f"result is {result!r}; expected one of {', '.join(RESULTS)}")
+    if result == "frames" and (rows.rows_per_request or 1) > 1:
         raise SettingError(f"result='frames' requires a rows_per_request of {AUTO!r} or 1")
-    headers = settings.headers or {}
-    if not isinstance(headers, Mapping) or not all(isinstance(each, str) for pair in headers.items() for each in pair):
-        raise SettingError(f"headers are {headers!r:.200}; expected a mapping of strings to strings")
-    wire.encode_options({"headers": dict(headers)})
-    endpoints = checked_endpoints(settings.broker)
+    endpoints = checked_endpoints(broker)
     for endpoint in endpoints:
         if endpoint.startswith("inproc:"):
             raise SettingError(
                 f"broker is {endpoint!r}, which executors cannot reach from their processes; use tcp:// or ipc://"
             )
     Client(endpoints).close()  # raises if an endpoint is invalid
-    return replace(settings, broker=endpoints, headers=dict(headers) or None)
+    keys = load_keys(client_key, broker_key)
+    return CallSettings(**vars(rows), broker=endpoints, keep=keep, result=result, keys=keys)
 
 
 def _added_names(df: "DataFrame", output: str) -> list[str]:
@@ -294,19 +274,20 @@ def _with_input(df: "DataFrame", selected: Any) -> "DataFrame":
         return _with(df, struct, "input", selected)
     if not isinstance(selected, Column):
         raise SettingError(f"input is {selected!r}; expected the name of a column, a list of names, or a Column")
-    try:
-        found = df.select("*", selected.alias(TEMPORARY_COLUMN.format("input")))
-        found.schema  # noqa: B018
-    except _analysis_exception() as error:
-        raise SettingError(f"input is {selected!r}: {reason(error)}") from None
-    return found
+    return _with(df, selected, "input", selected)
 
 
-def _with(df: "DataFrame", expression: str, role: str, selected: object) -> "DataFrame":
+def _with(df: "DataFrame", expression: "str | Column", role: str, selected: object) -> "DataFrame":
+    from pyspark.errors import AnalysisException  # noqa: PLC0415
+
+    name = TEMPORARY_COLUMN.format(role)
     try:
-        found = df.selectExpr("*", f"{expression} AS `{TEMPORARY_COLUMN.format(role)}`")
+        if isinstance(expression, str):
+            found = df.selectExpr("*", f"{expression} AS `{name}`")
+        else:
+            found = df.select("*", expression.alias(name))
         found.schema  # noqa: B018
-    except _analysis_exception() as error:
+    except AnalysisException as error:
         raise SettingError(f"{role} is {selected!r}: {reason(error)}") from None
     return found
 
@@ -317,9 +298,3 @@ def _quoted(df: "DataFrame", name: object) -> str:
         raise SettingError(f"{name!r} is not the name of a column")
     parts = [name] if name in df.columns else name.split(".")
     return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
-
-
-def _analysis_exception() -> type[Exception]:
-    from pyspark.errors import AnalysisException  # noqa: PLC0415
-
-    return cast("type[Exception]", AnalysisException)

@@ -1,13 +1,17 @@
-"""Rows with keys, through Titanic, and the rows that are not sent.  Without Spark."""
+"""Batches to rows and back, and rows with keys through Titanic.  Without Spark."""
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, serving
 
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+
 from zmdp.clients.rows import Lookahead
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.testing import running_broker
-from zmdp.spark.pipeline.batches import Rows, answer, answer_rows
+from zmdp.spark.pipeline.batches import Rows, answer, answer_rows, frames_of, reply_columns
 from zmdp.spark.pipeline.settings import CallSettings
 from zmdp.workers import Worker
 
@@ -112,3 +116,43 @@ def test_failures_are_stored_too(server, tmp_path):
         for _ in range(2):
             assert ask(server, keyed("a")) == [(None, 422, "never")]
     assert len(handled) == 1
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_string(), pa.large_binary()])
+def test_the_values_of_a_column(kind):
+    values = [b"a", b"", b"bcd", b"e"]
+    column = pa.array(values, pa.binary()).cast(kind)
+    assert frames_of(column) == values
+    assert frames_of(column.slice(1, 2)) == [b"", b"bcd"]
+    assert frames_of(column.slice(1, 0)) == []
+    assert frames_of(pa.array([b"", b""], pa.binary()).cast(kind)) == [b"", b""]
+    assert frames_of(pa.array([b"a", None, b"b"], pa.binary()).cast(kind).slice(1)) == [None, b"b"]
+    assert frames_of(pa.array([], kind)) == []
+
+
+def columns(outcomes, result):
+    return [column.to_pylist() for column in reply_columns(outcomes, result)]
+
+
+def test_the_columns_of_replies():
+    assert columns(["é".encode(), b"b"], "string") == [["é", "b"], [200, 200], [None, None]]
+    assert columns([b"\xff", b"b"], "binary") == [[b"\xff", b"b"], [200, 200], [None, None]]
+    assert columns([b"a", [b"b", b"c"]], "frames") == [[[b"a"], [b"b", b"c"]], [200, 200], [None, None]]
+    assert columns([], "string") == [[], [], []]
+
+
+def test_a_reply_that_is_not_text_fails_alone():
+    replies, codes, (none, error, _) = columns([b"a", b"\xff", None], "string")
+    assert (replies, codes, none) == (["a", None, None], [200, 500, None], None)
+    assert "not valid UTF-8" in error
+    assert "result='binary'" in error
+
+
+@pytest.mark.parametrize("result", ["string", "binary"])
+def test_a_reply_of_several_frames_needs_all_of_them(result):
+    replies, codes, errors = columns([[b"a", b"b"]], result)
+    assert (replies, codes) == ([None], [500])
+    assert errors == ["the reply has 2 frames; a request of one row needs one frame"]
