@@ -11,6 +11,8 @@ MAX_PACKED_BYTES: Final = 4 << 20
 """Maximum size of the rows in one request.  Larger ones gain nothing, and their replies must fit in a message too."""
 MAX_AUTO_ROWS: Final = MAX_BODY_FRAMES - 1
 """Maximum number of rows in an automatic pack: its reply has one more frame."""
+FIRST_KEYED_ROWS: Final = 16
+"""Number of rows in the first requests to Titanic, which answers rows one by one and so need not be asked first."""
 MAX_KEYED_ROWS: Final = 128
 """Maximum number of rows in a request to Titanic."""
 TARGET_SECONDS: Final = 0.1
@@ -97,12 +99,12 @@ Request: TypeAlias = tuple[Chunk, list[int], int]
 class PackSize:
     """How many rows a request to one service should have.
 
-    A single row asks whether the service's workers understand packs.  From then on, packs double in size while requests
+    A single row asks whether the service's workers understand packs, which Titanic does.  From then on, packs double in size while requests
     take less than half the target, and are halved if they take twice as long.
     """
 
     def __init__(self, timeout: float, *, keyed: bool = False) -> None:
-        self.rows = 1
+        self.rows = FIRST_KEYED_ROWS if keyed else 1
         self.understood: bool | None = True if keyed else None
         """Whether the workers understand packs; None if that is not known yet."""
         self._most = MAX_KEYED_ROWS if keyed else MAX_AUTO_ROWS
