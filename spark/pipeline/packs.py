@@ -99,8 +99,8 @@ Request: TypeAlias = tuple[Chunk, list[int], int]
 class PackSize:
     """How many rows a request to one service should have.
 
-    A single row asks whether the service's workers understand packs, which Titanic does.  From then on, packs double in size while requests
-    take less than half the target, and are halved if they take twice as long.
+    A single row asks whether the service's workers understand packs, which Titanic does.  From then on, packs double in
+    size while requests take less than half the target, and are halved if they take twice as long.
     """
 
     def __init__(self, timeout: float, *, keyed: bool = False) -> None:
