@@ -79,6 +79,8 @@ class Keyed(Protocol):
 
     through: str
     """That service."""
+    first_rows: int
+    """Number of rows in the first requests."""
     max_rows: int
     """Maximum number of rows in a request."""
     target_seconds: float
@@ -185,7 +187,9 @@ class RowCalls:
             keyed, timeout = self._keyed, self._settings.timeout
             size = PackSize(timeout)
             if keyed is not None:
-                size = PackSize(timeout, most=keyed.max_rows, target=keyed.target_seconds, understood=True)
+                size = PackSize(
+                    timeout, rows=keyed.first_rows, most=keyed.max_rows, target=keyed.target_seconds, understood=True
+                )
             self._sizes[chunk.service] = size
         return size
 

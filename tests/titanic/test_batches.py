@@ -349,7 +349,7 @@ def test_an_item_with_a_locked_row_fails_alone(tables, submission, cluster):
             await held
         assert "lock timeout" in errors(outcomes[:1])[0]
         assert "another transaction holds a lock" in outcomes[0].text
-        assert outcomes[1] is None
+        assert outcomes[1] is True
 
     locked, free = tables.running(), tables.running()
     with locker(cluster, tables) as lock:
@@ -615,7 +615,7 @@ def ending(tables, submission):
         (store.add_partials, store.Partial(one.id, 1, 1, b"part")),
         (store.finish, store.Outcome(one.id, "me", 1, NOW, b"reply")),
         (store.finish, store.Outcome(other.id, "me", 1, NOW, None, 500, "broken")),
-    ], [None] * 4
+    ], [None, None, False, False]
 
 
 def putting_back(tables, submission):

@@ -1271,3 +1271,19 @@ def test_the_next_due_request_is_one_index_lookup(explained, a_round):
     ((_, plan),) = [each for each in plans if "min(titanic_requests.due)" in each[0]]
     assert "titanic_requests_due" in plan
     assert "Bitmap" not in plan
+
+
+def test_new_known_and_expired_keys_in_one_batch(tables, submission):
+    known, old = submission(key="known"), submission(key="old", key_expires=NOW + 1)
+    tables.do(store.accept, known, old)
+    later = [submission(key=key, now=NOW + 2) for key in ("new", "known", "old", "new")]
+    uuids = tables.do(store.accept, *later)
+    assert uuids == [later[0].uuid, known.uuid, later[2].uuid, later[0].uuid]
+    assert tables.count() == 4
+    assert tables.do(store.accept, *later) == uuids
+
+
+def test_finish_tells_which_outcomes_were_stored(tables):
+    mine, others = tables.running(), tables.running(holder="other")
+    assert tables.do(store.finish, outcome(mine), outcome(others)._replace(holder="me")) == [True, False]
+    assert tables.do(store.finish, outcome(mine, b"again")) == [False]
