@@ -10,11 +10,11 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, Self
 
-from ..clients import Client, ServiceNotFound
+from ..clients import Client, RequestTimeout, ServiceNotFound
 from ..mdp.codes import Code
 from ..mdp.errors import ServiceError, SettingError, ZmdpError
 from ..mdp.keys import ClientKeys
@@ -113,3 +113,15 @@ def ask(client: Client, driver: str, op: str, **arguments: Any) -> dict[str, Any
         raise ServiceNotFound(text, service=PREFIX + driver, code=error.code) from None
     found: dict[str, Any] = json.loads(reply[0])
     return found
+
+
+def ask_all(client: Client, op: str, **arguments: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Ask each driver that has the operation, and yield its name and its answer.  Raises as `Client.request`."""
+    for driver in drivers(client):
+        try:
+            yield driver, ask(client, driver, op, **arguments)
+        except (RequestTimeout, ServiceNotFound):  # the driver is ending
+            continue
+        except ServiceError as error:
+            if error.code != UNKNOWN_OPERATION:
+                raise

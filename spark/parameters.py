@@ -1,11 +1,16 @@
 """Options that several subcommands of `mdp-spark` share."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Final
 
 import click
 
-from ..mdp.cli.console import Decorator, brokers_option, with_default
+from ..clients import Client
+from ..mdp.cli.console import Decorator, brokers_option, key_options, with_default
+from ..mdp.keys import ClientKeys
+from ..mdp.transport.reach import check_listening
+from ..titanic.cli.parameters import DURATION
 
 BROKER: Final = brokers_option(
     "Broker to use. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is used "
@@ -38,6 +43,7 @@ def _conf(context: click.Context, option: click.Parameter, values: Sequence[str]
     return found
 
 
+JSON: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 CONF: Final = click.option(
     "--conf",
     multiple=True,
@@ -52,6 +58,25 @@ def name_option(kind: str) -> Decorator:
     return click.option(
         "--name", help=with_default(f"Name of this {kind} for `status` and `drain`.", f"{kind}-HOST-PID")
     )
+
+
+def client_options(seconds: float) -> Decorator:
+    """Return the decorator that calls a command with a `client`, made from --broker, --key and --timeout."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(*, broker: Sequence[str], keys: ClientKeys | None, timeout: float, **given: Any) -> Any:
+            check_listening(broker, keys)
+            with Client(broker, timeout=timeout, retries=0, key=keys) as client:
+                return command(client=client, **given)
+
+        timeout = click.option(
+            "--timeout", type=DURATION, default=seconds,
+            help=with_default("How long to wait for an answer.", f"{seconds:g}", "seconds"),
+        )  # fmt: skip
+        return BROKER(key_options(timeout(run)))
+
+    return decorate
 
 
 def pairs(values: Sequence[str], expected: str = "NAME=VALUE") -> dict[str, str]:

@@ -12,11 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import urlsplit
 
 from ..mdp.errors import SettingError, ZmdpError
@@ -32,6 +33,9 @@ NEEDS_JAVA: Final = (
 OLDEST_JAVA: Final = 17
 MASTER_PORT: Final = 7077
 CONNECT_PORT: Final = 15002
+FIRST_PAUSE_SECONDS: Final = 1.0
+"""Pause before opening a session is retried; it doubles each time."""
+LONGEST_PAUSE_SECONDS: Final = 32.0
 DEFAULT_MASTER: Final = "local[*]"
 _LOCAL: Final = re.compile(r"local(-cluster)?\b")
 _MASTER: Final = re.compile(r"local(\[.+\])?|local-cluster\[\d+,\d+,\d+\]|spark://.+|yarn|k8s://.+")
@@ -39,6 +43,9 @@ _JAVA_CLASS: Final = re.compile(r"^(?:\w+\.)+\w+: ")
 _STACK: Final = re.compile(r"\s*(== SQL|JVM stacktrace|at (org|java|scala)\.|'?\w+ \[|\+- )")
 _PLAN_FOLLOWS: Final = re.compile(r"pos \d+;$")
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+
+
+Opened = TypeVar("Opened")
 
 
 class SparkError(ZmdpError):
@@ -148,6 +155,28 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
         raise SparkError(f"no Spark session on {master}: {_explain_open_failure(error)}") from error
 
 
+def open_patiently(
+    open_: Callable[[], Opened],
+    failed: Callable[[SparkError, float], object],
+    stopped: Callable[[], bool] = lambda: False,
+) -> Opened | None:
+    """Call `open_` until it does not raise `SparkError`, with growing pauses.  Return None if `stopped` meanwhile.
+
+    `failed` is told each error, and the seconds until the next attempt.
+    """
+    pause = FIRST_PAUSE_SECONDS
+    while not stopped():
+        try:
+            return open_()
+        except SparkError as error:
+            failed(error, pause)
+        until = time.monotonic() + pause
+        while time.monotonic() < until and not stopped():
+            time.sleep(0.1)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+    return None
+
+
 def silence_py4j() -> None:
     """Hide messages of py4j and PySpark about lost connections; the errors that they lead to are raised.
 
@@ -175,22 +204,18 @@ def _sigint_preserved() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def validate_master(master: str) -> str:
-    """Return `master` if it is a valid Spark master.  Raises `SettingError`."""
-    if not _MASTER.fullmatch(master):
-        raise SettingError(
-            f"{master!r} is not a Spark master: use local[N], local[*], spark://HOST:PORT, yarn, k8s://… "
-            "or local-cluster[EXECUTORS,CORES,MEMORY]"
-        )
-    return master
-
-
 def resolve_master(master: str | None, conf: Mapping[str, str]) -> str:
     """Return the master to use: `master`, otherwise that of `conf`, of `spark-submit`, or `local[*]`.
 
     Raises `SettingError` if it is invalid.
     """
-    return validate_master(master or conf.get("spark.master") or submitted("spark.master") or DEFAULT_MASTER)
+    found = master or conf.get("spark.master") or submitted("spark.master") or DEFAULT_MASTER
+    if not _MASTER.fullmatch(found):
+        raise SettingError(
+            f"{found!r} is not a Spark master: use local[N], local[*], spark://HOST:PORT, yarn, k8s://… "
+            "or local-cluster[EXECUTORS,CORES,MEMORY]"
+        )
+    return found
 
 
 def is_remote(master: str | None) -> bool:

@@ -6,8 +6,9 @@ They only talk to the broker and need neither PySpark nor Java.
 import json
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -16,14 +17,14 @@ import click
 
 from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
 from ...mdp.cli.console import Decorator, key_options, with_default
-from ...mdp.errors import ServiceError, SettingError, UnknownTicket
+from ...mdp.errors import ServiceError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
-from ...titanic.cli.parameters import DURATION
+from ...titanic.cli.parameters import DURATION, UUID_TYPE
 from ...titanic.client import Ticket, Titanic
 from ...titanic.submission import parse_uuid
 from .. import control
-from ..parameters import BROKER, PREFIX, pairs
+from ..parameters import BROKER, JSON, PREFIX, client_options, pairs
 from .client_results import show_history
 from .jobs import FORMATS
 
@@ -33,13 +34,9 @@ DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
 """How long to wait for the broker to say whether a service exists."""
 Command = Callable[..., Any]
 
-_TIMEOUT = click.option(
-    "--timeout", type=DURATION, default=5.0, help=with_default("How long to wait for an answer.", 5, "seconds")
-)
 _OUTPUT = click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result's data to this file."
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 # ── submit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -64,7 +61,7 @@ def _submit_options(command: Command) -> Command:
         PREFIX,
         BROKER,
         key_options,
-        _JSON,
+        JSON,
     ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -151,76 +148,53 @@ def _submit(
     if durable and deadline is not None:
         raise click.UsageError("--deadline cannot be combined with --durable: Titanic runs a request whenever it can")
     check_listening(broker, keys)
+    kind, needed, program = "batch", service, "mdp-spark batch"
+    if durable:
+        kind, needed, program = "Titanic", "titanic.request", "titanic serve"
     with Client(broker, timeout=STREAM_TIMEOUT_SECONDS, retries=0, key=keys) as client:
-        if durable:
-            if not client.available("titanic.request", timeout=DISCOVERY_TIMEOUT_SECONDS):
-                raise ServiceNotFound(
-                    f"no Titanic at {' or '.join(broker)}; start one with `titanic serve`", service="titanic.request"
-                )
-            ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
-            if detach:
-                click.echo(ticket.uuid)
-                return 0
-            click.echo(f"submitted as {ticket.uuid}", err=True)
-            reply = _follow(ticket)
-        else:
-            if not client.available(service, timeout=DISCOVERY_TIMEOUT_SECONDS):
-                raise ServiceNotFound(_no_batch(service, broker), service=service)
-            reply = _show_stream(client.stream(service, *frames, wait=False, deadline=deadline))
-    return _print(reply, output, as_json=as_json)
-
-
-def _no_batch(service: str, broker: Sequence[str]) -> str:
-    return f"no batch offers {service!r} at {' or '.join(broker)}; start one with `mdp-spark batch`"
+        if not client.available(needed, timeout=DISCOVERY_TIMEOUT_SECONDS):
+            where = " or ".join(broker)
+            raise ServiceNotFound(f"no {kind} offers {needed!r} at {where}; start one with `{program}`", service=needed)
+        if not durable:
+            (reply,) = deque(_showing(client.stream(service, *frames, wait=False, deadline=deadline)), maxlen=1)
+            return _print(reply, output, as_json=as_json)
+        ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
+        if detach:
+            click.echo(ticket.uuid)
+            return 0
+        click.echo(f"submitted as {ticket.uuid}", err=True)
+        return _print(_follow(ticket), output, as_json=as_json)
 
 
 def _follow(ticket: Ticket) -> Reply:
     try:
-        with _bar() as show:
-            for part in ticket.partials():
-                show(part)
+        deque(_showing(ticket.partials()), maxlen=0)
         return ticket.result()
     except KeyboardInterrupt:
         click.echo(f"the job continues; to wait for it: mdp-spark status {ticket.uuid} --wait", err=True)
         raise
 
 
-def _show_stream(parts: Generator[Reply, None, None]) -> Reply:
-    """Show the progress in a stream and return its FINAL."""
-    with _bar() as show:
-        for part in parts:
-            if part.final:
-                return part
-            show(part)
-    raise AssertionError("a stream ends with its FINAL, or raises")
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[Reply], None]]:
-    """Yield a function that shows PARTIALs: a progress bar on a terminal, otherwise an occasional line on stderr."""
+def _showing(parts: Iterable[Reply]) -> Iterator[Reply]:
+    """Yield the parts, and show the progress that they report: a bar on a terminal, otherwise an occasional line."""
     terminal = sys.stderr.isatty()
     told_at = float("-inf")
-    shown = ""
-
-    def show(part: Reply) -> None:
-        nonlocal told_at, shown
-        event: dict[str, Any] = {}
-        with suppress(ValueError):
-            event = json.loads(part[0])
-        line = _line(event)
-        if line is None:
-            return
-        if terminal:
-            click.echo(f"\r\x1b[K{line}", nl=False, err=True)
-            shown = line
-        elif event.get("event") != "progress" or time.monotonic() - told_at >= 5:
-            told_at = time.monotonic()
-            click.echo(line, err=True)
-
     try:
-        yield show
+        for part in parts:
+            yield part
+            event: dict[str, Any] = {}
+            with suppress(ValueError):
+                event = json.loads(part[0])
+            line = _line(event)
+            if line is None:
+                continue
+            if terminal:
+                click.echo(f"\r\x1b[K{line}", nl=False, err=True)
+            elif event["event"] != "progress" or time.monotonic() - told_at >= 5:
+                told_at = time.monotonic()
+                click.echo(line, err=True)
     finally:
-        if shown:
+        if terminal:
             click.echo("\r\x1b[K", nl=False, err=True)
 
 
@@ -303,55 +277,40 @@ def _cell(value: Any) -> str:
 
 
 @click.command()
-@click.argument("uuid", required=False)
+@click.argument("uuid", type=UUID_TYPE, required=False)
 @click.option("--history", is_flag=True, help="Show the latest jobs, also those that have ended.")
 @click.option("--wait", is_flag=True, help="With a UUID: wait for the result and show progress.")
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="With a UUID: write the data to this file."
 )
-@BROKER
-@key_options
-@_TIMEOUT
-@_JSON
-def status(
-    *,
-    uuid: str | None,
-    history: bool,
-    wait: bool,
-    output: Path | None,
-    broker: Sequence[str],
-    keys: ClientKeys | None,
-    timeout: float,
-    as_json: bool,
-) -> int:
+@client_options(5)
+@JSON
+def status(*, uuid: UUID | None, history: bool, wait: bool, output: Path | None, client: Client, as_json: bool) -> int:
     """Show the batches and fleets at the broker and what they run; with UUID, the result of a durable request.
 
     UUID is what `submit --durable` printed. Exit code 3: the request has no result yet.
     """
-    check_listening(broker, keys)
-    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
-        if uuid is not None:
-            ticket = Titanic(client).ticket(_uuid(uuid))
+    if uuid is not None:
+        ticket = Titanic(client).ticket(uuid)
+        try:
+            reply = _follow(ticket) if wait else ticket.result(0)
+        except RequestTimeout:
             if wait:
-                reply = _follow(ticket)
-            else:
-                try:
-                    reply = ticket.result(0)
-                except RequestTimeout:
-                    raise RequestTimeout(f"{uuid} has no result yet; wait for it with --wait") from None
-            return _print(reply, output, as_json=as_json)
-        if wait or output is not None:
-            raise click.UsageError("--wait and --output require a UUID")
-        if history:
-            show_history(client, as_json=as_json)
-            return 0
-        found = [_status_of(client, driver) for driver in control.drivers(client)]
+                raise
+            raise RequestTimeout(f"{uuid.hex} has no result yet; wait for it with --wait") from None
+        return _print(reply, output, as_json=as_json)
+    if wait or output is not None:
+        raise click.UsageError("--wait and --output require a UUID")
+    if history:
+        show_history(client, as_json=as_json)
+        return 0
+    found = [_status_of(client, driver) for driver in control.drivers(client)]
     if as_json:
         bodies.print_json(found)
-    elif not found:
-        where = " or ".join(broker)
-        click.echo(f"no batch or fleet at {where}; start one with `mdp-spark batch` or `mdp-spark fleet`", err=True)
-    for driver in found if not as_json else ():
+        return 0
+    if not found:
+        click.echo("no batch or fleet at the broker; start one with `mdp-spark batch` or `mdp-spark fleet`", err=True)
+    for driver in found:
         click.echo("\n".join(_status_lines(driver)))
     return 0
 
@@ -388,26 +347,15 @@ def _status_lines(driver: dict[str, Any]) -> Iterator[str]:
             yield f"  last error: {driver['last_error']}"
 
 
-def _uuid(text: str) -> UUID:
-    found = parse_uuid(text.replace("-", "").encode(errors="replace"))
-    if found is None:
-        raise click.BadParameter(f"{text!r} is not a UUID: expected the 32 hex digits that `submit --durable` printed")
-    return found
-
-
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB…")
-@BROKER
-@key_options
-@_TIMEOUT
-def cancel(*, jobs: Sequence[str], broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> int:
+@client_options(5)
+def cancel(*, jobs: Sequence[str], client: Client) -> int:
     """Cancel jobs by the ID that `submit` and `status` show, or durable requests by UUID.
 
     Titanic also deletes a cancelled durable request. Exit code 4: one of the jobs is not running.
     """
-    check_listening(broker, keys)
-    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
-        missing = [job for job in jobs if not _cancel_one(client, job)]
+    missing = [job for job in jobs if not _cancel_one(client, job)]
     for job in missing:
         click.echo(f"mdp-spark: {job} is not running", err=True)
     return 4 if missing else 0
@@ -415,68 +363,43 @@ def cancel(*, jobs: Sequence[str], broker: Sequence[str], keys: ClientKeys | Non
 
 def _cancel_one(client: Client, job: str) -> bool:
     uuid = parse_uuid(job.replace("-", "").encode(errors="replace"))
-    if uuid is not None:
-        ticket = Titanic(client).ticket(uuid)
-        try:
-            if ticket.ready():
-                return False
-        except UnknownTicket:
+    if uuid is None:
+        return any(answer["cancelled"] for _, answer in control.ask_all(client, "cancel", job=job))
+    ticket = Titanic(client).ticket(uuid)
+    try:
+        if ticket.ready():
             return False
-        ticket.close()
-        return True
-    for driver in control.drivers(client):
-        try:
-            if control.ask(client, driver, "cancel", job=job)["cancelled"]:
-                return True
-        except (RequestTimeout, ServiceNotFound):  # the driver is ending
-            continue
-        except ServiceError as error:
-            if error.code != control.UNKNOWN_OPERATION:  # a fleet does not have the operation
-                raise
-    return False
+    except UnknownTicket:
+        return False
+    ticket.close()
+    return True
 
 
 @click.command()
 @click.argument("drivers", nargs=-1, required=True, metavar="NAME…")
-@BROKER
-@key_options
-@_TIMEOUT
-def drain(*, drivers: Sequence[str], broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> int:
+@client_options(5)
+def drain(*, drivers: Sequence[str], client: Client) -> int:
     """Tell batches and fleets, named as in `status`, to finish running requests and exit."""
-    check_listening(broker, keys)
-    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
-        for driver in drivers:
-            answer = control.ask(client, _driver(driver), "drain")
-            click.echo(f"{driver} is draining; {answer.get('running', 0)} still running", err=True)
+    for driver in drivers:
+        answer = control.ask(client, control.validate_driver_name(driver), "drain")
+        click.echo(f"{driver} is draining; {answer.get('running', 0)} still running", err=True)
     return 0
 
 
 @click.command("reload")
 @click.argument("drivers", nargs=-1, required=True, metavar="NAME…")
-@BROKER
-@key_options
-@_TIMEOUT
-def reload_command(*, drivers: Sequence[str], broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> int:
+@client_options(5)
+def reload_command(*, drivers: Sequence[str], client: Client) -> int:
     """Tell batches, named as in `status`, to read their --config again.
 
     New requests use the new tables, catalogs and jobs. If the file is invalid, the batch keeps the old ones, and this
     command prints what is wrong (exit code 6). Python modules that are already loaded are not loaded again.
     """
-    check_listening(broker, keys)
-    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
-        for driver in drivers:
-            answer = control.ask(client, _driver(driver), "reload")
-            counts = ", ".join(f"{answer[each]} {each}" for each in ("tables", "catalogs", "jobs"))
-            click.echo(f"{driver} has reloaded its catalogue: {counts}", err=True)
+    for driver in drivers:
+        answer = control.ask(client, control.validate_driver_name(driver), "reload")
+        counts = ", ".join(f"{answer[each]} {each}" for each in ("tables", "catalogs", "jobs"))
+        click.echo(f"{driver} has reloaded its catalogue: {counts}", err=True)
     return 0
-
-
-def _driver(name: str) -> str:
-    """Return `name` if it is a valid driver name.  Raises `click.BadParameter`."""
-    try:
-        return control.validate_driver_name(name)
-    except SettingError as error:
-        raise click.BadParameter(str(error)) from None
 
 
 COMMANDS: Final = {"submit": submit, "status": status, "cancel": cancel, "reload": reload_command, "drain": drain}

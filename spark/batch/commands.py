@@ -30,10 +30,10 @@ from ...titanic.cli.parameters import DURATION
 from .. import control
 from ..parameters import BROKER, CONF, MASTER, PREFIX, PY_FILES, name_option, pairs
 from ..session import (
-    SparkError,
     check_installed,
     connect_session,
     is_remote,
+    open_patiently,
     open_session,
     resolve_master,
     silence_py4j,
@@ -47,8 +47,6 @@ from .results import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, Results
 from .service import Batch
 from .sessions import SessionPool
 
-RETRY_PAUSES_SECONDS: Final = (1.0, 60.0)
-"""First and longest pause before opening a session is retried; the pause doubles each time."""
 POLL_SECONDS: Final = 0.2
 """Interval at which the driver checks whether it should stop."""
 SWEEP_SECONDS: Final = 600.0
@@ -167,7 +165,10 @@ def batch(
     pool = SessionPool(opener, 2 * concurrency, catalogue.settings)
     log.info("starting Spark on %s", connect or master)
     stopper = _Stopper()
-    _open_first_session(pool, patient=connect is not None or is_remote(master))
+    if connect is not None or is_remote(master):
+        open_patiently(pool.open, lambda error, pause: log.error("%s; retrying in %g s", error, pause))
+    else:
+        pool.open()
     kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
     records = History(history, name)
     driver = Batch(
@@ -238,7 +239,8 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
     swept_at = float("-inf")
     while not driver.draining.is_set() and not stopper.stops:
         time.sleep(POLL_SECONDS)
-        if stopper.take_reload():
+        if stopper.reload:
+            stopper.reload = False
             try:
                 driver.reload()
             except SettingError as error:
@@ -259,46 +261,20 @@ def _results_folder(results: str | None, master: str | None, connect: str | None
     return os.path.abspath("spark-results") if local else None  # on a cluster, executors would write to their own disks
 
 
-def _open_first_session(pool: SessionPool, *, patient: bool) -> None:
-    """Open the session; if `patient`, retry until its cluster is there."""
-    pause = RETRY_PAUSES_SECONDS[0]
-    while True:
-        try:
-            session = pool.acquire(0)
-        except SparkError as error:
-            if not patient:
-                raise
-            log.error("%s; retrying in %g s", error, pause)
-        else:
-            if session is not None:
-                pool.release(session)
-            return
-        time.sleep(pause)
-        pause = min(2 * pause, RETRY_PAUSES_SECONDS[1])
-
-
 class _Stopper:
     """Counts signals to stop, which `_serve` acts on; the third one ends the process.  SIGHUP asks for a reload."""
 
     def __init__(self) -> None:
-        self.started = False
+        self.started = self.reload = False
         self.stops = 0
-        self._reload = False
-        signal.signal(signal.SIGHUP, self._ask_reload)
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._handle)
 
-    def take_reload(self) -> bool:
-        """Return whether a reload was asked for since the last call."""
-        asked, self._reload = self._reload, False
-        return asked
-
-    def _ask_reload(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self._reload = True
-
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+        del frame
+        if number == signal.SIGHUP:
+            self.reload = True
+            return
         self.stops += 1
         if not self.started:
             os._exit(0)  # Spark is still starting: nothing to finish

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -88,18 +87,10 @@ class History:
 
     def _mark_lost(self, connection: sa.Connection) -> None:
         """Mark as lost the jobs of drivers that have ended: this one before its restart, and others on this host."""
-        running = sa.select(_JOBS.c.number, _JOBS.c.driver, _JOBS.c.host, _JOBS.c.pid).where(_JOBS.c.state == "running")
-        lost = [
-            row.number
-            for row in connection.execute(running)
-            if row.host == self._host and (row.driver == self._driver or not _alive(row.pid))
-        ]
-        for number in lost:
-            connection.execute(
-                sa.update(_JOBS)
-                .where(_JOBS.c.number == number)
-                .values(state="lost", ended=time.time(), code=502, error=LOST)
-            )
+        running = connection.execute(sa.select(_JOBS).where(_JOBS.c.state == "running", _JOBS.c.host == self._host))
+        lost = [row.number for row in running if row.driver == self._driver or not _alive(row.pid)]
+        ended = {"state": "lost", "ended": time.time(), "code": 502, "error": LOST}
+        connection.execute(sa.update(_JOBS).where(_JOBS.c.number.in_(lost)).values(ended))
 
     def begin(self, job: str, *, user: str, service: str, what: str, request_id: str = "") -> None:
         """Record that a job starts."""
@@ -180,10 +171,10 @@ def _configure(connection: Any, record: object) -> None:
 def _alive(pid: int) -> bool:
     if pid == os.getpid():
         return False  # an earlier process with the same number, as in a container: this one has only just started
-    with suppress(ProcessLookupError):
-        try:
-            os.kill(pid, 0)
-        except PermissionError:
-            return True
-        return True
-    return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True

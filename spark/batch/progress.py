@@ -1,7 +1,8 @@
 """Report how far a Spark job has come."""
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ class Progress:
     rows_written: int = 0
 
     def __add__(self, other: "Progress") -> "Progress":
-        mine, others = asdict(self), asdict(other)
-        return Progress(**{name: mine[name] + others[name] for name in mine})
+        return Progress(*map(add, astuple(self), astuple(other)))
 
 
 class ClassicProgress:

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from ..session import is_alive, is_connect, stop_quietly
 from .jobs import unsafe_word
@@ -25,38 +25,8 @@ _ALIAS_LINE: Final = re.compile(r"^[\s:+|-]*SubqueryAlias (.+)$", re.MULTILINE)
 _NAME_PART: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
 
 
-class JobSession(Protocol):
-    """A session that runs one request at a time."""
-
-    spark: "SparkSession"
-
-    def begin(self, job: str) -> None:
-        """Tag this thread's Spark jobs, so that `cancel` finds them.  Call it first in the job's thread."""
-
-    def track_progress(self, job: str) -> None:
-        """Count the Spark jobs that this thread starts from now on.  Call it after `begin`."""
-
-    def cancel(self, job: str) -> None:
-        """Cancel what Spark runs for `job`.  Safe from any thread, any number of times."""
-
-    def progress(self) -> Progress:
-        """Return the progress of the latest job.  Safe from any thread."""
-
-    def find_unsafe(self, sql: str, df: "DataFrame") -> str | None:
-        """Return the part of the query `sql`, planned as `df`, that would run a program or call Java, or None."""
-
-    def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
-        """Return the tables of catalogs that `df` reads, as (catalog, …, table).  Raises what Spark raises."""
-
-    def is_usable(self) -> bool:
-        """Whether the session can still run jobs."""
-
-    def retire(self) -> None:
-        """Release what the session alone uses; others continue."""
-
-
-class ClassicSession:
-    """A session on the driver's own SparkContext, in a FAIR scheduler pool."""
+class JobSession:
+    """A session that runs one request at a time: on the driver's own SparkContext, in a FAIR scheduler pool."""
 
     def __init__(self, session: "SparkSession", fair_pool: str) -> None:
         self.spark = session
@@ -65,53 +35,55 @@ class ClassicSession:
         self._progress: ClassicProgress | None = None
 
     def begin(self, job: str) -> None:
-        """Set a tag and a pool, which Spark keeps per thread."""
+        """Tag this thread's Spark jobs, so that `cancel` finds them.  Call it first in the job's thread."""
         self._progress = None
         self._context.addJobTag(job)
         self._context.setLocalProperty(_POOL_PROPERTY, self._fair_pool)
 
     def track_progress(self, job: str) -> None:
-        """Set a job group, which Spark keeps per thread too."""
+        """Count the Spark jobs that this thread starts from now on.  Call it after `begin`."""
         self._context.setJobGroup(job, job)
         self._progress = ClassicProgress(self._context, job)
 
     def cancel(self, job: str) -> None:
-        """Cancel by tag on the context: `SparkSession.interruptTag` has no effect from another thread."""
+        """Cancel what Spark runs for `job`.  Safe from any thread, any number of times."""
+        # By the context: `SparkSession.interruptTag` has no effect from another thread.
         self._context.cancelJobsWithTag(job)
 
     def progress(self) -> Progress:
-        """Ask the driver's status tracker; takes a few milliseconds."""
+        """Return the progress of the latest job; takes a few milliseconds.  Safe from any thread."""
         progress = self._progress
         return Progress() if progress is None else progress.now()
 
     def find_unsafe(self, sql: str, df: "DataFrame") -> str | None:
-        """Search the analyzed plan."""
+        """Return the part of the query `sql`, planned as `df`, that would run a program or call Java, or None."""
         del sql
         plan = str(df._jdf.queryExecution().analyzed().toJSON())
         return next((name for node, name in _UNSAFE_NODES.items() if f'.{node}"' in plan), None)
 
     def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
-        """Search the analyzed plan: each table of a catalog has its full name as an alias, views only their own."""
+        """Return the tables of catalogs that `df` reads, as (catalog, …, table).  Raises what Spark raises."""
+        # Each table of a catalog has its full name as an alias in the analyzed plan, views only their own.
         plan = str(df._jdf.queryExecution().analyzed().toJSON())
         if _ALIAS_CLASS not in plan:
             return set()
         return {name for name in _qualified(json.loads(plan)) if len(name) > 1}
 
     def is_usable(self) -> bool:
-        """Whether the JVM and the cluster are there."""
+        """Whether the session can still run jobs."""
         return is_alive(self.spark)
 
     def retire(self) -> None:
-        """Do nothing: all sessions share the driver's context, and Java collects the rest."""
+        """Release what the session alone uses: here nothing, for all sessions share the driver's context."""
 
 
-class ConnectSession:
+class ConnectSession(JobSession):
     """A session of its own on a Spark Connect server."""
 
     def __init__(self, session: "SparkSession") -> None:
         self.spark = session
-        self._progress = ConnectProgress()
-        session.registerProgressHandler(self._progress)  # type: ignore[arg-type]  # only needs to be callable
+        self._reported = ConnectProgress()
+        session.registerProgressHandler(self._reported)  # type: ignore[arg-type]  # only needs to be callable
 
     def begin(self, job: str) -> None:
         """Set a tag, which Spark Connect keeps per thread as well."""
@@ -120,7 +92,7 @@ class ConnectSession:
     def track_progress(self, job: str) -> None:
         """Reset the counters: a Connect session runs one job at a time."""
         del job
-        self._progress.begin()
+        self._reported.begin()
 
     def cancel(self, job: str) -> None:
         """Interrupt the operations with the job's tag."""
@@ -128,7 +100,7 @@ class ConnectSession:
 
     def progress(self) -> Progress:
         """Return what the server has reported."""
-        return self._progress.now()
+        return self._reported.now()
 
     def find_unsafe(self, sql: str, df: "DataFrame") -> str | None:
         """Search the text of the query: the plan stays on the server."""
@@ -186,6 +158,12 @@ class SessionPool:
         self._outdated = False
         self._opening = False
 
+    def open(self) -> None:
+        """Open the sessions before the first `acquire`.  Raises what `open_session` raises."""
+        session = self.acquire(0)
+        if session is not None:
+            self.release(session)
+
     def acquire(self, timeout: float) -> JobSession | None:
         """Return a free session, or None if none becomes free within `timeout` seconds.
 
@@ -197,7 +175,7 @@ class SessionPool:
             if not self._lost:
                 session = self._free.pop(0)
                 # Only classic sessions are checked: asking a Connect server takes a round trip.
-                if not isinstance(session, ClassicSession) or session.is_usable():
+                if isinstance(session, ConnectSession) or session.is_usable():
                     return session
                 self._lost = True
             self._opening = True
@@ -225,7 +203,7 @@ class SessionPool:
             # Spark serves equally loaded pools in order of their names, so with more pools than cores the last would
             # starve.
             pools = max(1, min(self._count, first.sparkContext.defaultParallelism))
-            made = [ClassicSession(first.newSession(), f"pool-{number % pools}") for number in range(self._count)]
+            made = [JobSession(first.newSession(), f"pool-{number % pools}") for number in range(self._count)]
         with self._changed:
             for each in made:
                 for name, value in self._settings.items():

@@ -1,15 +1,14 @@
 """The Spark application of a fleet: a session that is opened again when it is lost, and room for slots."""
 
 import logging
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...mdp.errors import SettingError
-from ..session import SparkError, check_installed, is_alive, is_remote, resolve_master, stop_quietly
+from ..session import SparkError, check_installed, is_alive, is_remote, open_patiently, resolve_master, stop_quietly
 from .cluster import Cluster, cores, on_this_machine, task_cores
 from .settings import FleetSettings
-from .slots import BACKOFF_SECONDS, Slots
+from .slots import Slots
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -49,10 +48,7 @@ class Application:
         """
         master = resolve_master(self._cluster.master, self._cluster.conf)
         check_installed()
-        if is_remote(master):
-            return self._open_patiently()
-        self._open()
-        return True
+        return self._open_patiently() if is_remote(master) else self._open()
 
     def reopen(self) -> None:
         """Open a new session after the cluster went away or the application or its driver was killed."""
@@ -66,25 +62,18 @@ class Application:
         if self._session is not None:
             stop_quietly(self._session)
 
-    def _open(self) -> None:
+    def _open(self) -> bool:
         settings = self._settings
         self._session = self._cluster.open(settings.name, slots=settings.maximum, reserve=settings.reserve)
         self.master, self.id = str(self.context.master), str(self.context.applicationId)
+        return True
 
     def _open_patiently(self) -> bool:
-        pause = BACKOFF_SECONDS[0]
-        while not self._stopped():
-            try:
-                self._open()
-            except SparkError as error:
-                self._warn(f"{error}; retrying until it works")
-                until = time.monotonic() + pause
-                while time.monotonic() < until and not self._stopped():
-                    time.sleep(0.1)
-                pause = min(2 * pause, BACKOFF_SECONDS[1])
-            else:
-                return True
-        return False
+        def failed(error: SparkError, pause: float) -> None:
+            del pause  # the same warning is not repeated for a minute
+            self._warn(f"{error}; retrying until it works")
+
+        return bool(open_patiently(self._open, failed, self._stopped))
 
     # ── cores ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
