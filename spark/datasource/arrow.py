@@ -44,7 +44,10 @@ def connect_arrow(db: str, *, write: bool) -> "Iterator[Sqlite | Postgresql]":
                 f"PostgreSQL as a table in Spark needs ADBC: pip install 'zmdp[spark,postgres]' ({error})"
             ) from None
         with AdbcConnection(database) as connection:
-            yield Postgresql(connection)
+            opened = Postgresql(connection)
+            if write:  # staged rows do not survive a crash of the server anyway
+                opened.execute("SET synchronous_commit = off")
+            yield opened
 
 
 @lru_cache(maxsize=4)
@@ -80,6 +83,12 @@ class Postgresql:
                 copy.execute_update()
         self._connection.commit()
         return wanted
+
+    def execute(self, command: str) -> None:
+        """Execute a command that returns nothing."""
+        with self._statement({}) as statement:
+            statement.set_sql_query(command)
+            statement.execute_update()
 
     def _execute(self, query: str) -> Iterator[pa.RecordBatch]:
         with self._statement({"postgresql.batch_size_hint_bytes": str(MAX_BYTES)}) as statement:

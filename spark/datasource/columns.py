@@ -87,12 +87,12 @@ def to_spark(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
 
 
 def _converted(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if values.null_count == len(values):
+        return pa.nulls(len(values), kind)
     if name in BODY_COLUMNS:
         return unpack_bodies(values, kind)
     if pa.types.is_timestamp(kind):
         return pc.round(pc.multiply(values, 1e6)).cast(pa.int64()).cast(kind)
-    if values.null_count == len(values):
-        return pa.nulls(len(values), kind)
     if pa.types.is_map(kind):
         return pa.array([None if text is None else list(json.loads(text).items()) for text in values.to_pylist()], kind)
     return hexadecimal(values, UUID_BYTES) if pa.types.is_binary(values.type) else values.cast(kind)

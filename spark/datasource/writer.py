@@ -93,11 +93,20 @@ class WriteTarget:
 
 
 def _bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most about `MAX_CHUNK_BYTES`."""
+    """Combine and split batches so that each has about `MAX_CHUNK_BYTES`, but the last."""
+    found: list[pa.RecordBatch] = []
+    size = 0
     for batch in batches:
         rows = max(1, min(batch.num_rows, MAX_CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
         for start in range(0, batch.num_rows, rows):
-            yield batch.slice(start, rows)
+            part = batch.slice(start, rows)
+            if found and size + part.nbytes > MAX_CHUNK_BYTES:
+                yield pa.concat_batches(found)
+                found, size = [], 0
+            found.append(part)
+            size += part.nbytes
+    if found:
+        yield pa.concat_batches(found)
 
 
 def _write_target(
@@ -115,6 +124,9 @@ def _write_target(
 
 def _sweep(engine: Engine, ours: int) -> None:
     """Delete `ours` staged rows and some of dead drivers.  If that fails, the next write tries again."""
+    if engine.dialect.name == "postgresql":
+        with suppress(sa.exc.DBAPIError), engine.begin() as connection:  # others are writing, or may not truncate
+            staging.clear(connection)
     left = ours + staging.OF_OTHERS
     with suppress(sa.exc.SQLAlchemyError):
         while left > 0:
