@@ -25,12 +25,13 @@ from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError, ZmdpError
 from zmdp.spark.datasource import writer as writers
-from zmdp.spark.datasource.bodies import binary
 from zmdp.spark.datasource.columns import arrow_schema
-from zmdp.spark.datasource.rows import COLUMNS, STAGED
 from zmdp.spark.datasource.writer import JobWriter, StreamWriter
 from zmdp.titanic import enqueue
 from zmdp.titanic import schema as schemas
+from zmdp.titanic.arrow import rows as row_rules
+from zmdp.titanic.arrow.bodies import binary
+from zmdp.titanic.arrow.rows import COLUMNS, STAGED
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.store import staging
 from zmdp.titanic.submission import MAX_SECONDS, OPTIONS
@@ -247,13 +248,13 @@ def test_the_bad_row_of_a_slice_is_named(pristine):
         (
             "request int",
             {"service": "s"},
-            "titanic cannot write request as int; expected string, binary, array<binary>",
+            "titanic cannot write request as int32; expected string, binary, array<binary>",
         ),
         ("request string, priority string", {"service": "s"}, "titanic cannot write priority as string"),
         (
             "request string, headers map<string,int>",
             {"service": "s"},
-            "titanic cannot write headers as map<string,int>",
+            "titanic cannot write headers as map<string, int32>",
         ),
         ("request string, at string, due string", {"service": "s"}, "columns at and due both set when a request runs"),
         ("request string, REQUEST string", {"service": "s"}, "titanic cannot write column 'REQUEST'"),
@@ -371,7 +372,7 @@ def test_only_the_attempt_that_spark_accepts_counts(db):
 
 
 def test_a_late_attempt_is_refused(db, monkeypatch):
-    monkeypatch.setattr(writers, "MAX_CHUNK_BYTES", 1)  # so that each row is staged when the next one arrives
+    monkeypatch.setattr(row_rules, "MAX_CHUNK_BYTES", 1)  # so that each row is staged when the next one arrives
     one = writer(db)
 
     def slowly():
@@ -470,12 +471,12 @@ def test_a_user_without_the_right_to_truncate_can_write(db):
 
 
 def test_batches_are_staged_in_chunks_of_a_bounded_size(monkeypatch):
-    monkeypatch.setattr(writers, "MAX_CHUNK_BYTES", 8 * 100)
+    monkeypatch.setattr(row_rules, "MAX_CHUNK_BYTES", 8 * 100)
     numbers = list(range(1000))
     some = [
         pa.RecordBatch.from_pydict({"n": numbers[at:end]}) for at, end in ((0, 30), (30, 60), (60, 700), (700, 1000))
     ]
-    chunks = list(writers._bounded(some))
+    chunks = list(row_rules.bounded(some))
     assert [n for chunk in chunks for n in chunk["n"].to_pylist()] == numbers
     assert [chunk.num_rows for chunk in chunks] == [60, *[100] * 6, 40, *[100] * 3]
 
