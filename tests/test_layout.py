@@ -35,6 +35,7 @@ ALLOWED = {
     "clients.gateways.http": CALLERS | {"clients.gateways", "mdp.http", "titanic"},
     "workers": LEAVES | {"mdp.cli"},
     "titanic": CALLERS | {"titanic.store"},
+    "titanic.arrow": CALLERS | {"titanic", "titanic.store"},
     "migrations": {"titanic", "titanic.store"},
     "titanic.store": {"mdp", "titanic"},
     "titanic.web": CALLERS | {"mdp.http", "mmi.web", "titanic", "titanic.store"},
@@ -43,7 +44,7 @@ ALLOWED = {
     "spark.batch": CALLERS | {"titanic", "titanic.cli", "spark"},
     "spark.fleet": CALLERS | {"titanic.cli", "spark", "spark.batch"},
     "spark.pipeline": CALLERS | {"clients.rows", "titanic", "spark"},
-    "spark.datasource": CALLERS | {"titanic", "titanic.store"},
+    "spark.datasource": CALLERS | {"titanic", "titanic.store", "titanic.arrow"},
 }
 """The packages from which each package may import, at any time and for any purpose, named without `zmdp.`; a package
 does not include those inside it."""

@@ -1,7 +1,4 @@
-"""Read Titanic's requests as Arrow: each partition is a range of numbers, read in chunks.
-
-Each chunk is a transaction of its own, so none is open for long, however slowly Spark takes the rows.
-"""
+"""Read Titanic's requests in partitions, which are ranges of numbers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,23 +10,17 @@ import sqlalchemy as sa
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
-from ...mdp.errors import SettingError
-from ...mdp.wire import valid_service
-from ...titanic.store.models import STATES
+from ...titanic.arrow.connection import check_database, open_database
+from ...titanic.arrow.reading import UNBOUNDED, read_range, select_requests
 from ...titanic.store.tables import R
-from .arrow import connect_arrow
-from .columns import arrow_schema, check_schema, stored, to_spark
-from .database import check_database, database_option, int_option, known_options, open_database, time_option
+from .columns import arrow_schema, check_schema
+from .options import database_option, int_option, known_options
 
-CHUNK_ROWS: Final = 50_000
-"""Maximum number of rows read in one transaction."""
 DEFAULT_PARTITIONS: Final = 8
 MAX_PARTITIONS: Final = 10_000
 MIN_PARTITION_ROWS: Final = 20_000
 """Minimum number of requests that justifies another partition."""
 READ_OPTIONS: Final = frozenset({"db", "service", "state", "since", "until", "partitions"})
-UNBOUNDED: Final = (1 << 63) - 1
-"""The `high` of a span that extends to the latest request at the time of reading."""
 
 
 class Span(spark.InputPartition):
@@ -60,43 +51,9 @@ class Table:
 
     def read(self, span: Span) -> Iterator[pa.RecordBatch]:
         """Yield the requests whose numbers are in `span`, in order."""
-        arrow = arrow_schema(self.schema)
-        columns = {stored(name) for name in arrow.names} | {"id", self.number}
-        number, id_ = span.low, UNBOUNDED
-        with connect_arrow(self.db, write=False) as connection:
-            rows = CHUNK_ROWS
-            while rows == CHUNK_ROWS:
-                rows = 0
-                chunk = (
-                    f"WHERE ({self.number}, id) > ({number}, {id_}) AND {self.number} <= {span.high} "
-                    f"AND {self.condition} ORDER BY {self.number}, id LIMIT {CHUNK_ROWS}"
-                )
-                for batch in connection.query(columns, chunk):
-                    rows += batch.num_rows
-                    number, id_ = (batch.column(name)[-1].as_py() for name in (self.number, "id"))
-                    yield to_spark(batch, arrow)
-
-
-def option_condition(options: Mapping[str, str]) -> str:
-    """Return the condition that the options `service`, `state`, `since` and `until` set, as SQL."""
-    found = []
-    for name in {"service", "state"} & options.keys():
-        values = [each.strip() for each in options[name].split(",")]
-        for each in values:
-            if name == "state" and each not in STATES:
-                raise SettingError(f"unknown state {each!r}; expected {', '.join(STATES)}")
-            if not valid_service(each.encode()):
-                raise SettingError(f"{each!r} is not the name of a service")
-        # Spelled out: otherwise the databases would not use the indexes of some states.
-        found.append(f"({' OR '.join(f'{name} = {_quoted(each)}' for each in values)})")
-    for name, operator in {"since": ">=", "until": "<"}.items():
-        if name in options:
-            found.append(f"created {operator} {time_option(name, options[name])!r}")
-    return " AND ".join(found) or "TRUE"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+        return read_range(
+            self.db, arrow_schema(self.schema), span.low, span.high, number=self.number, condition=self.condition
+        )
 
 
 class Reader(spark.DataSourceReader):
@@ -110,7 +67,7 @@ class Reader(spark.DataSourceReader):
         given = known_options(options, READ_OPTIONS, "read")
         check_schema(schema)
         self._partitions = int_option(given, "partitions", DEFAULT_PARTITIONS, most=MAX_PARTITIONS)
-        self._table = Table(database_option(given), schema, "id", option_condition(given))
+        self._table = Table(database_option(given), schema, "id", select_requests(given))
 
     def partitions(self) -> Sequence[spark.InputPartition]:
         """Return ranges of ids."""

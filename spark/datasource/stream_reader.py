@@ -9,11 +9,13 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from ...mdp.errors import SettingError
+from ...titanic.arrow.connection import check_database, open_database
+from ...titanic.arrow.reading import select_requests
 from ...titanic.store.tables import R
 from .columns import check_schema
-from .database import check_database, database_option, int_option, known_options, open_database
 from .offsets import NUMBERS, SafeOffset
-from .reader import DEFAULT_PARTITIONS, MAX_PARTITIONS, READ_OPTIONS, Span, Table, option_condition, spans
+from .options import database_option, int_option, known_options
+from .reader import DEFAULT_PARTITIONS, MAX_PARTITIONS, READ_OPTIONS, Span, Table, spans
 
 try:  # PySpark 4.2 and newer: limits on micro-batches, and Trigger.AvailableNow
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -46,7 +48,7 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
         if "maxrowspertrigger" in given:
             self._limit = int_option(given, "maxrowspertrigger", 1, most=MAX_ROWS_PER_TRIGGER)
         self._number = NUMBERS[events]
-        self._table = Table(database_option(given), schema, self._number, option_condition(given))
+        self._table = Table(database_option(given), schema, self._number, select_requests(given))
         self._engine = open_database(self._table.db, write=False)
         check_database(self._engine)
         self._safe_offset = SafeOffset(self._engine, self._number)

@@ -21,10 +21,11 @@ from sqlalchemy.engine import Engine
 
 from ...mdp.errors import SettingError, TitanicError
 from ...titanic import schema as schemas
+from ...titanic.arrow.connection import check_database, connect_arrow, open_database
+from ...titanic.arrow.rows import ROW_OPTIONS, RowConverter, bounded, plan_rows
 from ...titanic.store import staging
-from .arrow import connect_arrow
-from .database import check_database, database_option, known_options, open_database
-from .rows import ROW_OPTIONS, RowConverter, plan_rows
+from .columns import arrow_schema
+from .options import database_option, known_options
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamBase
@@ -37,8 +38,6 @@ except ImportError:  # PySpark 4.0 supports only rows
 
 MAX_CHUNK_ROWS: Final = 10_000
 """Maximum number of rows staged in one transaction, if Spark does not provide batches."""
-MAX_CHUNK_BYTES: Final = 8 << 20
-"""About the maximum size of the rows staged in one transaction, unless one row has more."""
 MAX_NAME: Final = 500
 """Maximum number of characters in the name of a job or sink."""
 WRITE_OPTIONS: Final = ROW_OPTIONS | {"db", "job", "sink"}
@@ -74,7 +73,7 @@ class WriteTarget:
         engine = open_database(self.db, write=True)
         try:
             with connect_arrow(self.db, write=True) as connection:
-                for batch in _bounded(batches):
+                for batch in bounded(batches):
                     if number is None:
                         with engine.begin() as transaction:
                             number = staging.begin(transaction, self.write, time.time())
@@ -92,14 +91,6 @@ class WriteTarget:
         return StagedRows(number, done, query)
 
 
-def _bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of at most about `MAX_CHUNK_BYTES`."""
-    for batch in batches:
-        rows = max(1, min(batch.num_rows, MAX_CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
-        for start in range(0, batch.num_rows, rows):
-            yield batch.slice(start, rows)
-
-
 def _write_target(
     options: Mapping[str, str], schema: StructType, other: str, overwrite: bool
 ) -> tuple[WriteTarget, str | None]:
@@ -110,11 +101,14 @@ def _write_target(
     (name,) = (given.get(each) for each in ("job", "sink") if each != other)
     if name is not None and not 0 < len(name) <= MAX_NAME:
         raise SettingError(f"the name of a job or sink must have 1 to {MAX_NAME} characters")
-    return WriteTarget(database_option(given), plan_rows(schema, given), uuid4().hex), name
+    return WriteTarget(database_option(given), plan_rows(arrow_schema(schema), given), uuid4().hex), name
 
 
 def _sweep(engine: Engine, ours: int) -> None:
     """Delete `ours` staged rows and some of dead drivers.  If that fails, the next write tries again."""
+    if engine.dialect.name == "postgresql":
+        with suppress(sa.exc.DBAPIError), engine.begin() as connection:  # others are writing, or may not truncate
+            staging.clear(connection)
     left = ours + staging.OF_OTHERS
     with suppress(sa.exc.SQLAlchemyError):
         while left > 0:

@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from pyspark.sql.types import StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource import arrow, reader
+from zmdp.spark.datasource import reader
 from zmdp.spark.datasource.columns import SCHEMA, TYPES
 from zmdp.spark.datasource.reader import UNBOUNDED, Reader, Span, Table, spans
+from zmdp.titanic.arrow import connection, reading
 
 
 def seconds(moment):
@@ -208,9 +209,9 @@ def test_counts_equal_those_of_sql(db, monkeypatch, condition):
             db.end(f"s{number % 3}", code=500 if number % 3 else None)
     db.run("UPDATE titanic_requests SET created = 1000 + id")
     db.run("DELETE FROM titanic_requests WHERE id IN (1, 22, 50, 51, 52, 90)")
-    monkeypatch.setattr(reader, "CHUNK_ROWS", 13)
+    monkeypatch.setattr(reading, "CHUNK_ROWS", 13)
     monkeypatch.setattr(reader, "MIN_PARTITION_ROWS", 20)
-    monkeypatch.setattr(arrow, "MAX_ROWS", 5)
+    monkeypatch.setattr(connection, "MAX_ROWS", 5)
     table = Reader({"db": db.url, **condition}, SCHEMA)
     spans = table.partitions()
     assert len(spans) == 4
@@ -268,7 +269,7 @@ def test_a_large_table_is_read_in_partitions(db, read):
 def test_chunks_follow_each_other(db, monkeypatch, schema):
     for _ in range(7):
         db.add()
-    monkeypatch.setattr(reader, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(reading, "CHUNK_ROWS", 3)
     batches = list(Table(db.url, StructType.fromDDL(schema)).read(Span(0, 6)))
     assert [batch.num_rows for batch in batches] == [3, 3]
     if schema == "id long":
@@ -279,14 +280,14 @@ def test_chunks_follow_each_other(db, monkeypatch, schema):
 def test_batches_are_bounded(db, monkeypatch):
     for size in (10, 10, 5000, 10, 10, 10, 10):
         db.add("echo", bytes(size))
-    monkeypatch.setattr(arrow, "MAX_BYTES", 1000)
+    monkeypatch.setattr(connection, "MAX_BYTES", 1000)
     batches = list(Table(db.url, StructType.fromDDL("id long, request binary")).read(Span(0, 7)))
     assert [id_ for batch in batches for id_ in batch["id"].to_pylist()] == [1, 2, 3, 4, 5, 6, 7]
     assert 2 <= len(batches) <= 3  # depends on whether a batch may end before the large body
 
 
 def test_requests_with_equal_numbers_are_read_once(db, monkeypatch):
-    monkeypatch.setattr(reader, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(reading, "CHUNK_ROWS", 2)
     for _ in range(5):
         db.done()
     db.run("UPDATE titanic_requests SET ended = 3")
@@ -300,7 +301,7 @@ def test_each_chunk_is_a_transaction_that_begins_after_the_one_before(db, monkey
     """So a slow reader does not hold up the database, and rows that are committed meanwhile are read."""
     for _ in range(2):
         db.add()
-    monkeypatch.setattr(reader, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(reading, "CHUNK_ROWS", 2)
     batches = Table(db.url, StructType.fromDDL("id long")).read(Span(0, UNBOUNDED))
     found = [next(batches)["id"].to_pylist()]
     db.add()

@@ -25,12 +25,13 @@ from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError, ZmdpError
 from zmdp.spark.datasource import writer as writers
-from zmdp.spark.datasource.bodies import binary
 from zmdp.spark.datasource.columns import arrow_schema
-from zmdp.spark.datasource.rows import COLUMNS, STAGED
 from zmdp.spark.datasource.writer import JobWriter, StreamWriter
 from zmdp.titanic import enqueue
 from zmdp.titanic import schema as schemas
+from zmdp.titanic.arrow import rows as row_rules
+from zmdp.titanic.arrow.bodies import binary
+from zmdp.titanic.arrow.rows import COLUMNS, STAGED
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.store import staging
 from zmdp.titanic.submission import MAX_SECONDS, OPTIONS
@@ -247,13 +248,13 @@ def test_the_bad_row_of_a_slice_is_named(pristine):
         (
             "request int",
             {"service": "s"},
-            "titanic cannot write request as int; expected string, binary, array<binary>",
+            "titanic cannot write request as int32; expected string, binary, array<binary>",
         ),
         ("request string, priority string", {"service": "s"}, "titanic cannot write priority as string"),
         (
             "request string, headers map<string,int>",
             {"service": "s"},
-            "titanic cannot write headers as map<string,int>",
+            "titanic cannot write headers as map<string, int32>",
         ),
         ("request string, at string, due string", {"service": "s"}, "columns at and due both set when a request runs"),
         ("request string, REQUEST string", {"service": "s"}, "titanic cannot write column 'REQUEST'"),
@@ -370,7 +371,8 @@ def test_only_the_attempt_that_spark_accepts_counts(db):
     assert first.staging != second.staging
 
 
-def test_a_late_attempt_is_refused(db):
+def test_a_late_attempt_is_refused(db, monkeypatch):
+    monkeypatch.setattr(row_rules, "MAX_CHUNK_BYTES", 1)  # so that each row is staged when the next one arrives
     one = writer(db)
 
     def slowly():
@@ -378,12 +380,8 @@ def test_a_late_attempt_is_refused(db):
         one.commit([])
         yield from batches("c")
 
-    writers.MAX_CHUNK_ROWS, usual = 2, writers.MAX_CHUNK_ROWS
-    try:
-        with pytest.raises(staging.StagingLost, match="which was too late"):
-            one.write(slowly())
-    finally:
-        writers.MAX_CHUNK_ROWS = usual
+    with pytest.raises(staging.StagingLost, match="which was too late"):
+        one.write(slowly())
     assert db.count() == 0
     one.abort([])
     assert db.left_over == (0, 0)
@@ -438,6 +436,49 @@ def test_a_sweep_is_bounded(db, monkeypatch):
     assert db.left_over == (4, 1)
     living.commit([])
     assert db.left_over == (0, 1)
+
+
+@pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
+def test_the_table_of_staged_rows_is_emptied_only_when_no_write_uses_it(db):
+    size = "SELECT pg_relation_size('titanic_staged')"
+    one, other = writer(db), writer(db)
+    waiting = other.write(batches("c"))
+    one.commit([one.write(batches("a", "b"))])
+    assert db.left_over == (1, 1)
+    assert db.run(size)[0][0] > 0
+    other.commit([waiting])
+    assert [unpack(row.body)[0] for row in db.requests()] == [b"a", b"b", b"c"]
+    assert db.left_over == (0, 0)
+    assert db.run(size) == [(0,)]
+
+
+@pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
+def test_a_user_without_the_right_to_truncate_can_write(db):
+    db.run("CREATE ROLE loader LOGIN")
+    db.run("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO loader")
+    db.run("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO loader")
+    try:
+        one = JobWriter(
+            {"db": db.url.replace("postgres@", "loader@"), "service": "s"},
+            StructType.fromDDL("request string, key string"),
+            overwrite=False,
+        )
+        one.commit([one.write(batches("a"))])
+    finally:
+        db.run("DROP OWNED BY loader")
+        db.run("DROP ROLE loader")
+    assert (db.count(), db.left_over) == (1, (0, 0))
+
+
+def test_batches_are_staged_in_chunks_of_a_bounded_size(monkeypatch):
+    monkeypatch.setattr(row_rules, "MAX_CHUNK_BYTES", 8 * 100)
+    numbers = list(range(1000))
+    some = [
+        pa.RecordBatch.from_pydict({"n": numbers[at:end]}) for at, end in ((0, 30), (30, 60), (60, 700), (700, 1000))
+    ]
+    chunks = list(row_rules.bounded(some))
+    assert [n for chunk in chunks for n in chunk["n"].to_pylist()] == numbers
+    assert [chunk.num_rows for chunk in chunks] == [60, *[100] * 6, 40, *[100] * 3]
 
 
 def test_concurrent_commits_of_one_job(db, run_together):
@@ -503,8 +544,10 @@ def test_an_expired_key_is_new(db):
     assert db.run("SELECT expires FROM titanic_keys") == [(None,)]
 
 
-def test_a_commit_scans_no_table(db):
-    names = [f"k{at}" for at in range(100)]
+@pytest.mark.parametrize(("repeated", "statements"), [(False, 2), (True, 4)])
+def test_a_commit_scans_no_table(db, repeated, statements):
+    names = [f"k{at}" for at in range(99)]
+    names.append(names[0] if repeated else "k99")
     writer(db).write(batches(*names, key=names))
     plans = []
 
@@ -521,8 +564,9 @@ def test_a_commit_scans_no_table(db):
             staging.commit(connection, None, [staging.Accepted(1, 100)], 1.0)
         finally:
             sa.event.remove(db.engine, "before_cursor_execute", explain)
-    assert len(plans) == 3
+    assert len(plans) == statements
     assert not any(word in plan for plan in plans for word in ("SCAN titanic_", "Seq Scan"))
+    assert db.count() == (99 if repeated else 100)
 
 
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -6,21 +6,40 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from sqlalchemy.engine import Connection
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
 
-from ...mdp.errors import SettingError
-from ...titanic import schema
+from ...mdp.errors import SettingError, TitanicError
+from .. import schema
 from .bodies import UUID_BYTES, hexadecimal
 from .columns import BODY_COLUMNS
-from .database import LOCK_TIMEOUT_SECONDS, open_database
 
 if TYPE_CHECKING:
     from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement
 
+LOCK_TIMEOUT_SECONDS: Final = 60.0
+"""How long to wait for locks: many tasks write at a time."""
 MAX_ROWS: Final = 10_000
 """Maximum number of rows in a batch from SQLite."""
 MAX_BYTES: Final = 4 << 20
 """Size from which a batch ends."""
+
+
+def open_database(db: str, *, write: bool) -> Engine:
+    """Return an engine for the database at `db`.  Raises `SettingError` if it or its driver is missing."""
+    return schema.open_engine(
+        schema.database_url(db), write=write, lock_timeout=LOCK_TIMEOUT_SECONDS, busy_timeout=LOCK_TIMEOUT_SECONDS
+    )  # fmt: skip
+
+
+def check_database(engine: Engine) -> None:
+    """Raise `SchemaError` if the tables do not have this release's version, `TitanicError` if they cannot be read."""
+    try:
+        with engine.connect() as connection:
+            schema.check(connection, engine.url)
+    except sa.exc.DBAPIError as error:
+        detail = " ".join(str(error.orig).split())
+        raise TitanicError(f"cannot read {schema.shown(engine.url)}: {detail}", code=500) from None
 
 
 @contextmanager
@@ -41,10 +60,13 @@ def connect_arrow(db: str, *, write: bool) -> "Iterator[Sqlite | Postgresql]":
             database = _postgresql(schema.libpq_uri(url, lock_timeout=LOCK_TIMEOUT_SECONDS))
         except ImportError as error:
             raise SettingError(
-                f"PostgreSQL as a table in Spark needs ADBC: pip install 'zmdp[spark,postgres]' ({error})"
+                f"PostgreSQL as Arrow needs ADBC: pip install 'zmdp[spark,postgres]' ({error})"
             ) from None
         with AdbcConnection(database) as connection:
-            yield Postgresql(connection)
+            opened = Postgresql(connection)
+            if write:  # staged rows do not survive a crash of the server anyway
+                opened.execute("SET synchronous_commit = off")
+            yield opened
 
 
 @lru_cache(maxsize=4)
@@ -80,6 +102,12 @@ class Postgresql:
                 copy.execute_update()
         self._connection.commit()
         return wanted
+
+    def execute(self, command: str) -> None:
+        """Execute a command that returns nothing."""
+        with self._statement({}) as statement:
+            statement.set_sql_query(command)
+            statement.execute_update()
 
     def _execute(self, query: str) -> Iterator[pa.RecordBatch]:
         with self._statement({"postgresql.batch_size_hint_bytes": str(MAX_BYTES)}) as statement:

@@ -1,20 +1,14 @@
 """Whole columns of bodies are packed and unpacked as titanic/frames.py does with single ones."""
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.spark.datasource.bodies import UUID_BYTES, binary, hexadecimal, pack_bodies, unpack_bodies
+from zmdp.titanic.arrow.bodies import UUID_BYTES, binary, hexadecimal, pack_bodies, unpack_bodies
 from zmdp.titanic.frames import pack
 
 FRAMES = pa.list_(pa.binary())
 bodies = st.lists(st.lists(st.binary(max_size=300), min_size=1, max_size=3), max_size=8)
-
-
-@pytest.fixture(autouse=True)
-def _session():
-    """Spark is not needed here."""
 
 
 def stored(values):

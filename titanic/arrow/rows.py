@@ -1,31 +1,23 @@
 """Check rows that become requests, a column at a time, by the rules for all requests (titanic/submission.py)."""
 
 import json
+import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    MapType,
-    NumericType,
-    StringType,
-    StructType,
-    TimestampType,
-)
 
 from ...mdp.errors import SettingError
 from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES
-from ...titanic.frames import LENGTH
-from ...titanic.submission import (
+from ..frames import LENGTH
+from ..submission import (
     MAX_SECONDS,
     OPTIONS,
     DurationOption,
@@ -38,8 +30,9 @@ from ...titanic.submission import (
     parse_submission,
 )
 from .bodies import UUID_BYTES, binary, pack_bodies
-from .database import time_option
 
+MAX_CHUNK_BYTES: Final = 8 << 20
+"""About the maximum size of the rows staged in one transaction, unless one row has more."""
 MAX_SHOWN: Final = 80
 """Number of characters of a value in an error message."""
 STAGED: Final = pa.schema({
@@ -59,6 +52,23 @@ class BadRow(SettingError):
 
 
 # ── rules ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def time_option(name: str, text: str) -> float:
+    """Return an option as seconds since 1970.  Raises `SettingError` if it is not a time."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            moment = datetime.min
+        seconds = math.nan if moment.tzinfo is None else moment.timestamp()
+    if not math.isfinite(seconds):
+        raise SettingError(
+            f"{name} is {text!r:.100}; expected seconds since 1970, or a time such as 2030-01-31T12:00:00+00:00"
+        )
+    return seconds
 
 
 def _texts(values: pa.Array, max_bytes: int) -> Checked:
@@ -175,7 +185,7 @@ class Column:
 
     expected: str
     """What it can hold, for error messages."""
-    fits: Callable[[DataType], bool]
+    fits: Callable[[pa.DataType], bool]
     """Whether it can have this type."""
     check: Callable[[pa.Array], Checked]
     """Convert and check values."""
@@ -183,36 +193,49 @@ class Column:
     """Return a value, or the text of a write option, as the Python API of Titanic expects it."""
 
 
-def _is_number(kind: DataType) -> bool:
-    return isinstance(kind, NumericType)
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    moment = pa.types.is_timestamp(kind) and kind.tz is not None
+    return moment or pa.types.is_string(kind) or _is_number(kind)
+
+
+def _is_body(kind: pa.DataType) -> bool:
+    frame = kind.value_type if pa.types.is_list(kind) else kind
+    return bool(pa.types.is_string(frame) or pa.types.is_binary(frame))
+
+
+def _is_headers(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_map(kind) and pa.types.is_string(kind.key_type) and pa.types.is_string(kind.item_type))
 
 
 def _column(option: Option) -> Column:
     match option:
         case TextOption():
-            return Column("string", _TEXT.__eq__, partial(_texts, max_bytes=option.max_bytes), str)
+            return Column("string", pa.types.is_string, partial(_texts, max_bytes=option.max_bytes), str)
         case DurationOption():
             check = partial(_numbers, least=0, most=MAX_SECONDS, above=not option.zero)
             return Column("a number of seconds", _is_number, check, float)
         case IntegerOption():
             return Column("an integer", _is_number, partial(_integers, maximum=option.maximum), int)
     return Column("a timestamp, seconds since 1970, or ISO 8601 with an offset",
-                  lambda kind: kind in [_TEXT, TimestampType()] or _is_number(kind), _times,
+                  _is_time, _times,
                   lambda value: time_option("at", value) if isinstance(value, str) else value)  # fmt: skip
 
 
-_TEXT, _BYTES = StringType(), BinaryType()
 COLUMNS: Final[Mapping[str, Column]] = {
-    "service": Column("string", _TEXT.__eq__, _services, str),
+    "service": Column("string", pa.types.is_string, _services, str),
     "request": Column(
         "string, binary, array<binary> or array<string>",
-        lambda kind: (kind.elementType if isinstance(kind, ArrayType) else kind) in [_TEXT, _BYTES], _bodies, str,
+        _is_body, _bodies, str,
     ),
     **{name: _column(option) for name, option in OPTIONS.items()},
     "due": _column(OPTIONS["at"]),
     "headers": Column(
         'map<string,string>, or JSON as an option: {"name": "value"}',
-        lambda kind: isinstance(kind, MapType) and (kind.keyType, kind.valueType) == (_TEXT, _TEXT), _headers,
+        _is_headers, _headers,
         lambda value: json.loads(value) if isinstance(value, str) else dict(value),
     ),
 }  # fmt: skip
@@ -275,26 +298,43 @@ class RowConverter:
         )
 
 
+def bounded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Combine and split batches so that each has about `MAX_CHUNK_BYTES`, but the last."""
+    found: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        rows = max(1, min(batch.num_rows, MAX_CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes)))
+        for start in range(0, batch.num_rows, rows):
+            part = batch.slice(start, rows)
+            if found and size + part.nbytes > MAX_CHUNK_BYTES:
+                yield pa.concat_batches(found)
+                found, size = [], 0
+            found.append(part)
+            size += part.nbytes
+    if found:
+        yield pa.concat_batches(found)
+
+
 def new_uuids(count: int) -> pa.Array:
-    """Return new UUIDs like those of titanic/uuids.py, as bytes."""
+    """Return new UUIDs like those of titanic/uuids.py, as bytes, in ascending order, which halves the time that
+    PostgreSQL needs to index them."""
     made = np.frombuffer(os.urandom(UUID_BYTES * count), np.uint8).reshape(count, UUID_BYTES).copy()
     made[:, :6] = np.frombuffer((time.time_ns() // 1_000_000).to_bytes(6, "big"), np.uint8)
     made[:, 6] = made[:, 6] & 0x0F | 0x70
     made[:, 8] = made[:, 8] & 0x3F | 0x80
-    return binary(made.tobytes(), UUID_BYTES)
+    ascending = np.argsort(made[:, 6:14].copy().view(">u8")[:, 0])
+    return binary(made[ascending].tobytes(), UUID_BYTES)
 
 
-def plan_rows(schema: StructType, options: Mapping[str, str]) -> RowConverter:
+def plan_rows(schema: pa.Schema, options: Mapping[str, str]) -> RowConverter:
     """Return the converter for rows with these columns.  Raises `SettingError` if they cannot be written."""
-    for field in schema.fields:
+    for field in schema:
         if field.name not in COLUMNS:
             raise SettingError(f"titanic cannot write column {field.name!r}; available columns: {', '.join(COLUMNS)}")
         column = COLUMNS[field.name]
-        if not column.fits(field.dataType):
-            raise SettingError(
-                f"titanic cannot write {field.name} as {field.dataType.simpleString()}; expected {column.expected}"
-            )
-    names = tuple(schema.fieldNames())
+        if not column.fits(field.type):
+            raise SettingError(f"titanic cannot write {field.name} as {field.type}; expected {column.expected}")
+    names = tuple(schema.names)
     if len(set(names)) < len(names):
         raise SettingError("two columns have the same name; rename one")
     if "request" not in names:

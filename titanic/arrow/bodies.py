@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...titanic.frames import LENGTH, unpack
+from ..frames import LENGTH, unpack
 
 UUID_BYTES: Final = 16
 _LENGTHS: Final = ">u4"

@@ -1,0 +1,37 @@
+"""The columns of requests as the database has them, and as readers want them."""
+
+import json
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .bodies import UUID_BYTES, hexadecimal, unpack_bodies
+
+BODY_COLUMNS: Final = {"request": "body", "reply": "reply"}
+"""The columns that hold frames, and their names in the database."""
+
+
+def stored(name: str) -> str:
+    """Return the name that a column has in the database."""
+    return BODY_COLUMNS.get(name, name)
+
+
+def convert_batch(batch: pa.RecordBatch, arrow: pa.Schema) -> pa.RecordBatch:
+    """Return what the database has returned with the columns and types of `arrow`."""
+    if not arrow.names:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
+    arrays = [_converted(field.name, batch.column(stored(field.name)), field.type) for field in arrow]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+
+
+def _converted(name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if values.null_count == len(values):
+        return pa.nulls(len(values), kind)
+    if name in BODY_COLUMNS:
+        return unpack_bodies(values, kind)
+    if pa.types.is_timestamp(kind):
+        return pc.round(pc.multiply(values, 1e6)).cast(pa.int64()).cast(kind)
+    if pa.types.is_map(kind):
+        return pa.array([None if text is None else list(json.loads(text).items()) for text in values.to_pylist()], kind)
+    return hexadecimal(values, UUID_BYTES) if pa.types.is_binary(values.type) else values.cast(kind)
