@@ -34,7 +34,7 @@ ALLOWED = {
     "clients.gateways.flux": CALLERS | {"clients.gateways"},
     "clients.gateways.http": CALLERS | {"clients.gateways", "mdp.http", "titanic"},
     "workers": LEAVES | {"mdp.cli"},
-    "titanic": CALLERS | {"titanic.store"},
+    "titanic": CALLERS | {"clients.rows", "titanic.store"},
     "titanic.arrow": CALLERS | {"titanic", "titanic.store"},
     "migrations": {"titanic", "titanic.store"},
     "titanic.store": {"mdp", "titanic"},

@@ -33,6 +33,7 @@ from ..clients import (
     StreamInterrupted,
     WorkerLost,
 )
+from ..clients.rows import PackSize
 from ..mdp.codes import Code
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.rows import OPTION, Failed, read_reply
@@ -40,7 +41,7 @@ from ..mdp.tracing import REQUEST_ID, shown_id
 from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import LENGTH, pack, unpack
-from .lanes import Lane, PackSize, Running, Sent
+from .lanes import Lane, Running, Sent, pack_size
 from .metrics import Metrics
 from .store.maintenance import MAX_BACKOFF_SECONDS
 
@@ -297,7 +298,7 @@ class Dispatcher:
     def _lane(self, service: str) -> Lane:
         lane = self._lanes.get(service)
         if lane is None:
-            lane = self._lanes[service] = Lane(service, self._sizes.setdefault(service, PackSize()))
+            lane = self._lanes[service] = Lane(service, self._sizes.setdefault(service, pack_size()))
             lane.credit = self._offered.get(service, 0)
         return lane
 

@@ -9,7 +9,8 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from ..mdp.limits import MAX_BODY_FRAMES
+from ..clients.rows import PackSize
+from ..clients.rows.packs import MAX_PACKED_BYTES
 from . import store
 from .frames import LENGTH
 
@@ -19,14 +20,10 @@ CLAIM_AHEAD_SECONDS: Final = 0.05
 """Seconds of further requests to claim ahead, at the rate at which the service completes them."""
 MAX_CLAIMED: Final = 2000
 """Maximum number of requests claimed for one service."""
-MAX_PACK_ROWS: Final = MAX_BODY_FRAMES - 1
-"""Maximum number of rows in a pack: its reply has one more frame."""
-MAX_PACK_BYTES: Final = 4 << 20
-"""Maximum size of the rows in a pack."""
-TARGET_SECONDS: Final = 0.1
-"""How long a pack should take: the longer, the more rows wait for the slowest."""
 MIN_PACKS: Final = 4
 """The rows that are claimed are divided among this many packs at least, so that several workers get some."""
+TARGET_SECONDS: Final = 0.1
+"""How long a pack should take: the longer, the more rows wait for the slowest."""
 
 
 class Running:
@@ -62,39 +59,6 @@ class Sent:
         self.abandoned.add(running.claimed.id)
         if len(self.abandoned) == len(self.members) and self.task is not None:
             self.task.cancel()
-
-
-class PackSize:
-    """How many rows a request to one service should have.
-
-    Single rows ask whether the service's workers understand packs.  From then on, packs double in size while they take
-    less than half the target, and are halved if they take twice as long.
-    """
-
-    __slots__ = ("rows", "understood")
-
-    def __init__(self) -> None:
-        self.rows = 1
-        self.understood: bool | None = None
-        """Whether the workers understand packs; None if that is not known yet."""
-
-    def now(self, waiting: int) -> int:
-        """Return how many rows to pack while this many are waiting."""
-        return min(self.rows, max(1, waiting // MIN_PACKS)) if self.understood else 1
-
-    def replied(self, rows: int, seconds: float, *, understood: bool) -> None:
-        """Record that a request with this many rows was answered."""
-        self.understood = understood
-        if not understood:
-            self.rows = 1
-        elif seconds < TARGET_SECONDS / 2 and rows == self.rows:
-            self.rows = min(2 * self.rows, MAX_PACK_ROWS)
-        elif seconds > 2 * TARGET_SECONDS and rows >= self.rows:
-            self.rows = max(1, self.rows // 2)
-
-    def failed(self) -> None:
-        """Record that a pack failed as a whole."""
-        self.rows = 1
 
 
 class Lane:
@@ -154,10 +118,10 @@ class Lane:
             most, size = self.size.now(waiting), len(first.claimed.body)
             while self.buffer and len(members) < most and _goes_with(first, following := self.buffer[0]):
                 size += len(following.claimed.body)
-                if size > MAX_PACK_BYTES:
+                if size > MAX_PACKED_BYTES:
                     break
                 members.append(self.buffer.popleft())
-        self.packed = self.size.rows if first.row and self.size.understood else 1
+        self.packed = self.size.rows if first.row else 1
         self.in_flight += 1
         sent = Sent(members)
         for each in members:
@@ -188,6 +152,11 @@ class Lane:
     def idle(self) -> bool:
         """Whether there is nothing to do for the service."""
         return not ((self.pending and self.credit) or self.claiming or self.held)
+
+
+def pack_size() -> PackSize:
+    """Return the size of packs for a service that was not called yet."""
+    return PackSize(target=TARGET_SECONDS, min_packs=MIN_PACKS)
 
 
 def _goes_with(first: Running, other: Running) -> bool:

@@ -25,7 +25,7 @@ from ...mdp.errors import (
 from ...mdp.limits import MAX_BODY
 from ...mdp.rows import OPTION, Failed, Outcome, plain_marker, read_reply
 from .availability import Asker, Availability
-from .packs import Chunk, Pack, PackSize, RowOutcome
+from .packs import TARGET_SECONDS, Chunk, Pack, PackSize, RowOutcome
 
 MAX_OUTSTANDING_BYTES: Final = 64 << 20
 """Size of the outstanding requests above which no further one is sent."""
@@ -184,12 +184,12 @@ class RowCalls:
             return None
         size = self._sizes.get(chunk.service)
         if size is None:
-            keyed, timeout = self._keyed, self._settings.timeout
-            size = PackSize(timeout)
-            if keyed is not None:
-                size = PackSize(
-                    timeout, rows=keyed.first_rows, most=keyed.max_rows, target=keyed.target_seconds, understood=True
-                )
+            keyed, most_seconds = self._keyed, self._settings.timeout / 10
+            if keyed is None:
+                size = PackSize(target=min(TARGET_SECONDS, most_seconds))
+            else:
+                target = min(keyed.target_seconds, most_seconds)
+                size = PackSize(rows=keyed.first_rows, most=keyed.max_rows, target=target, understood=True)
             self._sizes[chunk.service] = size
         return size
 
@@ -248,14 +248,11 @@ class RowCalls:
         reply = await self._retrying(ask, began + settings.timeout)
         outcomes = read_outcomes(reply, count, service) if asked else None
         if size is not None:
-            if asked:
-                size.understood = outcomes is not None
+            if asked or size.understood:
+                size.replied(count, time.monotonic() - began, understood=not asked or outcomes is not None)
             if not size.understood and count > 1:
-                size.failed()
                 self._send_again(pack, 1)
                 return
-            if size.understood:
-                size.replied(count, time.monotonic() - began)
         if outcomes is None:
             if count > 1 and len(reply) != count:
                 text = f"the reply has {_frames(len(reply))}; a request of {count} rows needs {_frames(count)}"

@@ -16,7 +16,7 @@ TARGET_SECONDS: Final = 0.1
 """How long the request of a pack should take, at most a tenth of the timeout: the longer, the later a failure is seen,
 and the more rows wait for the slowest."""
 MIN_PACKS: Final = 8
-"""The rows that are waiting are divided among this many requests at least, so that several workers get some."""
+"""The default of `PackSize.min_packs`."""
 
 RowOutcome = bytes | list[bytes] | RequestError
 """The reply to a row, as its single frame or a list of several, or why the row failed."""
@@ -101,30 +101,41 @@ class PackSize:
 
     A single row asks whether the service's workers understand packs, unless that is known.  From then on, packs double
     in size while requests take less than half the target, and are halved if they take twice as long.
+
+    Args:
+        rows: the size to begin with.
+        most: the maximum size.
+        target: how long a request should take, in seconds.
+        min_packs: the rows that are waiting are divided among this many requests at least, so that several workers get
+            some.
+        understood: whether the workers understand packs; None if that is not known yet.
     """
 
     def __init__(
         self,
-        timeout: float,
         *,
         rows: int = 1,
         most: int = MAX_AUTO_ROWS,
         target: float = TARGET_SECONDS,
+        min_packs: int = MIN_PACKS,
         understood: bool | None = None,
     ) -> None:
         self.rows = rows
         self.understood = understood
-        """Whether the workers understand packs; None if that is not known yet."""
         self._most = most
-        self._target = min(target, timeout / 10)
+        self._target = target
+        self._min_packs = min_packs
 
     def now(self, waiting: int) -> int:
         """Return how many rows to pack while this many are waiting."""
-        return min(self.rows, max(1, waiting // MIN_PACKS))
+        return min(self.rows, max(1, waiting // self._min_packs))
 
-    def replied(self, rows: int, seconds: float) -> None:
-        """Record that a request with this many rows was answered."""
-        if seconds < self._target / 2 and rows == self.rows:
+    def replied(self, rows: int, seconds: float, *, understood: bool = True) -> None:
+        """Record that a request with this many rows was answered, by a worker that understood the pack or did not."""
+        self.understood = understood
+        if not understood:
+            self.rows = 1
+        elif seconds < self._target / 2 and rows == self.rows:
             self.rows = min(2 * self.rows, self._most)
         elif seconds > 2 * self._target and rows >= self.rows:
             self.rows = max(1, self.rows // 2)

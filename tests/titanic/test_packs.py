@@ -12,7 +12,7 @@ from support.titanics import running_bench, serving, stored
 from zmdp.clients import Client
 from zmdp.titanic import dispatcher, lanes
 from zmdp.titanic.frames import pack
-from zmdp.titanic.lanes import Lane, PackSize
+from zmdp.titanic.lanes import Lane, pack_size
 from zmdp.titanic.store import Claimed
 from zmdp.titanic.uuids import new_uuid
 from zmdp.workers.handling import Failed
@@ -185,7 +185,7 @@ def claimed(number, body=b"body", **fields):
 
 
 def lane(*requests, rows=100, row=True):
-    size = PackSize()
+    size = pack_size()
     size.rows, size.understood = rows, True
     made = Lane("up", size)
     for each in requests:
@@ -209,7 +209,7 @@ def test_only_rows_of_the_same_owner_with_the_same_headers_share_a_pack(monkeypa
 
 
 def test_the_size_of_packs_is_limited(monkeypatch):
-    monkeypatch.setattr(lanes, "MAX_PACK_BYTES", 3 * len(claimed(1).body))
+    monkeypatch.setattr(lanes, "MAX_PACKED_BYTES", 3 * len(claimed(1).body))
     monkeypatch.setattr(lanes, "MIN_PACKS", 1)
     assert taken(lane(*map(claimed, range(5)))) == [[0, 1, 2], [3, 4]]
     assert taken(lane(*map(claimed, range(5)), rows=2)) == [[0, 1], [2, 3], [4]]
@@ -217,27 +217,6 @@ def test_the_size_of_packs_is_limited(monkeypatch):
 
 def test_several_workers_get_some():
     assert taken(lane(*map(claimed, range(8))))[0] == [0, 1]
-
-
-def test_the_size_follows_the_time_that_packs_take():
-    size = PackSize()
-    assert size.now(100) == 1
-    size.replied(1, lanes.TARGET_SECONDS, understood=True)
-    assert size.now(100) == 1
-    for _ in range(3):
-        size.replied(size.rows, 0.0, understood=True)
-    assert (size.rows, size.now(100), size.now(8)) == (8, 8, 2)
-    size.replied(2, 0.0, understood=True)
-    assert size.rows == 8
-    size.replied(8, 3 * lanes.TARGET_SECONDS, understood=True)
-    assert size.rows == 4
-    size.failed()
-    assert size.rows == 1
-    for _ in range(20):
-        size.replied(size.rows, 0.0, understood=True)
-    assert size.rows == lanes.MAX_PACK_ROWS
-    size.replied(1, 0.0, understood=False)
-    assert size.now(100) == 1
 
 
 def test_room_for_rows_follows_the_size_of_packs():

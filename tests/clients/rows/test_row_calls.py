@@ -385,7 +385,7 @@ def test_packing_rows(monkeypatch):
 
 
 def test_packs_grow_while_requests_are_quick():
-    size = PackSize(60)
+    size = PackSize()
     for expected in (2, 4, 8):
         size.replied(size.rows, 0.01)
         assert size.rows == expected
@@ -400,6 +400,10 @@ def test_packs_grow_while_requests_are_quick():
         size.replied(size.rows, 0.01)
     assert size.rows == packs.MAX_AUTO_ROWS
     assert (size.now(10_000), size.now(80), size.now(3)) == (packs.MAX_AUTO_ROWS, 10, 1)
+    size.replied(1, 0.01, understood=False)
+    assert (size.now(10_000), size.understood) == (1, False)
+    size.replied(1, 0.01)
+    assert (size.now(10_000), size.understood) == (2, True)
     size.failed()
     assert size.now(10_000) == 1
 
