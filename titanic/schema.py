@@ -8,7 +8,6 @@ import os
 import sqlite3
 import time
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -232,7 +231,6 @@ def config(connection: Connection | None = None) -> Config:
     return found
 
 
-@cache
 def head() -> str:
     """Return the version of the tables that this release works with."""
     return str(ScriptDirectory.from_config(config()).get_current_head())
