@@ -65,11 +65,9 @@ class _Filling:
             row = bytes(row)
         self._rows.append(row)
         self._bytes += len(row)
-        return (
-            self.rest()
-            if CHUNKS_AHEAD * len(self._rows) >= self._lookahead.rows or self._bytes >= MAX_CHUNK_BYTES
-            else None
-        )
+        if CHUNKS_AHEAD * len(self._rows) < self._lookahead.rows and self._bytes < MAX_CHUNK_BYTES:
+            return None
+        return self.rest()
 
     def rest(self) -> Chunk:
         """Return the chunk as it is, and begin another one."""

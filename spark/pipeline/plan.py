@@ -136,7 +136,7 @@ def register_function(
     """Register `name` as an SQL function: `name(service, input)`, or `name(service, input, key)`.
 
     It returns a struct of `reply`, `code` and `error`.  The arguments are those of `call_service`; rows with a key go
-    through Titanic and are never packed.
+    through Titanic.
 
         SELECT id, r.reply, r.code FROM (SELECT id, call_service('shout', text) AS r FROM texts)
 
