@@ -671,7 +671,8 @@ def slowly(batches):
         yield batch
     time.sleep(600)
 
-rows = spark.range(60_000, numPartitions=2).selectExpr("string(id) AS request").mapInArrow(slowly, "request string")
+rows = spark.range(60_000, numPartitions=2).selectExpr("rpad(id, 1000, 'x') AS request")  # several transactions
+rows = rows.mapInArrow(slowly, "request string")
 rows.write.format("titanic").option("db", sys.argv[1]).option("service", "s").option("job", "j").mode("append").save()
 """
 
