@@ -121,7 +121,7 @@ def survive_caller(stack: ExitStack, client: Client, endpoint: str) -> bool:
     job = ("--job", "wordcount=spark_jobs:wordcount")
     batch = stack.enter_context(
         process(str(BIN / "mdp-spark"), "batch", *job, "--master", "local[2]", "--broker", endpoint,
-                "--heartbeat", HEARTBEAT, *CONF)
+                "--heartbeat", HEARTBEAT, "--history", ":memory:", *CONF)
     )  # fmt: skip
     say(f"$ mdp-spark batch --job wordcount=spark_jobs:wordcount    pid {batch.pid}")
     progress("waiting for Spark to start, about 10 s")
