@@ -13,7 +13,7 @@ from typing import Final as Constant
 from ..mdp.errors import RequestCancelled
 from ..mdp.loading import check_not_importing
 from ..mdp.logs import fields_of
-from ..mdp.rows import Failed
+from ..mdp.rows import Failed, Outcome
 from ..mdp.tracing import handling
 from ..mdp.transport.sockets import Context
 from .base import BaseWorker
@@ -21,7 +21,7 @@ from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
 from .eager_tasks import EagerTaskStarter
 from .handling import Final, failed
 from .request import Request
-from .rows import Outcome, Pack, is_pack
+from .rows import Pack, is_pack
 
 AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""

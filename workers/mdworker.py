@@ -11,11 +11,12 @@ from typing import Any, Self
 from ..mdp import tracing
 from ..mdp.errors import ClosedError, RequestCancelled
 from ..mdp.loading import check_not_importing
+from ..mdp.rows import Outcome
 from ..mdp.tracing import handling
 from .base import BaseWorker
 from .handling import Final, Frames, failed
 from .request import Request
-from .rows import Outcome, Pack, is_pack
+from .rows import Pack, is_pack
 from .threaded import ThreadedConnection
 
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]

@@ -9,11 +9,9 @@ from typing import Any, Final
 from ..mdp.codes import Code
 from ..mdp.errors import HandlerError
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
-from ..mdp.rows import OPTION, Failed, Outcome, plain_marker, read_reply
+from ..mdp.rows import OPTION, Failed, Outcome, plain_marker
 from .handling import HandlerAdapter, failed
 from .request import Request
-
-__all__ = ["OPTION", "Outcome", "Pack", "is_pack", "read_reply"]
 
 MAX_GROUP_BYTES: Final = 4 << 20
 """Replies of this size are sent on while further rows are worked on."""

@@ -10,13 +10,13 @@ from support.processes import TIMEOUT_SECONDS
 from support.titanics import running_bench, serving, stored
 
 from zmdp.clients import Client
+from zmdp.mdp.rows import read_reply
 from zmdp.titanic import dispatcher, lanes
 from zmdp.titanic.frames import pack
 from zmdp.titanic.lanes import Lane, pack_size
 from zmdp.titanic.store import Claimed
 from zmdp.titanic.uuids import new_uuid
 from zmdp.workers.handling import Failed
-from zmdp.workers.rows import read_reply
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 

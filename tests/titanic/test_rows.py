@@ -10,6 +10,7 @@ from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ServiceError
+from zmdp.mdp.rows import read_reply
 from zmdp.mdp.testing import running_broker
 from zmdp.titanic import Titanic, service
 from zmdp.titanic import rows as titanic_rows
@@ -17,7 +18,6 @@ from zmdp.titanic.rows import NO_REPLY, asks_for_rows, parse_rows
 from zmdp.titanic.submission import MalformedRequest, Submission
 from zmdp.workers import Request, Worker, rows
 from zmdp.workers.handling import Failed
-from zmdp.workers.rows import read_reply
 
 
 @pytest.fixture

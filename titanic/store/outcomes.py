@@ -126,8 +126,7 @@ def reserve_ended(connection: Connection, count: int) -> int:
 
 
 def finish(connection: Connection, batch: Sequence[Outcome]) -> list[bool]:
-    """Store outcomes of attempts, and return whether each was stored: otherwise the attempt is no longer the current
-    one."""
+    """Store outcomes of attempts.  Return for each whether it was stored: it is not if another attempt has begun."""
     name = connection.dialect.name
     before = reserve_ended(connection, len(batch)) if name == "sqlite" else 0
     firsts = _firsts(batch)
