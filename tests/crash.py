@@ -33,12 +33,14 @@ import sqlalchemy as sa
 from support.processes import BIN, eventually, free_endpoint
 
 from zmdp.clients import Client, Reply, RequestError, RequestTimeout, ServiceError
+from zmdp.mdp.codes import Code
+from zmdp.mdp.rows import OPTION, Failed, read_reply
 from zmdp.titanic import Ticket, Titanic, UnknownTicket, schema
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.store.models import StoredPartial, StoredRequest
 
 SERVICES: Final = Path(__file__).parent / "titanic"
-WORKERS: Final = ("echo", "echo", "parts", "parts")
+WORKERS: Final = ("echo", "echo", "parts", "parts", "rows", "rows")
 HEARTBEAT: Final = 0.2
 LIVENESS: Final = 3
 LEASE: Final = 2.0
@@ -273,7 +275,14 @@ class Site:
 
     def wait_until_ready(self) -> None:
         with Client(self.endpoint, timeout=CALL_TIMEOUT_SECONDS) as client:
-            for each in ("titanic.request", "titanic.reply", "titanic.close", "crash.echo", "crash.parts"):
+            for each in (
+                "titanic.request",
+                "titanic.reply",
+                "titanic.close",
+                "crash.echo",
+                "crash.parts",
+                "crash.rows",
+            ):
                 eventually(lambda each=each: client.available(each))
 
     def look(self) -> None:
@@ -429,6 +438,8 @@ class Book:
         self.errors: dict[str, Counter[str]] = defaultdict(Counter)
         """Counts of errors by attempted step."""
 
+        self.rows = 0
+        """Number of rows whose reply was read."""
         self.submitting: list[float] = []
         """Durations, in seconds, of the submissions that returned a UUID."""
 
@@ -578,6 +589,74 @@ class Caller:
         return True
 
 
+class RowsCaller:
+    """Submits rows with keys, many in a request, and repeats them until all have their replies."""
+
+    FIRST: Final = 1_000_000_000
+    """Above the numbers of all tasks."""
+    MAX_ROWS: Final = 100
+
+    def __init__(self, site: Site, book: Book, at: int, seed: int) -> None:
+        self._book = book
+        self._seed = seed
+        self._rng = random.Random(f"{seed} {at} rows")
+        self._numbers = itertools.count(self.FIRST * (at + 1))
+        self._client = Client(
+            site.endpoint, timeout=CALL_TIMEOUT_SECONDS, retries=0, heartbeat=HEARTBEAT, liveness=LIVENESS
+        )
+        self._no_more = threading.Event()
+        self._given_up = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Submit no more rows once those submitted have their replies."""
+        self._no_more.set()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Stop, even if replies are missing."""
+        self._given_up.set()
+        self.stop()
+        self._client.close()
+
+    def _run(self) -> None:
+        while not self._no_more.is_set():
+            tasks = [Task(self._seed, next(self._numbers)) for _ in range(self._rng.randint(1, self.MAX_ROWS))]
+            for task in tasks:
+                self._book.keys[task.number] = f"{self._seed}-{task.number}"
+            missing = tasks
+            while missing and not self._given_up.is_set():
+                missing = self._ask(missing)
+            self._book.rows += len(tasks) - len(missing)
+            if self._rng.random() < 0.1:
+                self._ask(tasks)  # whatever has its reply gets the same again
+
+    def _ask(self, tasks: Sequence[Task]) -> list[Task]:
+        """Submit rows, and return those that have no reply yet."""
+        pairs = [frame for task in tasks for frame in (self._book.keys[task.number].encode(), b"%d" % task.number)]
+        try:
+            reply = self._client.request("titanic.request", b"crash.rows", *pairs, options={OPTION: len(tasks)})
+        except RequestError as error:
+            self._book.error("rows", error)
+            self._given_up.wait(0.05)
+            return list(tasks)
+        outcomes = read_reply(reply, len(tasks), partly=True)
+        if outcomes is None:  # Titanic has answered 500
+            self._book.error("rows", ServiceError(500, b" ".join(reply).decode()))
+            self._given_up.wait(0.05)
+            return list(tasks)
+        missing = list(tasks[len(outcomes) :])
+        for task, outcome in zip(tasks, outcomes, strict=False):
+            if isinstance(outcome, Failed) and outcome.code == Code.TIME_PASSED:
+                missing.append(task)
+            elif isinstance(outcome, Failed) or outcome[0].split()[0] != b"%d" % task.number:
+                self._book.wrong(task, f"wrong outcome of a row: {outcome!r:.200}")
+            else:
+                self._book.saw(task, outcome[0].split()[1].decode())
+        return missing
+
+
 class Errand:
     """An accepted request whose outcome its caller awaits."""
 
@@ -702,7 +781,7 @@ class Audit:
         for number in self.lost:
             yield f"request {number} ({self._book.uuids[number]}) was accepted and is not there"
         for number in sorted(self._book.closed):
-            if self._book.uuids[number] in self._states:
+            if self._is_there(number) and not self.may_come_back(number):
                 yield f"request {number} ({self._book.uuids[number]}) was closed and is there"
         for row in self._rows:
             if row.state not in {"done", "failed"}:
@@ -717,6 +796,17 @@ class Audit:
         for number, count in ended.items():
             if self._executed[number] < count:
                 yield f"{count} requests {number} have ended, of which {self._executed[number]} were executed"
+
+    def _is_there(self, number: int) -> bool:
+        return self._book.uuids[number] in self._states
+
+    def may_come_back(self, number: int) -> bool:
+        """Return whether a request may be stored again once it is closed.
+
+        Without a key, it is forgotten then; and a Titanic that was frozen when the broker gave the submission to
+        another one has it still.
+        """
+        return number not in self._book.keys
 
     def stale_parts(self) -> int:
         """Return the number of stored PARTIALs that belong to interrupted attempts."""
@@ -738,7 +828,8 @@ class Audit:
         errand = Errand(task, titanic.ticket(uuid))
         try:
             if number in self._book.closed:
-                check_gone(errand.ticket)
+                if not (self._is_there(number) and self.may_come_back(number)):
+                    check_gone(errand.ticket)
                 return
             left = max(0.0, min(CALL_TIMEOUT_SECONDS, deadline - time.monotonic()))
             mark = errand.result(left)
@@ -785,8 +876,11 @@ def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
         site.wait_until_ready()
         numbers = itertools.count(1)
         callers = [
-            Caller(site, book, numbers, rate=plan.rate / plan.callers, keyed=at % 2 == 0, seed=plan.seed)
-            for at in range(plan.callers)
+            *(RowsCaller(site, book, at, plan.seed) for at in range(2)),
+            *(
+                Caller(site, book, numbers, rate=plan.rate / plan.callers, keyed=at % 2 == 0, seed=plan.seed)
+                for at in range(plan.callers)
+            ),
         ]
         for each in callers:
             stack.callback(each.close)
@@ -814,6 +908,7 @@ def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
             "done": dict(sorted(site.done.items())),
             "kills": site.kills,
             "accepted": len(book.uuids),
+            "rows": book.rows,
             "with a key": len(book.keys.keys() & book.uuids.keys()),
             "fetched": len(book.marks),
             "closed": len(book.closed),
@@ -877,8 +972,8 @@ def told(report: dict[str, Any]) -> str:
     lines = [
         f"{plan['db']}, {plan['titanics']} Titanics, seed {plan['seed']}, {report['seconds']} s",
         ", ".join(f"{number} {what}" for what, number in report["done"].items()),
-        f"{report['accepted']} accepted: {report['lost']} lost, {report['missing']} without a reply, "
-        f"{report['wrong']} troubles; {report['closed']} closed",
+        f"{report['accepted']} accepted, and {report['rows']} rows: {report['lost']} lost, "
+        f"{report['missing']} without a reply, {report['wrong']} troubles; {report['closed']} closed",
         f"{report['executed again']} executed again ({report['executed again, ratio']:.2%}); "
         f"{report['stored twice, without a key']} stored twice, because they have no key",
         f"{report['submits that got an error']} submits got an error and were repeated; "

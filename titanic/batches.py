@@ -8,7 +8,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -46,23 +46,24 @@ class StoreError(TitanicError):
         super().__init__(message, code=int(Code.FAILED), text=message if text is None else text)
 
 
-class _Group(NamedTuple):
-    """Items for one kind of work, and the futures for their results."""
+class _Job(NamedTuple):
+    """Items for one kind of work that succeed or fail together, and the future for their results."""
 
-    items: list[Any]
-    futures: "list[asyncio.Future[Any]]"
+    work: Work[Any, Any]
+    items: Sequence[Any]
+    future: "asyncio.Future[Any]"
+    several: bool
+    """Whether the result is a list: one for each item."""
 
 
-_Groups = dict[Work[Any, Any], _Group]
-_Entry = tuple[Work[Any, Any], Any, "asyncio.Future[Any]"]
-"""One item of a group: its work, the item, and the future for its result."""
+_Groups = dict[Work[Any, Any], list[_Job]]
 
 
 class _Delivery(NamedTuple):
-    """Futures and their results, or their exceptions if the work failed."""
+    """A future and its result, or its exception if the work failed."""
 
-    futures: "list[asyncio.Future[Any]]"
-    results: Sequence[Any]
+    future: "asyncio.Future[Any]"
+    result: Any
     failed: bool
 
 
@@ -90,7 +91,7 @@ class BatchExecutor:
         self._closed = False
         self._log_at = 0.0
         self._failed_at: float | None = None
-        self._jobs = self._transactions = 0
+        self._items = self._transactions = 0
         self._connection: Connection | None = None
         """Used only by the thread, which keeps it open between transactions."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -98,19 +99,24 @@ class BatchExecutor:
 
     def submit(self, work: Work[Item, Result], item: Item) -> "asyncio.Future[Result]":
         """Perform `work` for `item` in the next transaction.  The future raises `StoreError` if that fails."""
-        future: asyncio.Future[Result] = self._loop.create_future()
+        return self._add(_Job(work, (item,), self._loop.create_future(), several=False))
+
+    def submit_all(self, work: Work[Item, Result], items: Sequence[Item]) -> "asyncio.Future[list[Result]]":
+        """Perform `work` for all `items` in the next transaction, or for none.  Otherwise as `submit`."""
+        return self._add(_Job(work, items, self._loop.create_future(), several=True))
+
+    def _add(self, job: _Job) -> "asyncio.Future[Any]":
         with self._changed:
             if self._closed:
-                future.set_exception(StoreError("Titanic is shutting down"))
-                return future
-            group = self._groups.get(work)
+                job.future.set_exception(StoreError("Titanic is shutting down"))
+                return job.future
+            group = self._groups.get(job.work)
             if group is None:
                 if not self._groups:  # at the end of the event loop's turn, so that all its work shares a transaction
                     self._loop.call_soon(self._wake)
-                group = self._groups[work] = _Group([], [])
-            group.items.append(item)
-            group.futures.append(future)
-        return future
+                group = self._groups[job.work] = []
+            group.append(job)
+        return job.future
 
     def _wake(self) -> None:
         with self._changed:
@@ -135,7 +141,7 @@ class BatchExecutor:
                 groups, self._groups = self._groups, {}
             if not groups:
                 self._disconnect()
-                log.debug("%s: %d jobs in %d transactions", self._thread.name, self._jobs, self._transactions)
+                log.debug("%s: %d items in %d transactions", self._thread.name, self._items, self._transactions)
                 return
             outcomes = self._perform(groups)
             self._loop.call_soon_threadsafe(_deliver, outcomes)
@@ -152,37 +158,33 @@ class BatchExecutor:
                 return self._transact(groups)
         except Exception as error:  # noqa: BLE001 - every error goes to the callers
             self._metrics.failures += 1
-            entries = [
-                (work, item, future)
-                for work in self._in_order(groups)
-                for item, future in zip(*groups[work], strict=True)
-            ]
-            if len(entries) > 1 and _is_full(error):
-                return self._perform_smaller_half_first(entries, error)
+            jobs = [job for work in self._in_order(groups) for job in groups[work]]
+            if len(jobs) > 1 and _is_full(error):
+                return self._perform_smaller_half_first(jobs, error)
             as_a_whole = isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | StoreError)
             if as_a_whole and isinstance(error, sa.exc.DBAPIError):
                 as_a_whole = getattr(error.orig, "sqlstate", "") not in LOCK_STATES
-            if not as_a_whole and len(entries) > 1:
-                # One broken item must not fail the others.
-                return [outcome for entry in entries for outcome in self._perform(_grouped([entry]))]
-            return self._fail(entries, error)
+            if not as_a_whole and len(jobs) > 1:
+                # One broken job must not fail the others.
+                return [outcome for job in jobs for outcome in self._perform(_grouped([job]))]
+            return self._fail(jobs, error)
 
-    def _perform_smaller_half_first(self, entries: Sequence[_Entry], error: Exception) -> list[_Delivery]:
-        """Store what fits on a full disk: one large item must not fail the others.
+    def _perform_smaller_half_first(self, jobs: Sequence[_Job], error: Exception) -> list[_Delivery]:
+        """Store what fits on a full disk: one large job must not fail the others.
 
-        If an item does not fit, larger ones are not tried, so few transactions fail however many items there are.
+        If a job does not fit, larger ones are not tried, so few transactions fail however many jobs there are.
         """
-        ordered = sorted(entries, key=_size)
+        ordered = sorted(jobs, key=_size)
         half = len(ordered) // 2
         outcomes = self._perform(_grouped(ordered[:half]))
         if any(each.failed for each in outcomes):
             return [*outcomes, *self._fail(ordered[half:], error)]
         return [*outcomes, *self._perform(_grouped(ordered[half:]))]
 
-    def _fail(self, entries: Sequence[_Entry], error: Exception) -> list[_Delivery]:
-        """Log the error and return it for each item, each time as a new object: a traceback grows when it is raised."""
-        self._log(error, max(map(_size, entries)) if _is_full(error) else None)
-        return [_Delivery([future], [_store_error(error)], failed=True) for _, _, future in entries]
+    def _fail(self, jobs: Sequence[_Job], error: Exception) -> list[_Delivery]:
+        """Log the error and return it for each job, each time as a new object: a traceback grows when it is raised."""
+        self._log(error, max(map(_size, jobs)) if _is_full(error) else None)
+        return [_Delivery(job.future, _store_error(error), failed=True) for job in jobs]
 
     def _in_order(self, groups: _Groups) -> list[Work[Any, Any]]:
         return sorted(groups, key=self._order.__getitem__)
@@ -190,24 +192,24 @@ class BatchExecutor:
     def _transact(self, groups: _Groups) -> list[_Delivery]:
         outcomes: list[_Delivery] = []
         self._transactions += 1
-        began, jobs = time.monotonic(), self._jobs
+        began, items_before = time.monotonic(), self._items
         self._check_file()  # before connecting, which would create a new file
         if self._connection is None:
             self._connection = self._engine.connect()
         try:
             with self._connection.begin():
                 for work in self._in_order(groups):
-                    items, futures = groups[work]
-                    self._jobs += len(items)
+                    items = [item for job in groups[work] for item in job.items]
+                    self._items += len(items)
                     results = work(self._connection, items)
                     if len(results) != len(items):
                         raise ValueError(f"{work!r} gave {len(results)} results for {len(items)} items")
-                    outcomes.append(_Delivery(futures, results, failed=False))
+                    outcomes += _divided(groups[work], results)
                 self._check_file()
         except BaseException:
             self._disconnect()
             raise
-        self._metrics.committed(time.monotonic() - began, self._jobs - jobs)
+        self._metrics.committed(time.monotonic() - began, self._items - items_before)
         self._log_success()
         return outcomes
 
@@ -245,19 +247,30 @@ class BatchExecutor:
             raise StoreError("the database file was removed or replaced: put it back, or restart Titanic")
 
 
-def _grouped(entries: Sequence[_Entry]) -> _Groups:
+def _divided(jobs: Sequence[_Job], results: Sequence[Any]) -> Iterator[_Delivery]:
+    """Yield the results of each job."""
+    end = 0
+    for job in jobs:
+        start, end = end, end + len(job.items)
+        yield _Delivery(job.future, list(results[start:end]) if job.several else results[start], failed=False)
+
+
+def _grouped(jobs: Sequence[_Job]) -> _Groups:
     groups: _Groups = {}
-    for work, item, future in entries:
-        items, futures = groups.setdefault(work, _Group([], []))
-        items.append(item)
-        futures.append(future)
+    for job in jobs:
+        groups.setdefault(job.work, []).append(job)
     return groups
 
 
-def _size(entry: _Entry) -> int:
-    """Return the bytes of bodies in an item."""
-    item = entry[1]
-    return sum(len(field) for field in item if isinstance(field, bytes)) if isinstance(item, tuple) else 0
+def _size(job: _Job) -> int:
+    """Return the bytes of bodies in a job."""
+    return sum(map(_bytes_in, job.items))
+
+
+def _bytes_in(item: Any) -> int:
+    if isinstance(item, tuple):
+        return sum(map(_bytes_in, item))
+    return len(item) if isinstance(item, bytes) else 0
 
 
 def _is_full(error: Exception) -> bool:
@@ -285,11 +298,10 @@ def _is_away(error: sa.exc.DBAPIError) -> bool:
 
 
 def _deliver(outcomes: list[_Delivery]) -> None:
-    for futures, results, failed in outcomes:
-        for future, result in zip(futures, results, strict=True):
-            if future.done():  # cancelled
-                continue
-            if failed:
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+    for future, result, failed in outcomes:
+        if future.done():  # cancelled
+            continue
+        if failed:
+            future.set_exception(result)
+        else:
+            future.set_result(result)

@@ -1,9 +1,8 @@
 """Executes stored requests: a client of the broker with many numbered requests over one connection (C31).
 
 A request is claimed only if its service has workers, and only slightly more requests are claimed than these can take.
-So a slow service does not delay others, and urgent requests run first.  Requests that are interrupted by the death of a
-worker, a broker or a Titanic are retried, but not if they have cost `max_deaths` workers; a handler's answer, even an
-error, is the outcome.
+So a slow service does not delay others, and urgent requests run first.  Rows whose caller waits are not claimed: they
+are stored when the workers can take them, as running.  `retries.py` decides what follows an attempt.
 
 Each request is sent on behalf of its owner, so the broker refuses what the owner may not call.
 """
@@ -11,8 +10,6 @@ Each request is sent on behalf of its owner, so the broker refuses what the owne
 import asyncio
 import json
 import logging
-import random
-import re
 import secrets
 import time
 from collections import deque
@@ -26,29 +23,27 @@ from uuid import UUID
 from ..clients import (
     AsyncClient,
     RequestError,
-    RequestRejected,
     RequestTimeout,
-    ServiceError,
     SettingError,
-    StreamInterrupted,
-    WorkerLost,
 )
 from ..clients.rows import PackSize
 from ..mdp.codes import Code
-from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
-from ..mdp.rows import OPTION, Failed, read_reply
-from ..mdp.tracing import REQUEST_ID, shown_id
+from ..mdp.rows import OPTION, read_reply
+from ..mdp.tracing import REQUEST_ID
 from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import LENGTH, pack, unpack
-from .lanes import Lane, Running, Sent, pack_size
+from .lanes import Arrivals, Lane, Running, Sent, pack_size
 from .metrics import Metrics
-from .store.maintenance import MAX_BACKOFF_SECONDS
+from .retries import TRANSIENT_CODES, RetryPolicy, fits, jittered, log_fields, request_id, transient_pause, workers_lost
+from .submission import Submission
 
 MAX_BYTES: Final = 256 << 20
 """Size of claimed requests and of unstored outcomes above which each service gets one request at a time."""
 MAX_UNSTORED: Final = 1000
 """Number of unstored outcomes above which no further requests are claimed."""
+MAX_TURN_SECONDS: Final = 5.0
+"""How long rows wait, not yet stored, for workers that can take them."""
 MAX_PARTIALS: Final = 1_000_000
 """Maximum number of PARTIALs of one reply."""
 MAX_UNSTORED_PARTIALS: Final = 64
@@ -65,22 +60,8 @@ COUNT_SECONDS: Final = 60.0
 """Interval at which requests that have not ended are counted."""
 DISCOVERY_TIMEOUT_SECONDS: Final = 5.0
 """How long to wait for the broker's answer."""
-BACKOFF_SECONDS: Final = (0.5, 60.0)
-"""The first and the longest pause before another attempt; each is twice as long as the one before."""
-HANDLER_BACKOFF_SECONDS: Final = (1.0, MAX_BACKOFF_SECONDS)
-"""The same after a handler has failed.  A request's own backoff replaces the first pause."""
-MAX_REPLY_BYTES: Final = MAX_BODY - 100
-"""Maximum size of a reply: when it is fetched, its status comes first."""
-TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
-"""Codes after which a request is retried without limit, whether the broker or a handler gave them; but the workers that
-the broker reports as lost count towards `max_deaths`."""
 NOTHING: Final[dict[str, Any]] = {"broker": False, "claimed": 0, "in_flight": 0, "unstored": 0, "services": 0}
 """What `Dispatcher.running` returns before there is a dispatcher."""
-_ATTEMPT: Final = re.compile(r"this was attempt (\d+) of")
-_LINKS_LOST: Final = re.compile(r"the links over which it was passed")
-"""In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
-gives up."""
-
 log = logging.getLogger("zmdp.titanic")
 
 
@@ -90,6 +71,7 @@ class Dispatcher:
     Args:
         client: The client that sends the requests.
         writer: Executes statements that write.
+        keyed: Stores requests with keys.
         clock: The database's clock.
         lease: Seconds for which claimed requests belong to this Titanic.
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
@@ -105,6 +87,7 @@ class Dispatcher:
         self,
         client: AsyncClient,
         writer: BatchExecutor,
+        keyed: BatchExecutor,
         clock: store.Clock,
         *,
         lease: float,
@@ -118,19 +101,26 @@ class Dispatcher:
         self._metrics = metrics
         self._client = client
         self._writer = writer
+        self._keyed = keyed
         self._clock = clock
-        self._ttl = ttl
         self._max_waiting = max_waiting
-        self._max_deaths = max_deaths
         self._changed = changed
         self._is_row = is_row
         self._context = copy_context()
         self._holder = secrets.token_hex(8)
         self._lease = store.Lease(self._holder, lease)
+        self._retries = RetryPolicy(self._holder, clock, ttl=ttl, max_deaths=max_deaths, metrics=metrics)
         self._lanes: dict[str, Lane] = {}
         self._sizes: dict[str, PackSize] = {}
         """The size of packs for each service that is offered."""
         self._running: dict[int, Running] = {}
+        self._accepts = 0
+        """How many transactions have been asked for in which requests are accepted to run at once."""
+        self._open_accepts: set[int] = set()
+        """The numbers of those that were not answered yet."""
+        self._strays: dict[int, int] = {}
+        """Requests that the last maintenance has found to be running here, but that are unknown; and the number of
+        the latest such transaction at that time, whose answer may make them known."""
         self._bytes = 0
         self._unstored = 0
         self._waiting = 0
@@ -143,6 +133,8 @@ class Dispatcher:
         """The credit of each service, from the broker's last answer."""
         self._lists_services = False
         """Whether the broker has answered the last question for its services."""
+        self._ending = False
+        """Whether `end_turns` was called."""
         self._draining = False
         self._page = ""
         """The last service that was asked for one by one."""
@@ -158,9 +150,32 @@ class Dispatcher:
         self._recount = True  # perhaps there is room again
         return False
 
-    def accepted(self, service: str, due: float) -> None:
-        """Record that a request was stored."""
-        self._waiting += 1
+    async def accept_rows(self, rows: Sequence[Submission], seconds: float | None) -> list[UUID | None]:
+        """Store requests to a service that one caller has submitted together, each with a key.
+
+        If workers can take them before half of the caller's `seconds` have passed, they are stored only then and run
+        at once, which saves claiming them.  Returns what `store.accept` does.  Raises `StoreError`.
+        """
+        service, due = rows[0].service, rows[0].due
+        patience = MAX_TURN_SECONDS if seconds is None else min(seconds / 2, MAX_TURN_SECONDS)
+        lane = await self._turn(service, len(rows), patience) if due <= self._clock.now() else None
+        uuids: list[UUID | None]
+        if lane is None:
+            uuids = await self._keyed.submit_all(store.accept, rows)
+        else:
+            uuids = [*await self._accept_running(lane, rows)]
+        stored = sum(uuid == row.uuid for uuid, row in zip(uuids, rows, strict=True))
+        self._metrics.accepted += stored
+        self._metrics.repeated += len(rows) - stored
+        if lane is not None:
+            self._waiting += stored
+        elif stored:
+            self.accepted(service, due, stored)
+        return uuids
+
+    def accepted(self, service: str, due: float, count: int = 1) -> None:
+        """Record that requests were stored."""
+        self._waiting += count
         if due > self._clock.now():
             self._wake.set()
             return
@@ -171,6 +186,13 @@ class Dispatcher:
         lane.accepted += 1
         lane.pending = True
         self._fill(lane)
+
+    def end_turns(self) -> None:
+        """Let no rows wait for their turn: Titanic is about to end."""
+        self._ending = True
+        for lane in self._lanes.values():
+            for arrivals in lane.arrivals:
+                arrivals.end()
 
     def gone(self, id_: int) -> None:
         """Record that a request was closed."""
@@ -230,9 +252,7 @@ class Dispatcher:
         for id_, running in held.items():
             if found.held.get(id_) != running.claimed.attempt:
                 self._abandon(running)
-        for id_, attempt in found.held.items():
-            if id_ not in self._running:  # claimed, but the answer to the transaction was lost
-                self._writer.submit(store.reschedule, self._reschedule(id_, attempt)).add_done_callback(_ignore_failure)
+        self._put_back_strays(found.held)
         for service in found.services:
             lane = self._lane(service)
             lane.pending = True
@@ -243,6 +263,17 @@ class Dispatcher:
             if lane.idle:
                 del self._lanes[lane.service]
         self._maintained_at = now
+
+    def _put_back_strays(self, held: Mapping[int, int]) -> None:
+        """Retry requests that were claimed in transactions whose answers were lost."""
+        before, self._strays = self._strays, {}
+        for id_ in held.keys() - self._running.keys():
+            latest = before.get(id_, self._accepts)
+            if id_ in before and all(number > latest for number in self._open_accepts):
+                putting_back = self._writer.submit(store.reschedule, self._retries.reschedule(id_, held[id_]))
+                putting_back.add_done_callback(_ignore_failure)
+            else:
+                self._strays[id_] = latest
 
     async def _discover_periodically(self) -> None:
         """Keep track of the services that have workers (C31)."""
@@ -303,13 +334,15 @@ class Dispatcher:
         return lane
 
     def _fill(self, lane: Lane) -> None:
-        """Claim requests for the service if there may be some and there is room for them."""
-        if not lane.pending or not lane.credit or lane.claiming or self._draining:
-            return
+        """Take further requests for the service if there may be some and there is room for them."""
         most, held = lane.room, lane.held
-        if held * 4 > most * 3:  # claiming several costs little more than claiming one
+        if self._draining or self._unstored >= MAX_UNSTORED or (self._bytes >= MAX_BYTES and held):
             return
-        if self._unstored >= MAX_UNSTORED or (self._bytes >= MAX_BYTES and held):
+        while lane.arrivals and lane.has_turn:
+            lane.held += lane.arrivals.popleft().begin()
+        if not lane.pending or not lane.credit or lane.claiming:
+            return
+        if held * 4 > most * 3:  # claiming several costs little more than claiming one
             return
         lane.claiming = True
         limit = most - held
@@ -321,14 +354,62 @@ class Dispatcher:
         if done.cancelled() or done.exception() is not None:
             return  # the writer has logged the error; the next maintenance tries again
         for claimed in done.result():
-            before = self._running.get(claimed.id)
-            if before is not None:
-                self._abandon(before)
-            self._running[claimed.id] = lane.add(claimed, row=self._is_row(claimed.uuid))
-            self._bytes += len(claimed.body)
+            self._add(lane, claimed, row=self._is_row(claimed.uuid))
         if len(done.result()) < limit and lane.accepted == accepted:
             lane.pending = False
         self._send(lane)
+        self._fill(lane)
+
+    def _add(self, lane: Lane, claimed: store.Claimed, *, row: bool) -> None:
+        """Add a request that was claimed; `row`, if it was submitted as a row."""
+        before = self._running.get(claimed.id)
+        if before is not None:
+            self._abandon(before)
+        self._running[claimed.id] = lane.add(claimed, row=row)
+        self._bytes += len(claimed.body)
+
+    async def _turn(self, service: str, count: int, seconds: float) -> Lane | None:
+        """Wait until the service's workers can take so many rows, and return its lane; None if that takes longer."""
+        if not self._offered.get(service) or self._ending:
+            return None
+        lane = self._lane(service)
+        arrivals = Arrivals(count, asyncio.get_running_loop().create_future())
+        lane.arrivals.append(arrivals)
+        self._fill(lane)
+        try:
+            await asyncio.wait((arrivals.turn,), timeout=seconds)
+        except asyncio.CancelledError:
+            if arrivals.has_turn:
+                lane.held -= count
+                self._fill(lane)
+            raise
+        finally:
+            if arrivals in lane.arrivals:
+                lane.arrivals.remove(arrivals)
+        return lane if arrivals.has_turn else None
+
+    async def _accept_running(self, lane: Lane, rows: Sequence[Submission]) -> list[UUID]:
+        """Store rows that have their turn and send them to the workers.  Returns their UUIDs, as `accept_rows`."""
+        self._accepts += 1
+        self._open_accepts.add(self._accepts)
+        now = self._clock.now()
+        accepting = self._keyed.submit_all(
+            store.accept_running, [store.Arrival(each, self._lease, now) for each in rows]
+        )
+        accepting.add_done_callback(partial(self._accepted_running, lane, self._accepts, len(rows)))
+        # If the caller goes away, the rows are executed all the same.
+        return [each if isinstance(each, UUID) else each.uuid for each in await asyncio.shield(accepting)]
+
+    def _accepted_running(
+        self, lane: Lane, number: int, count: int, done: "asyncio.Future[list[store.Claimed | UUID]]"
+    ) -> None:
+        self._open_accepts.remove(number)
+        lane.held -= count
+        if not done.cancelled() and done.exception() is None:
+            for each in done.result():
+                if isinstance(each, store.Claimed):
+                    self._add(lane, each, row=True)
+            self._send(lane)
         self._fill(lane)
 
     def _send(self, lane: Lane) -> None:
@@ -357,16 +438,28 @@ class Dispatcher:
             self._unstored -= len(outcomes)
 
     async def _store_outcomes(self, sent: Sent, outcomes: Sequence[store.Outcome | store.Reschedule]) -> None:
+        ended = [each for each in outcomes if isinstance(each, store.Outcome)]
+        if len(ended) == len(outcomes) > 1:
+            with suppress(StoreError):  # then each is stored by itself
+                current = await self._writer.submit_all(store.finish, ended)
+                for each in zip(sent.members, ended, current, strict=True):
+                    self._ended(*each)
+                return
         storing = [self._submit(each) for each in outcomes]
         for running, outcome, stored in zip(sent.members, outcomes, storing, strict=True):
             current = await self._stored(outcome, stored)
             if isinstance(outcome, store.Outcome):
-                self._waiting -= 1
-                self._metrics.ended(outcome.code)
+                self._ended(running, outcome, current)
             else:
                 self._metrics.retries += 1
                 self._wake.set()
-            self._changed(running.claimed.uuid, outcome if current and isinstance(outcome, store.Outcome) else None)
+                self._changed(running.claimed.uuid, None)
+
+    def _ended(self, running: Running, outcome: store.Outcome, current: bool) -> None:
+        """Record that the outcome of a request was stored, if it was `current`."""
+        self._waiting -= 1
+        self._metrics.ended(outcome.code)
+        self._changed(running.claimed.uuid, outcome if current else None)
 
     def _executed(self, sent: Sent) -> None:
         """Record that the service has finished a request, and send it the next one."""
@@ -382,6 +475,7 @@ class Dispatcher:
             self._executed(sent)
         for each in sent.members:
             self._forget(each)
+        self._fill(sent.lane)
 
     async def _execute(self, running: Running) -> store.Outcome | store.Reschedule:
         """Call the service, store its PARTIALs, and return the outcome."""
@@ -392,13 +486,13 @@ class Dispatcher:
             try:
                 outcome = await self._call(running, saving)
             except RequestError as error:
-                outcome = self._after_error(claimed, error)
+                outcome = self._retries.after_error(claimed, error)
             except SettingError as error:  # the request can never be sent
-                outcome = self._failure(claimed, Code.MALFORMED, str(error))
+                outcome = self._retries.failure(claimed, Code.MALFORMED, str(error))
             except Exception as error:  # one broken request must not stop the others
-                log.exception("%s cannot be dispatched", claimed.uuid.hex, extra=_fields(claimed))
-                outcome = self._reschedule(
-                    claimed.id, claimed.attempt, _jittered(*BACKOFF_SECONDS, claimed.attempt - 1), repr(error)
+                log.exception("%s cannot be dispatched", claimed.uuid.hex, extra=log_fields(claimed))
+                outcome = self._retries.reschedule(
+                    claimed.id, claimed.attempt, transient_pause(claimed.attempt), repr(error)
                 )
             for each in saving:
                 await each
@@ -426,29 +520,24 @@ class Dispatcher:
             reason = str(error)
             if isinstance(error, RequestError):
                 reason = error.text or reason
-                self._metrics.deaths += _workers_lost(error)
+                self._metrics.deaths += workers_lost(error)
                 if error.code in TRANSIENT_CODES:
-                    pause = _jittered(*BACKOFF_SECONDS, 0)
+                    pause = transient_pause(1)
             size.failed()
         except Exception as error:  # one broken request must not stop the others
-            log.exception("a pack of %d requests cannot be dispatched", len(claims), extra=_fields(first))
-            reason, pause = repr(error), _jittered(*BACKOFF_SECONDS, 0)
+            log.exception("a pack of %d requests cannot be dispatched", len(claims), extra=log_fields(first))
+            reason, pause = repr(error), transient_pause(1)
         else:
             outcomes = read_reply(reply, len(claims))
             size.replied(len(claims), time.monotonic() - began, understood=outcomes is not None)
             if outcomes is not None:
-                return [self._row_outcome(*each) for each in zip(claims, outcomes, strict=True)]
+                return [self._retries.after_row(*each) for each in zip(claims, outcomes, strict=True)]
             reason = "its worker does not understand packs of rows"
         log.info(
             "%s and %d others: %s; sending each by itself", first.uuid.hex, len(claims) - 1, reason,
-            extra=_fields(first),
+            extra=log_fields(first),
         )  # fmt: skip
-        return [self._reschedule(claimed.id, claimed.attempt, pause, reason) for claimed in claims]
-
-    def _row_outcome(self, claimed: store.Claimed, outcome: list[bytes] | Failed) -> store.Outcome | store.Reschedule:
-        if isinstance(outcome, Failed):
-            return self._after_error(claimed, ServiceError(outcome.code, outcome.text, *outcome.detail))
-        return self._success(claimed, outcome)
+        return [self._retries.reschedule(claimed.id, claimed.attempt, pause, reason) for claimed in claims]
 
     async def _call(self, running: Running, saving: "deque[asyncio.Task[None]]") -> store.Outcome | store.Reschedule:
         """Call the service, storing its PARTIALs as they arrive."""
@@ -457,7 +546,7 @@ class Dispatcher:
             body = unpack(claimed.body)
             headers, options = _addressing(claimed)
         except ValueError as error:  # another program has written the row
-            return self._failure(claimed, Code.MALFORMED, str(error))
+            return self._retries.failure(claimed, Code.MALFORMED, str(error))
         asked = running.row and size.understood is not False
         if asked:
             options[OPTION] = 1
@@ -468,9 +557,11 @@ class Dispatcher:
                 if part.final:
                     break
                 if number == MAX_PARTIALS:
-                    return self._failure(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTIALS} PARTIALs")
-                if not _fits(part):
-                    return self._failure(claimed, Code.TOO_LARGE, f"PARTIAL {number} is too large to be fetched")
+                    reason = f"the reply has more than {MAX_PARTIALS} PARTIALs"
+                    return self._retries.failure(claimed, Code.TOO_LARGE, reason)
+                if not fits(part):
+                    reason = f"PARTIAL {number} is too large to be fetched"
+                    return self._retries.failure(claimed, Code.TOO_LARGE, reason)
                 saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
                 saving.append(asyncio.create_task(self._store_partial(claimed.uuid, saved)))
                 number += 1
@@ -480,64 +571,12 @@ class Dispatcher:
             outcomes = read_reply(part, 1) if number == 0 else None
             size.replied(1, time.monotonic() - began, understood=outcomes is not None)
             if outcomes is not None:
-                return self._row_outcome(claimed, outcomes[0])
-        return self._success(claimed, part)
+                return self._retries.after_row(claimed, outcomes[0])
+        return self._retries.success(claimed, part)
 
     async def _store_partial(self, uuid: UUID, part: store.Partial) -> None:
         await self._stored(part, self._submit(part))
         self._changed(uuid, None)
-
-    def _success(self, claimed: store.Claimed, reply: Sequence[bytes]) -> store.Outcome:
-        if not _fits(reply):
-            return self._failure(claimed, Code.TOO_LARGE, "the reply is too large to be fetched")
-        now = self._clock.now()
-        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, pack(reply), ttl=self._ttl)
-
-    def _failure(
-        self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None, deaths: int | None = None
-    ) -> store.Outcome:
-        text = text.replace("\0", "?")  # PostgreSQL cannot store NUL
-        now = self._clock.now()
-        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, detail, code, text, self._ttl, deaths)
-
-    def _after_error(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Reschedule:
-        text, code = error.text or str(error), error.code
-        if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
-            lost = _workers_lost(error)
-            self._metrics.deaths += lost
-            deaths = claimed.deaths + lost
-            if deaths > claimed.deaths and deaths >= self._max_deaths:
-                reason = f"given up after {deaths} workers were lost while they handled it; the last error: {text}"
-                log.warning("%s for service %r: %s", claimed.uuid.hex, claimed.service, reason, extra=_fields(claimed))
-                return self._failure(claimed, Code.WORKER_LOST, reason, deaths=deaths)
-            pause = _jittered(*BACKOFF_SECONDS, claimed.attempt - 1)
-            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause, extra=_fields(claimed))
-            return self._reschedule(claimed.id, claimed.attempt, pause, text, deaths=deaths)
-        if code == Code.NOT_ALLOWED and isinstance(error, RequestRejected):  # the broker's 403, not a handler's
-            return self._failure(claimed, code, f"on behalf of {claimed.owner}: {text}" if claimed.owner else text)
-        if claimed.failures < claimed.retries:
-            # At least the backoff, plus jitter, so that requests that failed together are not retried together.
-            pause = _exponential(
-                claimed.backoff or HANDLER_BACKOFF_SECONDS[0], HANDLER_BACKOFF_SECONDS[1], claimed.failures
-            )
-            pause *= random.uniform(1.0, 1.2)  # noqa: S311 - jitter
-            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause, extra=_fields(claimed))
-            return self._reschedule(claimed.id, claimed.attempt, pause, text, failures=claimed.failures + 1)
-        detail = pack([error.detail]) if error.detail is not None and len(error.detail) <= MAX_REPLY_BYTES else None
-        return self._failure(claimed, code or Code.FAILED, text, detail)
-
-    def _reschedule(
-        self,
-        id_: int,
-        attempt: int,
-        pause: float = 0.0,
-        error: str | None = None,
-        *,
-        failures: int | None = None,
-        deaths: int | None = None,
-    ) -> store.Reschedule:
-        text = None if error is None else error.replace("\0", "?")
-        return store.Reschedule(id_, self._holder, attempt, self._clock.now() + pause, failures, text, deaths)
 
     def _submit(self, item: store.Outcome | store.Reschedule | store.Partial) -> "asyncio.Future[Any]":
         if isinstance(item, store.Outcome):
@@ -555,7 +594,7 @@ class Dispatcher:
             try:
                 return await storing
             except StoreError:
-                await asyncio.sleep(_jittered(0.1, 2.0, tries))
+                await asyncio.sleep(jittered(0.1, 2.0, tries))
                 tries += 1
             storing = self._submit(item)
 
@@ -567,7 +606,7 @@ class Dispatcher:
         elif not running.sent.answered and running.claimed.id not in running.sent.abandoned:
             log.info(
                 "%s: abandoned: it was closed or reassigned, or Titanic is shutting down", running.claimed.uuid.hex,
-                extra=_fields(running.claimed),
+                extra=log_fields(running.claimed),
             )  # fmt: skip
             running.sent.abandon(running)
 
@@ -601,59 +640,18 @@ class Dispatcher:
             await self._writer.submit(store.release, self._holder)
 
 
-def _request_id(claimed: store.Claimed, headers: Any) -> str:
-    """Return the id of a request in log lines: the one that its submitter has given it, or else its UUID."""
-    given = headers.get(REQUEST_ID, "") if isinstance(headers, dict) else ""
-    return given if given and isinstance(given, str) else claimed.uuid.hex
-
-
 def _addressing(claimed: store.Claimed) -> tuple[Any, dict[str, Any]]:
     """Return headers and options of a request.  Raises `ValueError` if its headers are not JSON."""
     headers = json.loads(claimed.headers or "null")
     if headers is None or isinstance(headers, dict):
-        headers = {REQUEST_ID: _request_id(claimed, headers), **(headers or {})}
+        headers = {REQUEST_ID: request_id(claimed, headers), **(headers or {})}
     return headers, {"on_behalf": claimed.owner} if claimed.owner else {}
-
-
-def _fields(claimed: store.Claimed) -> dict[str, Any]:
-    """Return the fields of a log line about a request."""
-    try:
-        headers = json.loads(claimed.headers or "null")
-    except ValueError:  # another program has written the row
-        headers = None
-    fields = {"request_id": shown_id(_request_id(claimed, headers)), "service": claimed.service}
-    return {**fields, "role": claimed.owner} if claimed.owner else fields
 
 
 def _capacity(row: Mapping[str, Any]) -> int:
     """Return how many requests the workers of a service can hold, at this broker and at others, used or free."""
     local = int(row["credit"]) + int(row["running"])
     return local + int(row.get("remote_credit", 0)) - int(row.get("remote_running", 0))
-
-
-def _workers_lost(error: RequestError) -> int:
-    """Return how many workers were lost while they handled the request, according to the broker."""
-    if error.code != Code.WORKER_LOST or not isinstance(error, WorkerLost | StreamInterrupted):
-        return 0
-    if _LINKS_LOST.search(error.text):
-        return 0
-    attempt = _ATTEMPT.search(error.text)
-    return 1 if attempt is None else int(attempt[1])
-
-
-def _fits(part: Sequence[bytes]) -> bool:
-    """Return whether a part of a reply is small enough to be fetched."""
-    return sum(map(len, part)) <= MAX_REPLY_BYTES and len(part) < MAX_BODY_FRAMES
-
-
-def _exponential(first: float, most: float, times: int) -> float:
-    """Return the pause in seconds after so many others, each twice as long as the one before."""
-    return min(first * 2.0 ** min(times, 32), most)
-
-
-def _jittered(first: float, most: float, times: int) -> float:
-    """Return such a pause, shortened at random by up to half."""
-    return _exponential(first, most, times) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
 
 def _ignore_failure(done: "asyncio.Future[None]") -> None:

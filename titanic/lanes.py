@@ -21,7 +21,7 @@ CLAIM_AHEAD_SECONDS: Final = 0.05
 MAX_CLAIMED: Final = 2000
 """Maximum number of requests claimed for one service."""
 MIN_PACKS: Final = 4
-"""The rows that are claimed are divided among this many packs at least, so that several workers get some."""
+"""Rows are divided among this many packs at least, so that several workers get some."""
 TARGET_SECONDS: Final = 0.1
 """How long a pack should take: the longer, the more rows wait for the slowest."""
 
@@ -61,12 +61,35 @@ class Sent:
             self.task.cancel()
 
 
+class Arrivals:
+    """Rows of one caller that wait for their turn, not stored yet."""
+
+    __slots__ = ("count", "has_turn", "turn")
+
+    def __init__(self, count: int, turn: "asyncio.Future[None]") -> None:
+        self.count = count
+        self.turn = turn
+        """Done once the wait is over."""
+        self.has_turn = False
+
+    def begin(self) -> int:
+        """Give them their turn.  Return how many they are."""
+        self.has_turn = True
+        self.end()
+        return self.count
+
+    def end(self) -> None:
+        """End the wait."""
+        if not self.turn.done():
+            self.turn.set_result(None)
+
+
 class Lane:
     """The requests of one service that are claimed or being executed."""
 
     __slots__ = (
-        "accepted", "ahead", "buffer", "claiming", "credit", "ended", "held", "in_flight", "packed", "pending",
-        "service", "size",
+        "accepted", "ahead", "arrivals", "buffer", "claiming", "credit", "ended", "held", "in_flight", "packed",
+        "pending", "service", "size",
     )  # fmt: skip
 
     def __init__(self, service: str, size: PackSize) -> None:
@@ -79,10 +102,12 @@ class Lane:
         self.accepted = 0
         """Counts accepted requests, to notice if one arrives during a claim."""
         self.claiming = False
+        self.arrivals: deque[Arrivals] = deque()
+        """Rows that are to be stored once there is room for them."""
         self.buffer: deque[Running] = deque()
         """Requests that are claimed but not yet sent to the broker."""
         self.held = 0
-        """Requests that are claimed and have no outcome yet."""
+        """Requests that are claimed, or being accepted to run at once, and have no outcome yet."""
         self.in_flight = 0
         """Requests at the broker; a pack is one."""
         self.packed = 1
@@ -98,9 +123,19 @@ class Lane:
         return min(self.credit * PREFETCH_FACTOR * self.packed + self.ahead, MAX_CLAIMED)
 
     @property
+    def has_turn(self) -> bool:
+        """Whether a request that is not stored yet may run at once: none is waiting that was stored before."""
+        return bool(self.credit) and not self.pending and not self.claiming and self.held < self.room
+
+    @property
     def free(self) -> bool:
-        """Whether the broker may get another request."""
-        return self.in_flight < self.credit * PREFETCH_FACTOR
+        """Whether the broker may get the next request.
+
+        A pack that is not full waits for further rows while enough requests are being executed.
+        """
+        if self.in_flight >= self.credit * PREFETCH_FACTOR:
+            return False
+        return self.in_flight < MIN_PACKS or len(self.buffer) >= self.size.rows or not self.buffer[0].row
 
     def add(self, claimed: store.Claimed, *, row: bool) -> Running:
         """Add a request that was claimed; `row`, if it was submitted as a row."""
@@ -115,7 +150,8 @@ class Lane:
         first = self.buffer.popleft()
         members = [first]
         if first.row:
-            most, size = self.size.now(waiting), len(first.claimed.body)
+            share = -(-waiting // max(1, MIN_PACKS - self.in_flight))
+            most, size = min(self.size.rows, share), len(first.claimed.body)
             while self.buffer and len(members) < most and _goes_with(first, following := self.buffer[0]):
                 size += len(following.claimed.body)
                 if size > MAX_PACKED_BYTES:
@@ -151,12 +187,12 @@ class Lane:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do for the service."""
-        return not ((self.pending and self.credit) or self.claiming or self.held)
+        return not ((self.pending and self.credit) or self.claiming or self.held or self.arrivals)
 
 
 def pack_size() -> PackSize:
     """Return the size of packs for a service that was not called yet."""
-    return PackSize(target=TARGET_SECONDS, min_packs=MIN_PACKS)
+    return PackSize(target=TARGET_SECONDS)
 
 
 def _goes_with(first: Running, other: Running) -> bool:

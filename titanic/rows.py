@@ -49,11 +49,13 @@ def parse_rows(
         raise MalformedRequest("with rows, each row has its own key")
     shared = {name: value for name, value in options.items() if name not in {OPTION, "ttl", "wait"}}
     first = parse_submission((frames[0], b""), {**shared, "key": "k"}, now, owner)  # checks what applies to all rows
+    others: list[Any]
+    _, service, _, created, due, _, *others = first
     parsed: list[Submission | Failed] = []
     for key, body in zip(frames[1::2], frames[2::2], strict=True):
         try:
             text = OPTIONS["key"].from_wire("key", key.decode(errors="surrogateescape"))
-            parsed.append(first._replace(uuid=new_uuid(), body=pack((body,)), key=text))
+            parsed.append(Submission(new_uuid(), service, pack((body,)), created, due, text, *others))
         except MalformedRequest as error:
             parsed.append(Failed(Code.MALFORMED, str(error)))
     return parsed

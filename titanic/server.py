@@ -34,8 +34,9 @@ WORKER_NAME: Final = "titanic, database "
 """The name of Titanic's workers, before the identity of its database."""
 COMPARE_SECONDS: Final = 60.0
 """Interval at which Titanic looks for others at the broker that use another database."""
+ACCEPTS: Final = (store.accept, store.accept_running)
 WRITES: Final = (
-    store.accept, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
+    *ACCEPTS, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
     store.release, store.pending_after,
 )  # fmt: skip
 """The order of statements within a transaction.  A PARTIAL must be stored before its FINAL."""
@@ -160,19 +161,16 @@ class Server:
             if not schema.is_sqlite(self.url):
                 # Another program may have inserted a key and not committed.  Requests without keys must not wait.
                 engine = schema.open_engine(self.url, lock_timeout=KEY_LOCK_SECONDS)
-                keyed = BatchExecutor("titanic-keys", engine, (store.accept,), self.metrics.commits["keys"])
+                keyed = BatchExecutor("titanic-keys", engine, ACCEPTS, self.metrics.commits["keys"])
                 ending.push_async_callback(keyed.close)
             dispatcher = self._dispatcher = Dispatcher(
-                client, writer, self._clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
+                client, writer, keyed, self._clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
                 max_deaths=self._max_deaths,
                 changed=lambda uuid, outcome: service.changed(uuid, outcome),  # noqa: PLW0108 - there is no service yet
                 is_row=lambda uuid: service.is_row(uuid),  # noqa: PLW0108
                 metrics=self.metrics,
             )  # fmt: skip
-            service = Service(
-                writer, keyed, reader, self._clock,
-                room=dispatcher.room, accepted=dispatcher.accepted, gone=dispatcher.gone, metrics=self.metrics,
-            )  # fmt: skip
+            service = Service(writer, keyed, reader, self._clock, dispatcher, self.metrics)
             workers = [
                 AsyncWorker(
                     name,

@@ -22,6 +22,7 @@ from ..workers import Final as FinalReply
 from ..workers import Request
 from . import store
 from .batches import BatchExecutor, StoreError
+from .dispatcher import Dispatcher
 from .frames import unpack
 from .metrics import Metrics
 from .rows import RowReplies, RowsWaiter, asks_for_rows, ended_as, outcome_of, parse_rows, remaining_seconds
@@ -69,9 +70,7 @@ class Service:
         keyed: Stores requests with keys, which may have to wait for other programs' transactions.
         reader: Executes statements that read.
         clock: The database's clock.
-        room: Returns whether one more request may be accepted.
-        accepted: Called with the service and the due time of each stored request.
-        gone: Called with the id of each closed request.
+        dispatcher: Executes the requests.
         metrics: Counts the requests.
     """
 
@@ -81,10 +80,7 @@ class Service:
         keyed: BatchExecutor,
         reader: BatchExecutor,
         clock: store.Clock,
-        *,
-        room: Callable[[], bool],
-        accepted: Callable[[str, float], None],
-        gone: Callable[[int], None],
+        dispatcher: Dispatcher,
         metrics: Metrics,
     ) -> None:
         self._metrics = metrics
@@ -92,9 +88,7 @@ class Service:
         self._keyed = keyed
         self._reader = reader
         self._clock = clock
-        self._room = room
-        self._accepted = accepted
-        self._gone = gone
+        self._dispatcher = dispatcher
         self._waiters: dict[_Waiter, None] = {}
         """Callers that wait for replies, the longest-waiting first."""
         self._waiting: defaultdict[UUID, set[_Waiter | RowsWaiter]] = defaultdict(set)
@@ -107,7 +101,7 @@ class Service:
         try:
             owner = request.user
             wanted = parse_submission(request, request.options, self._clock.now(), owner)
-            if not self._room():
+            if not self._dispatcher.room():
                 self._metrics.rejected["full"] += 1
                 return [_status(request, FULL)]
             uuid = await (self._writer if wanted.key is None else self._keyed).submit(store.accept, wanted)
@@ -119,7 +113,7 @@ class Service:
             return [_status(request, UUID_IN_USE)]
         if uuid == wanted.uuid:
             self._metrics.accepted += 1
-            self._accepted(wanted.service, wanted.due)
+            self._dispatcher.accepted(wanted.service, wanted.due)
         else:
             self._metrics.repeated += 1
         return [OK, uuid.hex.encode()]
@@ -128,31 +122,27 @@ class Service:
         """Submit the rows of `request`, and wait for their replies."""
         try:
             parsed = parse_rows(request, request.options, self._clock.now(), request.user)
-            if not self._room():
+            if not self._dispatcher.room():
                 self._metrics.rejected["full"] += 1
                 return [_status(request, FULL)]
             replies, waiter = RowReplies(len(parsed)), RowsWaiter()
             with self._waiting_for_rows(waiter) as watch:
-                rows: dict[UUID, list[int]] = {}  # several, if they have the same key
-                submitted = []
+                submitted: dict[int, Submission] = {}
                 for index, each in enumerate(parsed):
                     if isinstance(each, Submission):
-                        watch(each.uuid)  # before it is stored, so that no change is missed
-                        submitted.append((index, each, self._keyed.submit(store.accept, each)))
+                        submitted[index] = each
                     else:
                         self._metrics.rejected["malformed"] += 1
                         replies.put(index, each)
-                for index, each, accepted in submitted:
-                    uuid = await accepted
-                    if uuid == each.uuid:
-                        self._metrics.accepted += 1
-                        self._accepted(each.service, each.due)
-                    elif uuid is not None:
-                        self._metrics.repeated += 1
-                        watch(uuid)
-                        waiter.wake(uuid)
-                    if uuid is not None:
-                        rows.setdefault(uuid, []).append(index)
+                rows: dict[UUID, list[int]] = {}  # several, if they have the same key
+                if submitted:
+                    uuids = await self._dispatcher.accept_rows(list(submitted.values()), remaining_seconds(request))
+                    for (index, each), uuid in zip(submitted.items(), uuids, strict=True):
+                        if uuid is not None:
+                            rows.setdefault(uuid, []).append(index)
+                            watch(uuid)
+                            if uuid != each.uuid:
+                                waiter.wake(uuid)
                 await self._collect_rows(request, rows, waiter, replies)
             replies.fill()
             return replies.frames()
@@ -216,7 +206,7 @@ class Service:
         except (MalformedRequest, StoreError) as error:
             return _rejection(request, error)
         if found is not None:
-            self._gone(found)
+            self._dispatcher.gone(found)
             self.changed(uuid)
         return [OK]
 
@@ -271,6 +261,12 @@ class Service:
         for each in self._waiting.get(uuid, ()):
             each.wake(uuid, outcome)
 
+    def _moved(self, uuid: UUID) -> None:
+        """Wake the callers that wait for more than the end of this request."""
+        for each in self._waiting.get(uuid, ()):
+            if not isinstance(each, RowsWaiter):
+                each.wake(uuid, None)
+
     def is_row(self, uuid: UUID) -> bool:
         """Return whether a caller waits for the request that has submitted it as a row."""
         return any(isinstance(each, RowsWaiter) for each in self._waiting.get(uuid, ()))
@@ -278,21 +274,28 @@ class Service:
     async def watch(self) -> None:
         """Wake callers whose requests another program has changed.  Runs until cancelled."""
         before: dict[UUID, store.Progress] = {}
+        known: set[UUID] = set()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            waiting = list(self._waiting)
+            # Most rows end sooner than that, and this Titanic has executed them: none is looked for the first time.
+            waiting = [uuid for uuid in self._waiting if uuid in known]
+            known = set(self._waiting)
             now: dict[UUID, store.Progress] = {}
             with suppress(StoreError):  # the callers get the error when they query the database themselves
                 for first in range(0, len(waiting), MAX_WATCHED):
                     now |= await self._reader.submit(store.progress, frozenset(waiting[first : first + MAX_WATCHED]))
                 for uuid in waiting:
-                    if uuid not in now or now[uuid].ended or now[uuid] != before.get(uuid):
+                    found = now.get(uuid)
+                    if found is None or found.ended:
                         self.changed(uuid)
+                    elif found != before.get(uuid):
+                        self._moved(uuid)
                 before = now
 
     def end(self) -> None:
         """Answer all callers that wait."""
         self._ending = True
+        self._dispatcher.end_turns()
         for uuid in list(self._waiting):
             self.changed(uuid)
 

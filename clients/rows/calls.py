@@ -83,6 +83,8 @@ class Keyed(Protocol):
     """Number of rows in the first requests."""
     max_rows: int
     """Maximum number of rows in a request."""
+    max_requests: int
+    """Maximum number of outstanding requests, if the window is larger."""
     target_seconds: float
     """How long a request should take."""
     retryable: tuple[type[RequestError], ...]
@@ -105,6 +107,7 @@ class RowCalls:
         self._settings = settings
         self._loop = loop
         self._keyed = keyed
+        self._window = settings.window if keyed is None else min(settings.window, keyed.max_requests)
         self._packs = client.protocol == "X1"
         """Whether requests can say that they pack rows."""
         self._chunks: deque[Chunk] = deque()
@@ -142,7 +145,7 @@ class RowCalls:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start_runners(self) -> None:
-        for _ in range(min(self._settings.window - len(self._runners), self._unsent + len(self._again))):
+        for _ in range(min(self._window - len(self._runners), self._unsent + len(self._again))):
             self._runners.add(self._loop.create_task(self._run()))
 
     async def _run(self) -> None:

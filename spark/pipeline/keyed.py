@@ -21,6 +21,7 @@ class TitanicRows:
     through = "titanic.request"
     first_rows = 16  # Titanic answers rows one by one, and so need not be asked whether it understands packs
     max_rows = 128
+    max_requests = 16  # more would only wait longer, for the same transactions
     target_seconds = 0.5  # Titanic commits to disk
     retryable: tuple[type[RequestError], ...] = (BrokerUnreachable, ServiceNotFound, WorkerLost)
 

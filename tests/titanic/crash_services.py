@@ -13,6 +13,7 @@ from zmdp.workers import ServiceError, Worker
 
 echo = Worker("crash.echo", concurrency=4)
 parts = Worker("crash.parts", concurrency=2)
+rows = Worker("crash.rows", concurrency=2)
 
 
 def begin(number):
@@ -38,6 +39,15 @@ def answer(request):
     if how == b"fail":
         raise ServiceError(422, f"{number.decode()} fails, as it should", mark + b" " + payload)
     return [number, mark, payload]
+
+
+@rows
+def row(request):
+    """Return the number and the mark, for rows that share a request."""
+    (number,) = request
+    mark = begin(number)
+    time.sleep(random.uniform(0.05, 0.3) if random.random() < 0.02 else random.uniform(0.0, 0.005))
+    return number + b" " + mark
 
 
 @parts

@@ -21,7 +21,7 @@ from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.mmi import answers
-from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, service, store
+from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, retries, service, store
 from zmdp.titanic.server import titanics_with_other_database
 from zmdp.workers import Worker
 
@@ -67,7 +67,7 @@ def titanic(client, server):
 @pytest.fixture
 def quick_retries(monkeypatch):
     """Make the pauses before further attempts short."""
-    monkeypatch.setattr(dispatcher, "BACKOFF_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(retries, "BACKOFF_SECONDS", (0.01, 0.02))
 
 
 def given(worker):
@@ -298,7 +298,7 @@ def known(url):
 
 @on_sqlite
 def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypatch):
-    monkeypatch.setattr(dispatcher, "MAX_REPLY_BYTES", 10)
+    monkeypatch.setattr(retries, "MAX_REPLY_BYTES", 10)
     worker = bench.x1_worker(b"echo")
     fits, large = (titanic.submit("echo", b"") for _ in range(2))
     answer(worker, b"x" * 10)
@@ -518,7 +518,7 @@ def test_workers_lost_within_streams_count_too(bench, url, client):
     ],
 )
 def test_only_the_broker_reports_lost_workers(error, lost):
-    assert dispatcher._workers_lost(error) == lost
+    assert retries.workers_lost(error) == lost
 
 
 def test_an_interrupted_attempt_does_not_count_as_a_retry(bench, url, client):

@@ -1,19 +1,25 @@
 """Rows that are submitted together go to the workers as packs, over real sockets (docs/titanic.md)."""
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
+import sqlalchemy as sa
 from support.peers import Silence
-from support.processes import TIMEOUT_SECONDS
-from support.titanics import running_bench, serving, stored
+from support.processes import TIMEOUT_SECONDS, eventually
+from support.titanics import connected, running_bench, serving, stored
 
-from zmdp.clients import Client
+from zmdp.clients import AsyncClient, Client
 from zmdp.mdp.rows import read_reply
-from zmdp.titanic import dispatcher, lanes
+from zmdp.titanic import dispatcher, lanes, retries, store
+from zmdp.titanic.dispatcher import Dispatcher
 from zmdp.titanic.frames import pack
 from zmdp.titanic.lanes import Lane, pack_size
+from zmdp.titanic.metrics import Metrics
+from zmdp.titanic.rows import NO_REPLY
 from zmdp.titanic.store import Claimed
 from zmdp.titanic.uuids import new_uuid
 from zmdp.workers.handling import Failed
@@ -30,7 +36,7 @@ def url(engine):
 def bench(monkeypatch):
     monkeypatch.setattr(lanes, "TARGET_SECONDS", TIMEOUT_SECONDS)  # however slow the machine is, packs grow
     monkeypatch.setattr(lanes, "MIN_PACKS", 1)
-    monkeypatch.setattr(dispatcher, "BACKOFF_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr(retries, "BACKOFF_SECONDS", (0.01, 0.02))
     with running_bench() as bench:
         yield bench
 
@@ -176,6 +182,211 @@ def test_a_row_that_is_closed_does_not_interrupt_its_pack(bench, url):
     assert asked.outcomes == [[body.upper()] for body in bodies if body != rows[0]]
 
 
+# ── rows that are stored when workers can take them ──────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def claims():
+    """The claims that are made, of which rows that run at once need none."""
+    seen = []
+
+    def watch(connection, cursor, statement, *others):
+        if statement.startswith(store.claims._READY.split("{0}")[0]):
+            seen.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", watch)
+    yield seen
+    sa.event.remove(sa.Engine, "before_cursor_execute", watch)
+
+
+@pytest.fixture
+def titanic(bench, url):
+    """A Titanic that knows the worker `up`, of which it may get two requests at a time."""
+    up = Up(bench)
+    with ExitStack() as stack:
+        server = stack.enter_context(serving(bench.endpoint, url))
+        eventually(lambda: server._dispatcher._offered.get("up"))
+        yield SimpleNamespace(up=up, server=server, stop=stack.close, waiting=lambda: waiting_rows(server))
+
+
+def waiting_rows(server):
+    """Return how many rows wait for their turn."""
+    lanes = server._dispatcher._lanes.copy().values()
+    return sum(each.count for lane in lanes for each in list(lane.arrivals))
+
+
+def submit(client, name):
+    """Send 20 rows to `up` through Titanic; return their outcomes."""
+    pairs = [frame for n in range(20) for frame in (f"{name}/{n}".encode(), f"{name} {n}".encode())]
+    reply = client.request("titanic.request", b"up", *pairs, options={"rows": 20})
+    return read_reply(list(reply), 20) or reply
+
+
+def replies(name):
+    return [[f"{name} {n}".upper().encode()] for n in range(20)]
+
+
+@pytest.fixture
+def asking_for(bench):
+    """Return a function that submits rows in a thread."""
+    with (
+        ThreadPoolExecutor() as pool,
+        Client(bench.endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client,
+    ):
+        yield lambda name: pool.submit(submit, client, name)
+
+
+class All:
+    """Several askers."""
+
+    def __init__(self, *asked):
+        self.asked = asked
+
+    def done(self):
+        return all(each.done() for each in self.asked)
+
+
+def test_rows_run_at_once_in_the_order_in_which_they_came(titanic, asking_for, url, claims):
+    first = asking_for("first")
+    eventually(lambda: len(stored(url)["requests"]) == 20)
+    second = asking_for("second")
+    eventually(titanic.waiting)
+    third = asking_for("third")
+    eventually(lambda: titanic.waiting() == 40)
+    assert len(stored(url)["requests"]) == 20  # the others are stored once the worker is free
+    titanic.up.handle_all(All(first, second, third))
+    assert [first.result(), second.result(), third.result()] == [replies("first"), replies("second"), replies("third")]
+    rows = stored(url)["requests"]
+    assert [row["key"].split("/")[0] for row in rows] == ["first"] * 20 + ["second"] * 20 + ["third"] * 20
+    assert {(row["state"], row["attempts"]) for row in rows} == {("done", 1)}
+    assert claims == []
+
+
+@on_sqlite
+def test_rows_do_not_wait_for_ever_to_be_stored(titanic, asking_for, url, monkeypatch):
+    monkeypatch.setattr(dispatcher, "MAX_TURN_SECONDS", 0.05)
+    first = asking_for("first")
+    eventually(lambda: len(stored(url)["requests"]) == 20)
+    second = asking_for("second")
+    eventually(lambda: [row["state"] for row in stored(url)["requests"]][20:] == ["pending"] * 20)
+    titanic.up.handle_all(All(first, second))
+    assert second.result() == replies("second")
+
+
+@on_sqlite
+def test_rows_that_were_stored_before_come_first(titanic, asking_for, url, monkeypatch):
+    first = asking_for("first")
+    eventually(lambda: len(stored(url)["requests"]) == 20)
+    monkeypatch.setattr(dispatcher, "MAX_TURN_SECONDS", 0.0)
+    second = asking_for("second")
+    eventually(lambda: len(stored(url)["requests"]) == 40)
+    monkeypatch.setattr(dispatcher, "MAX_TURN_SECONDS", TIMEOUT_SECONDS)
+    third = asking_for("third")
+    eventually(titanic.waiting)
+    titanic.up.handle_all(All(first, second, third))
+    order = [row.split()[0] for rows in titanic.up.requests for row in rows]
+    assert order == [b"first"] * 20 + [b"second"] * 20 + [b"third"] * 20
+
+
+@on_sqlite
+def test_rows_of_a_caller_that_goes_away_before_they_are_stored(titanic, asking_for, bench, url):
+    async def give_up():
+        async with AsyncClient(bench.endpoint, timeout=TIMEOUT_SECONDS) as client:
+            asked = asyncio.ensure_future(client.request("titanic.request", b"up", b"k", b"x", options={"rows": 1}))
+            await asyncio.to_thread(eventually, titanic.waiting)
+            asked.cancel()
+            await asyncio.to_thread(eventually, lambda: not titanic.waiting())
+
+    first = asking_for("first")
+    eventually(lambda: len(stored(url)["requests"]) == 20)
+    asyncio.run(give_up())
+    titanic.up.handle_all(first)
+    second = asking_for("second")
+    titanic.up.handle_all(second)
+    assert len(stored(url)["requests"]) == 40
+    assert second.result() == replies("second")
+
+
+@on_sqlite
+def test_rows_of_a_caller_that_goes_away_while_they_are_stored(titanic, bench, url):
+    """They are executed all the same, because they are stored."""
+
+    async def give_up():
+        async with AsyncClient(bench.endpoint, timeout=TIMEOUT_SECONDS) as client:
+            asked = asyncio.ensure_future(
+                client.request("titanic.request", b"up", b"k", b"x", b"l", b"y", options={"rows": 2})
+            )
+            await asyncio.to_thread(eventually, lambda: titanic.server._dispatcher._open_accepts)
+            asked.cancel()
+            await client.request("mmi.service", b"up")  # the broker has heard of it
+
+    with connected(url) as connection:
+        connection.exec_driver_sql("UPDATE titanic_counters SET value = value")  # locks the database
+        asyncio.run(give_up())
+    titanic.up.handle_all(
+        SimpleNamespace(done=lambda: [row["state"] for row in stored(url)["requests"]] == ["done"] * 2)
+    )
+    assert {row["attempts"] for row in stored(url)["requests"]} == {1}
+
+
+@on_sqlite
+def test_rows_that_wait_when_titanic_stops_are_stored(titanic, asking_for, url):
+    first = asking_for("first")
+    eventually(lambda: len(stored(url)["requests"]) == 20)
+    second = asking_for("second")
+    eventually(titanic.waiting)
+    titanic.stop()
+    assert second.result(TIMEOUT_SECONDS) == [NO_REPLY] * 20
+    assert first.result(TIMEOUT_SECONDS) == [NO_REPLY] * 20
+    assert [row["state"] for row in stored(url)["requests"]] == ["pending"] * 40
+
+
+def test_rows_that_get_their_turn_as_their_caller_goes_away_leave_their_place():
+    async def scenario():
+        made = new_dispatcher()
+        made._offered = {"up": 1}
+        lane = made._lane("up")
+        lane.held = lane.room
+        first = asyncio.ensure_future(made._turn("up", 5, TIMEOUT_SECONDS))
+        second = asyncio.ensure_future(made._turn("up", 7, TIMEOUT_SECONDS))
+        await asyncio.sleep(0)  # both wait
+        lane.held = 0
+        made._fill(lane)
+        first.cancel()
+        assert await second is lane
+        assert lane.held == 7
+
+    asyncio.run(scenario())
+
+
+def new_dispatcher(writer=None):
+    return Dispatcher(
+        None, writer, None, store.Clock(), lease=10, ttl=None, max_waiting=9, max_deaths=1, changed=None, is_row=None,
+        metrics=Metrics(),
+    )  # fmt: skip
+
+
+def test_requests_that_this_titanic_does_not_know_are_put_back():
+    """But not while the answer to a transaction may make them known."""
+    put_back = []
+
+    class Writer:
+        def submit(self, work, item):
+            assert work is store.reschedule
+            put_back.append(item.id)
+            return SimpleNamespace(add_done_callback=lambda callback: None)
+
+    made = new_dispatcher(Writer())
+    made._accepts, made._open_accepts = 2, {2}
+    for _ in range(3):
+        made._put_back_strays({7: 1, 8: 1})
+    assert put_back == []
+    made._accepts, made._open_accepts = 3, {3}  # one that began after they were seen
+    made._running[8] = None  # the answer to the second has made it known
+    made._put_back_strays({7: 1, 8: 1})
+    assert put_back == [7]
+
+
 # ── what goes into a pack ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -217,6 +428,31 @@ def test_the_size_of_packs_is_limited(monkeypatch):
 
 def test_several_workers_get_some():
     assert taken(lane(*map(claimed, range(8))))[0] == [0, 1]
+    assert [len(ids) for ids in taken(lane(*map(claimed, range(30))))[:4]] == [8, 8, 7, 7]
+
+
+def test_a_pack_that_is_not_full_waits_while_enough_are_being_executed():
+    made = lane(*map(claimed, range(lanes.MIN_PACKS)), rows=3)
+    made.credit = 100
+    sent = [made.take() for _ in range(lanes.MIN_PACKS)]
+    for number in (10, 11, 12):
+        made.add(claimed(number), row=True)
+        assert made.free == (number == 12)  # it is full
+    made.executed(sent.pop())
+    made.take()
+    made.add(claimed(13), row=True)
+    assert not made.free
+    made.executed(sent.pop())
+    assert made.free
+
+
+def test_a_request_that_is_no_row_does_not_wait_for_others():
+    made = lane(*map(claimed, range(lanes.MIN_PACKS)), rows=3)
+    made.credit = 100
+    for _ in range(lanes.MIN_PACKS):
+        made.take()
+    made.add(claimed(10), row=False)
+    assert made.free
 
 
 def test_room_for_rows_follows_the_size_of_packs():

@@ -13,7 +13,7 @@ The functions do not commit.  Times are arguments, in seconds since 1970.  `main
 within the transaction, because a busy database may begin that much later.
 """
 
-from .acceptance import accept
+from .acceptance import Arrival, accept, accept_running
 from .claims import Claim, Claimed, claim
 from .clock import Clock
 from .leases import Lease
@@ -23,8 +23,8 @@ from .replies import Fetched, Lookup, PartialsQuery, Progress, close, fetch, fet
 from .summary import Summary, summarize
 
 __all__ = [
-    "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Lookup", "Maintenance", "Outcome", "Partial",
-    "PartialsQuery", "Progress", "Reschedule", "Summary", "accept", "add_partials", "claim", "close", "count_waiting",
-    "fetch", "fetch_partials", "fetch_reply", "finish", "maintain", "pending_after", "pending_services", "progress",
-    "release", "reschedule", "set_clock", "summarize",
+    "Arrival", "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Lookup", "Maintenance", "Outcome",
+    "Partial", "PartialsQuery", "Progress", "Reschedule", "Summary", "accept", "accept_running", "add_partials",
+    "claim", "close", "count_waiting", "fetch", "fetch_partials", "fetch_reply", "finish", "maintain", "pending_after",
+    "pending_services", "progress", "release", "reschedule", "set_clock", "summarize",
 ]  # fmt: skip

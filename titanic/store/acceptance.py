@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -11,8 +11,10 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Connection
 
 from ..submission import Submission
-from .bulk import Bulk, Row, as_uuid
-from .tables import KEYS, REQUESTS, K, R, for_both_dialects
+from .bulk import Bulk, as_uuid
+from .claims import Claimed
+from .leases import Lease, renew
+from .tables import KEYS, REQUESTS, K, R, for_both_dialects, is_in
 
 
 def _enter_key(insert: Any) -> sa.Executable:
@@ -32,6 +34,7 @@ _ENTER_KEYS: Final = Bulk(
     WITH given
     SELECT service, key, owner, uuid, expires FROM given WHERE service IS NOT NULL
     ON CONFLICT DO NOTHING
+    RETURNING uuid
     """,
     service="text",
     key="text",
@@ -62,6 +65,7 @@ _COLUMNS: Final = tuple(name for name in Submission._fields if name != "key_expi
 """The columns of `titanic_requests` that a submission sets."""
 _POSTGRESQL: Final = postgresql.dialect()  # type: ignore[no-untyped-call]
 _VALUES: Final = attrgetter(*_COLUMNS[1:])
+_TYPES: Final = {name: REQUESTS.c[name].type.compile(_POSTGRESQL).lower() for name in _COLUMNS}
 _ACCEPT: Final = Bulk(
     f"""
     INSERT INTO titanic_requests ({", ".join(_COLUMNS)}, state, attempts, failures, deaths)
@@ -70,7 +74,19 @@ _ACCEPT: Final = Bulk(
     FROM given WHERE uuid IS NOT NULL
     ON CONFLICT DO NOTHING
     """,  # noqa: S608 - our own
-    **{name: REQUESTS.c[name].type.compile(_POSTGRESQL).lower() for name in _COLUMNS},
+    **_TYPES,
+)
+_ACCEPT_RUNNING: Final = Bulk(
+    f"""
+    INSERT INTO titanic_requests ({", ".join(_COLUMNS)}, holder, started, state, attempts, failures, deaths)
+    WITH given
+    SELECT {", ".join(_COLUMNS)}, by_holder, at_time, 'running', 1, 0, 0 FROM given WHERE uuid IS NOT NULL
+    ON CONFLICT DO NOTHING
+    RETURNING uuid, id
+    """,  # noqa: S608 - our own
+    **_TYPES,
+    by_holder="text",
+    at_time="double precision",
 )
 
 
@@ -82,9 +98,9 @@ def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID | N
     Idempotent: the same submissions can be stored again.
     """
     keyed = [each for each in batch if each.key is not None]
-    known = _enter_keys(connection, keyed) if keyed else {}
+    known, new = _enter_keys(connection, keyed) if keyed else ({}, set())
     uuids = [each.uuid if each.key is None else known[_key_of(each)] for each in batch]
-    rows = [_row(each) for each, uuid in zip(batch, uuids, strict=True) if uuid == each.uuid]
+    rows = [(each.uuid.hex, *_VALUES(each)) for each in batch if each.key is None or each.uuid.hex in new]
     if _ACCEPT.count(connection, rows) == len(rows):
         return list(uuids)
     # Some UUIDs were there already: of requests that are submitted again, or of other owners' requests.
@@ -96,8 +112,50 @@ def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID | N
     ]
 
 
-def _row(submission: Submission) -> Row:
-    return (submission.uuid.hex, *_VALUES(submission))
+class Arrival(NamedTuple):
+    """A request with a key that the Titanic which stores it runs at once."""
+
+    submission: Submission
+    lease: Lease
+    now: float
+
+
+def accept_running(connection: Connection, batch: Sequence[Arrival]) -> list[Claimed | UUID]:
+    """Store requests as `accept` does, and claim the new ones in the same step.
+
+    Returns for each that is new what `claim` would, otherwise the UUID of the owner's first request with the key.
+
+    Idempotent, unless a request that was stored has been put back meanwhile; then its UUID is returned.
+    """
+    for lease, now in {each.lease: each.now for each in batch}.items():
+        renew(connection, lease, now)
+    known, new = _enter_keys(connection, [each.submission for each in batch])
+    uuids = [known[_key_of(each.submission)] for each in batch]
+    indexes = {each.submission.uuid.hex: at for at, each in enumerate(batch)}
+    rows = [
+        (uuid, *_VALUES(submission), lease.holder, now)
+        for uuid, (submission, lease, now) in zip(indexes, batch, strict=True)
+        if uuid in new
+    ]
+    running = _ACCEPT_RUNNING(connection, rows)
+    if len(new) < len(batch):
+        own = [uuid for uuid, each in zip(uuids, batch, strict=True) if uuid == each.submission.uuid]
+        if again := [uuid for uuid in own if uuid.hex not in new]:
+            # This transaction has stored them before, but its answer was lost.
+            ours = is_in("running") & (R.attempts == 1) & R.uuid.in_(again)
+            running += connection.execute(sa.select(R.uuid, R.id).where(ours)).all()
+    found: list[Claimed | UUID] = [*uuids]
+    for uuid, id_ in running:
+        at = indexes[_as_hex(uuid)]
+        found[at] = _claimed(id_, *batch[at])
+    return found
+
+
+def _claimed(id_: int, submission: Submission, lease: Lease, _: float) -> Claimed:
+    return Claimed(
+        id_, submission.uuid, submission.service, lease.holder, 1, 0, 0, submission.retries, submission.backoff,
+        submission.headers, submission.body, submission.owner,
+    )  # fmt: skip
 
 
 def _key_of(submission: Submission) -> _Key:
@@ -105,13 +163,19 @@ def _key_of(submission: Submission) -> _Key:
     return submission.service, str(submission.key), submission.owner
 
 
-def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> dict[_Key, UUID]:
-    """Insert keys that are new or have expired, and return the UUID that each key stands for."""
+def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> tuple[dict[_Key, UUID], set[str]]:
+    """Insert keys that are new or have expired.
+
+    Returns the UUID that each key stands for, and the UUIDs, in hex, of the submissions whose keys were entered.  Only
+    these may be stored: if the transaction is repeated, because its answer was lost, their requests may have been
+    closed meanwhile.
+    """
     # Sorted, so that two Titanics with the same keys cannot deadlock.
     first = dict(sorted({_key_of(each): each for each in reversed(keyed)}.items()))
-    entered = _ENTER_KEYS.count(connection, [(*key, each.uuid.hex, each.key_expires) for key, each in first.items()])
-    if entered == len(first):
-        return {key: each.uuid for key, each in first.items()}
+    given = [(*key, each.uuid.hex, each.key_expires) for key, each in first.items()]
+    new = {_as_hex(uuid) for (uuid,) in _ENTER_KEYS(connection, given)}
+    if len(new) == len(first):
+        return {key: each.uuid for key, each in first.items()}, new
     known = _find_keys(connection, first)
     old = [each for key, each in first.items() if key not in known or known[key][1] <= each.created]
     if old:  # expired, and perhaps deleted a moment ago
@@ -125,8 +189,15 @@ def _enter_keys(connection: Connection, keyed: Sequence[Submission]) -> dict[_Ke
                 for each in old
             ],
         )  # fmt: skip
-        known |= _find_keys(connection, [_key_of(each) for each in old])
-    return {key: uuid for key, (uuid, _) in known.items()}
+        renewed = _find_keys(connection, [_key_of(each) for each in old])
+        new |= {each.uuid.hex for each in old if renewed[_key_of(each)][0] == each.uuid}
+        known |= renewed
+    return {key: uuid for key, (uuid, _) in known.items()}, new
+
+
+def _as_hex(uuid: str | UUID) -> str:
+    """Return the digits of a UUID that a driver has returned."""
+    return uuid if isinstance(uuid, str) else uuid.hex
 
 
 def _find_keys(connection: Connection, keys: Iterable[_Key]) -> dict[_Key, tuple[UUID, float]]:

@@ -1,0 +1,168 @@
+"""What follows an attempt to execute a request: its outcome, or another attempt.
+
+Attempts that end with the death of a worker, a broker or a Titanic are repeated, unless they cost too many workers.  A
+handler's answer, even an error, is the outcome; but errors are retried if the submitter has asked for it.
+"""
+
+import json
+import logging
+import random
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+from ..clients import RequestError, RequestRejected, ServiceError, StreamInterrupted, WorkerLost
+from ..mdp.codes import Code
+from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
+from ..mdp.rows import Failed
+from ..mdp.tracing import REQUEST_ID, shown_id
+from . import store
+from .frames import pack
+from .metrics import Metrics
+from .store.maintenance import MAX_BACKOFF_SECONDS
+
+BACKOFF_SECONDS: Final = (0.5, 60.0)
+"""The first and the longest pause before another attempt; each is twice as long as the one before."""
+HANDLER_BACKOFF_SECONDS: Final = (1.0, MAX_BACKOFF_SECONDS)
+"""The same after a handler has failed.  A request's own backoff replaces the first pause."""
+MAX_REPLY_BYTES: Final = MAX_BODY - 100
+"""Maximum size of a reply: when it is fetched, its status comes first."""
+TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
+"""Codes after which a request is retried without limit, whether the broker or a handler gave them; but the workers that
+the broker reports as lost count towards `max_deaths`."""
+_ATTEMPT: Final = re.compile(r"this was attempt (\d+) of")
+_LINKS_LOST: Final = re.compile(r"the links over which it was passed")
+"""In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
+gives up."""
+
+log = logging.getLogger("zmdp.titanic")
+
+
+class RetryPolicy:
+    """Decides what follows an attempt that the Titanic `holder` has made.
+
+    Args:
+        holder: The Titanic's name in the database.
+        clock: The database's clock.
+        ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
+        max_deaths: Lost workers after which a request fails.
+        metrics: Counts them.
+    """
+
+    def __init__(
+        self, holder: str, clock: store.Clock, *, ttl: float | None, max_deaths: int, metrics: Metrics
+    ) -> None:
+        self._holder = holder
+        self._clock = clock
+        self._ttl = ttl
+        self._max_deaths = max_deaths
+        self._metrics = metrics
+
+    def success(self, claimed: store.Claimed, reply: Sequence[bytes]) -> store.Outcome:
+        """Return the outcome of a request that was answered; it has failed if the reply is too large."""
+        if not fits(reply):
+            return self.failure(claimed, Code.TOO_LARGE, "the reply is too large to be fetched")
+        now = self._clock.now()
+        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, pack(reply), ttl=self._ttl)
+
+    def failure(
+        self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None, deaths: int | None = None
+    ) -> store.Outcome:
+        """Return the outcome of a request that has failed, with the frame `detail` if its handler gave one."""
+        text = text.replace("\0", "?")  # PostgreSQL cannot store NUL
+        now = self._clock.now()
+        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, detail, code, text, self._ttl, deaths)
+
+    def after_row(self, claimed: store.Claimed, outcome: list[bytes] | Failed) -> store.Outcome | store.Reschedule:
+        """Return what follows an attempt that was made in a pack, in which the worker has reported `outcome`."""
+        if isinstance(outcome, Failed):
+            return self.after_error(claimed, ServiceError(outcome.code, outcome.text, *outcome.detail))
+        return self.success(claimed, outcome)
+
+    def after_error(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Reschedule:
+        """Return what follows an attempt that has ended with `error`."""
+        text, code = error.text or str(error), error.code
+        if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
+            lost = workers_lost(error)
+            self._metrics.deaths += lost
+            deaths = claimed.deaths + lost
+            if deaths > claimed.deaths and deaths >= self._max_deaths:
+                reason = f"given up after {deaths} workers were lost while they handled it; the last error: {text}"
+                log.warning(
+                    "%s for service %r: %s", claimed.uuid.hex, claimed.service, reason, extra=log_fields(claimed)
+                )
+                return self.failure(claimed, Code.WORKER_LOST, reason, deaths=deaths)
+            pause = transient_pause(claimed.attempt)
+            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause, extra=log_fields(claimed))
+            return self.reschedule(claimed.id, claimed.attempt, pause, text, deaths=deaths)
+        if code == Code.NOT_ALLOWED and isinstance(error, RequestRejected):  # the broker's 403, not a handler's
+            return self.failure(claimed, code, f"on behalf of {claimed.owner}: {text}" if claimed.owner else text)
+        if claimed.failures < claimed.retries:
+            # At least the backoff, plus jitter, so that requests that failed together are not retried together.
+            pause = _exponential(
+                claimed.backoff or HANDLER_BACKOFF_SECONDS[0], HANDLER_BACKOFF_SECONDS[1], claimed.failures
+            )
+            pause *= random.uniform(1.0, 1.2)  # noqa: S311 - jitter
+            log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause, extra=log_fields(claimed))
+            return self.reschedule(claimed.id, claimed.attempt, pause, text, failures=claimed.failures + 1)
+        detail = pack([error.detail]) if error.detail is not None and len(error.detail) <= MAX_REPLY_BYTES else None
+        return self.failure(claimed, code or Code.FAILED, text, detail)
+
+    def reschedule(
+        self,
+        id_: int,
+        attempt: int,
+        pause: float = 0.0,
+        error: str | None = None,
+        *,
+        failures: int | None = None,
+        deaths: int | None = None,
+    ) -> store.Reschedule:
+        """Return that another attempt follows in `pause` seconds.  `error` is why this one failed."""
+        text = None if error is None else error.replace("\0", "?")
+        return store.Reschedule(id_, self._holder, attempt, self._clock.now() + pause, failures, text, deaths)
+
+
+def request_id(claimed: store.Claimed, headers: Any) -> str:
+    """Return the id of a request in log lines: the one that its submitter has given it, or else its UUID."""
+    given = headers.get(REQUEST_ID, "") if isinstance(headers, dict) else ""
+    return given if given and isinstance(given, str) else claimed.uuid.hex
+
+
+def log_fields(claimed: store.Claimed) -> dict[str, Any]:
+    """Return the fields of a log line about a request."""
+    try:
+        headers = json.loads(claimed.headers or "null")
+    except ValueError:  # another program has written the row
+        headers = None
+    fields = {"request_id": shown_id(request_id(claimed, headers)), "service": claimed.service}
+    return {**fields, "role": claimed.owner} if claimed.owner else fields
+
+
+def workers_lost(error: RequestError) -> int:
+    """Return how many workers were lost while they handled the request, according to the broker."""
+    if error.code != Code.WORKER_LOST or not isinstance(error, WorkerLost | StreamInterrupted):
+        return 0
+    if _LINKS_LOST.search(error.text):
+        return 0
+    attempt = _ATTEMPT.search(error.text)
+    return 1 if attempt is None else int(attempt[1])
+
+
+def fits(part: Sequence[bytes]) -> bool:
+    """Return whether a part of a reply is small enough to be fetched."""
+    return sum(map(len, part)) <= MAX_REPLY_BYTES and len(part) < MAX_BODY_FRAMES
+
+
+def transient_pause(attempt: int) -> float:
+    """Return the pause in seconds after an attempt that is repeated without limit."""
+    return jittered(*BACKOFF_SECONDS, attempt - 1)
+
+
+def jittered(first: float, most: float, times: int) -> float:
+    """Return the pause in seconds after so many others, each about twice as long as the one before."""
+    return _exponential(first, most, times) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+
+def _exponential(first: float, most: float, times: int) -> float:
+    return min(first * 2.0 ** min(times, 32), most)
