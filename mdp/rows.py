@@ -1,13 +1,16 @@
 """Packs of rows on the wire, as clients and workers know them: see "Rows" in docs/x1.md."""
 
 import json
+import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 OPTION: Final = "rows"
 """The option of a request that says how many rows it packs."""
 _MARKER: Final = b'{"rows":'
+_PLAIN: Final = re.compile(rb'\{"rows":(\d{1,9})(?:,"ms":\d{1,9}(?:\.\d{1,9})?)?\}')
+"""The marker of a group in which a single frame replies to each row."""
+_WORKED: Final = re.compile(rb'\{"rows":\d{1,9},"ms":(\d{1,9}(?:\.\d{1,9})?)[,}]')
 
 
 class Failed(NamedTuple):
@@ -22,10 +25,16 @@ Outcome = list[bytes] | Failed
 """The frames that reply to a row, or its failure."""
 
 
-@lru_cache(maxsize=2048)
-def plain_marker(rows: int) -> bytes:
-    """Return the marker of a group in which a single frame replies to each row."""
-    return b'{"rows":%d}' % rows
+def is_plain(reply: Sequence[bytes], count: int) -> bool:
+    """Return whether a pack of `count` rows has a single frame for each, after a marker.  This is the usual reply."""
+    marker = _PLAIN.fullmatch(reply[0]) if len(reply) == count + 1 else None
+    return marker is not None and int(marker[1]) == count
+
+
+def worked_seconds(reply: Sequence[bytes]) -> float | None:
+    """Return how long the worker has worked at the rows of a pack, if it says so."""
+    worked = _WORKED.match(reply[0]) if reply else None
+    return None if worked is None else float(worked[1]) / 1000
 
 
 def read_reply(reply: Sequence[bytes], count: int, *, partly: bool = False) -> list[Outcome] | None:
@@ -33,7 +42,7 @@ def read_reply(reply: Sequence[bytes], count: int, *, partly: bool = False) -> l
 
     None if the worker does not understand packs.
     """
-    if len(reply) == count + 1 and reply[0] == plain_marker(count):  # the most frequent
+    if is_plain(reply, count):
         return [[frame] for frame in reply[1:]]
     outcomes: list[Outcome] = []
     at = 0

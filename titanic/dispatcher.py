@@ -28,7 +28,7 @@ from ..clients import (
 )
 from ..clients.rows import PackSize
 from ..mdp.codes import Code
-from ..mdp.rows import OPTION, read_reply
+from ..mdp.rows import OPTION, read_reply, worked_seconds
 from ..mdp.tracing import REQUEST_ID
 from . import store
 from .batches import BatchExecutor, StoreError
@@ -529,7 +529,7 @@ class Dispatcher:
             reason, pause = repr(error), transient_pause(1)
         else:
             outcomes = read_reply(reply, len(claims))
-            size.replied(len(claims), time.monotonic() - began, understood=outcomes is not None)
+            size.replied(len(claims), time.monotonic() - began, worked_seconds(reply), understood=outcomes is not None)
             if outcomes is not None:
                 return [self._retries.after_row(*each) for each in zip(claims, outcomes, strict=True)]
             reason = "its worker does not understand packs of rows"
@@ -569,7 +569,7 @@ class Dispatcher:
                     await saving.popleft()
         if asked:
             outcomes = read_reply(part, 1) if number == 0 else None
-            size.replied(1, time.monotonic() - began, understood=outcomes is not None)
+            size.replied(1, time.monotonic() - began, worked_seconds(part), understood=outcomes is not None)
             if outcomes is not None:
                 return self._retries.after_row(claimed, outcomes[0])
         return self._retries.success(claimed, part)

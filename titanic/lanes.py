@@ -135,7 +135,7 @@ class Lane:
         """
         if self.in_flight >= self.credit * PREFETCH_FACTOR:
             return False
-        return self.in_flight < MIN_PACKS or len(self.buffer) >= self.size.rows or not self.buffer[0].row
+        return not self.buffer[0].row or self.size.now(len(self.buffer), self.in_flight) > 0
 
     def add(self, claimed: store.Claimed, *, row: bool) -> Running:
         """Add a request that was claimed; `row`, if it was submitted as a row."""
@@ -150,8 +150,7 @@ class Lane:
         first = self.buffer.popleft()
         members = [first]
         if first.row:
-            share = -(-waiting // max(1, MIN_PACKS - self.in_flight))
-            most, size = min(self.size.rows, share), len(first.claimed.body)
+            most, size = self.size.now(waiting, self.in_flight), len(first.claimed.body)
             while self.buffer and len(members) < most and _goes_with(first, following := self.buffer[0]):
                 size += len(following.claimed.body)
                 if size > MAX_PACKED_BYTES:
@@ -192,7 +191,7 @@ class Lane:
 
 def pack_size() -> PackSize:
     """Return the size of packs for a service that was not called yet."""
-    return PackSize(target=TARGET_SECONDS)
+    return PackSize(target=TARGET_SECONDS, min_packs=MIN_PACKS)
 
 
 def _goes_with(first: Running, other: Running) -> bool:

@@ -1,6 +1,7 @@
 """Requests that pack several rows, and their replies: a reply or an error for each row.  See "Rows" in docs/x1.md."""
 
 import json
+import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import repeat
@@ -9,7 +10,7 @@ from typing import Any, Final
 from ..mdp.codes import Code
 from ..mdp.errors import HandlerError
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
-from ..mdp.rows import OPTION, Failed, Outcome, plain_marker
+from ..mdp.rows import OPTION, Failed, Outcome
 from .handling import HandlerAdapter, failed
 from .request import Request
 
@@ -22,29 +23,30 @@ _IN_GROUP: Final[Outcome] = []
 """Stands for an outcome that is in a group already."""
 
 
+def _of_pack(name: str) -> Any:
+    """Return an attribute of rows that is the pack's."""
+    return property(lambda row: getattr(row._pack, name), lambda row, value: setattr(row._pack, name, value))
+
+
 class RowRequest(Request):
-    """One row of a pack, as a request of its own: what a handler gets."""
+    """One row of a pack, as a request of its own: what a handler gets.
+
+    There is one of these for every row, so it only refers to the pack, which has all the rest.
+    """
 
     __slots__ = ("_pack",)
 
     def __init__(self, frame: bytes, pack: Request) -> None:
-        list.__init__(self, (frame,))  # there is one of these for every row: calling Request's takes twice as long
+        list.__init__(self, (frame,))
         self._pack = pack
-        self.service = pack.service
-        self.address = pack.address
-        self.deadline = pack.deadline
-        self._options = pack._options
-        self._values = pack._values
-        self._attempt = pack._attempt
 
-    @property
-    def cancelled(self) -> bool:
-        """Whether the pack was cancelled."""
-        return self._pack.cancelled
-
-    @cancelled.setter
-    def cancelled(self, cancelled: bool) -> None:
-        """Ignore it: rows are cancelled with their pack."""
+    service = _of_pack("service")
+    address = _of_pack("address")
+    deadline = _of_pack("deadline")
+    cancelled = _of_pack("cancelled")
+    _options = _of_pack("_options")
+    _values = _of_pack("_values")
+    _attempt = _of_pack("_attempt")
 
 
 def is_pack(request: Request) -> bool:
@@ -64,6 +66,7 @@ class Pack:
         marked = is_pack(request)
         self._request = request
         self._one_row = coded and not marked
+        self._began = time.perf_counter()
         self._start(1 if self._one_row else len(request), marked=marked)
 
     def _start(self, count: int, *, marked: bool = True) -> None:
@@ -111,7 +114,7 @@ class Pack:
     def last(self) -> Outcome:
         """Return the end of the reply, once all outcomes are recorded and `groups` are sent."""
         if self.marked:
-            return self._group.frames()
+            return self._group.frames(time.perf_counter() - self._began)
         frames: list[bytes] = []
         for outcome in self._outcomes:
             if isinstance(outcome, Failed):
@@ -196,11 +199,13 @@ class _Group:
         self._bytes += size
         return True
 
-    def frames(self) -> list[bytes]:
-        """Return the marker and the frames of all replies."""
-        if not self._failed and len(self._frames) == len(self._counts) and 0 not in self._counts:
-            return [plain_marker(len(self._counts)), *self._frames]
-        marker: dict[str, Any] = {OPTION: len(self._counts), "frames": self._counts}
+    def frames(self, seconds: float | None = None) -> list[bytes]:
+        """Return the marker and the frames of all replies; `seconds` is how long the worker has worked at the pack."""
+        marker: dict[str, Any] = {OPTION: len(self._counts)}
+        if seconds is not None:
+            marker["ms"] = round(seconds * 1000, 3)
+        if self._failed or len(self._frames) != len(self._counts) or 0 in self._counts:
+            marker["frames"] = self._counts
         if self._failed:
             marker["failed"] = {
                 str(index): [each.code, each.text, bool(each.detail)] for index, each in self._failed.items()

@@ -23,9 +23,9 @@ from ...mdp.errors import (
     WorkerLost,
 )
 from ...mdp.limits import MAX_BODY
-from ...mdp.rows import OPTION, Failed, Outcome, plain_marker, read_reply
+from ...mdp.rows import OPTION, Failed, Outcome, is_plain, read_reply, worked_seconds
 from .availability import Asker, Availability
-from .packs import TARGET_SECONDS, Chunk, Pack, PackSize, RowOutcome
+from .packs import LONGEST_SECONDS, TARGET_SECONDS, Chunk, Pack, PackSize, RowOutcome
 
 MAX_OUTSTANDING_BYTES: Final = 64 << 20
 """Size of the outstanding requests above which no further one is sent."""
@@ -116,8 +116,10 @@ class RowCalls:
         """The number of these rows."""
         self._again: deque[Pack] = deque()
         """Rows to be sent again, because the request that they shared has failed."""
+        self._requests = 0
+        """Outstanding requests."""
         self._outstanding = 0
-        """Size of the outstanding requests."""
+        """Their size."""
         self._sizes: dict[str, PackSize] = {}
         """By service, if rows are packed automatically."""
         self._runners: set[asyncio.Task[None]] = set()
@@ -151,6 +153,7 @@ class RowCalls:
     async def _run(self) -> None:
         # This loop runs once per request, so it makes few calls and allocates nothing that can be shared.
         while self._outstanding < MAX_OUTSTANDING_BYTES and (pack := self._take()) is not None:
+            self._requests += 1
             self._outstanding += pack.size
             try:
                 await self._request(pack)
@@ -160,6 +163,7 @@ class RowCalls:
                 log.exception("unexpected error in a request")
                 text = f"{type(error).__name__}: {error}"
                 pack.fail(ServiceError(Code.FAILED, text, service=pack.chunk.service))
+            self._requests -= 1
             if self._outstanding >= MAX_OUTSTANDING_BYTES > self._outstanding - pack.size:
                 self._loop.call_soon(self._start_runners)  # those that ended because too much was outstanding
             self._outstanding -= pack.size
@@ -168,14 +172,17 @@ class RowCalls:
             self._runners.discard(task)
 
     def _take(self) -> Pack | None:
-        """Return the next request, or None."""
+        """Return the next request; None if there is none, or if it should wait for further rows."""
         if self._again:
             return self._again.popleft()
         if not self._unsent:
             return None
         chunk = self._chunks[0]
         size = self._size(chunk)
-        pack = chunk.take(self._settings.rows_per_request or 1 if size is None else size.now(self._unsent))
+        most = self._settings.rows_per_request or 1 if size is None else size.now(self._unsent, self._requests)
+        if not most:
+            return None
+        pack = chunk.take(most)
         self._unsent -= len(pack)
         if not chunk.unsent:
             self._chunks.popleft()
@@ -189,7 +196,7 @@ class RowCalls:
         if size is None:
             keyed, most_seconds = self._keyed, self._settings.timeout / 10
             if keyed is None:
-                size = PackSize(target=min(TARGET_SECONDS, most_seconds))
+                size = PackSize(target=min(TARGET_SECONDS, most_seconds), longest=min(LONGEST_SECONDS, most_seconds))
             else:
                 target = min(keyed.target_seconds, most_seconds)
                 size = PackSize(rows=keyed.first_rows, most=keyed.max_rows, target=target, understood=True)
@@ -252,7 +259,8 @@ class RowCalls:
         outcomes = read_outcomes(reply, count, service) if asked else None
         if size is not None:
             if asked or size.understood:
-                size.replied(count, time.monotonic() - began, understood=not asked or outcomes is not None)
+                seconds, worked = time.monotonic() - began, worked_seconds(reply) if asked else None
+                size.replied(count, seconds, worked, understood=not asked or outcomes is not None)
             if not size.understood and count > 1:
                 self._send_again(pack, 1)
                 return
@@ -321,7 +329,7 @@ def read_outcomes(reply: Sequence[bytes], count: int, service: str, *, partly: b
 
     None if the worker does not understand packs.
     """
-    if len(reply) == count + 1 and reply[0] == plain_marker(count):  # the most frequent
+    if is_plain(reply, count):
         return list(reply[1:])
     outcomes = read_reply(reply, count, partly=partly)
     return None if outcomes is None else [_row_outcome(each, service) for each in outcomes]

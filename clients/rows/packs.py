@@ -12,11 +12,16 @@ MAX_PACKED_BYTES: Final = 4 << 20
 """Maximum size of the rows in one request.  Larger ones gain nothing, and their replies must fit in a message too."""
 MAX_AUTO_ROWS: Final = MAX_BODY_FRAMES - 1
 """Maximum number of rows in an automatic pack: its reply has one more frame."""
+WORK_SECONDS: Final = 0.01
+"""How long a worker should work at a pack: a request costs it, the broker and the client about 0.1 ms in all."""
+LONGEST_SECONDS: Final = 1.0
+"""How long the request of such a pack may take, at most a tenth of the timeout: it waits in a queue."""
 TARGET_SECONDS: Final = 0.1
-"""How long the request of a pack should take, at most a tenth of the timeout: the longer, the later a failure is seen,
-and the more rows wait for the slowest."""
+"""The same if the worker does not say how long it has worked."""
 MIN_PACKS: Final = 8
 """The default of `PackSize.min_packs`."""
+MAX_GROWTH: Final = 8
+"""By how much packs grow at a time."""
 
 RowOutcome = bytes | list[bytes] | RequestError
 """The reply to a row, as its single frame or a list of several, or why the row failed."""
@@ -99,15 +104,16 @@ class Pack:
 class PackSize:
     """How many rows a request to one service should have.
 
-    A single row asks whether the service's workers understand packs, unless that is known.  From then on, packs double
-    in size while requests take less than half the target, and are halved if they take twice as long.
+    A single row asks whether the service's workers understand packs, unless that is known.  From then on, packs grow
+    while they take less than half the target, and are halved if they take twice as long.
 
     Args:
         rows: the size to begin with.
         most: the maximum size.
-        target: how long a request should take, in seconds.
-        min_packs: the rows that are waiting are divided among this many requests at least, so that several workers get
-            some.
+        target: how long a request should take, in seconds, if its worker does not say how long it has worked.
+        longest: how long it should take at most, if the worker says so; the target is then `WORK_SECONDS` of work.
+        min_packs: so many requests are made before one waits for the rows that it lacks; the rows that are there are
+            divided among them, so that several workers get some.
         understood: whether the workers understand packs; None if that is not known yet.
     """
 
@@ -117,6 +123,7 @@ class PackSize:
         rows: int = 1,
         most: int = MAX_AUTO_ROWS,
         target: float = TARGET_SECONDS,
+        longest: float = LONGEST_SECONDS,
         min_packs: int = MIN_PACKS,
         understood: bool | None = None,
     ) -> None:
@@ -124,20 +131,29 @@ class PackSize:
         self.understood = understood
         self._most = most
         self._target = target
+        self._longest = longest
         self._min_packs = min_packs
 
-    def now(self, waiting: int) -> int:
-        """Return how many rows to pack while this many are waiting."""
-        return min(self.rows, max(1, waiting // self._min_packs))
+    def now(self, waiting: int, outstanding: int) -> int:
+        """Return how many of the `waiting` rows to pack while so many requests are outstanding; 0 to wait for more."""
+        free = self._min_packs - outstanding
+        if free <= 0:
+            return self.rows if waiting >= self.rows else 0
+        return min(self.rows, -(-waiting // free))
 
-    def replied(self, rows: int, seconds: float, *, understood: bool = True) -> None:
-        """Record that a request with this many rows was answered, by a worker that understood the pack or did not."""
+    def replied(self, rows: int, seconds: float, worked: float | None = None, *, understood: bool = True) -> None:
+        """Record that a request with this many rows was answered after `seconds`.
+
+        Its worker says how long it has worked at them, if that is known, and has understood the pack or not.
+        """
         self.understood = understood
+        load = seconds / self._target if worked is None else max(worked / WORK_SECONDS, seconds / self._longest)
         if not understood:
             self.rows = 1
-        elif seconds < self._target / 2 and rows == self.rows:
-            self.rows = min(2 * self.rows, self._most)
-        elif seconds > 2 * self._target and rows >= self.rows:
+        elif load < 0.5 and rows == self.rows:
+            growth = int(1 / max(load, 1 / MAX_GROWTH))
+            self.rows = min(growth * self.rows, self._most)
+        elif load > 2 and rows >= self.rows:
             self.rows = max(1, self.rows // 2)
 
     def failed(self) -> None:

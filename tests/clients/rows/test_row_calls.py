@@ -386,26 +386,41 @@ def test_packing_rows(monkeypatch):
 
 def test_packs_grow_while_requests_are_quick():
     size = PackSize()
-    for expected in (2, 4, 8):
-        size.replied(size.rows, 0.01)
+    for seconds, expected in ((0.045, 2), (0.02, 10), (0.001, 80)):
+        size.replied(size.rows, seconds)
         assert size.rows == expected
-    size.replied(3, 0.01)  # a smaller one says nothing
-    size.replied(8, 0.1)
-    assert size.rows == 8
-    size.replied(3, 1.0)
-    assert size.rows == 8
-    size.replied(8, 0.3)
-    assert size.rows == 4
+    size.replied(30, 0.01)  # a smaller one says nothing
+    size.replied(80, 0.1)
+    assert size.rows == 80
+    size.replied(30, 1.0)
+    assert size.rows == 80
+    size.replied(80, 0.3)
+    assert size.rows == 40
     for _ in range(20):
         size.replied(size.rows, 0.01)
     assert size.rows == packs.MAX_AUTO_ROWS
-    assert (size.now(10_000), size.now(80), size.now(3)) == (packs.MAX_AUTO_ROWS, 10, 1)
     size.replied(1, 0.01, understood=False)
-    assert (size.now(10_000), size.understood) == (1, False)
-    size.replied(1, 0.01)
-    assert (size.now(10_000), size.understood) == (2, True)
+    assert (size.rows, size.understood) == (1, False)
+    size.replied(1, 0.04)
+    assert (size.rows, size.understood) == (2, True)
     size.failed()
-    assert size.now(10_000) == 1
+    assert size.rows == 1
+
+
+def test_packs_grow_by_the_work_that_they_are_however_long_they_wait():
+    size = PackSize()
+    for worked, expected in ((0.0001, 8), (0.0008, 64), (0.0064, 64), (0.0024, 256), (0.03, 128)):
+        size.replied(size.rows, 0.1, worked)
+        assert size.rows == expected
+    size.replied(size.rows, 2.1, 0.001)  # but they wait too long
+    assert size.rows == 64
+
+
+def test_a_pack_waits_for_rows_while_enough_others_are_outstanding():
+    size = PackSize(rows=10, min_packs=4)
+    assert [size.now(waiting, 0) for waiting in (1, 5, 40, 100)] == [1, 2, 10, 10]
+    assert [size.now(12, outstanding) for outstanding in range(5)] == [3, 4, 6, 10, 10]
+    assert [size.now(9, outstanding) for outstanding in range(5)] == [3, 3, 5, 9, 0]
 
 
 def test_chunks_are_large_enough_for_the_window():
