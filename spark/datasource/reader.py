@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from ...titanic.arrow.connection import check_database, open_database
 from ...titanic.arrow.reading import UNBOUNDED, read_range, select_requests
 from ...titanic.store.tables import R
+from ..python_workers import exempt_imports_from_collection
 from .columns import arrow_schema, check_schema
 from .options import database_option, int_option, known_options
 
@@ -51,9 +52,10 @@ class Table:
 
     def read(self, span: Span) -> Iterator[pa.RecordBatch]:
         """Yield the requests whose numbers are in `span`, in order."""
-        return read_range(
+        yield from read_range(
             self.db, arrow_schema(self.schema), span.low, span.high, number=self.number, condition=self.condition
         )
+        exempt_imports_from_collection()
 
 
 class Reader(spark.DataSourceReader):
@@ -79,6 +81,7 @@ class Reader(spark.DataSourceReader):
                 first, last = connection.execute(sa.select(*ends)).one()
         finally:
             engine.dispose()
+        exempt_imports_from_collection()
         if first is None:
             return [Span(0, UNBOUNDED)]
         *found, end = spans(first - 1, last, self._partitions)

@@ -24,6 +24,7 @@ from ...titanic import schema as schemas
 from ...titanic.arrow.connection import check_database, connect_arrow, open_database
 from ...titanic.arrow.rows import ROW_OPTIONS, RowConverter, bounded, plan_rows
 from ...titanic.store import staging
+from ..python_workers import exempt_imports_from_collection
 from .columns import arrow_schema
 from .options import database_option, known_options
 
@@ -88,6 +89,7 @@ class WriteTarget:
             raise
         finally:
             engine.dispose()
+        exempt_imports_from_collection()
         return StagedRows(number, done, query)
 
 
@@ -155,6 +157,7 @@ class _DriverSide:
                 staging.discard(connection, [each.staging for each in staged])
             staging.discard_write(connection, self.target.write)
         _sweep(engine, sum(each.rows for each in staged))
+        exempt_imports_from_collection()
 
 
 class JobWriter(_DriverSide, spark.DataSourceArrowWriter):

@@ -13,6 +13,7 @@ from ...clients import ZmdpError
 from ...clients.rows import Chunk, Lookahead, RowOutcome, answer_chunks
 from ...mdp.codecs import Coder
 from ...mdp.codes import Code
+from ..python_workers import exempt_imports_from_collection
 from .batches import OK, answer
 from .settings import CallSettings
 
@@ -56,6 +57,7 @@ def call_arrow(
             columns = [pa.concat_arrays(parts) for parts in zip(*slices, strict=True)]
             names = [*batch.schema.names[:-1], *added]
             yield pa.RecordBatch.from_arrays([*batch.columns[:-1], *columns], names)
+    exempt_imports_from_collection()
 
 
 def _slice_rows(row_bytes: float) -> int:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from ...clients import RequestError, RequestRejected, RequestTimeout, ServiceNotFound, SettingError
 from ...clients.rows import Caller, Chunk, Keyed, Lookahead, RowOutcome, answer_chunks
 from ...mdp.codes import Code
+from ..python_workers import exempt_imports_from_collection
 from .keyed import TitanicRows
 from .settings import CallSettings
 
@@ -94,6 +95,7 @@ def answer_rows(parts: Iterator[Rows], settings: CallSettings, lookahead: Lookah
             rows: Rows = chunk.tag[0]
             if rows.returned(chunk):
                 yield rows
+    exempt_imports_from_collection()
 
 
 # ── Arrow ────────────────────────────────────────────────────────────────────────────────────────────────────────────
