@@ -11,9 +11,9 @@ from pyspark.sql.types import StructType
 from ...mdp.errors import SettingError
 from ...titanic.arrow.connection import check_database, open_database
 from ...titanic.arrow.reading import select_requests
+from ...titanic.offsets import NUMBERS, SafeOffset
 from ...titanic.store.tables import R
 from .columns import check_schema
-from .offsets import NUMBERS, SafeOffset
 from .options import database_option, int_option, known_options
 from .reader import DEFAULT_PARTITIONS, MAX_PARTITIONS, READ_OPTIONS, Span, Table, spans
 

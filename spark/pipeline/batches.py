@@ -8,8 +8,8 @@ from typing import Any, Final
 from ...clients import RequestError, RequestRejected, RequestTimeout, ServiceNotFound, SettingError
 from ...clients.rows import Caller, Chunk, Keyed, Lookahead, RowOutcome, answer_chunks
 from ...mdp.codes import Code
+from ...titanic.keyed import KeyedRows
 from ..python_workers import exempt_imports_from_collection
-from .keyed import TitanicRows
 from .settings import CallSettings
 
 MAX_BATCH_BYTES: Final = 64 << 20
@@ -86,7 +86,7 @@ def answer_rows(parts: Iterator[Rows], settings: CallSettings, lookahead: Lookah
     """Yield `parts` in order, with their outcomes."""
 
     def through_titanic(client: Caller) -> Keyed:
-        return TitanicRows(client, settings)
+        return KeyedRows(client, settings.headers, settings.keep)
 
     chunks = (chunk for rows in parts for chunk in rows.chunks())
     route: Callable[[Caller], Keyed] | None = through_titanic if keyed else None

@@ -115,7 +115,7 @@ def _firsts(batch: Sequence[_Ended]) -> list[_Ended]:
 
 NEXT_ENDED: Final = ENDED_SEQUENCE.next_value()
 """PostgreSQL's next value of `ended`.  Use it only in an UPDATE of the requests, which locks them first: a reader
-(`spark/datasource/offsets.py`) concludes from those locks which lower values may still be committed."""
+(`titanic/offsets.py`) concludes from those locks which lower values may still be committed."""
 _FINISH: Final = {"sqlite": _finishing("given.ended"), "postgresql": _finishing("nextval('titanic_ended')")}
 _ADVANCE_COUNTER: Final = _advance_counter(sqlite.insert)
 

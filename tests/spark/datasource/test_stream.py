@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource.offsets import SafeOffset
 from zmdp.spark.datasource.stream_reader import StreamReader
 from zmdp.titanic import admin, enqueue, store
+from zmdp.titanic.offsets import SafeOffset
 
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
 ID = StructType([StructField("id", LongType())])

@@ -368,7 +368,7 @@ def test_only_the_attempt_that_spark_accepts_counts(db):
     one.commit([second, other, None])
     assert sorted(unpack(row.body)[0] for row in db.requests()) == [b"a", b"b", b"c"]
     assert db.left_over == (0, 0)
-    assert first.staging != second.staging
+    assert first.staged.staging != second.staged.staging
 
 
 def test_a_late_attempt_is_refused(db, monkeypatch):

@@ -1,34 +1,33 @@
-"""Rows with keys, which go through Titanic."""
+"""Rows with keys, which clients send through Titanic (`clients/rows`); `rows.py` is the other side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ...clients import BrokerUnreachable, Reply, RequestError, ServiceError, ServiceNotFound, WorkerLost
-from ...clients.rows import Caller, RowOutcome
-from ...clients.rows.calls import read_outcomes
-from ...clients.rows.packs import Pack
-from ...mdp.codes import Code
-from ...mdp.rows import OPTION
-from ...titanic.conversation import no_titanic, raise_for_status
-from .settings import CallSettings
+from ..clients import BrokerUnreachable, Reply, RequestError, ServiceError, ServiceNotFound, WorkerLost
+from ..clients.rows import Caller, RowOutcome
+from ..clients.rows.calls import read_outcomes
+from ..clients.rows.packs import Pack
+from ..mdp.codes import Code
+from ..mdp.rows import OPTION
+from .conversation import REQUEST, no_titanic, raise_for_status
 
 
-class TitanicRows:
-    """Submits rows to Titanic under their keys.
+class KeyedRows:
+    """Submits rows to Titanic under their keys, which it remembers together with the replies for `keep` seconds.
 
-    The requests are never closed, because running the plan again needs the replies again.
+    The requests are never closed, because the rows may be submitted again, which needs the replies again.
     """
 
-    through = "titanic.request"
+    through = REQUEST
     first_rows = 16  # Titanic answers rows one by one, and so need not be asked whether it understands packs
     max_rows = 128
     max_requests = 16  # more would only wait longer, for the same transactions
     target_seconds = 0.5  # Titanic commits to disk
     retryable: tuple[type[RequestError], ...] = (BrokerUnreachable, ServiceNotFound, WorkerLost)
 
-    def __init__(self, client: Caller, settings: CallSettings) -> None:
+    def __init__(self, client: Caller, headers: Mapping[str, str] | None, keep: float) -> None:
         self._client = client
-        self._headers = settings.headers
-        self._kept_ms = round(settings.keep * 1000, 3)
+        self._headers = headers
+        self._kept_ms = round(keep * 1000, 3)
 
     async def request(self, service: str, pack: Pack, timeout: float) -> Sequence[RowOutcome]:
         """Submit rows and return the outcomes of all, or of the first ones."""

@@ -15,7 +15,7 @@ from typing import Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from ...mdp.errors import TitanicError
+from ..mdp.errors import TitanicError
 
 NUMBERS: Final = {"accepted": "id", "ended": "ended"}
 """The number by which each kind of event is ordered."""
