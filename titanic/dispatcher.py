@@ -159,22 +159,18 @@ class Dispatcher:
         service, due = rows[0].service, rows[0].due
         patience = MAX_TURN_SECONDS if seconds is None else min(seconds / 2, MAX_TURN_SECONDS)
         lane = await self._turn(service, len(rows), patience) if due <= self._clock.now() else None
-        uuids: list[UUID | None]
-        if lane is None:
-            uuids = await self._keyed.submit_all(store.accept, rows)
-        else:
-            uuids = [*await self._accept_running(lane, rows)]
-        stored = sum(uuid == row.uuid for uuid, row in zip(uuids, rows, strict=True))
-        self._metrics.accepted += stored
-        self._metrics.repeated += len(rows) - stored
         if lane is not None:
-            self._waiting += stored
-        elif stored:
+            return [*await self._accept_running(lane, rows)]
+        uuids = await self._keyed.submit_all(store.accept, rows)
+        stored = sum(uuid == row.uuid for uuid, row in zip(uuids, rows, strict=True))
+        self._metrics.repeated += len(rows) - stored
+        if stored:
             self.accepted(service, due, stored)
         return uuids
 
     def accepted(self, service: str, due: float, count: int = 1) -> None:
         """Record that requests were stored."""
+        self._metrics.accepted += count
         self._waiting += count
         if due > self._clock.now():
             self._wake.set()
@@ -406,9 +402,12 @@ class Dispatcher:
         self._open_accepts.remove(number)
         lane.held -= count
         if not done.cancelled() and done.exception() is None:
-            for each in done.result():
-                if isinstance(each, store.Claimed):
-                    self._add(lane, each, row=True)
+            claims = [each for each in done.result() if isinstance(each, store.Claimed)]
+            self._metrics.accepted += len(claims)
+            self._metrics.repeated += count - len(claims)
+            self._waiting += len(claims)
+            for claimed in claims:
+                self._add(lane, claimed, row=True)
             self._send(lane)
         self._fill(lane)
 

@@ -112,7 +112,6 @@ class Service:
             self._metrics.rejected["uuid-in-use"] += 1
             return [_status(request, UUID_IN_USE)]
         if uuid == wanted.uuid:
-            self._metrics.accepted += 1
             self._dispatcher.accepted(wanted.service, wanted.due)
         else:
             self._metrics.repeated += 1
