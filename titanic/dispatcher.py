@@ -116,8 +116,8 @@ class Dispatcher:
         self._running: dict[int, Running] = {}
         self._accepts = 0
         """How many transactions have been asked for in which requests are accepted to run at once."""
-        self._open_accepts: set[int] = set()
-        """The numbers of those that were not answered yet."""
+        self._open_accepts: dict[int, asyncio.Future[Any]] = {}
+        """Those that were not answered yet, by number."""
         self._strays: dict[int, int] = {}
         """Requests that the last maintenance has found to be running here, but that are unknown; and the number of
         the latest such transaction at that time, whose answer may make them known."""
@@ -293,7 +293,7 @@ class Dispatcher:
             self._sizes = {name: size for name, size in self._sizes.items() if name in offered}
             for lane in list(self._lanes.values()):
                 lane.credit = offered.get(lane.service, 0)
-                self._send(lane)
+                self._send(lane, patient=False)
                 self._fill(lane)
             await asyncio.sleep(MIN_DISCOVERY_SECONDS)
             with suppress(TimeoutError):
@@ -387,11 +387,11 @@ class Dispatcher:
     async def _accept_running(self, lane: Lane, rows: Sequence[Submission]) -> list[UUID]:
         """Store rows that have their turn and send them to the workers.  Returns their UUIDs, as `accept_rows`."""
         self._accepts += 1
-        self._open_accepts.add(self._accepts)
         now = self._clock.now()
         accepting = self._keyed.submit_all(
             store.accept_running, [store.Arrival(each, self._lease, now) for each in rows]
         )
+        self._open_accepts[self._accepts] = accepting
         accepting.add_done_callback(partial(self._accepted_running, lane, self._accepts, len(rows)))
         # If the caller goes away, the rows are executed all the same.
         return [each if isinstance(each, UUID) else each.uuid for each in await asyncio.shield(accepting)]
@@ -399,7 +399,7 @@ class Dispatcher:
     def _accepted_running(
         self, lane: Lane, number: int, count: int, done: "asyncio.Future[list[store.Claimed | UUID]]"
     ) -> None:
-        self._open_accepts.remove(number)
+        del self._open_accepts[number]
         lane.held -= count
         if not done.cancelled() and done.exception() is None:
             claims = [each for each in done.result() if isinstance(each, store.Claimed)]
@@ -411,9 +411,9 @@ class Dispatcher:
             self._send(lane)
         self._fill(lane)
 
-    def _send(self, lane: Lane) -> None:
-        """Send the broker as many requests as the service's workers can take."""
-        while lane.buffer and lane.free and not self._draining:
+    def _send(self, lane: Lane, *, patient: bool = True) -> None:
+        """Send the broker as many requests as the service's workers can take; if `patient`, rows wait for others."""
+        while lane.buffer and lane.is_free(patient=patient) and not self._draining:
             sent = lane.take()
             # In a context of its own: the current context may belong to another request, whose trace would continue.
             sent.task = asyncio.get_running_loop().create_task(self._run(sent), context=self._context.copy())
@@ -622,6 +622,8 @@ class Dispatcher:
         Meanwhile `run` must continue, which renews the lease.
         """
         self._draining = True
+        if self._open_accepts:  # what they claim is released, too
+            await asyncio.wait(self._open_accepts.values())
         for lane in self._lanes.values():
             for running in list(lane.buffer):
                 self._abandon(running)

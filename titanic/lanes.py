@@ -89,7 +89,7 @@ class Lane:
 
     __slots__ = (
         "accepted", "ahead", "arrivals", "buffer", "claiming", "credit", "ended", "held", "in_flight", "packed",
-        "pending", "service", "size",
+        "packs", "pending", "service", "size",
     )  # fmt: skip
 
     def __init__(self, service: str, size: PackSize) -> None:
@@ -110,6 +110,8 @@ class Lane:
         """Requests that are claimed, or being accepted to run at once, and have no outcome yet."""
         self.in_flight = 0
         """Requests at the broker; a pack is one."""
+        self.packs = 0
+        """Those of them that carry rows."""
         self.packed = 1
         """How many requests the latest of them had as rows."""
         self.ended = 0
@@ -127,15 +129,14 @@ class Lane:
         """Whether a request that is not stored yet may run at once: none is waiting that was stored before."""
         return bool(self.credit) and not self.pending and not self.claiming and self.held < self.room
 
-    @property
-    def free(self) -> bool:
-        """Whether the broker may get the next request.
+    def is_free(self, *, patient: bool = True) -> bool:
+        """Return whether the broker may get the next request.
 
-        A pack that is not full waits for further rows while enough requests are being executed.
+        If `patient`, a pack that is not full waits for further rows while enough packs are being executed.
         """
         if self.in_flight >= self.credit * PREFETCH_FACTOR:
             return False
-        return not self.buffer[0].row or self.size.now(len(self.buffer), self.in_flight) > 0
+        return not patient or not self.buffer[0].row or self.size.now(len(self.buffer), self.packs) > 0
 
     def add(self, claimed: store.Claimed, *, row: bool) -> Running:
         """Add a request that was claimed; `row`, if it was submitted as a row."""
@@ -150,7 +151,7 @@ class Lane:
         first = self.buffer.popleft()
         members = [first]
         if first.row:
-            most, size = self.size.now(waiting, self.in_flight), len(first.claimed.body)
+            most, size = self.size.now(waiting, self.packs) or waiting, len(first.claimed.body)
             while self.buffer and len(members) < most and _goes_with(first, following := self.buffer[0]):
                 size += len(following.claimed.body)
                 if size > MAX_PACKED_BYTES:
@@ -158,6 +159,7 @@ class Lane:
                 members.append(self.buffer.popleft())
         self.packed = self.size.rows if first.row else 1
         self.in_flight += 1
+        self.packs += first.row
         sent = Sent(members)
         for each in members:
             each.sent = sent
@@ -175,6 +177,7 @@ class Lane:
     def executed(self, sent: Sent) -> None:
         """Record that the service has finished a request."""
         self.in_flight -= 1
+        self.packs -= sent.members[0].row
         self.held -= len(sent.members)
         self.ended += len(sent.members)
 

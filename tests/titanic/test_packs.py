@@ -377,11 +377,11 @@ def test_requests_that_this_titanic_does_not_know_are_put_back():
             return SimpleNamespace(add_done_callback=lambda callback: None)
 
     made = new_dispatcher(Writer())
-    made._accepts, made._open_accepts = 2, {2}
+    made._accepts, made._open_accepts = 2, {2: None}
     for _ in range(3):
         made._put_back_strays({7: 1, 8: 1})
     assert put_back == []
-    made._accepts, made._open_accepts = 3, {3}  # one that began after they were seen
+    made._accepts, made._open_accepts = 3, {3: None}  # one that began after they were seen
     made._running[8] = None  # the answer to the second has made it known
     made._put_back_strays({7: 1, 8: 1})
     assert put_back == [7]
@@ -409,7 +409,7 @@ def taken(made, *, at_once=False):
     packs = []
     while made.buffer:
         packs.append([each.claimed.id for each in made.take().members])
-        made.in_flight *= at_once
+        made.packs *= at_once
     return packs
 
 
@@ -438,13 +438,14 @@ def test_a_pack_that_is_not_full_waits_while_enough_are_being_executed():
     sent = [made.take() for _ in range(lanes.MIN_PACKS)]
     for number in (10, 11, 12):
         made.add(claimed(number), row=True)
-        assert made.free == (number == 12)  # it is full
+        assert made.is_free() == (number == 12)  # it is full
     made.executed(sent.pop())
     made.take()
     made.add(claimed(13), row=True)
-    assert not made.free
+    assert not made.is_free()
+    assert made.is_free(patient=False)
     made.executed(sent.pop())
-    assert made.free
+    assert made.is_free()
 
 
 def test_a_request_that_is_no_row_does_not_wait_for_others():
@@ -453,7 +454,25 @@ def test_a_request_that_is_no_row_does_not_wait_for_others():
     for _ in range(lanes.MIN_PACKS):
         made.take()
     made.add(claimed(10), row=False)
-    assert made.free
+    assert made.is_free()
+
+
+def test_rows_do_not_wait_for_requests_that_are_no_rows():
+    made = lane(*map(claimed, range(lanes.MIN_PACKS)), rows=3, row=False)
+    made.credit = 100
+    for _ in range(lanes.MIN_PACKS):
+        made.take()
+    made.add(claimed(10), row=True)
+    assert made.is_free()
+
+
+def test_rows_wait_for_others_only_for_a_moment():
+    made = lane(*map(claimed, range(8)), rows=2)
+    made.credit = 100
+    for _ in range(lanes.MIN_PACKS):
+        made.take()
+    made.add(claimed(10), row=True)
+    assert [each.claimed.id for each in made.take().members] == [10]
 
 
 def test_room_for_rows_follows_the_size_of_packs():

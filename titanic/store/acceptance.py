@@ -127,8 +127,6 @@ def accept_running(connection: Connection, batch: Sequence[Arrival]) -> list[Cla
 
     Idempotent, unless a request that was stored has been put back meanwhile; then its UUID is returned.
     """
-    for lease, now in {each.lease: each.now for each in batch}.items():
-        renew(connection, lease, now)
     known, new = _enter_keys(connection, [each.submission for each in batch])
     uuids = [known[_key_of(each.submission)] for each in batch]
     indexes = {each.submission.uuid.hex: at for at, each in enumerate(batch)}
@@ -145,6 +143,9 @@ def accept_running(connection: Connection, batch: Sequence[Arrival]) -> list[Cla
             ours = is_in("running") & (R.attempts == 1) & R.uuid.in_(again)
             running += connection.execute(sa.select(R.uuid, R.id).where(ours)).all()
     found: list[Claimed | UUID] = [*uuids]
+    # Last: while this transaction waits for a key, it must not hold the lease, which other claims need.
+    for lease, now in {each.lease: each.now for each in batch}.items():
+        renew(connection, lease, now)
     for uuid, id_ in running:
         at = indexes[_as_hex(uuid)]
         found[at] = _claimed(id_, *batch[at])

@@ -280,6 +280,20 @@ def test_accepting_to_run_is_idempotent(tables, submission):
     assert found == [each.submission.uuid for each in asked]  # they are not ours any more
 
 
+@only_postgresql
+def test_rows_that_wait_for_a_key_do_not_delay_claims(tables, submission, cluster, pool):
+    tables.running()
+    pending = tables.add()
+    with tables.engine.connect() as connection:
+        store.accept(connection, [submission(key="k")])
+        waiting = pool.submit(tables.do, store.accept_running, arrival(submission(key="k"), NOW + 5))
+        waiting_for_locks(cluster, 1)
+        assert uuids(pool.submit(tables.claim, now=NOW + 5).result(10)) == [pending.uuid]
+        connection.rollback()
+    (claimed,) = waiting.result(20)
+    assert tables.row(claimed.uuid).state == "running"
+
+
 @pytest.mark.parametrize("work", [store.accept, store.accept_running])
 def test_a_transaction_that_is_repeated_does_not_revive_closed_requests(tables, submission, work):
     tables.add(key="expired", key_expires=NOW - 1)
