@@ -166,22 +166,19 @@ def test_as_a_decorator_with_a_bound_method_and_with_partial(endpoint):
 
 
 def test_so_many_at_a_time(endpoint):
-    active, most = 0, 0
+    together, met = asyncio.Event(), 0
 
     async def meet(request):
-        nonlocal active, most
-        active += 1
-        most = max(most, active)
-        while int(request[0]) < 20 and active < 20:  # the first twenty are all there at the same time
-            await asyncio.sleep(0)
-        most = max(most, active)
-        await asyncio.sleep(0)
-        active -= request[0] >= b"20"
+        nonlocal met
+        met += 1
+        if met == 20:
+            together.set()
+        await together.wait()  # so all are there at the same time
         return b""
 
     async def scenario(client):
         await asyncio.gather(*(client.request("meet", b"%d" % number) for number in range(20)))
-        assert most == 20
+        assert met == 20
 
     serving(endpoint, scenario, AsyncWorker("meet", meet, concurrency=20, **QUICK))
 
