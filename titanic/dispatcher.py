@@ -20,12 +20,7 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
-from ..clients import (
-    AsyncClient,
-    RequestError,
-    RequestTimeout,
-    SettingError,
-)
+from ..clients import AsyncClient, RequestError, RequestTimeout, SettingError
 from ..clients.rows import PackSize
 from ..mdp.codes import Code
 from ..mdp.rows import OPTION, read_reply, worked_seconds
@@ -33,7 +28,7 @@ from ..mdp.tracing import REQUEST_ID
 from . import store
 from .batches import BatchExecutor, StoreError
 from .frames import LENGTH, pack, unpack
-from .lanes import Arrivals, Lane, Running, Sent, pack_size
+from .lanes import Lane, Running, Sent, Turn, pack_size
 from .metrics import Metrics
 from .retries import TRANSIENT_CODES, RetryPolicy, fits, jittered, log_fields, request_id, transient_pause, workers_lost
 from .submission import Submission
@@ -62,6 +57,7 @@ DISCOVERY_TIMEOUT_SECONDS: Final = 5.0
 """How long to wait for the broker's answer."""
 NOTHING: Final[dict[str, Any]] = {"broker": False, "claimed": 0, "in_flight": 0, "unstored": 0, "services": 0}
 """What `Dispatcher.running` returns before there is a dispatcher."""
+
 log = logging.getLogger("zmdp.titanic")
 
 
@@ -114,13 +110,11 @@ class Dispatcher:
         self._sizes: dict[str, PackSize] = {}
         """The size of packs for each service that is offered."""
         self._running: dict[int, Running] = {}
-        self._accepts = 0
-        """How many transactions have been asked for in which requests are accepted to run at once."""
-        self._open_accepts: dict[int, asyncio.Future[Any]] = {}
-        """Those that were not answered yet, by number."""
-        self._strays: dict[int, int] = {}
-        """Requests that the last maintenance has found to be running here, but that are unknown; and the number of
-        the latest such transaction at that time, whose answer may make them known."""
+        self._accepting: set[asyncio.Future[Any]] = set()
+        """Answers that are awaited about rows which are being stored as running."""
+        self._strays: dict[int, frozenset[asyncio.Future[Any]]] = {}
+        """Requests that are running here according to the last maintenance, but are unknown, and those of the answers
+        that may make them known."""
         self._bytes = 0
         self._unstored = 0
         self._waiting = 0
@@ -187,8 +181,8 @@ class Dispatcher:
         """Let no rows wait for their turn: Titanic is about to end."""
         self._ending = True
         for lane in self._lanes.values():
-            for arrivals in lane.arrivals:
-                arrivals.end()
+            for turn in lane.turns:
+                turn.end()
 
     def gone(self, id_: int) -> None:
         """Record that a request was closed."""
@@ -263,13 +257,13 @@ class Dispatcher:
     def _put_back_strays(self, held: Mapping[int, int]) -> None:
         """Retry requests that were claimed in transactions whose answers were lost."""
         before, self._strays = self._strays, {}
+        accepting = frozenset(self._accepting)
         for id_ in held.keys() - self._running.keys():
-            latest = before.get(id_, self._accepts)
-            if id_ in before and all(number > latest for number in self._open_accepts):
+            if awaited := before.get(id_, accepting) & accepting:
+                self._strays[id_] = awaited
+            else:
                 putting_back = self._writer.submit(store.reschedule, self._retries.reschedule(id_, held[id_]))
                 putting_back.add_done_callback(_ignore_failure)
-            else:
-                self._strays[id_] = latest
 
     async def _discover_periodically(self) -> None:
         """Keep track of the services that have workers (C31)."""
@@ -334,8 +328,10 @@ class Dispatcher:
         most, held = lane.room, lane.held
         if self._draining or self._unstored >= MAX_UNSTORED or (self._bytes >= MAX_BYTES and held):
             return
-        while lane.arrivals and lane.has_turn:
-            lane.held += lane.arrivals.popleft().begin()
+        while lane.turns and lane.gives_turns:
+            turn = lane.turns.popleft()
+            turn.give()
+            lane.held += turn.rows
         if not lane.pending or not lane.credit or lane.claiming:
             return
         if held * 4 > most * 3:  # claiming several costs little more than claiming one
@@ -364,42 +360,39 @@ class Dispatcher:
         self._running[claimed.id] = lane.add(claimed, row=row)
         self._bytes += len(claimed.body)
 
-    async def _turn(self, service: str, count: int, seconds: float) -> Lane | None:
+    async def _turn(self, service: str, rows: int, seconds: float) -> Lane | None:
         """Wait until the service's workers can take so many rows, and return its lane; None if that takes longer."""
         if not self._offered.get(service) or self._ending:
             return None
         lane = self._lane(service)
-        arrivals = Arrivals(count, asyncio.get_running_loop().create_future())
-        lane.arrivals.append(arrivals)
+        turn = Turn(rows, asyncio.get_running_loop().create_future())
+        lane.turns.append(turn)
         self._fill(lane)
         try:
-            await asyncio.wait((arrivals.turn,), timeout=seconds)
+            await asyncio.wait((turn.over,), timeout=seconds)
         except asyncio.CancelledError:
-            if arrivals.has_turn:
-                lane.held -= count
+            if turn.given:
+                lane.held -= rows
                 self._fill(lane)
             raise
         finally:
-            if arrivals in lane.arrivals:
-                lane.arrivals.remove(arrivals)
-        return lane if arrivals.has_turn else None
+            if not turn.given:
+                lane.turns.remove(turn)
+        return lane if turn.given else None
 
     async def _accept_running(self, lane: Lane, rows: Sequence[Submission]) -> list[UUID]:
         """Store rows that have their turn and send them to the workers.  Returns their UUIDs, as `accept_rows`."""
-        self._accepts += 1
         now = self._clock.now()
         accepting = self._keyed.submit_all(
             store.accept_running, [store.Arrival(each, self._lease, now) for each in rows]
         )
-        self._open_accepts[self._accepts] = accepting
-        accepting.add_done_callback(partial(self._accepted_running, lane, self._accepts, len(rows)))
+        self._accepting.add(accepting)
+        accepting.add_done_callback(partial(self._accepted_running, lane, len(rows)))
         # If the caller goes away, the rows are executed all the same.
         return [each if isinstance(each, UUID) else each.uuid for each in await asyncio.shield(accepting)]
 
-    def _accepted_running(
-        self, lane: Lane, number: int, count: int, done: "asyncio.Future[list[store.Claimed | UUID]]"
-    ) -> None:
-        del self._open_accepts[number]
+    def _accepted_running(self, lane: Lane, count: int, done: "asyncio.Future[list[store.Claimed | UUID]]") -> None:
+        self._accepting.remove(done)
         lane.held -= count
         if not done.cancelled() and done.exception() is None:
             claims = [each for each in done.result() if isinstance(each, store.Claimed)]
@@ -622,8 +615,8 @@ class Dispatcher:
         Meanwhile `run` must continue, which renews the lease.
         """
         self._draining = True
-        if self._open_accepts:  # what they claim is released, too
-            await asyncio.wait(self._open_accepts.values())
+        if self._accepting:  # what they claim is released, too
+            await asyncio.wait(self._accepting)
         for lane in self._lanes.values():
             for running in list(lane.buffer):
                 self._abandon(running)

@@ -23,7 +23,7 @@ MAX_CLAIMED: Final = 2000
 MIN_PACKS: Final = 4
 """Rows are divided among this many packs at least, so that several workers get some."""
 TARGET_SECONDS: Final = 0.1
-"""How long a pack should take: the longer, the more rows wait for the slowest."""
+"""How long a pack should take if its worker does not say how long it has worked."""
 
 
 class Running:
@@ -61,35 +61,34 @@ class Sent:
             self.task.cancel()
 
 
-class Arrivals:
-    """Rows of one caller that wait for their turn, not stored yet."""
+class Turn:
+    """The turn of one caller's rows, which wait for it, not stored yet."""
 
-    __slots__ = ("count", "has_turn", "turn")
+    __slots__ = ("given", "over", "rows")
 
-    def __init__(self, count: int, turn: "asyncio.Future[None]") -> None:
-        self.count = count
-        self.turn = turn
+    def __init__(self, rows: int, over: "asyncio.Future[None]") -> None:
+        self.rows = rows
+        self.over = over
         """Done once the wait is over."""
-        self.has_turn = False
+        self.given = False
 
-    def begin(self) -> int:
-        """Give them their turn.  Return how many they are."""
-        self.has_turn = True
+    def give(self) -> None:
+        """Let the rows be stored and run."""
+        self.given = True
         self.end()
-        return self.count
 
     def end(self) -> None:
         """End the wait."""
-        if not self.turn.done():
-            self.turn.set_result(None)
+        if not self.over.done():
+            self.over.set_result(None)
 
 
 class Lane:
     """The requests of one service that are claimed or being executed."""
 
     __slots__ = (
-        "accepted", "ahead", "arrivals", "buffer", "claiming", "credit", "ended", "held", "in_flight", "packed",
-        "packs", "pending", "service", "size",
+        "accepted", "ahead", "buffer", "claiming", "credit", "ended", "held", "in_flight", "packed", "packs", "pending",
+        "service", "size", "turns",
     )  # fmt: skip
 
     def __init__(self, service: str, size: PackSize) -> None:
@@ -102,8 +101,8 @@ class Lane:
         self.accepted = 0
         """Counts accepted requests, to notice if one arrives during a claim."""
         self.claiming = False
-        self.arrivals: deque[Arrivals] = deque()
-        """Rows that are to be stored once there is room for them."""
+        self.turns: deque[Turn] = deque()
+        """Of rows that are to be stored once there is room for them."""
         self.buffer: deque[Running] = deque()
         """Requests that are claimed but not yet sent to the broker."""
         self.held = 0
@@ -125,8 +124,8 @@ class Lane:
         return min(self.credit * PREFETCH_FACTOR * self.packed + self.ahead, MAX_CLAIMED)
 
     @property
-    def has_turn(self) -> bool:
-        """Whether a request that is not stored yet may run at once: none is waiting that was stored before."""
+    def gives_turns(self) -> bool:
+        """Whether rows that are not stored yet may run: there is room, and no stored request is waiting for it."""
         return bool(self.credit) and not self.pending and not self.claiming and self.held < self.room
 
     def is_free(self, *, patient: bool = True) -> bool:
@@ -189,7 +188,7 @@ class Lane:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do for the service."""
-        return not ((self.pending and self.credit) or self.claiming or self.held or self.arrivals)
+        return not ((self.pending and self.credit) or self.claiming or self.held or self.turns)
 
 
 def pack_size() -> PackSize:

@@ -276,7 +276,7 @@ class Service:
         known: set[UUID] = set()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            # Most rows end sooner than that, and this Titanic has executed them: none is looked for the first time.
+            # Only those that were there the last time: this Titanic has executed most rows before they are looked up.
             waiting = [uuid for uuid in self._waiting if uuid in known]
             known = set(self._waiting)
             now: dict[UUID, store.Progress] = {}

@@ -23,9 +23,13 @@ _IN_GROUP: Final[Outcome] = []
 """Stands for an outcome that is in a group already."""
 
 
-def _of_pack(name: str) -> Any:
+def _of_pack(name: str, *, writable: bool = False) -> Any:
     """Return an attribute of rows that is the pack's."""
-    return property(lambda row: getattr(row._pack, name), lambda row, value: setattr(row._pack, name, value))
+
+    def assign(row: "RowRequest", value: object) -> None:
+        setattr(row._pack, name, value)
+
+    return property(lambda row: getattr(row._pack, name), assign if writable else None)
 
 
 class RowRequest(Request):
@@ -45,7 +49,7 @@ class RowRequest(Request):
     deadline = _of_pack("deadline")
     cancelled = _of_pack("cancelled")
     _options = _of_pack("_options")
-    _values = _of_pack("_values")
+    _values = _of_pack("_values", writable=True)  # the options, once they are decoded
     _attempt = _of_pack("_attempt")
 
 

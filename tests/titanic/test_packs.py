@@ -212,7 +212,7 @@ def titanic(bench, url):
 def waiting_rows(server):
     """Return how many rows wait for their turn."""
     lanes = server._dispatcher._lanes.copy().values()
-    return sum(each.count for lane in lanes for each in list(lane.arrivals))
+    return sum(each.rows for lane in lanes for each in list(lane.turns))
 
 
 def submit(client, name):
@@ -316,7 +316,7 @@ def test_rows_of_a_caller_that_goes_away_while_they_are_stored(titanic, bench, u
             asked = asyncio.ensure_future(
                 client.request("titanic.request", b"up", b"k", b"x", b"l", b"y", options={"rows": 2})
             )
-            await asyncio.to_thread(eventually, lambda: titanic.server._dispatcher._open_accepts)
+            await asyncio.to_thread(eventually, lambda: titanic.server._dispatcher._accepting)
             asked.cancel()
             await client.request("mmi.service", b"up")  # the broker has heard of it
 
@@ -376,15 +376,18 @@ def test_requests_that_this_titanic_does_not_know_are_put_back():
             put_back.append(item.id)
             return SimpleNamespace(add_done_callback=lambda callback: None)
 
+    loop = asyncio.new_event_loop()
+    first, second = loop.create_future(), loop.create_future()
     made = new_dispatcher(Writer())
-    made._accepts, made._open_accepts = 2, {2: None}
+    made._accepting = {first}
     for _ in range(3):
         made._put_back_strays({7: 1, 8: 1})
     assert put_back == []
-    made._accepts, made._open_accepts = 3, {3: None}  # one that began after they were seen
-    made._running[8] = None  # the answer to the second has made it known
+    made._accepting = {second}  # it began after they were seen
+    made._running[8] = None  # the answer to the first has made it known
     made._put_back_strays({7: 1, 8: 1})
     assert put_back == [7]
+    loop.close()
 
 
 # ── what goes into a pack ────────────────────────────────────────────────────────────────────────────────────────────
@@ -448,21 +451,13 @@ def test_a_pack_that_is_not_full_waits_while_enough_are_being_executed():
     assert made.is_free()
 
 
-def test_a_request_that_is_no_row_does_not_wait_for_others():
-    made = lane(*map(claimed, range(lanes.MIN_PACKS)), rows=3)
+@pytest.mark.parametrize(("under_way", "following"), [("rows", "single"), ("singles", "row")])
+def test_only_rows_wait_and_only_for_rows(under_way, following):
+    made = lane(*map(claimed, range(lanes.MIN_PACKS)), rows=3, row=under_way == "rows")
     made.credit = 100
     for _ in range(lanes.MIN_PACKS):
         made.take()
-    made.add(claimed(10), row=False)
-    assert made.is_free()
-
-
-def test_rows_do_not_wait_for_requests_that_are_no_rows():
-    made = lane(*map(claimed, range(lanes.MIN_PACKS)), rows=3, row=False)
-    made.credit = 100
-    for _ in range(lanes.MIN_PACKS):
-        made.take()
-    made.add(claimed(10), row=True)
+    made.add(claimed(10), row=following == "row")
     assert made.is_free()
 
 
