@@ -374,6 +374,8 @@ class Server:
         unsent, ports = outbox.unsent, self._ports
         turn = self.broker.turn - 1
         dropped: list[bytes] = []
+        firsts: dict[bytes, Message] = {}
+        """The first message for each peer, once that is needed."""
         for message in messages:
             if dropped and message[0] in dropped:
                 continue  # nothing follows a lost message, so that no stream has a gap
@@ -386,7 +388,10 @@ class Server:
             if not errno:
                 continue
             if errno != EAGAIN:
-                self._note_gone(message[0], turn)
+                if not firsts:
+                    firsts = {each[0]: each for each in reversed(messages)}
+                # It may have died of an earlier message of this turn, so what it was sent counts as received (C17).
+                self._note_gone(message[0], turn + (firsts[message[0]] is not message))
             elif not outbox.add(message, turn):
                 outbox.drop(message[0])
                 dropped.append(message[0])

@@ -125,6 +125,32 @@ def test_c39_a_reply_does_not_reach_a_peer_that_has_just_taken_the_id(slow):
             assert thief.recv() == [b"MDPC02", b"\x03", b"mmi.service", b"200"]
 
 
+@pytest.mark.skipif(compiled.parts()["machines"], reason="compiled methods cannot be replaced")
+def test_c17_a_worker_that_dies_within_a_turn_has_tried_what_it_received(monkeypatch):
+    """Otherwise a request that kills its workers would get one more."""
+    with (
+        Server(("tcp://127.0.0.1:*",), limits=Limits(max_attempts=1)) as server,
+        RawPeer(server.endpoints[0], b"me") as victim,
+    ):
+        victim.send(b"", b"MDPWX1", b"\x01", b"echo", b'{"credit":2}')
+        turn(server)
+        sends = server._try
+
+        def dies_of_it(message):
+            errno = sends(message)
+            victim.close()
+            while send(server._socket, [b"me", b""]) != EHOSTUNREACH:
+                server._socket.poll(1)
+            return errno
+
+        monkeypatch.setattr(server, "_try", dies_of_it)
+        for number in (b"1", b"2"):
+            server.broker.take([b"client", number, b"", b"MDPCX1", b"\x01", b"echo", b"", b"poison"], time.monotonic())
+        server._send_all(server.broker.flush(time.monotonic()), time.monotonic())
+        server._lose_gone(time.monotonic(), drained=True)
+        assert server.broker.stats.dropped == {"workers-lost": 2}
+
+
 def test_c39_a_request_is_not_tried_by_whoever_has_taken_the_id_of_a_worker():
     """It is not counted as an attempt either."""
     with (
