@@ -73,6 +73,10 @@ class Request(list[bytes]):
         """Whether that role may administer what belongs to others; false if the broker has no access control."""
         return self._options.raw != b"" and self.options.get("admin") is True
 
+    def may_manage(self, owner: str) -> bool:
+        """Return whether the sender is `owner` or an admin.  Anyone may manage what has no owner."""
+        return not owner or self.admin or self.user == owner
+
     @property
     def attempt(self) -> int:
         """1, plus the number of workers that were lost while they held this request."""

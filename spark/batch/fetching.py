@@ -23,7 +23,6 @@ from .collecting import local_path
 from .history import History
 from .jobs import parse_settings, unprocessable
 from .results import json_text
-from .running import Caller
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +68,7 @@ def handle(request: Request, history: History) -> Generator[bytes, None, bytes]:
     if format_ not in FETCH_FORMATS:
         raise unprocessable(f"format must be one of {', '.join(FETCH_FORMATS)}")
     position = Position.parse(settings.get("position"))
-    record = find_result(history, job, Caller(request.user, request.admin))
+    record = find_result(history, job, request)
     found = f"the result of job {job} at {record['path']}"
     try:
         if record["format"] == "value":
@@ -85,7 +84,7 @@ def handle(request: Request, history: History) -> Generator[bytes, None, bytes]:
     return json.dumps({"job": job, "format": format_, "rows": rows, "next": after}).encode()
 
 
-def find_result(history: History, job: str, caller: Caller) -> dict[str, Any]:
+def find_result(history: History, job: str, caller: Request) -> dict[str, Any]:
     """Return the record of a job with a result in files.  Raises `ServiceError` 403, 404 or 422."""
     record = history.find(job, caller)
     if record is None:

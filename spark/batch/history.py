@@ -12,7 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from ...mdp.errors import SettingError
-from .running import Caller
+from ...workers import Request
 
 MAX_RECORDS: Final = 10_000
 MAX_TEXT: Final = 10_000
@@ -137,14 +137,14 @@ class History:
         except sa.exc.DBAPIError as error:
             log.error("the history of jobs cannot be written: %s", error.orig)
 
-    def rows(self, caller: Caller, limit: int = 100, before: float | None = None) -> list[dict[str, Any]]:
+    def rows(self, caller: Request, limit: int = 100, before: float | None = None) -> list[dict[str, Any]]:
         """Return the latest jobs, as `caller` may see them; with `before`, those that started earlier."""
         query = sa.select(_JOBS).order_by(_JOBS.c.number.desc()).limit(max(1, min(limit, MAX_LISTED)))
         if before is not None:
             query = query.where(_JOBS.c.started < before)
         return [_shown(row, caller) for row in self._read(query)]
 
-    def find(self, job: str, caller: Caller) -> dict[str, Any] | None:
+    def find(self, job: str, caller: Request) -> dict[str, Any] | None:
         """Return a job's record, with its traceback if `caller` may see it, or None."""
         for row in self._read(sa.select(_JOBS).where(_JOBS.c.job == job)):
             found = _shown(row, caller)
@@ -156,7 +156,7 @@ class History:
             return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _shown(row: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+def _shown(row: Mapping[str, Any], caller: Request) -> dict[str, Any]:
     found = {name: row[name] for name in _PUBLIC}
     allowed = caller.may_manage(row["user"])
     return found | {name: row[name] if allowed else None for name in _PRIVATE}

@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import RequestCancelled, ServiceError
+from ...workers import Request
 from .jobs import JobCall, Query
 from .progress import Progress, spark_ui
 from .results import JOB_LENGTH
@@ -23,20 +24,6 @@ MAX_YIELDED_AHEAD: Final = 1000
 """Values that a generator may yield before the worker thread has sent them."""
 
 log = logging.getLogger("zmdp.spark")
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sent a request."""
-
-    user: str = ""
-    """The role of the sender, or of the one who submitted the request through Titanic; empty without access control."""
-    admin: bool = False
-    """Whether the sender may manage what belongs to others."""
-
-    def may_manage(self, owner: str) -> bool:
-        """Whether the caller is the owner of a job, or an admin.  Anyone may manage a job without an owner."""
-        return not owner or self.admin or self.user == owner
 
 
 class Job:
@@ -92,7 +79,7 @@ class Job:
             return self.session.progress()
         return None
 
-    def described(self, caller: Caller) -> dict[str, Any]:
+    def described(self, caller: Request) -> dict[str, Any]:
         """Return the job's row for `mdp-spark status`; only those who may manage the job see what it runs."""
         progress = self.progress() or Progress()
         return {
@@ -132,7 +119,7 @@ class RunningJobs:
             del self._jobs[job.id]
             self._ended[ending] += 1
 
-    def cancel(self, job_id: str, caller: Caller) -> bool:
+    def cancel(self, job_id: str, caller: Request) -> bool:
         """Cancel a job for `caller`.  Return whether it was running.
 
         Raises `ServiceError` 403 if the job belongs to someone else and the caller is not an admin.
@@ -157,7 +144,7 @@ class RunningJobs:
         for job in running:
             job.cancel()
 
-    def status(self, caller: Caller) -> dict[str, Any]:
+    def status(self, caller: Request) -> dict[str, Any]:
         """Return the part of a batch's status that is about jobs, as `caller` may see it."""
         with self._lock:
             running, ended = list(self._jobs.values()), dict(self._ended)

@@ -36,7 +36,7 @@ from .history import History
 from .jobs import ONLY_QUERIES, UNPROCESSABLE, JobCall, Query, parse_call, parse_query, unprocessable
 from .progress import Progress, spark_ui
 from .results import Results, plain
-from .running import POLL_SECONDS, Caller, Job, RunningJobs
+from .running import POLL_SECONDS, Job, RunningJobs
 from .schemas import Schemas
 from .sessions import JobSession, SessionPool
 from .tables import RequestTables, registering, request_tables
@@ -57,7 +57,6 @@ ON_FILES: Final = "spark.sql.runSQLOnFiles"
 """Spark's setting for whether SQL may name files, as in csv.`/etc/passwd`: jobs may, callers' queries may not."""
 _LINE: Final = re.compile(r"\bline (\d+)")
 
-Spec = TypeVar("Spec", Query, JobCall)
 Found = TypeVar("Found")
 
 log = logging.getLogger("zmdp.spark")
@@ -115,22 +114,12 @@ class Batch:
         self._suspect = threading.Semaphore()
         """Held by a request during which Spark was lost before: only one of them runs at a time."""
         self._history = History(None, name) if history is None else history
+        offered = {f"{prefix}.sql": self.sql, f"{prefix}.job": self.job, SERVICE_PREFIX + name: self.fetch}
         self._workers = [
-            Worker(
-                f"{prefix}.{kind}",
-                handler,
-                broker=broker,
-                concurrency=concurrency,
-                heartbeat=heartbeat,
-                liveness=liveness,
-                key=keys,
-            )
-            for kind, handler in (("sql", self.sql), ("job", self.job))
-        ]
-        self._workers.append(
-            Worker(SERVICE_PREFIX + name, self.fetch, broker=broker, concurrency=2, heartbeat=heartbeat,
-                   liveness=liveness, key=keys)
-        )  # fmt: skip
+            Worker(service, handler, broker=broker, concurrency=concurrency, heartbeat=heartbeat, liveness=liveness,
+                   key=keys)
+            for service, handler in offered.items()
+        ]  # fmt: skip
         operations = {
             "status": self._status,
             "cancel": self._cancel,
@@ -190,21 +179,17 @@ class Batch:
 
     def sql(self, request: Request) -> Iterator[bytes]:
         """Handle a request to `spark.sql`."""
-        spec = parse_query(request)
-        return self._run(request, spec, self._with_tables(spec, self._run_query))
+        return self._run(request, parse_query(request))
 
     def job(self, request: Request) -> Iterator[bytes]:
         """Handle a request to `spark.job`."""
-        spec = parse_call(request, self._jobs)
-        return self._run(request, spec, self._with_tables(spec, self._run_job))
+        return self._run(request, parse_call(request, self._jobs))
 
     def fetch(self, request: Request) -> Iterator[bytes]:
         """Handle a request for a large result."""
         return handle(request, self._history)
 
-    def _run(
-        self, request: Request, spec: Query | JobCall, work: Callable[[Job], list[bytes]]
-    ) -> Generator[bytes, None, list[bytes]]:
+    def _run(self, request: Request, spec: Query | JobCall) -> Generator[bytes, None, list[bytes]]:
         """Yield the PARTIALs of a request and return the frames of its FINAL."""
         request_id = request.headers.get(REQUEST_ID, "")
         losses, reported = self._history.losses(request_id, request.user, spec.text)
@@ -215,7 +200,7 @@ class Batch:
                 yield from _wait(request, lambda: self._suspect.acquire(timeout=1.0) or None)
                 stack.callback(self._suspect.release)
             session = yield from _wait(request, self._acquire_session)
-            job = Job(spec, request.user, session, work)
+            job = Job(spec, request.user, session, self._work)
             self._running.add(job)
             kind = "sql" if isinstance(spec, Query) else "job"
             self._history.begin(job.id, user=job.owner, service=kind, what=spec.text, request_id=request_id)
@@ -272,7 +257,7 @@ class Batch:
             job.ended.wait(POLL_SECONDS)
         if job.ended.is_set():
             failed = isinstance(job.outcome, BaseException) and not job.cancelled.is_set()
-            return self._pool.release(job.session, failed=failed)
+            return self._release(job, failed=failed)
         log.error("job %s was cancelled, but its Python code is still running; its Spark jobs stay cancelled", job.id)
         threading.Thread(target=self._cancel_until_ended, args=(job,), name=f"cancel-{job.id}", daemon=True).start()
         return False
@@ -281,7 +266,11 @@ class Batch:
         """Repeatedly cancel everything that a job that does not stop starts in Spark, then release its session."""
         while not job.ended.wait(1.0):
             job.cancel()
-        self._pool.release(job.session)
+        self._release(job)
+
+    def _release(self, job: Job, *, failed: bool = False) -> bool:
+        # A query cannot change its session; a job may have set, registered or cached anything.
+        return self._pool.release(job.session, failed=failed, changed=isinstance(job.spec, JobCall))
 
     def _record(self, job: Job, *, lost: bool) -> RequestCancelled | ServiceError | None:
         """Record how the job ended, in the log and the history.  Return the error for its caller, if any."""
@@ -308,18 +297,12 @@ class Batch:
 
     # ── in the job's thread ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _with_tables(
-        self, spec: Spec, run: Callable[[Spec, Job, RequestTables], list[bytes]]
-    ) -> Callable[[Job], list[bytes]]:
-        """Return the work of a job: to call `run` while the catalogue's tables are offered."""
-        catalogue = self._catalogue
-
-        def work(job: Job) -> list[bytes]:
-            in_job = isinstance(spec, JobCall)
-            with request_tables(job.session.spark, catalogue, self._schemas, job=in_job) as tables:
-                return run(spec, job, tables)
-
-        return work
+    def _work(self, job: Job) -> list[bytes]:
+        """Run a job while the catalogue's tables are offered.  Returns the frames of the FINAL."""
+        with request_tables(job.session.spark, self._catalogue, self._schemas) as tables:
+            if isinstance(job.spec, Query):
+                return self._run_query(job.spec, job, tables)
+            return self._run_job(job.spec, job, tables)
 
     def _run_query(self, spec: Query, job: Job, tables: RequestTables) -> list[bytes]:
         spark = job.session.spark
@@ -371,11 +354,11 @@ class Batch:
             "catalogs": sorted(self._catalogue.catalogs),
             "jobs": sorted(self._jobs),
             "ui": spark_ui(),
-            **self._running.status(Caller(request.user, request.admin)),
+            **self._running.status(request),
         }
 
     def _cancel(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        return {"cancelled": self._running.cancel(str(arguments.get("job")), Caller(request.user, request.admin))}
+        return {"cancelled": self._running.cancel(str(arguments.get("job")), request)}
 
     def _reload(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         del arguments, request
@@ -388,13 +371,12 @@ class Batch:
         return {"tables": len(catalogue.tables), "catalogs": len(catalogue.catalogs), "jobs": len(self._jobs)}
 
     def _show_history(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        caller = Caller(request.user, request.admin)
         job, limit, before = (arguments.get(name) for name in ("job", "limit", "before"))
         if job is not None:
-            found = self._history.find(str(job), caller)
+            found = self._history.find(str(job), request)
             return {"jobs": [] if found is None else [found]}
         try:
-            return {"jobs": self._history.rows(caller, int(limit or 100), None if before is None else float(before))}
+            return {"jobs": self._history.rows(request, int(limit or 100), None if before is None else float(before))}
         except (TypeError, ValueError):
             raise unprocessable("limit and before must be numbers") from None
 

@@ -1,10 +1,10 @@
 """A pool of Spark sessions, one for each running request, reopened when Spark is lost."""
 
-import json
 import logging
+import queue
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -20,25 +20,35 @@ log = logging.getLogger("zmdp.spark")
 _POOL_PROPERTY: Final = "spark.scheduler.pool"
 _UNSAFE_NODES: Final = {"ScriptTransformation": "TRANSFORM … USING", "CallMethodViaReflection": "reflect"}
 """Plan nodes that run a program or call Java, and the SQL that produces them."""
-_ALIAS_CLASS: Final = "org.apache.spark.sql.catalyst.AliasIdentifier"
 _ALIAS_LINE: Final = re.compile(r"^[\s:+|-]*SubqueryAlias (.+)$", re.MULTILINE)
+"""A table in the text of an analyzed plan."""
 _NAME_PART: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
 
 
 class JobSession:
     """A session that runs one request at a time: on the driver's own SparkContext, in a FAIR scheduler pool."""
 
-    def __init__(self, session: "SparkSession", fair_pool: str) -> None:
+    number = 0
+    """The session's number while it is acquired: no two that are have the same."""
+    settings: Mapping[str, str] = {}
+    """Spark's settings with which the pool has made it; Spark keeps catalogs once they are used."""
+
+    def __init__(self, session: "SparkSession", pools: int) -> None:
         self.spark = session
         self._context = session.sparkContext
-        self._fair_pool = fair_pool
+        self._pools = pools
         self._progress: ClassicProgress | None = None
+
+    @property
+    def scheduler_pool(self) -> str:
+        """The pool in which Spark schedules its jobs."""
+        return f"pool-{self.number % self._pools}"
 
     def begin(self, job: str) -> None:
         """Tag this thread's Spark jobs, so that `cancel` finds them.  Call it first in the job's thread."""
         self._progress = None
         self._context.addJobTag(job)
-        self._context.setLocalProperty(_POOL_PROPERTY, self._fair_pool)
+        self._context.setLocalProperty(_POOL_PROPERTY, self.scheduler_pool)
 
     def track_progress(self, job: str) -> None:
         """Count the Spark jobs that this thread starts from now on.  Call it after `begin`."""
@@ -64,10 +74,11 @@ class JobSession:
     def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
         """Return the tables of catalogs that `df` reads, as (catalog, …, table).  Raises what Spark raises."""
         # Each table of a catalog has its full name as an alias in the analyzed plan, views only their own.
-        plan = str(df._jdf.queryExecution().analyzed().toJSON())
-        if _ALIAS_CLASS not in plan:
-            return set()
-        return {name for name in _qualified(json.loads(plan)) if len(name) > 1}
+        names = (tuple(_NAME_PART.findall(line)) for line in _ALIAS_LINE.findall(self._plan(df)))
+        return {name for name in names if len(name) > 1}
+
+    def _plan(self, df: "DataFrame") -> str:
+        return str(df._jdf.queryExecution().analyzed().toString())
 
     def is_usable(self) -> bool:
         """Whether the session can still run jobs."""
@@ -107,12 +118,10 @@ class ConnectSession(JobSession):
         del df
         return unsafe_word(sql)
 
-    def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
-        """Search the server's description of the plan."""
-        text = str(df._explain_string(extended=True))  # type: ignore[operator]  # Connect's class has it
-        analyzed = text.partition("== Analyzed Logical Plan ==")[2].partition("== Optimized Logical Plan ==")[0]
-        names = (tuple(_NAME_PART.findall(line)) for line in _ALIAS_LINE.findall(analyzed))
-        return {name for name in names if len(name) > 1}
+    def _plan(self, df: "DataFrame") -> str:
+        # Includes the other plans: a query may contain the title of one, so where the analyzed plan ends cannot be
+        # told.  The parsed plan has no tables yet, and the optimized one no aliases.
+        return str(df._explain_string(extended=True))  # type: ignore[operator]  # Connect's class has it
 
     def is_usable(self) -> bool:
         """Whether the server answers."""
@@ -125,41 +134,30 @@ class ConnectSession(JobSession):
         stop_quietly(self.spark)
 
 
-def _qualified(found: object) -> Iterator[tuple[str, ...]]:
-    """Yield the full names in a plan."""
-    if isinstance(found, list):
-        for each in found:
-            yield from _qualified(each)
-    elif isinstance(found, dict):
-        if found.get("product-class") == _ALIAS_CLASS:
-            qualifier = found["qualifier"]  # a list if it is empty, otherwise text: "[a, b]"
-            parts = qualifier.strip("[]").split(", ") if isinstance(qualifier, str) else qualifier
-            yield (*map(str, parts), str(found["name"]))
-        for each in found.values():
-            yield from _qualified(each)
-
-
 class SessionPool:
     """Up to `count` sessions made with `open_session`, with Spark `settings` of their own.
 
-    When Spark is lost, the next `acquire` opens the sessions again.
+    Sessions are used again unless the request may have changed them.  When Spark is lost, the next `acquire` opens it
+    again.
     """
 
     def __init__(
         self, open_session: Callable[[], "SparkSession"], count: int, settings: Mapping[str, str] | None = None
     ) -> None:
         self._open_session = open_session
-        self._count = count
         self._settings = dict(settings or {})
-        self._changed = threading.Condition()
-        self._all: list[JobSession] = []
+        self._numbers: queue.PriorityQueue[int] = queue.PriorityQueue()
+        """The numbers of the sessions that can still be acquired."""
+        for number in range(count):
+            self._numbers.put(number)
+        self._count = count
         self._free: list[JobSession] = []
-        self._lost = True
-        self._outdated = False
-        self._opening = False
+        self._first: SparkSession | None = None
+        """The session from which classic ones are made: they share its context."""
+        self._opening = threading.Lock()
 
     def open(self) -> None:
-        """Open the sessions before the first `acquire`.  Raises what `open_session` raises."""
+        """Open a session before the first `acquire`.  Raises what `open_session` raises."""
         session = self.acquire(0)
         if session is not None:
             self.release(session)
@@ -169,71 +167,73 @@ class SessionPool:
 
         Return it with `release`.  Raises what `open_session` raises if Spark is lost and cannot be reopened.
         """
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._opening and (self._lost or self._free), timeout):
-                return None
-            if not self._lost:
-                session = self._free.pop(0)
-                # Only classic sessions are checked: asking a Connect server takes a round trip.
-                if isinstance(session, ConnectSession) or session.is_usable():
-                    return session
-                self._lost = True
-            self._opening = True
         try:
-            self._open()
+            number = self._numbers.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        session = None
+        try:
+            if self._opening.acquire(timeout=timeout):
+                try:
+                    session = self._take()
+                    session.number = number
+                finally:
+                    self._opening.release()
         finally:
-            with self._changed:
-                self._opening = False
-                self._changed.notify_all()
-        return self.acquire(timeout)
+            if session is None:
+                self._numbers.put(number)
+        return session
 
-    def _open(self) -> None:
-        if self._outdated and self._all[0].is_usable():  # sessions in use are retired when they are released
-            for each in self._free:
-                each.retire()
-        elif self._all:
+    def _take(self) -> JobSession:
+        """Return a free session, or a new one."""
+        settings = self._settings
+        while self._free:
+            session = self._free.pop()
+            # Only classic sessions are checked: asking a Connect server takes a round trip.
+            if session.settings is settings and (isinstance(session, ConnectSession) or session.is_usable()):
+                return session
+            session.retire()
+        if self._first is not None and not is_alive(self._first):
             log.error("the Spark session is lost; opening another")
-            for each in self._all:
-                stop_quietly(each.spark)
-        first = self._open_session()
-        made: list[JobSession]
-        if is_connect(first):
-            made = [ConnectSession(first), *(ConnectSession(self._open_session()) for _ in range(self._count - 1))]
+            stop_quietly(self._first)
+            self._first = None
+        opened = self._open_session() if self._first is None else self._first
+        if is_connect(opened):
+            made: JobSession = ConnectSession(opened)
         else:
+            self._first = opened
             # Spark serves equally loaded pools in order of their names, so with more pools than cores the last would
             # starve.
-            pools = max(1, min(self._count, first.sparkContext.defaultParallelism))
-            made = [JobSession(first.newSession(), f"pool-{number % pools}") for number in range(self._count)]
-        with self._changed:
-            for each in made:
-                for name, value in self._settings.items():
-                    each.spark.conf.set(name, value)
-            self._all, self._free, self._lost, self._outdated = made, list(made), False, False
+            pools = max(1, min(self._count, opened.sparkContext.defaultParallelism))
+            made = JobSession(opened.newSession(), pools)
+        for name, value in settings.items():
+            made.spark.conf.set(name, value)
+        made.settings = settings
+        return made
 
     def configure(self, settings: Mapping[str, str]) -> None:
         """Use other Spark settings for requests that begin from now on."""
-        with self._changed:
-            if self._settings != settings:
-                self._settings = dict(settings)
-                if not self._lost:  # Spark keeps catalogs once they are used, so only new sessions have others
-                    self._lost = self._outdated = True
+        if self._settings != settings:
+            self._settings = dict(settings)
 
-    def release(self, session: JobSession, *, failed: bool = False) -> bool:
-        """Return a session to the pool.  After a job has `failed`, return whether Spark was lost."""
+    def release(self, session: JobSession, *, failed: bool = False, changed: bool = False) -> bool:
+        """Return a session to the pool, which does not use it again if the request may have `changed` it.
+
+        After a request has `failed`, return whether Spark was lost.
+        """
         lost = failed and not session.is_usable()
-        with self._changed:
-            known = session in self._all  # otherwise the pool has been reopened since
-            if known:
-                self._free.append(session)
-                self._lost = self._lost or lost
-            self._changed.notify_all()
-        if not known:
+        if lost:
+            self._settings = dict(self._settings)  # the other sessions are lost too: use none that was made with these
+        if lost or changed:
             session.retire()
+        else:
+            self._free.append(session)
+        self._numbers.put(session.number)
         return lost
 
     def close(self) -> None:
-        """Stop all sessions."""
-        with self._changed:
-            sessions, self._all, self._free, self._lost = self._all, [], [], True
-        for each in sessions:
-            stop_quietly(each.spark)
+        """Stop Spark, or the free sessions of a Spark Connect server."""
+        while self._free:
+            self._free.pop().retire()
+        if self._first is not None:
+            stop_quietly(self._first)

@@ -6,7 +6,6 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from ..session import is_connect
 from .catalogue import Catalogue, Table
 from .jobs import unprocessable
 from .schemas import Schemas
@@ -24,9 +23,8 @@ class RequestTables:
     Safe from any thread of a job.
     """
 
-    def __init__(self, session: "SparkSession", catalogue: Catalogue, schemas: Schemas, *, job: bool) -> None:
+    def __init__(self, session: "SparkSession", catalogue: Catalogue, schemas: Schemas) -> None:
         self.catalogue = catalogue
-        self._job = job
         self._session = session
         self._schemas = schemas
         self._registered: set[str] = set()
@@ -51,11 +49,8 @@ class RequestTables:
                 if table.name in self._registered:
                     continue
                 try:
-                    opened = self._schemas.open(self._session, table)
-                    if self._job:  # it may have created a view of that name itself, which it gets
-                        opened.createTempView(table.name)
-                    else:
-                        opened.createOrReplaceTempView(table.name)
+                    # A job may have created a view of that name itself, which it gets.
+                    self._schemas.open(self._session, table).createTempView(table.name)
                 except Exception as error:  # noqa: BLE001 - Spark raises anything
                     self._failures[table.name] = error
                     continue
@@ -81,26 +76,15 @@ class RequestTables:
         return next((each for name, each in self._failures.items() if name.lower() == missing), error)
 
     def remove(self) -> None:
-        """Remove the views, and all others that a job has created: the next request may get the same session."""
-        for name in self._temporary_views() if self._job else self._registered:
+        """Remove the views: the next request may get the same session."""
+        for name in self._registered:
             self._session.catalog.dropTempView(name)
-
-    def _temporary_views(self) -> list[str]:
-        if is_connect(self._session):
-            return [each.name for each in self._session.catalog.listTables() if each.isTemporary]
-        # `listTables` would read the metadata of all other tables as well.
-        found = self._session._jsparkSession.sessionState().catalog().listLocalTempViews("*")
-        return [str(found.apply(number).table()) for number in range(found.size())]
 
 
 @contextmanager
-def request_tables(
-    session: "SparkSession", catalogue: Catalogue, schemas: Schemas, *, job: bool
-) -> Iterator[RequestTables]:
-    """Offer the catalogue's tables to a query, or to a `job`, in its thread.  Raises what the block raises."""
-    tables = RequestTables(session, catalogue, schemas, job=job)
-    if catalogue.catalogs:  # an earlier job may have called USE
-        session.catalog.setCurrentCatalog("spark_catalog")
+def request_tables(session: "SparkSession", catalogue: Catalogue, schemas: Schemas) -> Iterator[RequestTables]:
+    """Offer the catalogue's tables to a request, in its thread.  Raises what the block raises."""
+    tables = RequestTables(session, catalogue, schemas)
     try:
         yield tables
     except Exception as error:

@@ -243,6 +243,7 @@ def test_three_part_names(batch, two):
         "SELECT * FROM IDENTIFIER('lake' || '.APP.T')",
         "SELECT * FROM `lake`.`APP`.`T` JOIN other.APP.T USING (a)",
         "SELECT * FROM range(1) r, LATERAL (SELECT * FROM lake.APP.T)",
+        "SELECT '\n== Optimized Logical Plan ==\n' AS a FROM lake.APP.T",
     ],
 )
 def test_only_catalogs_of_the_file_may_be_read(batch, spark, two, sql):
@@ -268,6 +269,15 @@ def test_tables_of_the_session_catalog_have_to_be_allowed_too(batch, spark):
             assert count_of(batch, name) == 3
     finally:
         spark.sql("DROP TABLE managed")
+
+
+def test_what_a_job_sets_and_registers_does_not_reach_later_requests(batch):
+    for sql in ("SET TIME ZONE '+05:00'", "CREATE TEMPORARY FUNCTION seven() RETURNS INT RETURN 7"):
+        batch.job("execute", sql=sql)
+    for _ in range(4):  # more than there are sessions
+        assert "UNRESOLVED_ROUTINE" in batch.refused("SELECT seven()")
+    for _ in range(4):
+        assert batch.rows("SELECT current_timezone() AS zone") != [("+05:00",)]
 
 
 def test_a_job_does_not_change_the_catalog_of_later_requests(batch, two, three):

@@ -62,13 +62,16 @@ def test_tables_and_catalogs_on_connect(tmp_path, endpoint):
                 assert job("count", name="people") == [2, 2, 2, 2]
                 assert job("own", name="people") == 7
             assert job("views") == ["people"]
+            job("execute", sql="CREATE TEMPORARY FUNCTION seven() RETURNS INT RETURN 7")
             job("execute", sql="CREATE TABLE lake.APP.T (a int)")
             assert rows("SELECT a FROM lake.APP.T") == []
             refusals = {
                 "SELECT * FROM missing": "PATH_NOT_FOUND",
                 "SELECT * FROM nowhere": "TABLE_OR_VIEW_NOT_FOUND",
+                "SELECT seven()": "UNRESOLVED_ROUTINE",
                 "SELECT * FROM managed": "may not read the catalog spark_catalog; allowed: lake",
                 "SELECT * FROM range(1) WHERE 1 IN (SELECT a FROM default.managed)": "may not read the catalog",
+                "SELECT '\n== Optimized Logical Plan ==\n' AS a FROM managed": "may not read the catalog",
             }
             for sql, message in refusals.items():
                 with pytest.raises(ServiceError, match=message) as raised:

@@ -5,13 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from support.requests import request_by
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark.batch import history as histories
 from zmdp.spark.batch.history import History
-from zmdp.spark.batch.running import Caller
 
-SHOP, OTHER, ADMIN, NOBODY = Caller("shop"), Caller("web"), Caller("ops", admin=True), Caller()
+SHOP, OTHER, ADMIN, NOBODY = request_by("shop"), request_by("web"), request_by("ops", admin=True), request_by()
 
 
 @pytest.fixture

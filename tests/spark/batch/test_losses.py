@@ -45,7 +45,7 @@ class Pool:
     def acquire(self, timeout):
         return Session()
 
-    def release(self, session, *, failed=False):
+    def release(self, session, *, failed=False, changed=False):
         return failed
 
 

@@ -3,13 +3,14 @@
 import threading
 
 import pytest
+from support.requests import request_by
 
 from zmdp.mdp.errors import RequestCancelled, ServiceError
 from zmdp.spark.batch.jobs import Query
 from zmdp.spark.batch.progress import Progress
-from zmdp.spark.batch.running import Caller, Job, RunningJobs
+from zmdp.spark.batch.running import Job, RunningJobs
 
-NOBODY = Caller()
+NOBODY = request_by()
 
 
 class Session:
@@ -50,10 +51,10 @@ def running():
 @pytest.mark.parametrize(
     ("owner", "caller"),
     [
-        ("shop", Caller("shop")),
-        ("shop", Caller("ops", admin=True)),
+        ("shop", request_by("shop")),
+        ("shop", request_by("ops", admin=True)),
         ("", NOBODY),
-        ("", Caller("web")),
+        ("", request_by("web")),
     ],
 )
 def test_those_who_may_manage_a_job_see_and_cancel_it(running, owner, caller):
@@ -67,7 +68,7 @@ def test_those_who_may_manage_a_job_see_and_cancel_it(running, owner, caller):
     assert running.status(caller) == {"running": [], "done": 0, "failed": 0, "cancelled": 1}
 
 
-@pytest.mark.parametrize("caller", [Caller("web"), NOBODY])
+@pytest.mark.parametrize("caller", [request_by("web"), NOBODY])
 def test_others_see_only_that_a_job_runs(running, caller):
     job = started(running, "shop")
     (row,) = running.status(caller)["running"]

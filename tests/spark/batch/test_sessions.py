@@ -14,6 +14,8 @@ class Session:
 
     def __init__(self):
         self.stopped = False
+        self.settings = {}
+        self.conf = SimpleNamespace(set=self.settings.__setitem__)
         self.sparkContext = SimpleNamespace(
             defaultParallelism=2, _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: self.stopped))
         )
@@ -75,9 +77,30 @@ def test_release_reports_a_lost_session_and_the_next_acquire_opens_another(made)
     assert len(made) == 2
 
 
+def test_a_session_is_not_used_again_once_a_request_may_have_changed_it(made):
+    pool = SessionPool(opened(made, []), 2)
+    session = pool.acquire(0)
+    pool.release(session, changed=True)
+    assert pool.acquire(0) is not session
+
+
+def test_sessions_with_other_settings_are_not_used_again(made):
+    pool = SessionPool(opened(made, []), 2, {"a": "1"})
+    free, used = pool.acquire(0), pool.acquire(0)
+    pool.release(free)
+    pool.configure({"a": "2"})
+    pool.release(used)
+    again = pool.acquire(0)
+    assert again not in (free, used)
+    assert again.spark.settings == {"a": "2"}
+
+
 def test_no_more_pools_than_cores(made):
     pool = SessionPool(opened(made, []), 5)
-    assert sorted(pool.acquire(0)._fair_pool for _ in range(5)) == ["pool-0", "pool-0", "pool-0", "pool-1", "pool-1"]
+    sessions = [pool.acquire(0) for _ in range(5)]
+    assert [each.scheduler_pool for each in sessions] == ["pool-0", "pool-1", "pool-0", "pool-1", "pool-0"]
+    pool.release(sessions[3])
+    assert pool.acquire(0).scheduler_pool == "pool-1"
 
 
 def test_close_stops_the_session(made):
