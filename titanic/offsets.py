@@ -21,6 +21,8 @@ NUMBERS: Final = {"accepted": "id", "ended": "ended"}
 """The number by which each kind of event is ordered."""
 POLL_SECONDS: Final = 0.005
 """Interval at which open transactions are checked."""
+SETTLE_SECONDS: Final = 10.0
+"""How long to keep a connection while waiting for the first safe offset."""
 _LATEST: Final = {
     ("sqlite", "id"): "SELECT seq FROM sqlite_sequence WHERE name = 'titanic_requests'",
     ("sqlite", "ended"): "SELECT value FROM titanic_counters WHERE name = 'ended'",
@@ -63,6 +65,12 @@ class SafeOffset:
             while self._poll(connection) < wanted and time.monotonic() < until:
                 time.sleep(POLL_SECONDS)
             return self.safe
+
+    def settle(self) -> int:
+        """Return the safe offset; waits until the transactions that were open at the first call have ended."""
+        while not self.known:
+            self.advance(SETTLE_SECONDS)
+        return self.safe
 
     def _poll(self, connection: Connection) -> int:
         if self._writing:

@@ -1,64 +1,15 @@
-"""The columns of Titanic's requests in Spark: names and types."""
+"""The columns of Titanic's requests in Spark; titanic/arrow/columns.py declares them."""
 
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
-from ...mdp.errors import SettingError
-from ...titanic.arrow.columns import BODY_COLUMNS
+from ...titanic.arrow.columns import REQUESTS
 
-_FRAMES: Final = ArrayType(BinaryType())
-TYPES: Final[dict[str, DataType]] = {
-    "id": LongType(),
-    "uuid": StringType(),
-    "service": StringType(),
-    "owner": StringType(),
-    "state": StringType(),
-    "priority": IntegerType(),
-    "created": TimestampType(),
-    "due": TimestampType(),
-    "started": TimestampType(),
-    "finished": TimestampType(),
-    "expires": TimestampType(),
-    "attempts": IntegerType(),
-    "failures": IntegerType(),
-    "retries": IntegerType(),
-    "key": StringType(),
-    "headers": MapType(StringType(), StringType()),
-    "code": IntegerType(),
-    "error": StringType(),
-    "request": _FRAMES,
-    "reply": _FRAMES,
-}
+SCHEMA: Final = from_arrow_schema(REQUESTS)
 """The columns and their default types."""
-SCHEMA: Final = StructType([StructField(name, kind) for name, kind in TYPES.items()])
-
-
-def check_schema(schema: StructType) -> None:
-    """Raise `SettingError` if the schema has an unknown column, or a column of the wrong type."""
-    for field in schema.fields:
-        if field.name not in TYPES:
-            raise SettingError(f"titanic has no column {field.name!r}; available columns: {', '.join(TYPES)}")
-        frames = field.name in BODY_COLUMNS
-        wanted = [TYPES[field.name], BinaryType(), StringType()] if frames else [TYPES[field.name]]
-        if field.dataType not in wanted:
-            allowed = " or ".join(each.simpleString() for each in wanted)
-            raise SettingError(
-                f"titanic's column {field.name} cannot be read as {field.dataType.simpleString()}; use {allowed}"
-            )
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

@@ -1,21 +1,17 @@
 """Stream Titanic's requests, either as they are accepted or as they end: each once, none skipped."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import pyarrow as pa
-import sqlalchemy as sa
 from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from ...mdp.errors import SettingError
 from ...titanic.arrow.connection import check_database, open_database
-from ...titanic.arrow.reading import select_requests
+from ...titanic.arrow.reading import split_range
 from ...titanic.offsets import NUMBERS, SafeOffset
-from ...titanic.store.tables import R
-from .columns import check_schema
-from .options import database_option, int_option, known_options
-from .reader import DEFAULT_PARTITIONS, MAX_PARTITIONS, READ_OPTIONS, Span, Table, spans
+from .options import int_option, known_options
+from .reader import READ_OPTIONS, Span, SpanReader
 
 try:  # PySpark 4.2 and newer: limits on micro-batches, and Trigger.AvailableNow
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -31,25 +27,23 @@ LONG_WAIT_SECONDS: Final = 10.0
 """How long to wait for them if the stream ends with the requests that exist now."""
 
 
-class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(SpanReader, spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream; an offset is the number of the last request read: `{"id": 17}` or `{"ended": 17}`."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         given = known_options(options, STREAM_OPTIONS, "read as a stream")
-        check_schema(schema)
         events = given.get("events", "ended")
         if events not in NUMBERS:
             raise SettingError(f"events is {events!r}; expected {' or '.join(NUMBERS)}")
         self._from = given.get("startingoffsets", "earliest")
         if self._from not in {"earliest", "latest"}:
             raise SettingError(f"startingOffsets is {self._from!r}; expected earliest or latest")
-        self._partitions = int_option(given, "partitions", DEFAULT_PARTITIONS, most=MAX_PARTITIONS)
         self._limit = None
         if "maxrowspertrigger" in given:
             self._limit = int_option(given, "maxrowspertrigger", 1, most=MAX_ROWS_PER_TRIGGER)
         self._number = NUMBERS[events]
-        self._table = Table(database_option(given), schema, self._number, select_requests(given))
-        self._engine = open_database(self._table.db, write=False)
+        super().__init__(given, schema, self._number)
+        self._engine = open_database(self._requests.db, write=False)
         check_database(self._engine)
         self._safe_offset = SafeOffset(self._engine, self._number)
         self._safe_offset.check()
@@ -57,31 +51,23 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: int | None = None
         """The number at which this stream ends, or None if it does not."""
 
-    # ── on the driver ────────────────────────────────────────────────────────────────────────────────────────────────
-
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name, as all of these
         """Return the offset at which a new stream starts."""
-        return self._offset(0 if self._from == "earliest" else self._known())
+        return self._offset(0 if self._from == "earliest" else self._safe_offset.settle())
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:  # noqa: N802
         """Return the end of the next micro-batch.  PySpark before 4.2 passes neither its start nor a limit."""
         last = self._safe_offset.advance(WAIT_SECONDS)
         if start is None:
-            last = self._known()  # not the initial 0, which may lie before the checkpoint's offset
+            last = self._safe_offset.settle()  # not the initial 0, which may lie before the checkpoint's offset
         if self._last is not None:
             last = min(last, self._last)
         if start is None:
             return self._offset(last)
         first = self._at(start)
         if ReadMaxRows is not None and isinstance(limit, ReadMaxRows):
-            last = self._after(first, last, limit.max_rows)
+            last = self._requests.end_after(self._engine, limit.max_rows, first, last)
         return self._offset(max(first, last))
-
-    def _known(self) -> int:
-        """Return the safe offset; waits until the transactions that were open at the first call have ended."""
-        while not self._safe_offset.known:
-            self._safe_offset.advance(LONG_WAIT_SECONDS)
-        return self._safe_offset.safe
 
     def getDefaultReadLimit(self) -> "ReadLimit":  # noqa: N802
         """Return the limit set by `maxRowsPerTrigger`."""
@@ -97,10 +83,7 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[spark.InputPartition]:
         """Return ranges of numbers."""
-        return spans(self._at(start), self._at(end), self._partitions)
-
-    def commit(self, end: dict[str, int]) -> None:
-        """Do nothing: no state is kept for what was read."""
+        return [Span(*each) for each in split_range(self._at(start), self._at(end), self._partitions)]
 
     def stop(self) -> None:
         """Close the database."""
@@ -118,23 +101,6 @@ class StreamReader(spark.DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"the checkpoint belongs to a stream with events={kind}; use a separate checkpoint for this stream"
             ) from None
 
-    def _after(self, first: int, last: int, rows: int) -> int:
-        """Return the number of the last of the next `rows` requests, or `last` if there are fewer."""
-        number = R[self._number]
-        condition = sa.literal_column(self._table.condition, sa.Boolean)
-        some = sa.select(number).where(number > first, number <= last, condition)
-        with self._engine.begin() as connection:
-            reached = connection.scalar(some.order_by(number).offset(rows - 1).limit(1))
-        return last if reached is None else int(reached)
-
-    # ── on an executor ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def read(self, partition: spark.InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a partition; runs on an executor."""
-        if not isinstance(partition, Span):
-            raise TypeError(f"{partition!r} is not a Span")
-        return self._table.read(partition)
-
     def __getstate__(self) -> dict[str, Any]:
         """Pickle only what executors need."""
-        return {"_table": self._table}
+        return {"_requests": self._requests}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import functions
 
-from zmdp.spark.datasource.columns import TYPES
+from zmdp.spark.datasource.columns import SCHEMA
 from zmdp.spark.datasource.reader import READ_OPTIONS
 from zmdp.spark.datasource.stream_reader import STREAM_OPTIONS
 from zmdp.spark.datasource.writer import WRITE_OPTIONS
@@ -60,9 +60,9 @@ def test_the_examples_of_the_page_run(spark, db, capsys):
 
 def test_the_page_lists_all_columns_and_options():
     columns, options, *_ = re.split(r"(?=^\| option)", section("Reading"), flags=re.MULTILINE)
-    assert [cell for cell in first_cells(columns) if cell in TYPES][: len(TYPES)] == list(TYPES)
-    for name, kind in TYPES.items():
-        assert f"| `{name}` | {kind.simpleString()} |" in columns
+    assert [cell for cell in first_cells(columns) if cell in SCHEMA.names][: len(SCHEMA)] == SCHEMA.names
+    for field in SCHEMA:
+        assert f"| `{field.name}` | {field.dataType.simpleString()} |" in columns
     assert set(first_cells(options)) == READ_OPTIONS
     assert {cell.lower() for cell in first_cells(section("Streaming"))} == STREAM_OPTIONS
     columns, options = re.split(r"(?=^\| option \|)", section("Writing"), flags=re.MULTILINE)

@@ -3,21 +3,25 @@
 import re
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 import pytest
 import sqlalchemy as sa
 from pyspark.sql.types import StructType
 
 from zmdp.mdp.errors import SettingError, ZmdpError
-from zmdp.spark.datasource import reader
-from zmdp.spark.datasource.columns import SCHEMA, TYPES
-from zmdp.spark.datasource.reader import UNBOUNDED, Reader, Span, Table, spans
+from zmdp.spark.datasource.columns import SCHEMA, arrow_schema
+from zmdp.spark.datasource.reader import Reader
 from zmdp.titanic.arrow import connection, reading
+from zmdp.titanic.arrow.reading import UNBOUNDED, Requests
 
 
 def seconds(moment):
     return moment.timestamp()
+
+
+def requests_of(url, schema, number="id"):
+    """Return requests with the columns of a Spark schema."""
+    return Requests(url, arrow_schema(StructType.fromDDL(schema)), number)
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -32,7 +36,7 @@ def test_each_request_is_a_row(db, read):
     waiting = db.add("waits", b"", delay=3600)
     done, failed, delayed = read().orderBy("id").collect()
     stored = db.requests()
-    assert list(TYPES) == done.__fields__
+    assert SCHEMA.names == done.__fields__
     assert (done.id, done.uuid, done.service, done.state, done.priority) == (stored[0].id, asked, "größe", "done", 7)
     assert (done.attempts, done.failures, done.retries, done.key) == (1, 0, 2, "k")
     assert (done.headers, done.code, done.error) == ({"user": "ü", "b": ""}, None, None)
@@ -66,7 +70,7 @@ def test_bodies_in_the_types_of_the_schema(db, kind, requests, replies):
         db.add("echo", *frames)
     db.end()
     db.end(reply=())
-    (batch,) = Table(db.url, StructType.fromDDL(f"reply {kind}, id long, request {kind}")).read(Span(0, UNBOUNDED))
+    (batch,) = requests_of(db.url, f"reply {kind}, id long, request {kind}").read()
     assert batch["id"].to_pylist() == [1, 2, 3]
     assert batch["request"].to_pylist() == requests
     assert batch["reply"].to_pylist() == replies
@@ -78,7 +82,7 @@ def test_one_query_reads_only_the_columns_of_the_schema(db):
     statements = []
     sa.event.listen(sa.engine.Engine, "before_cursor_execute", listener := lambda *a: statements.append(a[2]))
     try:
-        (batch,) = Table(db.url, StructType.fromDDL("service string, reply binary")).read(Span(0, 10))
+        (batch,) = requests_of(db.url, "service string, reply binary").read(0, 10)
     finally:
         sa.event.remove(sa.engine.Engine, "before_cursor_execute", listener)
     assert batch.schema.names == ["service", "reply"]
@@ -93,9 +97,9 @@ def test_only_the_columns_of_the_schema_need_the_right_to_be_read(db):
     db.run("GRANT SELECT (id, service, uuid) ON titanic_requests TO analyst")
     url = db.url.replace("postgres@", "analyst@")
     try:
-        (batch,) = Table(url, StructType.fromDDL("service string, uuid string")).read(Span(0, 10))
+        (batch,) = requests_of(url, "service string, uuid string").read(0, 10)
         with pytest.raises(Exception, match="permission denied"):
-            list(Table(url, StructType.fromDDL("request binary")).read(Span(0, 10)))
+            list(requests_of(url, "request binary").read(0, 10))
     finally:
         db.run("DROP OWNED BY analyst")
         db.run("DROP ROLE analyst")
@@ -106,9 +110,9 @@ def test_only_the_columns_of_the_schema_need_the_right_to_be_read(db):
     ("schema", "message"),
     [
         ("id long, reqest string", "titanic has no column 'reqest'; available columns: id, uuid,"),
-        ("id string", "titanic's column id cannot be read as string; use bigint"),
-        ("request int", "titanic's column request cannot be read as int; use array<binary> or binary or string"),
-        ("headers string", "titanic's column headers cannot be read as string; use map<string,string>"),
+        ("id string", "titanic's column id cannot be read as string; use int64"),
+        ("request int", "titanic's column request cannot be read as int32; use list<item: binary> or binary or string"),
+        ("headers string", "titanic's column headers cannot be read as string; use map<string, string>"),
     ],
 )
 def test_invalid_schemas(pristine, schema, message):
@@ -210,7 +214,7 @@ def test_counts_equal_those_of_sql(db, monkeypatch, condition):
     db.run("UPDATE titanic_requests SET created = 1000 + id")
     db.run("DELETE FROM titanic_requests WHERE id IN (1, 22, 50, 51, 52, 90)")
     monkeypatch.setattr(reading, "CHUNK_ROWS", 13)
-    monkeypatch.setattr(reader, "MIN_PARTITION_ROWS", 20)
+    monkeypatch.setattr(reading, "MIN_RANGE_ROWS", 20)
     monkeypatch.setattr(connection, "MAX_ROWS", 5)
     table = Reader({"db": db.url, **condition}, SCHEMA)
     spans = table.partitions()
@@ -247,15 +251,6 @@ def test_an_sql_view(spark, db):
 # ── partitions and chunks ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("most", [1, 3, 8])
-@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 1), (5, 90_000), (0, 10**12), (7, 20_007)])
-def test_spans_cover_all_numbers_once(low, high, most):
-    found = spans(low, high, most)
-    assert 1 <= len(found) <= most
-    assert (found[0].low, found[-1].high) == (low, high)
-    assert all(one.high == other.low for one, other in pairwise(found))
-
-
 def test_a_large_table_is_read_in_partitions(db, read):
     uuids = [db.add() for _ in range(3)]
     db.run("UPDATE titanic_requests SET id = 50000 WHERE id = 2")
@@ -270,18 +265,18 @@ def test_chunks_follow_each_other(db, monkeypatch, schema):
     for _ in range(7):
         db.add()
     monkeypatch.setattr(reading, "CHUNK_ROWS", 3)
-    batches = list(Table(db.url, StructType.fromDDL(schema)).read(Span(0, 6)))
+    batches = list(requests_of(db.url, schema).read(0, 6))
     assert [batch.num_rows for batch in batches] == [3, 3]
     if schema == "id long":
         assert [batch["id"].to_pylist() for batch in batches] == [[1, 2, 3], [4, 5, 6]]
-    assert [batch.num_rows for batch in Table(db.url, StructType.fromDDL(schema)).read(Span(2, UNBOUNDED))] == [3, 2]
+    assert [batch.num_rows for batch in requests_of(db.url, schema).read(2)] == [3, 2]
 
 
 def test_batches_are_bounded(db, monkeypatch):
     for size in (10, 10, 5000, 10, 10, 10, 10):
         db.add("echo", bytes(size))
     monkeypatch.setattr(connection, "MAX_BYTES", 1000)
-    batches = list(Table(db.url, StructType.fromDDL("id long, request binary")).read(Span(0, 7)))
+    batches = list(requests_of(db.url, "id long, request binary").read(0, 7))
     assert [id_ for batch in batches for id_ in batch["id"].to_pylist()] == [1, 2, 3, 4, 5, 6, 7]
     assert 2 <= len(batches) <= 3  # depends on whether a batch may end before the large body
 
@@ -291,10 +286,10 @@ def test_requests_with_equal_numbers_are_read_once(db, monkeypatch):
     for _ in range(5):
         db.done()
     db.run("UPDATE titanic_requests SET ended = 3")
-    table = Table(db.url, StructType.fromDDL("id long"), "ended")
-    batches = list(table.read(Span(2, 3)))
+    table = requests_of(db.url, "id long", "ended")
+    batches = list(table.read(2, 3))
     assert [each for batch in batches for each in batch.column("id").to_pylist()] == [1, 2, 3, 4, 5]
-    assert list(table.read(Span(3, 9))) == []
+    assert list(table.read(3, 9)) == []
 
 
 def test_each_chunk_is_a_transaction_that_begins_after_the_one_before(db, monkeypatch):
@@ -302,7 +297,7 @@ def test_each_chunk_is_a_transaction_that_begins_after_the_one_before(db, monkey
     for _ in range(2):
         db.add()
     monkeypatch.setattr(reading, "CHUNK_ROWS", 2)
-    batches = Table(db.url, StructType.fromDDL("id long")).read(Span(0, UNBOUNDED))
+    batches = requests_of(db.url, "id long").read()
     found = [next(batches)["id"].to_pylist()]
     db.add()
     found += [batch["id"].to_pylist() for batch in batches]

@@ -1,16 +1,20 @@
 """Requests as Arrow, read and staged without Spark."""
 
+import pickle
+import re
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 
 from zmdp.mdp.errors import SettingError
 from zmdp.titanic import enqueue, schema
+from zmdp.titanic.arrow.columns import REQUESTS
 from zmdp.titanic.arrow.connection import connect_arrow
-from zmdp.titanic.arrow.reading import read_range, select_requests
+from zmdp.titanic.arrow.reading import UNBOUNDED, Requests, select_requests, split_range
 from zmdp.titanic.arrow.rows import BadRow, new_uuids, plan_rows
 from zmdp.titanic.store import staging
 
@@ -42,11 +46,72 @@ def test_requests_are_read_as_arrow(db, engine):
         for service in ("echo", "other", "echo"):
             enqueue(connection, service, service.encode(), b"more")
     wanted = pa.schema({"id": pa.int64(), "request": pa.list_(pa.binary()), "created": pa.timestamp("us", "UTC")})
-    batches = read_range(db, wanted, 0, condition=select_requests({"service": "echo"}))
-    table = pa.Table.from_batches(batches, wanted)
+    requests = Requests(db, wanted, condition=select_requests({"service": "echo"}))
+    table = pa.Table.from_batches(requests.read(), wanted)
     assert table["id"].to_pylist() == [1, 3]
     assert table["request"].to_pylist() == [[b"echo", b"more"]] * 2
     assert all(abs(each.timestamp() - time.time()) < 60 for each in table["created"].to_pylist())
+
+
+def test_all_columns_are_read(db, engine):
+    with engine.begin() as connection:
+        enqueue(connection, "echo", b"body", headers={"user": "ü"})
+    (batch,) = Requests(db, REQUESTS).read()
+    assert batch.schema == REQUESTS
+    (row,) = batch.to_pylist()
+    assert (row["service"], row["headers"], row["request"]) == ("echo", [("user", "ü")], [b"body"])
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "message"),
+    [
+        ("reqest", pa.string(), "titanic has no column 'reqest'; available columns: id, uuid,"),
+        ("created", pa.timestamp("us"), "column created cannot be read as timestamp[us]; use timestamp[us, tz=UTC]"),
+        ("reply", pa.int32(), "column reply cannot be read as int32; use list<item: binary> or binary or string"),
+    ],
+)
+def test_invalid_columns(db, column, kind, message):
+    with pytest.raises(SettingError, match=re.escape(message)):
+        Requests(db, pa.schema({column: kind}))
+
+
+@pytest.mark.parametrize("most", [1, 3, 8])
+@pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 1), (5, 90_000), (0, 10**12), (7, 20_007)])
+def test_split_ranges_cover_all_numbers_once(low, high, most):
+    found = split_range(low, high, most)
+    assert 1 <= len(found) <= most
+    assert (found[0][0], found[-1][1]) == (low, high)
+    assert all(one[1] == other[0] for one, other in pairwise(found))
+
+
+def test_other_processes_read_ranges(db, engine):
+    requests = Requests(db, pa.schema({"id": pa.int64()}))
+    assert requests.ranges(3) == [(0, UNBOUNDED)]
+    with engine.begin() as connection:
+        for _ in range(3):
+            enqueue(connection, "echo", b"body")
+        connection.exec_driver_sql("UPDATE titanic_requests SET id = id * 30000")
+    ranges = requests.ranges(3)
+    assert ranges == [(29999, 49999), (49999, 69999), (69999, UNBOUNDED)]
+    other = pickle.loads(pickle.dumps(requests))
+    assert other == requests
+    assert [batch["id"].to_pylist() for each in ranges for batch in other.read(*each)] == [[30000], [60000], [90000]]
+
+
+def test_where_a_number_of_requests_ends(db, engine):
+    with engine.begin() as connection:
+        for number in range(6):
+            enqueue(connection, "other" if number % 2 else "echo", b"body")
+    requests = Requests(db, pa.schema({"id": pa.int64()}), condition=select_requests({"service": "echo"}))
+    assert requests.end_after(engine, 2, 0, 6) == 3
+    assert requests.end_after(engine, 2, 3, 6) == 6
+    assert requests.end_after(engine, 2, 0, 2) == 2
+
+
+def test_ranges_need_the_tables(tmp_path):
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(schema.SchemaError, match="has no tables yet"):
+        Requests(str(tmp_path / "empty.db"), REQUESTS).ranges(8)
 
 
 def test_batches_are_staged_and_accepted_together(db, engine):
@@ -57,10 +122,11 @@ def test_batches_are_staged_and_accepted_together(db, engine):
     with connect_arrow(db, write=True) as arrow:
         assert arrow.stage(staging.touch(number, time.time()), converter.convert(rows, number, 0, 0))
     wanted = pa.schema({"request": pa.string(), "priority": pa.int32()})
-    assert list(read_range(db, wanted, 0)) == []
+    requests = Requests(db, wanted)
+    assert list(requests.read()) == []
     with engine.begin() as connection:
         assert staging.commit(connection, None, [staging.Accepted(number, 2)], time.time())
-    assert pa.Table.from_batches(read_range(db, wanted, 0)).to_pylist() == [
+    assert pa.Table.from_batches(requests.read()).to_pylist() == [
         {"request": "a", "priority": 3}, {"request": "b", "priority": 7},
     ]  # fmt: skip
 
