@@ -4,21 +4,11 @@ Spark finds it through the module `pyspark_titanic`.  Spark imports every instal
 up, so readers and writers are imported only when they are used.
 """
 
-from typing import TYPE_CHECKING
-
-from pyspark.sql.datasource import DataSource
-
-if TYPE_CHECKING:
-    from pyspark.sql.datasource import (
-        DataSourceReader,
-        DataSourceStreamReader,
-        DataSourceStreamWriter,
-        DataSourceWriter,
-    )
-    from pyspark.sql.types import StructType
+from pyspark.sql import datasource as spark
+from pyspark.sql.types import StructType
 
 
-class TitanicSource(DataSource):
+class TitanicSource(spark.DataSource):
     """Reads and adds requests of Titanic."""
 
     @classmethod
@@ -26,31 +16,31 @@ class TitanicSource(DataSource):
         """Return the name of the format, as in `format("titanic")`."""
         return "titanic"
 
-    def schema(self) -> "StructType":
+    def schema(self) -> StructType:
         """Return the default schema: all columns."""
         from .columns import SCHEMA  # noqa: PLC0415
 
         return SCHEMA
 
-    def reader(self, schema: "StructType") -> "DataSourceReader":
+    def reader(self, schema: StructType) -> spark.DataSourceReader:
         """Return the reader for batches."""
         from .reader import Reader  # noqa: PLC0415
 
         return Reader(self.options, schema)
 
-    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> spark.DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return the reader for streams."""
         from .stream_reader import StreamReader  # noqa: PLC0415
 
         return StreamReader(self.options, schema)
 
-    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceWriter":
+    def writer(self, schema: StructType, overwrite: bool) -> spark.DataSourceWriter:
         """Return the writer for batches."""
         from .writer import JobWriter  # noqa: PLC0415
 
         return JobWriter(self.options, schema, overwrite=overwrite)
 
-    def streamWriter(self, schema: "StructType", overwrite: bool) -> "DataSourceStreamWriter":  # noqa: N802 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> spark.DataSourceStreamWriter:  # noqa: N802 - Spark's
         """Return the writer for streams."""
         from .writer import StreamWriter  # noqa: PLC0415
 

@@ -5,6 +5,7 @@ which attempts count.  `titanic/arrow/writing.py` does what Spark asks for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 from uuid import uuid4
@@ -35,30 +36,36 @@ MAX_CHUNK_ROWS: Final = 10_000
 """Maximum number of rows staged in one transaction, if Spark does not provide batches."""
 MAX_NAME: Final = 500
 """Maximum number of characters in the name of a job or sink."""
-WRITE_OPTIONS: Final = ROW_OPTIONS | {"db", "job", "sink"}
+WRITE_OPTIONS: Final = ROW_OPTIONS | {"db"}
+"""The options of both writers; batches can also set `job`, streams `sink`."""
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 """The property with which Spark identifies a stream to its tasks; it lives as long as the checkpoint."""
 
 
+@dataclass(frozen=True)
 class StagedRows(spark.WriterCommitMessage):
     """A task's message to the driver: what it has staged, if anything, and the id of the stream."""
 
-    def __init__(self, staged: staging.Accepted | None = None, query: str | None = None) -> None:
-        self.staged = staged
-        self.query = query
+    staged: staging.Accepted | None = None
+    query: str | None = None
 
 
 class _Writer:
-    """What both writers have in common; `other` is the option, `job` or `sink`, that this one does not accept."""
+    """What both writers have in common; `naming` is the option, `job` or `sink`, that names the write."""
 
-    def __init__(self, options: Mapping[str, str], schema: StructType, other: str, *, overwrite: bool) -> None:
-        given = known_options(options, WRITE_OPTIONS - {other}, "write")
+    def __init__(self, options: Mapping[str, str], schema: StructType, naming: str, *, overwrite: bool) -> None:
+        given = known_options(options, WRITE_OPTIONS | {naming}, "write")
         if overwrite:
             raise SettingError('titanic only adds requests; use mode("append") or outputMode("append")')
-        (self._name,) = (given.get(each) for each in ("job", "sink") if each != other)
+        self._name = given.get(naming)
         if self._name is not None and not 0 < len(self._name) <= MAX_NAME:
             raise SettingError(f"the name of a job or sink must have 1 to {MAX_NAME} characters")
         self.target = ArrowWrite(database_option(given), plan_rows(arrow_schema(schema), given), uuid4().hex)
+        self._checkpoint = given.get("checkpointlocation")
+
+    def abort(self, messages: Sequence[Any], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        """Discard staged rows after a task failed; runs on the driver."""
+        self.target.abort(_staged(messages))
 
     def _stage(self, batches: Iterator[pa.RecordBatch]) -> StagedRows:
         context = TaskContext.get()
@@ -77,7 +84,7 @@ class JobWriter(_Writer, spark.DataSourceArrowWriter):
     """Writes the rows of a batch."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        super().__init__(options, schema, "sink", overwrite=overwrite)
+        super().__init__(options, schema, "job", overwrite=overwrite)
         self._write = None if self._name is None else staging.Write("job", self._name)
         self._skipped = self.target.check(self._write)
 
@@ -90,18 +97,13 @@ class JobWriter(_Writer, spark.DataSourceArrowWriter):
         if not self._skipped:
             self.target.commit(self._write, _staged(messages))
 
-    def abort(self, messages: Sequence[Any]) -> None:
-        """Discard staged rows after a task failed; runs on the driver."""
-        self.target.abort(_staged(messages))
-
 
 class StreamWriter(_Writer, StreamBase):
     """Writes the rows of a stream, one micro-batch at a time."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        super().__init__(options, schema, "job", overwrite=overwrite)
+        super().__init__(options, schema, "sink", overwrite=overwrite)
         self._schema = schema
-        self._checkpoint = {name.lower(): value for name, value in options.items()}.get("checkpointlocation")
         self.target.check()
 
     def write(self, iterator: Any) -> StagedRows:
@@ -119,11 +121,6 @@ class StreamWriter(_Writer, StreamBase):
                 return  # without rows there is nothing to commit
             raise SettingError('Spark does not identify this stream; name it with .option("sink", …)')
         self.target.commit(staging.Write("sink", name, batchId, query), _staged(messages))
-
-    def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Discard staged rows after a task failed; runs on the driver."""
-        del batchId
-        self.target.abort(_staged(messages))
 
 
 def _to_arrow(rows: "Iterator[Row]", schema: StructType) -> Iterator[pa.RecordBatch]:
