@@ -180,6 +180,13 @@ def test_importing_a_client_loads_no_workers_titanic_or_broker(statement):
     assert not packages & {"workers", "titanic", "titanic.store", "mdp.broker", "mmi", "spark"}
 
 
+@pytest.mark.parametrize(
+    "statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.rows", "import zmdp.spark"]
+)
+def test_what_some_users_lack_is_not_imported(statement):
+    assert not {"pyarrow", "pyspark", "pandas"} & loaded_by(statement)
+
+
 @pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.cli"])
 def test_importing_a_worker_loads_no_clients_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}

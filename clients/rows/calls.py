@@ -97,6 +97,10 @@ class Keyed(Protocol):
         """
 
 
+Route = Callable[[Caller], Keyed]
+"""Returns what sends rows with keys over a client."""
+
+
 class RowCalls:
     """The rows that wait and the tasks that send them, until `close`."""
 

@@ -5,9 +5,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from typing import Final, Protocol
 
-from ...mdp.errors import RequestError
-from .calls import MAX_OUTSTANDING_BYTES, Caller, Keyed, RowCalls, RowSettings
-from .packs import Chunk
+from .calls import MAX_OUTSTANDING_BYTES, Caller, Route, RowCalls, RowSettings
+from .packs import Chunk, RowOutcome
 
 MIN_CHUNK_ROWS: Final = 256
 """A chunk may always have this many rows, however small the window is."""
@@ -20,6 +19,10 @@ class ClosingCaller(Caller, Protocol):
 
     async def close(self) -> None:
         """Close the connection."""
+
+
+Connect = Callable[[], ClosingCaller]
+"""Returns a new client."""
 
 
 class Lookahead:
@@ -60,7 +63,7 @@ class Lookahead:
     def taken(self, chunk: Chunk) -> None:
         """Record that a chunk with its outcomes was taken."""
         rows = min(2 * self.rows, self._most)
-        size = sum(map(_size, chunk.outcomes))
+        size = sum(map(outcome_size, chunk.outcomes))
         if size * rows > MAX_OUTSTANDING_BYTES * len(chunk.rows):
             rows = MAX_OUTSTANDING_BYTES * len(chunk.rows) // size
         self.rows = max(1, rows)
@@ -70,7 +73,8 @@ class Lookahead:
         return max(1, min(self.rows, int(MAX_OUTSTANDING_BYTES / max(row_bytes, 1))))
 
 
-def _size(outcome: bytes | list[bytes] | RequestError) -> int:
+def outcome_size(outcome: RowOutcome | None) -> int:
+    """Return the size of a row's reply in bytes; 0 if it has none."""
     if isinstance(outcome, bytes):
         return len(outcome)
     return sum(map(len, outcome)) if isinstance(outcome, list) else 0
@@ -79,9 +83,9 @@ def _size(outcome: bytes | list[bytes] | RequestError) -> int:
 def answer_chunks(
     chunks: Iterable[Chunk],
     settings: RowSettings,
-    connect: Callable[[], ClosingCaller],
+    connect: Connect,
     lookahead: Lookahead | None = None,
-    keyed: Callable[[Caller], Keyed] | None = None,
+    keyed: Route | None = None,
 ) -> Generator[Chunk, None, None]:
     """Yield `chunks` in order, with their outcomes.
 

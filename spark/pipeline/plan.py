@@ -7,36 +7,44 @@ Errors are columns too: a row whose request fails never fails the job.  See docs
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final
+
+from pyspark.errors import AnalysisException, ParseException, PySparkNotImplementedError
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, MapType, StringType, StructType
 
 from ...clients import Client, SettingError
 from ...clients.many import checked_settings
 from ...clients.rows import AUTO
+from ...clients.rows.arrow import added_names, check_result, map_rows
+from ...clients.rows.tables import ARROW, map_tables
 from ...mdp import wire
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.keys import BrokerKey, Key, load_keys
 from ...mdp.transport.sockets import checked_endpoints
 from ...titanic.submission import MAX_SECONDS
-from ..session import NEEDS_PYSPARK, SparkError, reason
-from .arrow import call_arrow
-from .batches import call_batches, call_series
+from ..python_workers import exempt_imports_from_collection
+from ..session import reason
+from .function import call_series
 from .settings import CallSettings
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import DataType
-
-ARROW: Final = "arrow"
-RESULTS: Final = ("string", "binary", "frames")
+REPLY_TYPES: Final = {
+    "string": StringType(),
+    "binary": BinaryType(),
+    "frames": ArrayType(BinaryType(), containsNull=False),
+}
+"""The type of the column of replies, by `result`."""
 TEMPORARY_COLUMN: Final = "__zmdp_{}__"
 """Names of temporary columns, chosen not to clash with those of the DataFrame."""
 
 
 def call_service(
-    df: "DataFrame",
+    df: DataFrame,
     service: str,
     *,
-    input: "str | Sequence[str] | Column",  # noqa: A002 - the natural name
+    input: str | Sequence[str] | Column,  # noqa: A002 - the natural name
     output: str = "reply",
     key: str | None = None,
     window: int = 64,
@@ -49,7 +57,7 @@ def call_service(
     codec: str | None = None,
     client_key: Key | None = None,
     broker_key: BrokerKey | None = None,
-) -> "DataFrame":
+) -> DataFrame:
     """Return `df` with three more columns: `output`, `service`'s reply to each row; `output`_code; `output`_error.
 
     The code is 200 for a row that has its reply and NULL for a row that was not sent; otherwise the error says what
@@ -89,30 +97,30 @@ def call_service(
         raise SettingError(f"codec is {codec!r}; expected {ARROW!r}, or None for a frame per row")
     if codec is not None and key is not None:
         raise SettingError("a key belongs to a row, so it cannot be combined with codec='arrow'")
-    added = _added_names(df, output)
+    fold = str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
+    added = added_names(output, df.columns, fold)
     selected = _select_input(df, input, key, as_it_is=codec is not None)
-    keyed = key is not None
 
-    types = _spark_types()
-    reply_type = _reply_type(result) if codec is None else _any_type(result)
+    reply_type: DataType
     if codec is None:
+        reply_type = REPLY_TYPES[result]
+        route = None if key is None else settings.through_titanic
 
         def call(batches: Iterator[Any]) -> Iterator[Any]:
-            return call_batches(batches, name, added, settings, keyed=keyed)
+            yield from map_rows(batches, name, added, settings, settings.connect, result=result, keyed=route)
+            exempt_imports_from_collection()
     else:
-        from pyspark.sql.pandas.types import to_arrow_type  # noqa: PLC0415
-
+        reply_type = _any_type(result)
         arrow_type = to_arrow_type(reply_type)
         sent_as = None if isinstance(input, list | tuple) else input if isinstance(input, str) else "input"
 
         def call(batches: Iterator[Any]) -> Iterator[Any]:
-            return call_arrow(batches, name, added, settings, sent_as, arrow_type)
+            yield from map_tables(batches, name, added, settings, settings.connect, sent_as, arrow_type)
+            exempt_imports_from_collection()
 
-    schema = types.StructType(list(df.schema.fields))
-    for column, kind in zip(added, (reply_type, types.IntegerType(), types.StringType()), strict=True):
+    schema = StructType(list(df.schema.fields))
+    for column, kind in zip(added, (reply_type, IntegerType(), StringType()), strict=True):
         schema = schema.add(column, kind)
-    from pyspark.errors import PySparkNotImplementedError  # noqa: PLC0415
-
     try:
         return selected.mapInArrow(call, schema)
     except PySparkNotImplementedError as error:  # Arrow lacks some of Spark's types, such as some intervals
@@ -120,7 +128,7 @@ def call_service(
 
 
 def register_function(
-    spark: "SparkSession",
+    spark: SparkSession,
     name: str = "call_service",
     *,
     broker: str | Sequence[str] = DEFAULT_ENDPOINT,
@@ -146,18 +154,11 @@ def register_function(
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingError(f"{name!r} is not a valid function name: use letters, digits and '_'")
     import pandas as pd  # noqa: PLC0415 - optional dependency
-    from pyspark.sql.pandas.functions import pandas_udf  # noqa: PLC0415
 
     def call(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
         return call_series(batches, settings)
 
-    types = _spark_types()
-    returned = (
-        types.StructType()
-        .add("reply", _reply_type(result))
-        .add("code", types.IntegerType())
-        .add("error", types.StringType())
-    )
+    returned = StructType().add("reply", REPLY_TYPES[result]).add("code", IntegerType()).add("error", StringType())
     # Nondeterministic: otherwise Spark would call it a second time to filter on its result.
     function: Any = pandas_udf(call, returned)  # type: ignore[call-overload]  # its type hints do not allow tuples of any length
     spark.udf.register(name, function.asNondeterministic())
@@ -166,31 +167,10 @@ def register_function(
 # ── on the driver: checking and planning ──────────────────────────────────────────────────────────────────────────────
 
 
-def _spark_types() -> Any:
-    try:
-        from pyspark.sql import types  # noqa: PLC0415 - optional dependency
-    except ImportError:
-        raise SparkError(NEEDS_PYSPARK) from None
-    return types
-
-
-def _reply_type(result: str) -> "DataType":
-    types = _spark_types()
-    kinds = {
-        "string": types.StringType(),
-        "binary": types.BinaryType(),
-        "frames": types.ArrayType(types.BinaryType(), containsNull=False),
-    }
-    return cast("DataType", kinds[result])
-
-
-def _any_type(name: str) -> "DataType":
+def _any_type(name: str) -> DataType:
     """Return one of Spark's types by its name in SQL.  Raises `SettingError`."""
-    from pyspark.errors import ParseException  # noqa: PLC0415
-
-    types = _spark_types()
     try:
-        return cast("DataType", types.DataType.fromDDL(name))
+        return DataType.fromDDL(name)
     except (ParseException, TypeError, AttributeError) as error:
         raise SettingError(f"result is {name!r}; expected one of Spark's types: {reason(error)}") from None
 
@@ -210,10 +190,7 @@ def _settings(
     rows = checked_settings("X1", window, rows_per_request, timeout, headers)
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
-    if result not in RESULTS:
-        raise SettingError(f"result is {result!r}; expected one of {', '.join(RESULTS)}")
-    if result == "frames" and (rows.rows_per_request or 1) > 1:
-        raise SettingError(f"result='frames' requires a rows_per_request of {AUTO!r} or 1")
+    check_result(result, rows)
     endpoints = checked_endpoints(broker)
     for endpoint in endpoints:
         if endpoint.startswith("inproc:"):
@@ -225,37 +202,23 @@ def _settings(
     return CallSettings(**vars(rows), broker=endpoints, keep=keep, result=result, keys=keys)
 
 
-def _added_names(df: "DataFrame", output: str) -> list[str]:
-    """Return the names of the added columns."""
-    if not isinstance(output, str) or not output:
-        raise SettingError(f"output is {output!r}; expected the name of a column")
-    added = [output, f"{output}_code", f"{output}_error"]
-    fold = str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
-    taken = {fold(name) for name in df.columns}
-    clashes = [name for name in added if fold(name) in taken]
-    if clashes:
-        raise SettingError(f"column {clashes[0]!r} already exists; choose another output than {output!r}")
-    return added
-
-
-def _select_input(df: "DataFrame", selected: Any, key: str | None, *, as_it_is: bool = False) -> "DataFrame":
+def _select_input(df: DataFrame, selected: Any, key: str | None, *, as_it_is: bool = False) -> DataFrame:
     """Return the columns of `df`, then what to send (string or binary, or as it is), then the key if there is one.
 
     All are renamed c0, c1, …, because names may occur more than once.  Raises `SettingError`.
     """
-    types = _spark_types()
     found = _with_input(df, selected)
     if key is not None:
         found = _with(found, _quoted(df, key), "key", key)
     names = [f"c{at}" for at in range(len(found.schema.fields))]
     found, at = found.toDF(*names), len(df.columns)
     kind = found.schema.fields[at].dataType
-    if key is not None and not isinstance(found.schema.fields[-1].dataType, types.StringType):
+    if key is not None and not isinstance(found.schema.fields[-1].dataType, StringType):
         type_name = found.schema.fields[-1].dataType.simpleString()
         raise SettingError(f"key is {key!r}, a column of type {type_name}; cast it to string")
-    if as_it_is or isinstance(kind, types.StringType | types.BinaryType):
+    if as_it_is or isinstance(kind, StringType | BinaryType):
         return found
-    if isinstance(kind, types.StructType | types.MapType | types.ArrayType):
+    if isinstance(kind, StructType | MapType | ArrayType):
         names[at] = f"to_json({names[at]}, map('ignoreNullFields', 'false')) AS {names[at]}"
         return found.selectExpr(*names)
     raise SettingError(
@@ -264,9 +227,7 @@ def _select_input(df: "DataFrame", selected: Any, key: str | None, *, as_it_is: 
     )
 
 
-def _with_input(df: "DataFrame", selected: Any) -> "DataFrame":
-    from pyspark.sql import Column  # noqa: PLC0415
-
+def _with_input(df: DataFrame, selected: Any) -> DataFrame:
     if isinstance(selected, str):
         return _with(df, _quoted(df, selected), "input", selected)
     if isinstance(selected, list | tuple) and selected and all(isinstance(name, str) for name in selected):
@@ -277,9 +238,7 @@ def _with_input(df: "DataFrame", selected: Any) -> "DataFrame":
     return _with(df, selected, "input", selected)
 
 
-def _with(df: "DataFrame", expression: "str | Column", role: str, selected: object) -> "DataFrame":
-    from pyspark.errors import AnalysisException  # noqa: PLC0415
-
+def _with(df: DataFrame, expression: str | Column, role: str, selected: object) -> DataFrame:
     name = TEMPORARY_COLUMN.format(role)
     try:
         if isinstance(expression, str):
@@ -292,7 +251,7 @@ def _with(df: "DataFrame", expression: "str | Column", role: str, selected: obje
     return found
 
 
-def _quoted(df: "DataFrame", name: object) -> str:
+def _quoted(df: DataFrame, name: object) -> str:
     """Return a column quoted for SQL: the column with this exact name, or the field of a struct (`column.field`)."""
     if not isinstance(name, str) or not name:
         raise SettingError(f"{name!r} is not the name of a column")

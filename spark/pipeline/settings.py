@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ...clients import AsyncClient
-from ...clients.rows import RowSettings
+from ...clients.rows import Caller, RowSettings
 from ...mdp.keys import ClientKeys
+from ...titanic.keyed import KeyedRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,3 +22,7 @@ class CallSettings(RowSettings):
     def connect(self) -> AsyncClient:
         """Return a client."""
         return AsyncClient(self.broker, timeout=self.timeout, key=self.keys)
+
+    def through_titanic(self, client: Caller) -> KeyedRows:
+        """Return what sends rows with keys over `client`."""
+        return KeyedRows(client, self.headers, self.keep)

@@ -21,8 +21,8 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.mdp.testing import running_broker
-from zmdp.spark.pipeline import batches as pipeline
 from zmdp.spark.pipeline import call_service, register_function
+from zmdp.spark.pipeline.function import call_series
 from zmdp.spark.pipeline.settings import CallSettings
 from zmdp.workers import Worker
 
@@ -175,13 +175,6 @@ def test_calls_in_a_chain(spark, endpoint, up):
     with working(endpoint, lambda request: [frame[::-1] for frame in request], "reverse"):
         both = call_service(first, "reverse", input="reply", output="reversed", broker=endpoint)
         assert [(row.reply, row.reversed) for row in both.collect()] == [(f"ROW {n}", f"{n} WOR") for n in range(10)]
-
-
-def test_large_replies_are_split_into_batches(monkeypatch):
-    monkeypatch.setattr(pipeline, "MAX_BATCH_BYTES", 10)
-    outcomes = [b"123456", b"1234", None, b"1", b"12345678901", ServiceError(500, "no"), b"1"]
-    assert list(pipeline.split_by_size(outcomes)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
-    assert list(pipeline.split_by_size([[b"12345", b"67890"], b"1"])) == [(0, 1), (1, 2)]
 
 
 # ── Arrow ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -496,7 +489,7 @@ def test_invalid_arguments_of_the_function(endpoint, given, message):
     series = tuple(pd.Series(each) for each in given)
     asked = CallSettings(broker=endpoint, window=1)
     with pytest.raises(SettingError, match=message):
-        list(pipeline.call_series(iter([series if len(series) > 1 else series[0]]), asked))
+        list(call_series(iter([series if len(series) > 1 else series[0]]), asked))
 
 
 def test_settings_of_the_function(spark):

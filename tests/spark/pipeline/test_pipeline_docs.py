@@ -4,7 +4,10 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
 from support.titanics import BEATS, serving
+
+pytest.importorskip("pyspark")
 
 from zmdp.spark.pipeline import call_service
 from zmdp.workers import Worker

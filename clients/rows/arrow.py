@@ -1,24 +1,56 @@
-"""Send the rows of Arrow batches and of pandas series, and make columns of the replies.  Runs on executors."""
+"""Send the rows of Arrow batches, and make columns of the replies.  Needs pyarrow."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from itertools import chain, groupby, pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 
-from ...clients import RequestError, RequestRejected, RequestTimeout, ServiceNotFound, SettingError
-from ...clients.rows import Caller, Chunk, Keyed, Lookahead, RowOutcome, answer_chunks
+import pyarrow as pa
+
 from ...mdp.codes import Code
-from ...titanic.keyed import KeyedRows
-from ..python_workers import exempt_imports_from_collection
-from .settings import CallSettings
+from ...mdp.errors import RequestError, RequestRejected, RequestTimeout, ServiceNotFound, SettingError
+from .calls import Route, RowSettings
+from .lookahead import Connect, Lookahead, answer_chunks, outcome_size
+from .packs import AUTO, Chunk, RowOutcome
 
 MAX_BATCH_BYTES: Final = 64 << 20
-"""Maximum size of the replies in a batch handed to Spark, unless one row has more."""
+"""Maximum size of the replies in a batch, unless one row has more."""
 OK: Final = 200
 """The code of a row that has its reply, as in Titanic."""
+RESULTS: Final = {"string": pa.string(), "binary": pa.binary(), "frames": pa.list_(pa.binary())}
+"""What the column of replies can hold: the only frame, as text or as it is, or all frames."""
 
 Outcome = RowOutcome | None
 """None if the row was not sent."""
+
+
+# ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_result(result: str, settings: RowSettings) -> None:
+    """Raise `SettingError` unless `result` is one of `RESULTS` that is possible with these settings."""
+    if result not in list(RESULTS):
+        raise SettingError(f"result is {result!r}; expected one of {', '.join(RESULTS)}")
+    if result == "frames" and (settings.rows_per_request or 1) > 1:
+        raise SettingError(f"result='frames' requires a rows_per_request of {AUTO!r} or 1")
+
+
+def added_names(output: str, columns: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
+    """Return the names of the added columns: those of the reply, its code and the error.
+
+    Raises `SettingError` if one of the `columns` has such a name; names are equal if `fold` makes them equal.
+    """
+    if not isinstance(output, str) or not output:
+        raise SettingError(f"output is {output!r}; expected the name of a column")
+    added = [output, f"{output}_code", f"{output}_error"]
+    taken = set(map(fold, columns))
+    clashes = [name for name in added if fold(name) in taken]
+    if clashes:
+        raise SettingError(f"column {clashes[0]!r} already exists; choose another output than {output!r}")
+    return added
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Rows:
@@ -82,35 +114,41 @@ def _rejected(text: str) -> RequestRejected:
     return RequestRejected(text, code=Code.MALFORMED, text=text)
 
 
-def answer_rows(parts: Iterator[Rows], settings: CallSettings, lookahead: Lookahead, *, keyed: bool) -> Iterator[Rows]:
-    """Yield `parts` in order, with their outcomes."""
-
-    def through_titanic(client: Caller) -> Keyed:
-        return KeyedRows(client, settings.headers, settings.keep)
-
+def answer_rows(
+    parts: Iterable[Rows],
+    settings: RowSettings,
+    connect: Connect,
+    lookahead: Lookahead,
+    keyed: Route | None = None,
+) -> Iterator[Rows]:
+    """Yield `parts` in order, with their outcomes.  Rows with keys need `keyed`, which sends them."""
     chunks = (chunk for rows in parts for chunk in rows.chunks())
-    route: Callable[[Caller], Keyed] | None = through_titanic if keyed else None
-    with closing(answer_chunks(chunks, settings, settings.connect, lookahead, route)) as answered:
+    with closing(answer_chunks(chunks, settings, connect, lookahead, keyed)) as answered:
         for chunk in answered:
             rows: Rows = chunk.tag[0]
             if rows.returned(chunk):
                 yield rows
-    exempt_imports_from_collection()
 
 
-# ── Arrow ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def call_batches(
-    batches: Iterator[Any], service: str, added: Sequence[str], settings: CallSettings, *, keyed: bool
-) -> Iterator[Any]:
-    """Yield Arrow record batches with the replies.
+def map_rows(
+    batches: Iterable[pa.RecordBatch],
+    service: str,
+    added: Sequence[str],
+    settings: RowSettings,
+    connect: Connect,
+    *,
+    result: str = "string",
+    keyed: Route | None = None,
+) -> Generator[pa.RecordBatch, None, None]:
+    """Yield the batches, perhaps divided, with three more columns: reply, code and error, named `added`.
 
-    The last column of each batch, or the last two with a key, is what to send.
+    The last column of each batch is what to send and is left out: strings or bytes, and NULL in rows that are not sent.
+    With `keyed`, which sends rows with keys, the last two are what to send and the keys.  `result` is one of `RESULTS`.
     """
-    import pyarrow as pa  # noqa: PLC0415 - optional on the driver
-
-    lookahead, selected = Lookahead(settings), 1 + keyed
+    lookahead, selected = Lookahead(settings), 1 + (keyed is not None)
 
     def parts() -> Iterator[Rows]:
         for batch in batches:
@@ -120,23 +158,21 @@ def call_batches(
                 part = batch.slice(start, most)
                 start += most
                 bodies, *keys = part.columns[-selected:]
-                yield Rows(service, frames_of(bodies), keys[0].to_pylist() if keyed else None, part)
+                yield Rows(service, frames_of(bodies), keys[0].to_pylist() if keys else None, part)
 
-    for rows in answer_rows(parts(), settings, lookahead, keyed=keyed):
+    for rows in answer_rows(parts(), settings, connect, lookahead, keyed):
         names = [*rows.tag.schema.names[:-selected], *added]
         for start, end in split_by_size(rows.outcomes):
             columns = [column.slice(start, end - start) for column in rows.tag.columns[:-selected]]
-            columns += reply_columns(rows.outcomes[start:end], settings.result)
+            columns += reply_columns(rows.outcomes[start:end], result)
             yield pa.RecordBatch.from_arrays(columns, names)
 
 
-def frames_of(column: Any) -> list[bytes | None]:
+def frames_of(column: pa.Array) -> list[bytes | None]:
     """Return the values of a column of strings or bytes.
 
     Slicing its data is several times as fast as `to_pylist`, which makes an object of Arrow for each value first.
     """
-    import pyarrow as pa  # noqa: PLC0415
-
     large = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     column = column.cast(pa.large_binary() if large else pa.binary())
     _, places, data = column.buffers()
@@ -149,10 +185,8 @@ def frames_of(column: Any) -> list[bytes | None]:
     return [values[start - first : end - first] for start, end in pairwise(bounds)]
 
 
-def reply_columns(outcomes: Sequence[Outcome], result: str) -> list[Any]:
+def reply_columns(outcomes: Sequence[Outcome], result: str) -> list[pa.Array]:
     """Return reply, code and error of rows, as arrays."""
-    import pyarrow as pa  # noqa: PLC0415
-
     count = len(outcomes)
     if result != "frames" and set(map(type, outcomes)) == {bytes}:
         try:
@@ -162,10 +196,9 @@ def reply_columns(outcomes: Sequence[Outcome], result: str) -> list[Any]:
             return [replies, pa.repeat(pa.scalar(OK, pa.int32()), count), pa.nulls(count, pa.string())]
         except pa.ArrowInvalid:
             pass  # a reply is not UTF-8: find out which
-    kinds = {"string": pa.string(), "binary": pa.binary(), "frames": pa.list_(pa.binary())}
     answers = list(zip(*[answer(outcome, result) for outcome in outcomes], strict=True)) or [(), (), ()]
     return [
-        pa.array(values, kind) for values, kind in zip(answers, (kinds[result], pa.int32(), pa.string()), strict=True)
+        pa.array(values, kind) for values, kind in zip(answers, (RESULTS[result], pa.int32(), pa.string()), strict=True)
     ]
 
 
@@ -194,52 +227,9 @@ def split_by_size(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, int]]:
     """Yield the bounds at which to split `outcomes` so that no batch has more than `MAX_BATCH_BYTES` of replies."""
     start, size = 0, 0
     for at, outcome in enumerate(outcomes):
-        more = 0
-        if isinstance(outcome, bytes):
-            more = len(outcome)
-        elif isinstance(outcome, list):
-            more = sum(map(len, outcome))
+        more = outcome_size(outcome)
         if size + more > MAX_BATCH_BYTES and at > start:
             yield start, at
             start, size = at, 0
         size += more
     yield start, len(outcomes)
-
-
-# ── pandas ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def call_series(batches: Iterator[tuple[Any, ...]], settings: CallSettings) -> Iterator[Any]:
-    """Yield pandas frames of reply, code and error for tuples of series: services, inputs and, optionally, keys."""
-    import pandas as pd  # noqa: PLC0415
-
-    first = next(batches, None)
-    if first is None:
-        return
-    # A wrong type is an error in the query, not in a row, so this does end the job.
-    if not isinstance(first, tuple) or not 2 <= len(first) <= 3:
-        raise SettingError("call_service takes two or three arguments: service, input and, optionally, key")
-
-    def parts() -> Iterator[Rows]:
-        for series in chain((first,), batches):
-            services, inputs, *keys = series
-            yield Rows(
-                _checked(services, "service", str, ""),
-                [each.encode() if isinstance(each, str) else each for each in _checked(inputs, "input", str | bytes)],
-                _checked(keys[0], "key", str, "") if keys else None,
-            )
-
-    for rows in answer_rows(parts(), settings, Lookahead(settings), keyed=len(first) == 3):
-        reply, code, error = (
-            list(values) for values in zip(*[answer(each, settings.result) for each in rows.outcomes], strict=True)
-        )
-        yield pd.DataFrame({"reply": reply, "code": pd.Series(code, dtype="Int32"), "error": error})
-
-
-def _checked(series: Any, role: str, kinds: Any, hint: str = " or binary, or use to_json()") -> list[Any]:
-    """Return the values of a series, which must be of these types or None.  Raises `SettingError`."""
-    values: list[Any] = list(series)
-    wrong = next((each for each in values if each is not None and not isinstance(each, kinds)), None)
-    if wrong is not None:
-        raise SettingError(f"the {role} is a {type(wrong).__name__}; cast it to string{hint}")
-    return values

@@ -1,22 +1,27 @@
-"""Call services whose handlers take and return Arrow data.  Runs on executors.
+"""Call services whose handlers take and return Arrow data.  Needs pyarrow.
 
-Each request carries a slice of a partition as a frame of Arrow's IPC stream format (codec `arrow`), and the reply must
-have as many rows.  No row becomes a Python object.
+Each request carries a slice of a batch as a frame of Arrow's IPC stream format (codec `arrow`), and the reply must have
+as many rows.  No row becomes a Python object.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
-from ...clients import ZmdpError
-from ...clients.rows import Chunk, Lookahead, RowOutcome, answer_chunks
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from ...mdp.codecs import Coder
 from ...mdp.codes import Code
-from ..python_workers import exempt_imports_from_collection
-from .batches import OK, answer
-from .settings import CallSettings
+from ...mdp.errors import ZmdpError
+from .arrow import OK, answer
+from .calls import RowSettings
+from .lookahead import Connect, Lookahead, answer_chunks
+from .packs import Chunk, RowOutcome
 
+ARROW: Final = "arrow"
+"""The name of the codec."""
 MAX_SLICE_ROWS: Final = 5000
 MAX_SLICE_BYTES: Final = 1 << 20
 """A request has no more rows than this, and about this size at most, unless `rows_per_request` is given."""
@@ -26,16 +31,21 @@ ERROR: Final = "error"
 """The name of a second column of replies: NULL, or why the row failed."""
 
 
-def call_arrow(
-    batches: Iterator[Any], service: str, added: Sequence[str], settings: CallSettings, name: str | None, kind: Any
-) -> Iterator[Any]:
-    """Yield Arrow record batches with replies of the type `kind`.
+def map_tables(
+    batches: Iterable[pa.RecordBatch],
+    service: str,
+    added: Sequence[str],
+    settings: RowSettings,
+    connect: Connect,
+    name: str | None,
+    kind: pa.DataType,
+) -> Generator[pa.RecordBatch, None, None]:
+    """Yield the batches with three more columns: replies of the type `kind`, code and error, named `added`.
 
-    The last column of each batch is what to send: under this `name`, or without one it is a struct of all columns.
+    The last column of each batch is what to send, and is left out: it is sent under this `name`, or without one it is
+    a struct of all columns.
     """
-    import pyarrow as pa  # noqa: PLC0415 - optional on the driver
-
-    coder = Coder("arrow")
+    coder = Coder(ARROW)
 
     def chunks() -> Iterator[Chunk]:
         for batch in batches:
@@ -50,24 +60,21 @@ def call_arrow(
 
     each_alone = replace(settings, rows_per_request=1)
     lookahead = Lookahead(each_alone, most=min(settings.window, MAX_AHEAD))
-    with closing(answer_chunks(chunks(), each_alone, settings.connect, lookahead)) as replies:
+    with closing(answer_chunks(chunks(), each_alone, connect, lookahead)) as replies:
         for chunk in replies:
             batch, counts = chunk.tag
             slices = [_columns(coder, reply, count, kind) for reply, count in zip(chunk.outcomes, counts, strict=True)]
             columns = [pa.concat_arrays(parts) for parts in zip(*slices, strict=True)]
             names = [*batch.schema.names[:-1], *added]
             yield pa.RecordBatch.from_arrays([*batch.columns[:-1], *columns], names)
-    exempt_imports_from_collection()
 
 
 def _slice_rows(row_bytes: float) -> int:
     return max(1, min(MAX_SLICE_ROWS, int(MAX_SLICE_BYTES / max(row_bytes, 1))))
 
 
-def _columns(coder: Coder, outcome: RowOutcome, count: int, kind: Any) -> list[Any]:
+def _columns(coder: Coder, outcome: RowOutcome, count: int, kind: pa.DataType) -> list[pa.Array]:
     """Return reply, code and error of the rows of a request, as arrays."""
-    import pyarrow as pa  # noqa: PLC0415
-
     reply, code, error = answer(outcome, "frames")
     if code == OK:
         try:
@@ -77,10 +84,7 @@ def _columns(coder: Coder, outcome: RowOutcome, count: int, kind: Any) -> list[A
     return [pa.nulls(count, kind), pa.repeat(pa.scalar(code, pa.int32()), count), pa.repeat(pa.scalar(error), count)]
 
 
-def _read_reply(table: Any, count: int, kind: Any) -> list[Any]:
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.compute as pc  # noqa: PLC0415
-
+def _read_reply(table: pa.Table | None, count: int, kind: pa.DataType) -> list[pa.Array]:
     if table is None or table.num_rows != count or not table.num_columns:
         shape = "nothing" if table is None else f"{table.num_rows} rows of {table.num_columns} columns"
         raise ValueError(f"it has {shape}, for {count} rows")

@@ -1,4 +1,4 @@
-"""Batches to rows and back, and rows with keys through Titanic.  Without Spark."""
+"""Batches to rows and back, and rows with keys through Titanic."""
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
@@ -8,11 +8,13 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from zmdp.clients.rows import Lookahead
+from zmdp.clients import AsyncClient
+from zmdp.clients.rows import Lookahead, RowSettings
+from zmdp.clients.rows import arrow as rows_module
+from zmdp.clients.rows.arrow import Rows, answer, answer_rows, frames_of, reply_columns, split_by_size
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.testing import running_broker
-from zmdp.spark.pipeline.batches import Rows, answer, answer_rows, frames_of, reply_columns
-from zmdp.spark.pipeline.settings import CallSettings
+from zmdp.titanic.keyed import KeyedRows
 from zmdp.workers import Worker
 
 
@@ -32,10 +34,9 @@ def up(request):
 
 def ask(server, rows, *, keyed=True, **given):
     """Return reply, code and error of each row."""
-    settings = CallSettings(
-        broker=server.endpoints[0], **{"window": 4, "rows_per_request": 1, "timeout": TIMEOUT_SECONDS, **given}
-    )
-    (found,) = answer_rows(iter([rows]), settings, Lookahead(settings), keyed=keyed)
+    settings = RowSettings(**{"window": 4, "rows_per_request": 1, "timeout": TIMEOUT_SECONDS, **given})
+    route = (lambda client: KeyedRows(client, None, 86400.0)) if keyed else None
+    (found,) = answer_rows([rows], settings, lambda: AsyncClient(server.endpoints[0]), Lookahead(settings), route)
     return [answer(outcome, "string") for outcome in found.outcomes]
 
 
@@ -156,3 +157,10 @@ def test_a_reply_of_several_frames_needs_all_of_them(result):
     replies, codes, errors = columns([[b"a", b"b"]], result)
     assert (replies, codes) == ([None], [500])
     assert errors == ["the reply has 2 frames; a request of one row needs one frame"]
+
+
+def test_large_replies_are_split_into_batches(monkeypatch):
+    monkeypatch.setattr(rows_module, "MAX_BATCH_BYTES", 10)
+    outcomes = [b"123456", b"1234", None, b"1", b"12345678901", ServiceError(500, "no"), b"1"]
+    assert list(split_by_size(outcomes)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
+    assert list(split_by_size([[b"12345", b"67890"], b"1"])) == [(0, 1), (1, 2)]
