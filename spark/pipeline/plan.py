@@ -9,7 +9,7 @@ Errors are columns too: a row whose request fails never fails the job.  See docs
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException, ParseException, PySparkNotImplementedError
+from pyspark.errors import AnalysisException, PySparkNotImplementedError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.pandas.types import to_arrow_type
@@ -110,7 +110,7 @@ def call_service(
             yield from map_rows(batches, name, added, settings, settings.connect, result=result, keyed=route)
             exempt_imports_from_collection()
     else:
-        reply_type = _any_type(result)
+        reply_type = _any_type(df.sparkSession, result)
         arrow_type = to_arrow_type(reply_type)
         sent_as = None if isinstance(input, list | tuple) else input if isinstance(input, str) else "input"
 
@@ -167,12 +167,15 @@ def register_function(
 # ── on the driver: checking and planning ──────────────────────────────────────────────────────────────────────────────
 
 
-def _any_type(name: str) -> DataType:
+def _any_type(spark: SparkSession, name: str) -> DataType:
     """Return one of Spark's types by its name in SQL.  Raises `SettingError`."""
-    try:
-        return DataType.fromDDL(name)
-    except (ParseException, TypeError, AttributeError) as error:
-        raise SettingError(f"result is {name!r}; expected one of Spark's types: {reason(error)}") from None
+    expected = f"result is {name!r}; expected one of Spark's types"
+    if not isinstance(name, str):
+        raise SettingError(expected)
+    try:  # not `DataType.fromDDL`, which finds no session if the only one is of Spark Connect
+        return spark.sql(f"SELECT CAST(NULL AS {name})").schema[0].dataType
+    except AnalysisException as error:
+        raise SettingError(f"{expected}: {reason(error)}") from None
 
 
 def _settings(

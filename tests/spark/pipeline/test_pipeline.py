@@ -336,6 +336,7 @@ def test_a_worker_is_killed(spark):
         ({"codec": "json"}, "codec is 'json'"),
         ({"codec": "arrow", "key": "text"}, "a key belongs to a row"),
         ({"codec": "arrow", "result": "no type"}, "expected one of Spark's types"),
+        ({"codec": "arrow", "result": 5}, "result is 5; expected one of Spark's types"),
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
         ({"key": "id"}, "key is 'id', a column of type bigint"),
         ({"key": 5}, "5 is not the name of a column"),

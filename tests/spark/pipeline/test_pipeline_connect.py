@@ -1,6 +1,10 @@
 """`call_service` on Spark Connect: a server of its own."""
 
 import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow.compute as pc
 from support.connect import connected
 from support.titanics import BEATS
 
@@ -30,6 +34,11 @@ def test_a_connect_session(tmp_path, endpoint):
         for given in ({"input": "nope"}, {"input": df.nope}, {"input": "id"}):
             with pytest.raises(SettingError):
                 call_service(df, "up", broker=endpoint, **given)
+        with Worker("length", lambda table: {"length": pc.utf8_length(table["text"])}, broker=endpoint, codec="arrow"):
+            lengths = call_service(df, "length", input="text", codec="arrow", result="int", broker=endpoint)
+            assert [row.reply for row in lengths.collect()] == [len(f"row {n}") for n in range(100)]
+        with pytest.raises(SettingError, match="result is 'no type'; expected one of Spark's types"):
+            call_service(df, "length", input="text", codec="arrow", result="no type", broker=endpoint)
         register_function(session, broker=endpoint)
         (row,) = session.sql("SELECT call_service('up', 'x') AS r").collect()
         assert tuple(row.r) == ("X", 200, None)
