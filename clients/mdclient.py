@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import zmq
 
@@ -40,6 +40,9 @@ from .many import checked_settings, chunks, outcomes
 from .reply import Reply, is_available
 from .rows import AUTO, Lookahead, RowSettings, answer_chunks
 from .x1 import X1Dialog
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Client:
@@ -297,12 +300,11 @@ class Client:
             headers: Passed to the handler, with each row.
 
         Raises `SettingError` for an invalid argument, and within a running event loop: use `AsyncClient.map` there.
+        Raises `ClosedError` if the client is closed.
         """
         name = wire.service_name(service).decode()
         settings = checked_settings(self.protocol, window, rows_per_request, timeout, headers)
-        self._usable()
-        if asyncio._get_running_loop() is not None:
-            raise SettingError("Client.map cannot run within an event loop: use AsyncClient.map")
+        self._check_map("Client.map cannot run within an event loop: use AsyncClient.map")
         return self._mapped(name, rows, settings)
 
     def _mapped(
@@ -313,6 +315,58 @@ class Client:
         with closing(answered):
             for chunk in answered:
                 yield from outcomes(chunk)
+
+    def map_arrow(
+        self,
+        service: str | bytes,
+        data: Any,
+        *,
+        input: str | Sequence[str],  # noqa: A002 - the natural name
+        output: str = "reply",
+        codec: str | None = None,
+        result: "str | pa.DataType" = "string",
+        window: int = 64,
+        rows_per_request: int | str = AUTO,
+        timeout: float = DEFAULT_TOTAL_TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> "Generator[pa.RecordBatch, None, None]":
+        """Call `service` for each row of Arrow data, and yield the data with the replies (docs/python.md).
+
+        There are three more columns: `output`, the reply; `output`_code, which is 200 for a row that has its reply, and
+        NULL for a row that was not sent; `output`_error, which otherwise says what went wrong.  Batches may be smaller
+        than those of the data; there is at least one, perhaps without rows.  Rows are read and sent as with `map`.
+
+        Args:
+            service: The service's name.
+            data: A `pyarrow.Table` or `RecordBatchReader`, or anything else with `__arrow_c_stream__`, such as a
+                DataFrame of Polars or a relation of DuckDB.
+            input: The column of strings or bytes to send; rows in which it is NULL are not sent.
+            output: Name of the reply column.
+            codec: `"arrow"` for a service whose handler takes and returns Arrow tables (docs/pipeline.md): then `input`
+                is a column of any type, or a list of columns, and its NULLs are sent too.
+            result: `"string"`, `"binary"`, or `"frames"` for a list of all frames of the reply.  With
+                `codec="arrow"`, the type of the first column of the reply: a `pyarrow.DataType`, or its name.
+            window, rows_per_request, timeout, headers: As for `map`.
+
+        Raises `SettingError` for an invalid argument, if PyArrow is missing, and within a running event loop, and
+        `ClosedError` if the client is closed.
+        """
+        name = wire.service_name(service).decode()
+        settings = checked_settings(self.protocol, window, rows_per_request, timeout, headers)
+        self._check_map("Client.map_arrow cannot run within an event loop: call it in a thread")
+        try:
+            from .arrow import map_arrow  # noqa: PLC0415 - needs an optional dependency
+        except ImportError as error:
+            raise SettingError(f"Client.map_arrow needs PyArrow: pip install 'zmdp[arrow]' ({error})") from None
+        return map_arrow(name, data, input, output, codec, result, settings, self._connect)
+
+    def _check_map(self, within_loop: str) -> None:
+        """Raise `ClosedError`, or `SettingError` with this text if an event loop runs: rows are sent by another one."""
+        self._usable()
+        if self._closed:
+            raise ClosedError("this client was closed")
+        if asyncio._get_running_loop() is not None:
+            raise SettingError(within_loop)
 
     def available(self, service: str | bytes, *, timeout: float | None = None, retries: int | None = None) -> bool:
         """Return whether at least one worker offers `service` now (`mmi.service`).

@@ -152,6 +152,11 @@ def test_within_an_event_loop(server):
 
 
 def test_a_closed_client(server):
+    client = Client(server.endpoints[0])
+    client.close()
+    with pytest.raises(ClosedError):
+        client.map("up", [b"x"])
+
     async def run():
         client = AsyncClient(server.endpoints[0])
         await client.close()
