@@ -1,11 +1,9 @@
 """The control service through which a gateway reports its status: `gateway.control.NAME`.
 
-A request is one frame with the JSON object `{"op": "status"}`; the reply is one frame of JSON (docs/gateways.md).
+Its only operation is `status` (docs/gateways.md).
 """
 
-import json
 import os
-import re
 import socket
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
@@ -15,17 +13,14 @@ from typing import Any, Final, Protocol, TypeVar
 import click
 
 from ... import __version__
-from ...mdp.codes import Code
-from ...mdp.errors import ServiceError, SettingError
+from ...mdp.control import GATEWAY, name_or_default
+from ...workers.control import control_handler
 from ...workers.handling import Final as Last
 from ...workers.request import Request
 from .upstream import Upstream
 
-PREFIX: Final = "gateway.control."
-UNKNOWN_OPERATION: Final = 422
 MAX_LISTED: Final = 500
 """Connections in a status: those with the most outstanding requests."""
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 Status = Callable[[], Mapping[str, Any]]
 """Returns what is particular to a gateway's kind; see `connections`."""
 
@@ -66,12 +61,7 @@ def name_of(name: str | None, kind: str, number: int, *, with_key: bool) -> str 
 
     A gateway with a key does so only if it was given a name: its role may not be allowed to offer the service.
     """
-    if name is None:
-        host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
-        return None if with_key else f"{kind}-{host}-{number}"
-    if not _NAME.fullmatch(name):
-        raise SettingError(f"{name!r} is not a valid name: use up to 100 letters, digits, '.', '_' and '-'")
-    return name
+    return None if name is None and with_key else name_or_default(name, kind, number)
 
 
 def offer(upstream: Upstream, kind: str, name: str, listen: str, status: Status) -> None:
@@ -79,16 +69,14 @@ def offer(upstream: Upstream, kind: str, name: str, listen: str, status: Status)
     started = time.monotonic()
     told = {"kind": kind, "name": name, "version": __version__, "host": socket.gethostname(), "pid": os.getpid()}
 
-    async def answer(request: Request) -> AsyncGenerator[Any, None]:
-        try:
-            operation = json.loads(request[0])["op"]
-        except (ValueError, TypeError, LookupError, RecursionError):
-            operation = None
-        if operation != "status":
-            raise ServiceError(UNKNOWN_OPERATION, 'expected one frame of JSON, {"op": "status"}')
-        if request.user and not request.admin:
-            raise ServiceError(Code.NOT_ALLOWED, f"role {request.user} may not see who is connected: only an admin may")
-        up = round(time.monotonic() - started, 3)
-        yield Last([json.dumps({**told, "listen": listen, "up_seconds": up, **status()}).encode()])
+    def answer(arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del arguments, request
+        return {**told, "listen": listen, "up_seconds": round(time.monotonic() - started, 3), **status()}
 
-    upstream.offer(PREFIX + name, answer, concurrency=2)
+    # Only an admin may see who is connected.
+    handle = control_handler(name, {"status": answer}, admin_only={"status"})
+
+    async def handle_async(request: Request) -> AsyncGenerator[Any, None]:
+        yield Last([handle(request)])
+
+    upstream.offer(GATEWAY + name, handle_async, concurrency=2)

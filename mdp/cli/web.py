@@ -26,6 +26,7 @@ import zmq
 
 from ..access import Access, Permissions
 from ..broker.server import Server
+from ..control import GATEWAY, SPARK
 from ..errors import BindError, SettingError
 from ..transport.tcp import is_loopback, listen, shown_address
 
@@ -33,7 +34,7 @@ MODULE: Final = "zmdp.mmi.web"
 PACKAGES: Final = ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
 ROLE: Final = "(dashboard)"
 """The role of the process at a broker with access control; no role in a file can have such a name."""
-CALLS: Final = ("spark.control.*", "gateway.control.*")
+CALLS: Final = (f"{SPARK}*", f"{GATEWAY}*")
 """The services that it asks besides the broker itself."""
 RESTART_SECONDS: Final = (1.0, 60.0)
 """How long to wait before the process is restarted: at first, and at most."""

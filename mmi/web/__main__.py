@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from ...clients import AsyncClient
 from ...mdp import logs
+from ...mdp.control import GATEWAY, SPARK
 from ...mdp.http.server import Server, run
 from ...mdp.keys import ClientKeys
-from . import gateways, spark
 from .broker import BrokerSection
 from .control import ControlServices
 from .gateways import GatewaySection
@@ -49,8 +49,8 @@ async def serve(listener: socket.socket) -> int:
     async with AsyncClient(settings["endpoint"], key=loaded) as client:
         observer = Observer(client)
         broker = BrokerSection(observer)
-        pages_of_spark = SparkSection(observer, ControlServices(client, observer, spark.PREFIX))
-        pages_of_gateways = GatewaySection(observer, ControlServices(client, observer, gateways.PREFIX))
+        pages_of_spark = SparkSection(observer, ControlServices(client, observer, SPARK))
+        pages_of_gateways = GatewaySection(observer, ControlServices(client, observer, GATEWAY))
         sections = [broker.section(), pages_of_gateways.section(), pages_of_spark.section()]
         shell = Shell(broker.name, sections, visitors)
         server = Server(shell.application, LIMITS, listener)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from ...clients import AsyncClient
+from ...mdp.control import names_in
 from ...mdp.errors import ZmdpError
 from .observer import Observer, Unavailable
 
@@ -124,9 +125,7 @@ class ControlServices:
         if latest.brokers["links"]:
             answer = await self._observer.ask("mmi.services")
             found |= {row["name"] for row in answer["services"] if row["hops"]}
-        prefix = self._prefix
-        names = (name.removeprefix(prefix) for name in found if name.startswith(prefix))
-        return sorted(name for name in names if name and "/" not in name)  # to NAME/RUN, the slots of a fleet report
+        return names_in(found, self._prefix)
 
     async def _look_at(self, program: Program) -> None:
         due = time.monotonic() + RETRY_SECONDS

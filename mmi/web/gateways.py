@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from .control import ControlServices, Program, amount, count, rows, text
 from .observer import Observer, until_changed
 from .shell import NotFoundError, Page, Section, View
 from .tables import Column, table
-
-PREFIX: Final = "gateway.control."
-"""As in zmdp.clients.gateways.control."""
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from .control import ControlServices, Program, amount, count, rows, text, texts, url
 from .formats import link
 from .observer import Observer, Unavailable, until_changed
 from .shell import Action, NotFoundError, Page, Section, View
 from .tables import Column, table
-
-PREFIX: Final = "spark.control."
-"""As in zmdp.spark.control."""
 
 
 @dataclass(frozen=True)

@@ -381,7 +381,7 @@ def _cancel_one(client: Client, job: str) -> bool:
 def drain(*, drivers: Sequence[str], client: Client) -> int:
     """Tell batches and fleets, named as in `status`, to finish running requests and exit."""
     for driver in drivers:
-        answer = control.ask(client, control.validate_driver_name(driver), "drain")
+        answer = control.ask(client, driver, "drain")
         click.echo(f"{driver} is draining; {answer.get('running', 0)} still running", err=True)
     return 0
 
@@ -396,7 +396,7 @@ def reload_command(*, drivers: Sequence[str], client: Client) -> int:
     command prints what is wrong (exit code 6). Python modules that are already loaded are not loaded again.
     """
     for driver in drivers:
-        answer = control.ask(client, control.validate_driver_name(driver), "reload")
+        answer = control.ask(client, driver, "reload")
         counts = ", ".join(f"{answer[each]} {each}" for each in ("tables", "catalogs", "jobs"))
         click.echo(f"{driver} has reloaded its catalogue: {counts}", err=True)
     return 0

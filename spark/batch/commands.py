@@ -23,11 +23,11 @@ from ...mdp.cli.console import (
     printable,
     with_default,
 )
+from ...mdp.control import name_or_default
 from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
 from ...titanic.cli.parameters import DURATION
-from .. import control
 from ..parameters import BROKER, CONF, MASTER, PREFIX, PY_FILES, name_option, pairs
 from ..session import (
     check_installed,
@@ -150,7 +150,7 @@ def batch(
         raise click.UsageError(
             "--connect cannot be combined with --master, --conf or --py-files: configure the Spark Connect server"
         )
-    name = control.validate_driver_name(name) if name is not None else control.default_driver_name("batch")
+    name = name_or_default(name, "batch", os.getpid())
     catalogue = Catalogue() if config is None else read(config)
     targets = pairs(jobs)
     if config is not None:

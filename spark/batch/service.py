@@ -27,7 +27,7 @@ from ...mdp.errors import RequestCancelled, ServiceError, SettingError, ZmdpErro
 from ...mdp.keys import ClientKeys
 from ...mdp.tracing import REQUEST_ID
 from ...workers import Request, Worker
-from ..control import Control
+from ..control import control_service
 from ..session import reason
 from .catalogue import Catalogue
 from .failures import detail, failure, gave_up, lost_error, python_traceback
@@ -127,7 +127,7 @@ class Batch:
             "drain": self._drain,
             "history": self._show_history,
         }
-        self._control = Control(name, operations, broker=broker, keys=keys)
+        self._control = control_service(name, operations, broker=broker, keys=keys)
 
     @property
     def services(self) -> list[str]:
@@ -144,7 +144,7 @@ class Batch:
         self.stop()
         for worker in self._workers:
             worker.wait()
-        self._control.__exit__(*exception)
+        self._control.__exit__(None, None, None)
 
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the running requests after `stop`.  Return whether all have ended."""

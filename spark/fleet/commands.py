@@ -26,10 +26,10 @@ from ...mdp.cli.console import (
     printable,
     with_default,
 )
+from ...mdp.control import name_or_default
 from ...mdp.keys import ClientKeys
 from ...titanic.cli.parameters import DURATION
 from ...workers import AsyncWorker
-from ..control import default_driver_name
 from ..parameters import BROKER, CONF, MASTER, PY_FILES, name_option
 from ..session import silence_py4j
 from .cluster import Cluster
@@ -150,7 +150,7 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     silence_py4j()
     cluster = _cluster(given)
     settings = FleetSettings(
-        handler, name=name or default_driver_name("fleet"), executors_broker=broker_from_executors,
+        handler, name=name_or_default(name, "fleet", os.getpid()), executors_broker=broker_from_executors,
         log_level=log_level.upper(), log_format=log_format(), **given,
     )  # fmt: skip
     running = Fleet(settings, cluster)

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from json import loads
 from typing import Any, Final
 
@@ -18,10 +19,12 @@ from ...clients import Client
 from ...mdp import wire
 from ...mdp.cli.console import printable
 from ...mdp.codes import Code
+from ...mdp.control import SPARK, UNKNOWN_OPERATION
 from ...mdp.errors import ServiceError, ZmdpError
 from ...mdp.transport.reach import why_unreachable
 from ...workers import Request, Worker, current_request
-from ..control import PREFIX, UNKNOWN_OPERATION, Control, Operation
+from ...workers.control import Operation
+from ..control import control_service
 from .application import Application
 from .cluster import Cluster, on_this_machine
 from .leases import LeaseJobs
@@ -47,7 +50,7 @@ class Fleet:
         self._name = settings.name
         self._run_id = uuid.uuid4().hex
         # No name of a driver has a slash, so neither `mdp-spark status` nor another fleet uses this service.
-        self._reports = f"{PREFIX}{settings.name}/{self._run_id[:8]}"
+        self._reports = f"{SPARK}{settings.name}/{self._run_id[:8]}"
         self._application = Application(settings, cluster, warn=self._warn_once, stopped=lambda: self.ending)
         self._jobs = LeaseJobs(settings, self._run_id, self._reports, self._application)
         self._role = ""
@@ -147,14 +150,14 @@ class Fleet:
         settings = self.settings
         return Client(settings.broker, timeout=1.0, retries=0, heartbeat=settings.heartbeat, key=settings.keys)
 
-    def _control(self, name: str) -> Control:
+    def _control(self, name: str) -> AbstractContextManager[None]:
         self._name = name
         operations: dict[str, Operation] = {
             "status": lambda arguments, request: self.status(),
             "drain": lambda arguments, request: self._drain("as asked by mdp-spark drain"),
             "retire": lambda arguments, request: self._retire(request),
         }
-        return Control(name, operations, broker=self.settings.broker, keys=self.settings.keys)
+        return control_service(name, operations, broker=self.settings.broker, keys=self.settings.keys)
 
     def _succeeds(self, predecessor: Predecessor) -> bool:
         """Retire the predecessor once as many slots serve here.  Return whether it has gone."""

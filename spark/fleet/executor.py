@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from ...clients import Client
 from ...mdp import logs
+from ...mdp.control import SPARK
 from ...mdp.errors import SettingError, ZmdpError
 from ...mdp.keys import ClientKeys
 from ...mdp.loading import load
 from ...mdp.transport.reach import check_listening, why_none_reachable
 from ...workers import AsyncWorker, Worker
 from ...workers.handling import is_async
-from ..control import PREFIX
 from .settings import FleetSettings
 
 REPORT_SECONDS: Final = 1.0
@@ -120,7 +120,7 @@ def _make_worker(task: LeaseTask, handler: "_Counted") -> "Worker | _InEventLoop
         worker = kind(
             settings.service, handler, broker=settings.addresses, concurrency=settings.concurrency,
             codec=settings.codec, heartbeat=settings.heartbeat, liveness=settings.liveness,
-            handler_timeout=settings.handler_timeout, name=f"{PREFIX}{settings.name} slot {task.slot}",
+            handler_timeout=settings.handler_timeout, name=f"{SPARK}{settings.name} slot {task.slot}",
             key=settings.keys,
         )  # fmt: skip
     except (ZmdpError, ImportError) as error:  # for example, the codec's package is missing

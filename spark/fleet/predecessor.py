@@ -4,8 +4,9 @@ import logging
 import time
 
 from ...clients import Client, ServiceNotFound
+from ...mdp.control import SPARK
 from ...mdp.errors import SettingError
-from ..control import PREFIX, ask
+from ..control import ask
 from .settings import FleetSettings
 
 log = logging.getLogger("zmdp.spark")
@@ -44,7 +45,7 @@ class Predecessor:
             return False
         if status.get("service") != settings.service:
             raise SettingError(f"--replace: {settings.name} is not a fleet that serves {settings.service}")
-        if self._client.available(PREFIX + self.successor):
+        if self._client.available(SPARK + self.successor):
             raise SettingError(f"--replace: {settings.name} is already being replaced, by {self.successor}")
         self.wanted = int(status["wanted"])
         return True

@@ -6,11 +6,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from ...mdp import wire
+from ...mdp.control import SPARK, validate_name
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.sockets import checked_endpoints
-from ..control import PREFIX, validate_driver_name
 
 DEFAULT_LEASE_SECONDS: Final = 30.0
 DEFAULT_IDLE_SECONDS: Final = 60.0
@@ -61,9 +61,9 @@ class FleetSettings:
         module, _, name = self.handler.partition(":")
         if not (module and name):
             raise SettingError(f"{self.handler!r}: expected MODULE:FUNCTION, for example zmdp.workers.echo:echo")
-        if wire.service_name(self.service).startswith((wire.MMI, PREFIX.encode())):
+        if wire.service_name(self.service).startswith((wire.MMI, SPARK.encode())):
             raise SettingError(f"{self.service!r} is a reserved name; choose another name for the service")
-        validate_driver_name(self.name)
+        validate_name(self.name)
         if self.maximum is not None and self.maximum < max(1, self.minimum):
             raise SettingError(
                 f"--min {self.minimum} --max {self.maximum}: --max must be at least 1 and no less than --min"

@@ -80,7 +80,7 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
         if "--replace" in options:
             yield found  # it does not have its name yet
             return
-        eventually(lambda: client.available(control.PREFIX + found.name))
+        eventually(lambda: client.available(control.SPARK + found.name))
         application = found.status()["application"]
         yield found
     shutil.rmtree(Path(pyspark.__file__).parent / "work" / application, ignore_errors=True)

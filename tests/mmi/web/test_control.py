@@ -8,10 +8,10 @@ from support.processes import eventually, process
 from support.web import form_token, web_broker
 
 from zmdp.clients import Client
-from zmdp.clients.gateways.control import PREFIX
+from zmdp.mdp.control import GATEWAY
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.tokens import new_token
-from zmdp.spark.control import Control
+from zmdp.spark.control import control_service
 
 JOB = {"job": "job-1", "user": "shop", "what": "SELECT secret", "seconds": 1.0, "cancelled": False}
 
@@ -36,7 +36,7 @@ def there(tmp_path_factory):
         operations = {"status": status, "cancel": cancel}
         command = ("mdp-gateway", "http", "--listen", "127.0.0.1:0", "--broker", broker.endpoint)
         with (
-            Control("nightly", operations, broker=broker.endpoint, keys=folder.keys("driver")),
+            control_service("nightly", operations, broker=broker.endpoint, keys=folder.keys("driver")),
             process(*command, *folder.options("driver"), "--name", "shop") as named,
             process(*command, *folder.options("resizer")) as unnamed,
         ):
@@ -79,7 +79,7 @@ def test_a_gateway_with_a_key_is_shown_if_it_has_a_name(there):
     for name, told in (("shop", False), ("operator", True)):
         with Client(there.broker.endpoint, timeout=20, **there.folder.settings(name)) as client:
             if told:
-                assert b'"name": "shop"' in client.request(f"{PREFIX}shop", b'{"op": "status"}')[0]
+                assert b'"name": "shop"' in client.request(f"{GATEWAY}shop", b'{"op": "status"}')[0]
             else:
                 with pytest.raises(ServiceError, match="only an admin may"):
-                    client.request(f"{PREFIX}shop", b'{"op": "status"}')
+                    client.request(f"{GATEWAY}shop", b'{"op": "status"}')

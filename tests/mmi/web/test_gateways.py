@@ -14,7 +14,7 @@ from support.web import serving, web_broker
 from websockets.sync.client import connect
 
 from zmdp.clients import Client
-from zmdp.clients.gateways.control import PREFIX
+from zmdp.mdp.control import GATEWAY
 from zmdp.mdp.errors import ServiceError
 
 MARKUP = "<b>bold</b>"
@@ -49,7 +49,7 @@ def test_connections_and_requests_of_an_http_gateway(broker, gateway):
             several.send(json.dumps({"id": number, "service": "hold", "body": "x"}))
 
         def status():
-            return json.loads(client.request(f"{PREFIX}shop", b'{"op": "status"}')[0])
+            return json.loads(client.request(f"{GATEWAY}shop", b'{"op": "status"}')[0])
 
         told = eventually(lambda: (told := status())["outstanding"] == 4 and told)
         assert {key: told[key] for key in ("kind", "name", "listen", "connections", "requests", "more")} == {
@@ -72,7 +72,7 @@ def test_connections_and_requests_of_an_http_gateway(broker, gateway):
 @pytest.mark.parametrize("question", [b"", b"{", b"[]", b'{"op": "drain"}', b"[" * 100_000])
 def test_other_questions_are_refused(broker, gateway, question):
     with Client(broker.endpoint, timeout=20) as client, pytest.raises(ServiceError, match="op") as raised:
-        client.request(f"{PREFIX}shop", question)
+        client.request(f"{GATEWAY}shop", question)
     assert raised.value.code == 422
 
 
@@ -103,7 +103,7 @@ def test_hostile_answers_are_shown_as_text_or_not_at_all(broker):
     ]  # fmt: skip
     with ExitStack() as stack:
         for number, answer in enumerate(answers):
-            stack.enter_context(serving(broker.endpoint, f"{PREFIX}bad-{number}", lambda request, it=answer: it))
+            stack.enter_context(serving(broker.endpoint, f"{GATEWAY}bad-{number}", lambda request, it=answer: it))
         names = {f"bad-{number}" for number in range(len(answers))}
         eventually(
             lambda: (

@@ -10,10 +10,11 @@ from support.processes import eventually
 from support.screen import Screen
 from support.web import form_token, serving, web_broker
 
+from zmdp.mdp.control import SPARK
 from zmdp.mdp.errors import ServiceError
 from zmdp.mmi.web import control
 from zmdp.spark.batch.progress import Progress
-from zmdp.spark.control import PREFIX, Control
+from zmdp.spark.control import control_service
 
 MARKUP = "<b>bold</b> & <script>document.title='x'</script>"
 
@@ -70,8 +71,10 @@ class Drivers:
     def __enter__(self):
         with ExitStack() as stack:
             operations = {"status": self._status, "cancel": self._cancel}
-            stack.enter_context(Control("nightly", operations, broker=self.broker.endpoint))
-            stack.enter_context(Control("resizers", {"status": lambda *_: self.fleet}, broker=self.broker.endpoint))
+            stack.enter_context(control_service("nightly", operations, broker=self.broker.endpoint))
+            stack.enter_context(
+                control_service("resizers", {"status": lambda *_: self.fleet}, broker=self.broker.endpoint)
+            )
             self._stack = stack.pop_all()
         return self
 
@@ -159,7 +162,7 @@ HOSTILE = [
 def test_hostile_answers_are_shown_as_text_or_not_at_all(broker):
     with ExitStack() as stack:
         for number, answer in enumerate(HOSTILE):
-            stack.enter_context(serving(broker.endpoint, f"{PREFIX}hostile-{number}", lambda request, it=answer: it))
+            stack.enter_context(serving(broker.endpoint, f"{SPARK}hostile-{number}", lambda request, it=answer: it))
         names = {f"hostile-{number}" for number in range(len(HOSTILE))}
         eventually(
             lambda: names <= set((page := broker.text_of("/spark")).split()) and "it has not answered yet" not in page
@@ -181,7 +184,7 @@ def endless(request):
 
 
 def test_a_stream_without_end_is_not_followed(broker):
-    with serving(broker.endpoint, f"{PREFIX}endless", endless):
+    with serving(broker.endpoint, f"{SPARK}endless", endless):
         eventually(lambda: "not one frame of JSON" in broker.text_of("/spark"))
 
 

@@ -397,7 +397,7 @@ def test_only_its_owner_and_admins_manage_a_job(spark, tmp_path):
         with pytest.raises(ServiceError, match="only shop or an admin can cancel it") as refused:
             ask(other, "cancel", job=row["job"])
         assert refused.value.code == 403
-        with pytest.raises(ServiceError, match="role shop may not drain batch: only an admin may") as refused:
+        with pytest.raises(ServiceError, match="role shop may not ask batch for 'drain': only an admin may") as refused:
             ask(shop, "drain")
         assert refused.value.code == 403
         done = run("mdp-spark", "cancel", row["job"], "--broker", at, *access.options("driver"))
@@ -556,6 +556,6 @@ def test_drain(command, spark, endpoint, tmp_path):
     with ExitStack() as stack:
         driver = stack.enter_context(running(spark, endpoint, tmp_path, name="other"))
         client = stack.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS))
-        eventually(lambda: client.available(f"{control.PREFIX}other"))
+        eventually(lambda: client.available(f"{control.SPARK}other"))
         assert command("drain", "other", "--broker", endpoint).returncode == 0
         assert driver.draining.is_set()

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from zmdp.mdp.errors import ServiceError, SettingError
-from zmdp.spark import control
 from zmdp.spark.batch import catalogue, jobs
 from zmdp.spark.batch.jobs import JobCall, Query
 from zmdp.spark.batch.results import Results, arrow_stream, json_rows
@@ -351,13 +350,3 @@ def test_only_old_results_are_deleted(tmp_path):
         == Results(str(tmp_path / "none")).delete_old(0)
         == 0
     )
-
-
-# ── drivers' names ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_driver_names():
-    assert control.validate_driver_name(control.default_driver_name("batch")).startswith("batch-")
-    for wrong in ("", "a b", "ä", "x" * 101):
-        with pytest.raises(SettingError, match="is not a valid driver name"):
-            control.validate_driver_name(wrong)

@@ -268,7 +268,7 @@ def test_a_fleet_that_cannot_serve_replaces_nothing(spark, endpoint, client, log
 
 def test_a_fleet_that_died_is_replaced(spark, endpoint, client):
     """The predecessor has answered once, and is gone when it should drain."""
-    with Worker(f"{control.PREFIX}test", lambda request: b'{"kind": "fleet", "service": "pid", "wanted": 1}',
+    with Worker(f"{control.SPARK}test", lambda request: b'{"kind": "fleet", "service": "pid", "wanted": 1}',
                 broker=endpoint, **BEATS) as predecessor:  # fmt: skip
         announced(client, "test")
         given = {"heartbeat": 0.2, "liveness": 2}
@@ -313,7 +313,7 @@ def test_more_slots_than_cores_are_refused(spark, endpoint):
         ({"service": "mmi.x"}, "'mmi.x' is a reserved name"),
         ({"service": "spark.control.x"}, "'spark.control.x' is a reserved name"),
         ({"service": ""}, "service"),
-        ({"name": "a name"}, "'a name' is not a valid driver name"),
+        ({"name": "a name"}, "'a name' is not a valid name"),
         ({"minimum": 3, "maximum": 2}, "--min 3 --max 2"),
     ],
 )
