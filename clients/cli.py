@@ -9,7 +9,9 @@ import click
 
 from ..mdp import wire
 from ..mdp.cli.console import (
+    CONTEXT_SETTINGS,
     EXIT_FAILED,
+    Group,
     Number,
     run,
     version_option,
@@ -31,12 +33,9 @@ MMI_TIMEOUT_SECONDS: Final = 0.5
 """How long a broker may take to say whether a service has workers: one that implements MMI answers immediately."""
 
 
-@click.group(
-    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]}, invoke_without_command=True
-)
+@click.group(cls=Group, context_settings=CONTEXT_SETTINGS)
 @version_option()
-@click.pass_context
-def cli(context: click.Context) -> None:
+def cli() -> None:
     """Call services through a broker and inspect the broker.
 
     \b
@@ -59,8 +58,6 @@ def cli(context: click.Context) -> None:
       3  timeout, or broken stream 130  interrupted
       4  no worker offers the service
     """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 _SERVICE = click.argument("service")

@@ -1,43 +1,28 @@
-"""The command `mdp-spark`.  Each subcommand's module is imported only when it is used."""
+"""The command `mdp-spark`."""
 
-from importlib import import_module
 from typing import Final, NoReturn
 
 import click
 
-from ..mdp.cli.console import run, version_option
+from ..mdp.cli.console import LazyGroup, run, version_option
 
-MODULES: Final = {
-    "batch": "batch.commands",
-    "fleet": "fleet.commands",
-    "submit": "batch.client_commands",
-    "status": "batch.client_commands",
-    "fetch": "batch.client_results",
-    "logs": "batch.client_results",
-    "cancel": "batch.client_commands",
-    "reload": "batch.client_commands",
-    "drain": "batch.client_commands",
-    "doctor": "fleet.commands",
+COMMANDS: Final = {
+    "batch": "zmdp.spark.batch.commands:batch",
+    "fleet": "zmdp.spark.fleet.commands:fleet",
+    "submit": "zmdp.spark.batch.client_commands:submit",
+    "status": "zmdp.spark.batch.client_commands:status",
+    "fetch": "zmdp.spark.batch.client_results:fetch",
+    "logs": "zmdp.spark.batch.client_results:logs",
+    "cancel": "zmdp.spark.batch.client_commands:cancel",
+    "reload": "zmdp.spark.batch.client_commands:reload_command",
+    "drain": "zmdp.spark.batch.client_commands:drain",
+    "doctor": "zmdp.spark.fleet.commands:doctor",
 }
-"""The module of each subcommand; its `COMMANDS` maps names to commands."""
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx
-        return list(MODULES)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in MODULES:
-            return super().get_command(ctx, cmd_name)  # which suggests similar names
-        found: click.Command = import_module(f".{MODULES[cmd_name]}", __package__).COMMANDS[cmd_name]
-        return found
-
-
-@click.group(cls=_Commands, context_settings={"max_content_width": 110}, invoke_without_command=True)
+@click.group(cls=LazyGroup, commands_in=COMMANDS, context_settings={"max_content_width": 110})
 @version_option()
-@click.pass_context
-def cli(context: click.Context) -> None:
+def cli() -> None:
     """Run Spark jobs as services, and Spark executors as workers.
 
     \b
@@ -59,8 +44,6 @@ def cli(context: click.Context) -> None:
       3  timeout
       4  not found
     """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 def main() -> NoReturn:

@@ -3,8 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce, wraps
+from pkgutil import resolve_name
 from typing import Any, Final, NoReturn, TextIO
 
 import click
@@ -177,6 +178,38 @@ def environment_variable(context: click.Context, option: click.Parameter) -> str
     return str(option.envvar or f"{context.auto_envvar_prefix}_{(option.name or '').upper()}")
 
 
+class Group(click.Group):
+    """A group of commands that prints its help if no command is given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the group's own arguments."""
+        return super().parse_args(ctx, args or ["--help"])
+
+
+class LazyGroup(Group):
+    """A group that imports a command, and with it what that depends on, only when the command is used.
+
+    `commands_in` has `"MODULE:NAME"` of each such command; they are listed after the group's other commands.
+    """
+
+    def __init__(self, *args: Any, commands_in: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._targets = commands_in
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, in the order in which the help shows them."""
+        del ctx
+        return [*self.commands, *self._targets]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command.  Return None if there is none of that name."""
+        target = self._targets.get(cmd_name)
+        if target is None:
+            return super().get_command(ctx, cmd_name)
+        found: click.Command = resolve_name(target)
+        return found
+
+
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """A number with a unit, greater than 0; with `zero`, 0 is allowed too."""
 
@@ -268,6 +301,11 @@ class Endpoints(click.ParamType):  # type: ignore[type-arg]  # not generic in ol
         return [Endpoint().convert(each, param, ctx) for each in endpoints or [value]]
 
 
+def options(*decorators: Decorator) -> Decorator:
+    """Return the decorator that adds several options to a command; its help shows them in this order."""
+    return lambda command: reduce(lambda decorated, option: option(decorated), reversed(decorators), command)
+
+
 def all_endpoints(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the endpoints of all values of an option: its callback."""
     del context, option
@@ -309,7 +347,7 @@ def heartbeat_options(*, default: bool = True) -> Decorator:
         show_envvar=True,
         help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
     )
-    return lambda command: heartbeat(liveness(command))
+    return options(heartbeat, liveness)
 
 
 def key_options(command: Callable[..., Any]) -> Callable[..., Any]:

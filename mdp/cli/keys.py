@@ -16,7 +16,7 @@ from ..keys import create_keys
 from ..tokens import new_token
 from . import access_file
 from .access_report import key_rows
-from .console import CONTEXT_SETTINGS, Number, printable, run, version_option
+from .console import CONTEXT_SETTINGS, Group, Number, printable, run, version_option
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -30,10 +30,9 @@ _access_option = click.option(
 )
 
 
-@click.group(context_settings=CONTEXT_SETTINGS, invoke_without_command=True)
+@click.group(cls=Group, context_settings=CONTEXT_SETTINGS)
 @version_option()
-@click.pass_context
-def cli(context: click.Context) -> None:
+def cli() -> None:
     """Make keys, and say in a broker's access file what each key may do.
 
     \b
@@ -52,8 +51,6 @@ def cli(context: click.Context) -> None:
     \b
     Exit codes: 0 success; 2 invalid usage, an invalid file, or no such key.
     """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 @cli.command()

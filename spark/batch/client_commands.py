@@ -16,7 +16,7 @@ from uuid import UUID
 import click
 
 from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
-from ...mdp.cli.console import Decorator, key_options, with_default
+from ...mdp.cli.console import Decorator, Group, key_options, with_default
 from ...mdp.errors import ServiceError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
@@ -68,15 +68,12 @@ def _submit_options(command: Command) -> Command:
     return command
 
 
-@click.group(invoke_without_command=True)
-@click.pass_context
-def submit(context: click.Context) -> None:
+@click.group(cls=Group)
+def submit() -> None:
     """Run a query or a named job and print its result.
 
     Progress goes to stderr. Ctrl-C cancels the job; with --durable, it only stops waiting.
     """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 @submit.command("sql")
@@ -400,6 +397,3 @@ def reload_command(*, drivers: Sequence[str], client: Client) -> int:
         counts = ", ".join(f"{answer[each]} {each}" for each in ("tables", "catalogs", "jobs"))
         click.echo(f"{driver} has reloaded its catalogue: {counts}", err=True)
     return 0
-
-
-COMMANDS: Final = {"submit": submit, "status": status, "cancel": cancel, "reload": reload_command, "drain": drain}

@@ -152,6 +152,3 @@ def show_history(client: Client, *, as_json: bool) -> None:
 
 def _time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-COMMANDS: Final = {"fetch": fetch, "logs": logs}

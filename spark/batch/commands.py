@@ -283,6 +283,3 @@ class _Stopper:
         if self.stops == 1:
             with suppress(RuntimeError):  # the signal may have interrupted a write to stderr
                 log.info("finishing running jobs; interrupt again to cancel them")
-
-
-COMMANDS: Final = {"batch": batch}

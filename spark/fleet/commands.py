@@ -206,6 +206,3 @@ def doctor(
         if check.advice:
             click.echo(f"         → {printable(check.advice)}")
     return 0 if well else EXIT_FAILED
-
-
-COMMANDS: Final[dict[str, click.Command]] = {"fleet": fleet, "doctor": doctor}

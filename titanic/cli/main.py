@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
@@ -12,7 +11,16 @@ import click
 from click.core import ParameterSource
 
 from ...clients import Client, Reply, RequestTimeout, ServiceError, ServiceNotFound, bodies
-from ...mdp.cli.console import Number, brokers_option, key_options, run, version_option, with_default
+from ...mdp.cli.console import (
+    CONTEXT_SETTINGS,
+    LazyGroup,
+    Number,
+    brokers_option,
+    key_options,
+    run,
+    version_option,
+    with_default,
+)
 from ...mdp.errors import TitanicError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
@@ -23,21 +31,11 @@ DEFAULT_TIMEOUT: Final = 15.0
 REGISTRATION_SECONDS: Final = 1.0
 """How long a Titanic that has just started, or is restarting, may take to register."""
 POLL_SECONDS: Final = 0.05
-OPERATORS: Final = ("serve", "ls", "show", "retry", "cancel", "purge", "stats", "db")
-
-
-class _Commands(click.Group):
-    """Imports the operator's commands, and with them SQLAlchemy, only when one of them runs."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        del ctx
-        return [OPERATORS[0], *self.commands, *OPERATORS[1:]]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in OPERATORS:
-            found: click.Command = import_module(".operators", __package__).COMMANDS[cmd_name]
-            return found
-        return super().get_command(ctx, cmd_name)
+OPERATORS: Final = {
+    name: f"zmdp.titanic.cli.operators:{name}"
+    for name in ("serve", "ls", "show", "retry", "cancel", "purge", "stats", "db")
+}
+"""Commands that need SQLAlchemy."""
 
 
 def _broker_options(command: Command) -> Command:
@@ -55,14 +53,9 @@ def _broker_options(command: Command) -> Command:
     return broker(command)
 
 
-@click.group(
-    cls=_Commands,
-    context_settings={"max_content_width": 110, "help_option_names": ["-h", "--help"]},
-    invoke_without_command=True,
-)
+@click.group(cls=LazyGroup, commands_in=OPERATORS, context_settings=CONTEXT_SETTINGS)
 @version_option()
-@click.pass_context
-def cli(context: click.Context) -> None:
+def cli() -> None:
     """Durable requests: submit one, get its UUID, fetch the reply at any time.
 
     \b
@@ -82,8 +75,6 @@ def cli(context: click.Context) -> None:
       2  invalid usage               6  the request, Titanic or its database failed
       3  no reply yet, or timeout  130  interrupted
     """
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 # ── callers ──────────────────────────────────────────────────────────────────────────────────────────────────────────

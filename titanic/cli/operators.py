@@ -23,6 +23,7 @@ from ...mdp.access import load as load_access
 from ...mdp.cli.console import (
     EXIT_CODES,
     Address,
+    Group,
     Number,
     brokers_option,
     heartbeat_options,
@@ -265,12 +266,9 @@ def _opened(db: str, *, write: bool = False) -> Iterator[Callable[[], Any]]:
         engine.dispose()
 
 
-@click.group(invoke_without_command=True)
-@click.pass_context
-def db(context: click.Context) -> None:
+@click.group(cls=Group)
+def db() -> None:
     """Create or migrate Titanic's tables, or check their version."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 @db.command()
@@ -568,8 +566,3 @@ def _note(row: dict[str, Any], now: float) -> str:
     if row["state"] == "done":
         return f"took {row['finished'] - row['created']:.3g} s"
     return ""
-
-
-COMMANDS: Final[dict[str, click.Command]] = {
-    str(command.name): command for command in (serve, ls, show, retry, cancel, purge, stats, db)
-}

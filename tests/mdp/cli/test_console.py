@@ -1,16 +1,20 @@
 """What all commands share: one-line errors that name the setting as the user did."""
 
+import sys
+
 import click
 import pytest
 
 from zmdp.mdp import logs
 from zmdp.mdp.cli.console import (
     Endpoints,
+    LazyGroup,
     Number,
     all_endpoints,
     log_format,
     log_level_option,
     log_to_stderr,
+    options,
     run,
     with_default,
 )
@@ -200,3 +204,57 @@ def test_the_options_for_logs(outcome, monkeypatch, arguments, variable, used):
     assert outcome(cli, *arguments) == (0, "")
     assert configured == [used]
     assert log_format() == "text"  # no command is running
+
+
+@pytest.fixture
+def lazy(tmp_path, monkeypatch):
+    """A group with a command of its own and one in another module."""
+    (tmp_path / "later_commands.py").write_text("import click\n\n@click.command()\ndef sleep():\n    print('slept')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "later_commands", raising=False)
+
+    @click.group(cls=LazyGroup, commands_in={"later": "later_commands:sleep"})
+    def cli():
+        """Wait."""
+
+    @cli.command()
+    def now():
+        click.echo("done")
+
+    return cli
+
+
+def test_a_lazy_group_imports_only_the_command_that_is_used(lazy, monkeypatch, capsys):
+    for command, told in (("now", "done\n"), ("later", "slept\n")):
+        assert "later_commands" not in sys.modules
+        monkeypatch.setattr("sys.argv", ["prog", command])
+        with pytest.raises(SystemExit) as ended:
+            run("prog", lazy)
+        assert (ended.value.code, capsys.readouterr().out) == (0, told)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_a_group_without_a_command_prints_its_help(lazy, monkeypatch, capsys, arguments):
+    monkeypatch.setattr("sys.argv", ["prog", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run("prog", lazy)
+    told = capsys.readouterr()
+    assert (ended.value.code, told.err) == (0, "")
+    assert "Usage: prog [OPTIONS] COMMAND [ARGS]...\n\n  Wait." in told.out
+    assert told.out.index("  now") < told.out.index("  later")
+
+
+def test_an_unknown_command_of_a_lazy_group(lazy, outcome):
+    assert outcome(lazy, "never") == (2, "prog: No such command 'never'. See 'prog --help'\n")
+
+
+def test_several_options_are_added_in_their_order(outcome):
+    both = options(click.option("--one", default=1), click.option("--two", default=2))
+
+    @click.command()
+    @both
+    def cli(one, two):
+        assert (one, two) == (3, 2)
+
+    assert [each.name for each in cli.params] == ["one", "two"]
+    assert outcome(cli, "--one", "3") == (0, "")
