@@ -1,17 +1,21 @@
 """What the subcommands of `mdclient` share: their options, the client, and questions to the broker."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import click
 
-from ..mdp.cli.console import Number, brokers_option, key_options, with_default
+from ..mdp.cli.console import Decorator, Number, brokers_option, key_options, options, with_default
 from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound, WorkerLost
 from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from .mdclient import Client
 
+BROKER: Final = brokers_option(
+    "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is "
+    "used until the first is back."
+)
 ON: Final = click.option(
     "--on",
     metavar="NAME",
@@ -22,53 +26,43 @@ OF: Final = click.option("--on", metavar="NAME", help="Ask the broker of that na
 
 def connection_options(
     *, json_help: str, timeout: float = DEFAULT_TIMEOUT, retries: int = DEFAULT_RETRIES
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Decorator:
     """Add the options that all subcommands share, with these defaults."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
-            brokers_option(
-                "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost or drains, "
-                "the next is used until the first is back.",
+    return options(
+        BROKER,
+        key_options,
+        click.option(
+            "--timeout",
+            type=Number("seconds"),
+            default=timeout,
+            help=with_default("How long each attempt may take; see --retries.", timeout, "seconds"),
+        ),
+        click.option(
+            "--retries",
+            type=Number("retries", whole=True, zero=True),
+            default=retries,
+            help=with_default(
+                "Attempts after the first. A command gives up after TIMEOUT × (1 + RETRIES) seconds. With X1 a "
+                "request is resent only if the connection is lost; with 0.2 and 0.1, after each TIMEOUT.",
+                retries,
             ),
-            key_options,
-            click.option(
-                "--timeout",
-                type=Number("seconds"),
-                default=timeout,
-                help=with_default("How long each attempt may take; see --retries.", timeout, "seconds"),
-            ),
-            click.option(
-                "--retries",
-                type=Number("retries", whole=True, zero=True),
-                default=retries,
-                help=with_default(
-                    "Attempts after the first. A command gives up after TIMEOUT × (1 + RETRIES) seconds. With X1 a "
-                    "request is resent only if the connection is lost; with 0.2 and 0.1, after each TIMEOUT.",
-                    retries,
-                ),
-            ),
-            click.option(
-                "--protocol",
-                type=click.Choice(["X1", "0.2", "0.1"]),
-                default="X1",
-                envvar="MDP_PROTOCOL",
-                show_envvar=True,
-                help=with_default("Protocol to speak: 0.2 or 0.1 if the broker is not zmdp's.", "X1"),
-            ),
-            click.option(
-                "--envelope",
-                is_flag=True,
-                help="With 0.2: begin each message with an empty frame, as a ROUTER-DEALER proxy between client and "
-                "broker requires. X1 and 0.1 always do.",
-            ),
-            click.option("--json", "as_json", is_flag=True, help=json_help),
-        ]
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
+        ),
+        click.option(
+            "--protocol",
+            type=click.Choice(["X1", "0.2", "0.1"]),
+            default="X1",
+            envvar="MDP_PROTOCOL",
+            show_envvar=True,
+            help=with_default("Protocol to speak: 0.2 or 0.1 if the broker is not zmdp's.", "X1"),
+        ),
+        click.option(
+            "--envelope",
+            is_flag=True,
+            help="With 0.2: begin each message with an empty frame, as a ROUTER-DEALER proxy between client and "
+            "broker requires. X1 and 0.1 always do.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help=json_help),
+    )
 
 
 def ask(client: Client, question: str, on: str | None = None, body: bytes = b"") -> dict[str, Any]:

@@ -20,9 +20,10 @@ HEADER = click.option(
     "headers",
     multiple=True,
     metavar="NAME=VALUE",
-    callback=lambda context, option, values: _headers(values),
+    callback=lambda context, option, values: pairs(values),
     help="Header for the handler. Can be repeated.",
 )
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 VERBOSE = click.option(
     "-v",
     "--verbose",
@@ -36,12 +37,13 @@ BODY_HELP = (
 )
 
 
-def _headers(values: Sequence[str]) -> dict[str, str]:
+def pairs(values: Sequence[str], expected: str = "NAME=VALUE") -> dict[str, str]:
+    """Parse NAME=VALUE options.  Raises `click.BadParameter`, which says what was `expected`."""
     found = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"{value!r}: expected NAME=VALUE")
+            raise click.BadParameter(f"{value!r}: expected {expected}")
         found[name] = text
     return found
 

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -16,15 +16,16 @@ from uuid import UUID
 import click
 
 from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
-from ...mdp.cli.console import Decorator, Group, key_options, with_default
+from ...clients.asking import BROKER
+from ...mdp.cli.console import Group, key_options, options, printable, with_default
 from ...mdp.errors import ServiceError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
-from ...titanic.cli.parameters import DURATION, UUID_TYPE
+from ...titanic.cli.parameters import DURATION, UUID_TYPE, client_options
 from ...titanic.client import Ticket, Titanic
 from ...titanic.submission import parse_uuid
 from .. import control
-from ..parameters import BROKER, JSON, PREFIX, client_options, pairs
+from ..parameters import PREFIX
 from .client_results import show_history
 from .jobs import FORMATS
 
@@ -32,7 +33,6 @@ STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
 """How long a request may wait in the broker's queue; a running job sends PARTIALs every few seconds."""
 DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
 """How long to wait for the broker to say whether a service exists."""
-Command = Callable[..., Any]
 
 _OUTPUT = click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result's data to this file."
@@ -42,30 +42,43 @@ _OUTPUT = click.option(
 # ── submit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _submit_options(command: Command) -> Command:
-    options: list[Decorator] = [
-        click.option(
-            "--durable", is_flag=True,
-            help="Hand the request to Titanic, which runs it even if this command ends, and keeps the reply.",
-        ),
-        click.option(
-            "--idempotency-key", help="With --durable: submitting the same key again returns the first request."
-        ),
-        click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
-        click.option(
-            "--format", "format_", type=click.Choice(FORMATS), default="json",
-            help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
-        ),
-        _OUTPUT,
-        click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
-        PREFIX,
-        BROKER,
-        key_options,
-        JSON,
-    ]  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+_submit_options = options(
+    click.option(
+        "--durable", is_flag=True,
+        help="Hand the request to Titanic, which runs it even if this command ends, and keeps the reply.",
+    ),
+    click.option(
+        "--idempotency-key", help="With --durable: submitting the same key again returns the first request."
+    ),
+    click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
+    click.option(
+        "--format", "format_", type=click.Choice(FORMATS), default="json",
+        help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
+    ),
+    _OUTPUT,
+    click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
+    PREFIX,
+    BROKER,
+    key_options,
+    bodies.JSON,
+)  # fmt: skip
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+_ARGS = click.option(
+    "--arg",
+    "args",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda context, option, given: {name: _value(text) for name, text in bodies.pairs(given).items()},
+    help="Argument NAME of the job, or value of :NAME in the query: JSON, otherwise a string. Can be repeated.",
+)
 
 
 @click.group(cls=Group)
@@ -78,35 +91,23 @@ def submit() -> None:
 
 @submit.command("sql")
 @click.argument("query")
-@click.option(
-    "--arg",
-    "args",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Value of the parameter :NAME in the query. Can be repeated.",
-)
+@_ARGS
 @_submit_options
-def submit_sql(*, query: str, args: Sequence[str], format_: str, prefix: str, **options: Any) -> int:
+def submit_sql(*, query: str, args: dict[str, Any], format_: str, prefix: str, **options: Any) -> int:
     """Run QUERY over the tables of a batch; @FILE reads it from a file, - from stdin."""
     (sql,) = bodies.frames([query])
     settings: dict[str, Any] = {"format": format_}
     if args:
-        settings["args"] = {name: _value(text) for name, text in pairs(args).items()}
+        settings["args"] = args
     return _submit(f"{prefix}.sql", [sql, json.dumps(settings).encode()], **options)
 
 
 @submit.command("job")
 @click.argument("name")
 @click.argument("arguments", required=False, default="{}", metavar="[JSON]")
-@click.option(
-    "--arg",
-    "args",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Argument of the job: JSON, otherwise a string. Can be repeated.",
-)
+@_ARGS
 @_submit_options
-def submit_job(*, name: str, arguments: str, args: Sequence[str], format_: str, prefix: str, **options: Any) -> int:
+def submit_job(*, name: str, arguments: str, args: dict[str, Any], format_: str, prefix: str, **options: Any) -> int:
     """Run the Python job NAME with arguments: a JSON object such as '{"path": "book.txt"}', or --arg path=book.txt."""
     (text,) = bodies.frames([arguments])
     try:
@@ -115,16 +116,8 @@ def submit_job(*, name: str, arguments: str, args: Sequence[str], format_: str, 
             raise ValueError
     except ValueError:
         raise click.BadParameter(f"{arguments!r}: expected a JSON object; or use --arg NAME=VALUE") from None
-    given |= {each: _value(value) for each, value in pairs(args).items()}
-    frames = [name.encode(), json.dumps(given).encode(), json.dumps({"format": format_}).encode()]
+    frames = [name.encode(), json.dumps(given | args).encode(), json.dumps({"format": format_}).encode()]
     return _submit(f"{prefix}.job", frames, **options)
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _submit(
@@ -265,8 +258,7 @@ def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = "".join(each if each.isprintable() else "?" for each in text)
+    text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if len(text) <= 60 else text[:57] + "…"
 
 
@@ -277,11 +269,9 @@ def _cell(value: Any) -> str:
 @click.argument("uuid", type=UUID_TYPE, required=False)
 @click.option("--history", is_flag=True, help="Show the latest jobs, also those that have ended.")
 @click.option("--wait", is_flag=True, help="With a UUID: wait for the result and show progress.")
-@click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), help="With a UUID: write the data to this file."
-)
+@_OUTPUT
 @client_options(5)
-@JSON
+@bodies.JSON
 def status(*, uuid: UUID | None, history: bool, wait: bool, output: Path | None, client: Client, as_json: bool) -> int:
     """Show the batches and fleets at the broker and what they run; with UUID, the result of a durable request.
 

@@ -18,10 +18,10 @@ import click
 from ...clients import Client, ServiceNotFound, bodies
 from ...mdp.cli.console import with_default
 from ...mdp.codes import Code
+from ...titanic.cli.parameters import client_options
 from .. import control
-from ..parameters import JSON, client_options
+from .jobs import FETCH_PREFIX
 
-FETCH_PREFIX: Final = "spark.fetch."
 FORMATS: Final = ("json", "csv", "arrow", "parquet")
 
 
@@ -118,7 +118,7 @@ def _convert(source: IO[bytes], target: IO[bytes]) -> None:
 @click.command()
 @click.argument("job")
 @client_options(30)
-@JSON
+@bodies.JSON
 def logs(*, job: str, client: Client, as_json: bool) -> int:
     """Show the record of JOB: what it ran, how it ended, its error and the traceback of its Python code.
 

@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import click
 
+from ...clients.asking import BROKER
+from ...clients.bodies import pairs
 from ...mdp.cli.console import (
     Number,
     heartbeat_options,
@@ -28,7 +30,7 @@ from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
 from ...titanic.cli.parameters import DURATION
-from ..parameters import BROKER, CONF, MASTER, PREFIX, PY_FILES, name_option, pairs
+from ..parameters import CONF, MASTER, PREFIX, PY_FILES, name_option
 from ..session import (
     check_installed,
     connect_session,

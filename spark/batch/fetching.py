@@ -27,7 +27,6 @@ from .results import json_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SERVICE_PREFIX: Final = "spark.fetch."
 FETCH_FORMATS: Final = ("arrow", "json", "csv")
 CHUNK_BYTES: Final = 16 << 20
 MESSAGE_BYTES: Final = 4 << 20

@@ -31,9 +31,9 @@ from ..control import control_service
 from ..session import reason
 from .catalogue import Catalogue
 from .failures import detail, failure, gave_up, lost_error, python_traceback
-from .fetching import SERVICE_PREFIX, handle
+from .fetching import handle
 from .history import History
-from .jobs import ONLY_QUERIES, UNPROCESSABLE, JobCall, Query, parse_call, parse_query, unprocessable
+from .jobs import FETCH_PREFIX, ONLY_QUERIES, UNPROCESSABLE, JobCall, Query, parse_call, parse_query, unprocessable
 from .progress import Progress, spark_ui
 from .results import Results, plain
 from .running import POLL_SECONDS, Job, RunningJobs
@@ -114,7 +114,7 @@ class Batch:
         self._suspect = threading.Semaphore()
         """Held by a request during which Spark was lost before: only one of them runs at a time."""
         self._history = History(None, name) if history is None else history
-        offered = {f"{prefix}.sql": self.sql, f"{prefix}.job": self.job, SERVICE_PREFIX + name: self.fetch}
+        offered = {f"{prefix}.sql": self.sql, f"{prefix}.job": self.job, FETCH_PREFIX + name: self.fetch}
         self._workers = [
             Worker(service, handler, broker=broker, concurrency=concurrency, heartbeat=heartbeat, liveness=liveness,
                    key=keys)

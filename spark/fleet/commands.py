@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from ...clients import bodies
+from ...clients.asking import BROKER
 from ...mdp.cli.console import (
     EXIT_FAILED,
     Endpoints,
@@ -30,7 +31,7 @@ from ...mdp.control import name_or_default
 from ...mdp.keys import ClientKeys
 from ...titanic.cli.parameters import DURATION
 from ...workers import AsyncWorker
-from ..parameters import BROKER, CONF, MASTER, PY_FILES, name_option
+from ..parameters import CONF, MASTER, PY_FILES, name_option
 from ..session import silence_py4j
 from .cluster import Cluster
 from .doctor import Doctor

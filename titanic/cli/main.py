@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final, NoReturn
 from uuid import UUID
 
@@ -15,17 +14,13 @@ from ...mdp.cli.console import (
     CONTEXT_SETTINGS,
     LazyGroup,
     Number,
-    brokers_option,
-    key_options,
     run,
     version_option,
     with_default,
 )
 from ...mdp.errors import TitanicError
-from ...mdp.keys import ClientKeys
-from ...mdp.transport.reach import check_listening
 from ..client import Titanic
-from .parameters import DURATION, UUID_TYPE, Command, submission_options
+from .parameters import UUID_TYPE, client_options, submission_options
 
 DEFAULT_TIMEOUT: Final = 15.0
 REGISTRATION_SECONDS: Final = 1.0
@@ -36,21 +31,6 @@ OPERATORS: Final = {
     for name in ("serve", "ls", "show", "retry", "cancel", "purge", "stats", "db")
 }
 """Commands that need SQLAlchemy."""
-
-
-def _broker_options(command: Command) -> Command:
-    timeout = click.option(
-        "--timeout",
-        type=DURATION,
-        default=DEFAULT_TIMEOUT,
-        help=with_default("How long to wait for Titanic's answer.", DEFAULT_TIMEOUT, "seconds"),
-    )
-    command = key_options(timeout(command))
-    broker = brokers_option(
-        "Broker to connect to. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next "
-        "is used until the first is back."
-    )
-    return broker(command)
 
 
 @click.group(cls=LazyGroup, commands_in=OPERATORS, context_settings=CONTEXT_SETTINGS)
@@ -85,16 +65,14 @@ def cli() -> None:
 @bodies.BODY
 @submission_options
 @bodies.HEADER
-@_broker_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@client_options(DEFAULT_TIMEOUT)
+@bodies.JSON
 def request(
     *,
     service: str,
     body: tuple[str, ...],
     headers: dict[str, str],
-    broker: Sequence[str],
-    keys: ClientKeys | None,
-    timeout: float,
+    client: Client,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -105,8 +83,7 @@ def request(
     access control: then only the role that submitted it can, and admins.
     """
     frames = bodies.frames(body)
-    with _titanic(broker, keys, timeout) as titanic:
-        ticket = titanic.submit(service, *frames, headers=headers, **options)
+    ticket = _titanic(client).submit(service, *frames, headers=headers, **options)
     if as_json:
         bodies.print_json({"uuid": ticket.uuid, "service": service})
     else:
@@ -125,7 +102,7 @@ def request(
     "--from", "start", type=Number("parts", whole=True, zero=True), default=0,
     help=with_default("With --stream: the first PARTIAL to print.", 0),
 )  # fmt: skip
-@_broker_options
+@client_options(DEFAULT_TIMEOUT)
 @click.option(
     "--json",
     "as_json",
@@ -140,9 +117,7 @@ def reply(
     wait: bool,
     stream: bool,
     start: int,
-    broker: Sequence[str],
-    keys: ClientKeys | None,
-    timeout: float,
+    client: Client,
     as_json: bool,
 ) -> None:
     """Fetch the reply to the request UUID. Titanic keeps the reply until the request is closed.
@@ -153,52 +128,43 @@ def reply(
     if start and not stream:
         raise click.UsageError("--from requires --stream", context)
     given = context.get_parameter_source("timeout") is not ParameterSource.DEFAULT
-    limit = timeout if given else None
-    with _titanic(broker, keys, timeout) as titanic:
-        ticket = titanic.ticket(uuid)
-        try:
-            if stream:
-                for part in ticket.partials(start, timeout=limit):
-                    _print_part(part, as_json=as_json, newline=True)
-            result = ticket.result(limit if wait or stream else 0)
-        except ServiceError as error:
-            raise TitanicError(f"request {uuid.hex} has failed: {error}") from None
-        except RequestTimeout as error:
-            if wait or stream or error.code is not None:
-                raise
-            raise RequestTimeout(f"there is no reply to {uuid.hex} yet: use --wait to wait for it") from None
+    limit = context.params["timeout"] if given else None
+    ticket = _titanic(client).ticket(uuid)
+    try:
+        if stream:
+            for part in ticket.partials(start, timeout=limit):
+                _print_part(part, as_json=as_json, newline=True)
+        result = ticket.result(limit if wait or stream else 0)
+    except ServiceError as error:
+        raise TitanicError(f"request {uuid.hex} has failed: {error}") from None
+    except RequestTimeout as error:
+        if wait or stream or error.code is not None:
+            raise
+        raise RequestTimeout(f"there is no reply to {uuid.hex} yet: use --wait to wait for it") from None
     _print_part(result, as_json=as_json, newline=stream or len(result) > 1 or sys.stdout.isatty())
 
 
 @cli.command()
 @click.argument("uuids", type=UUID_TYPE, nargs=-1, required=True, metavar="UUID…")
-@_broker_options
-def close(*, uuids: Sequence[UUID], broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> None:
+@client_options(DEFAULT_TIMEOUT)
+def close(*, uuids: Sequence[UUID], client: Client) -> None:
     """Delete requests and their replies.
 
     Requests that are running are cancelled. Closing an unknown request is not an error.
     """
-    with _titanic(broker, keys, timeout) as titanic:
-        for uuid in uuids:
-            titanic.ticket(uuid).close()
+    titanic = _titanic(client)
+    for uuid in uuids:
+        titanic.ticket(uuid).close()
 
 
-@contextmanager
-def _titanic(broker: Sequence[str], keys: ClientKeys | None, timeout: float) -> Iterator[Titanic]:
-    check_listening(broker, keys)
-    with Client(broker, timeout=timeout, retries=0, key=keys) as client:
-        _await_titanic(client, broker)
-        yield Titanic(client)
-
-
-def _await_titanic(client: Client, broker: Sequence[str]) -> None:
+def _titanic(client: Client) -> Titanic:
     """Raise `ServiceNotFound` if there is no Titanic, for which a call would wait until its timeout."""
     until = time.monotonic() + REGISTRATION_SECONDS
     while not client.available("titanic.request"):
         if time.monotonic() >= until:
-            brokers = ", ".join(broker)
-            raise ServiceNotFound(f"no Titanic is registered at {brokers}: start one with `titanic serve`")
+            raise ServiceNotFound(f"no Titanic is registered at {client.endpoint}: start one with `titanic serve`")
         time.sleep(POLL_SECONDS)
+    return Titanic(client)
 
 
 def _print_part(part: Reply, *, as_json: bool, newline: bool) -> None:

@@ -68,7 +68,6 @@ _DB = click.option(
     metavar="URL",
     help=with_default("Database: sqlite:///FILE (or just FILE), or postgresql://USER@HOST/NAME.", schema.DEFAULT_DB),
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _SERVICE = click.option("--service", help="Only requests for this service.")
 _OLDER = click.option(
     "--older-than",
@@ -287,7 +286,7 @@ def upgrade(*, db: str) -> None:
 
 @db.command()
 @_DB
-@_JSON
+@bodies.JSON
 def current(*, db: str, as_json: bool) -> None:
     """Print the version of the tables."""
     engine = schema.open_engine(schema.database_url(db), write=False)
@@ -479,7 +478,7 @@ def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dr
 
 @click.command()
 @_DB
-@_JSON
+@bodies.JSON
 def stats(*, db: str, as_json: bool) -> None:
     """Count requests by service and state."""
     with _opened(db) as begin, begin() as connection:

@@ -1,13 +1,18 @@
-"""Parameter types of the command `titanic`, and the options derived from `SubmissionOptions`."""
+"""Parameter types and options of the command `titanic`, of which Spark's commands use some."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import wraps
 from typing import Any, Final
 from uuid import UUID
 
 import click
 
-from ...mdp.cli.console import with_default
+from ...clients import Client
+from ...clients.asking import BROKER
+from ...mdp.cli.console import Decorator, key_options, options, with_default
+from ...mdp.keys import ClientKeys
+from ...mdp.transport.reach import check_listening
 from ..submission import MAX_SECONDS, OPTIONS, DurationOption, IntegerOption, Option, TimeOption, parse_uuid
 
 Command = Callable[..., Any]
@@ -89,6 +94,26 @@ EXPIRY: Final = Duration(unit=True)
 """Duration after which something is deleted."""
 UUID_TYPE: Final = Uuid()
 NEEDS_UNIT: Final = "Needs a unit: 90s, 15m, 12h, 7d."
+
+
+def client_options(timeout: float) -> Decorator:
+    """Return the decorator that calls a command with a `client`, made from --broker, --key and --timeout.
+
+    `timeout` is the default in seconds.  The client does not retry.  If no broker can be reached, `BrokerUnreachable`
+    is raised before the command is called.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(*, broker: Sequence[str], keys: ClientKeys | None, timeout: float, **given: Any) -> Any:
+            check_listening(broker, keys)
+            with Client(broker, timeout=timeout, retries=0, key=keys) as client:
+                return command(client=client, **given)
+
+        text = with_default("How long to wait for an answer.", f"{timeout:g}", "seconds")
+        return options(BROKER, key_options, click.option("--timeout", type=DURATION, default=timeout, help=text))(run)
+
+    return decorate
 
 
 def submission_options(command: Command) -> Command:
