@@ -1,5 +1,6 @@
 """Explain why no broker can be reached at an endpoint, or why a broker refuses this program."""
 
+import logging
 import socket as sockets
 from collections.abc import Sequence
 from typing import Final
@@ -87,6 +88,14 @@ def why_none_reachable(broker: Sequence[str], keys: ClientKeys | None = None) ->
     if not all(reasons):
         return None
     return "; ".join(f"{endpoint}: {reason}" for endpoint, reason in zip(broker, reasons, strict=True))
+
+
+def warn_if_unreachable(log: logging.Logger, broker: Sequence[str], keys: ClientKeys | None = None) -> None:
+    """Log a warning for each endpoint where no broker can be used, on behalf of a worker, which keeps trying."""
+    for endpoint in broker:
+        reason = why_unreachable(endpoint, keys)
+        if reason is not None:
+            log.warning("no broker at %s yet: %s; retrying until there is one", endpoint, reason)
 
 
 def check_listening(broker: Sequence[str], keys: ClientKeys | None = None) -> None:

@@ -28,7 +28,7 @@ from ...mdp.cli.console import (
 from ...mdp.control import name_or_default
 from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
-from ...mdp.transport.reach import why_unreachable
+from ...mdp.transport.reach import warn_if_unreachable
 from ...titanic.cli.parameters import DURATION
 from ..parameters import CONF, MASTER, PREFIX, PY_FILES, name_option
 from ..session import (
@@ -181,10 +181,7 @@ def batch(
     try:
         with driver:
             stopper.started = True
-            for each in broker:
-                reason = why_unreachable(each, keys)
-                if reason is not None:
-                    log.warning("no broker at %s yet: %s; retrying until there is one", each, reason)
+            warn_if_unreachable(log, broker, keys)
             services = " and ".join(driver.services)
             log.info("serving %s as %s at %s; Ctrl-C stops it", services, name, " or ".join(broker))
 

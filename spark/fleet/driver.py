@@ -21,7 +21,7 @@ from ...mdp.cli.console import printable
 from ...mdp.codes import Code
 from ...mdp.control import SPARK, UNKNOWN_OPERATION
 from ...mdp.errors import ServiceError, ZmdpError
-from ...mdp.transport.reach import why_unreachable
+from ...mdp.transport.reach import warn_if_unreachable
 from ...workers import Request, Worker, current_request
 from ...workers.control import Operation
 from ..control import control_service
@@ -293,10 +293,7 @@ class Fleet:
     def _warn_early(self) -> None:
         """Warn about settings that will probably not work."""
         settings = self.settings
-        for broker in settings.brokers:
-            reason = why_unreachable(broker, settings.keys)
-            if reason is not None:
-                log.warning("no broker at %s yet: %s; retrying until there is one", broker, reason)
+        warn_if_unreachable(log, settings.brokers, settings.keys)
         if not on_this_machine(self._application.master) and any(map(is_loopback, settings.addresses)):
             log.warning(
                 "executors of %s on other machines cannot reach %s; pass another address with --broker-from-executors",

@@ -35,7 +35,7 @@ from ...mdp.cli.console import (
 )
 from ...mdp.errors import BindError, TitanicError, UnknownTicket
 from ...mdp.keys import ClientKeys
-from ...mdp.transport.reach import why_unreachable
+from ...mdp.transport.reach import warn_if_unreachable
 from ...mdp.transport.tcp import is_loopback
 from .. import admin, schema
 from ..frames import unpack
@@ -228,10 +228,7 @@ async def _serve(
             click.echo(web.url)
             sys.stdout.flush()
 
-    for each in broker:
-        reason = await asyncio.to_thread(why_unreachable, each, keys)
-        if reason is not None:
-            log.warning("no broker at %s yet: %s; Titanic keeps trying to connect", each, reason)
+    await asyncio.to_thread(warn_if_unreachable, log, broker, keys)
     serving = asyncio.ensure_future(server.run(ready))
     with suppress(asyncio.CancelledError):
         await serving

@@ -1,5 +1,6 @@
 """Why a broker cannot be reached, over real connections."""
 
+import logging
 import socket
 import threading
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from support.access import Folder
 from zmdp.mdp.errors import BrokerUnreachable
 from zmdp.mdp.testing import running_broker
 from zmdp.mdp.transport import reach
-from zmdp.mdp.transport.reach import check_listening, why_refused, why_unreachable
+from zmdp.mdp.transport.reach import check_listening, warn_if_unreachable, why_refused, why_unreachable
 
 NOT_A_BROKER = "a program listens there, but it does not answer like a broker: is the port right?"
 
@@ -55,6 +56,15 @@ def test_another_program(answer, monkeypatch):
         assert why_unreachable(at) == NOT_A_BROKER
         with pytest.raises(BrokerUnreachable, match=f"cannot reach a broker at {at}: a program listens there"):
             check_listening([at])
+
+
+def test_a_worker_warns_of_each_broker_that_is_missing(caplog):
+    with running_broker() as server:
+        at = "tcp://127.0.0.1:1"
+        warn_if_unreachable(logging.getLogger("zmdp.worker"), [at, *server.endpoints])
+    (message,) = [each.getMessage() for each in caplog.records if each.name == "zmdp.worker"]
+    assert message.startswith(f"no broker at {at} yet: nothing is listening there")
+    assert message.endswith("; retrying until there is one")
 
 
 def test_nothing(tmp_path):
