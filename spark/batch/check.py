@@ -1,47 +1,33 @@
 """The checks of `mdp-spark batch --check`: can each table, catalog and job of the catalogue be opened?"""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...mdp.errors import SettingError
 from ..session import reason
 from .catalogue import Catalogue, Table
-from .jobs import describe_parameters, load_jobs
+from .jobs import describe_parameters, job_targets, load_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@dataclass(frozen=True)
-class Check:
-    """The outcome of one check, and what was found."""
+def checks(session: "SparkSession", catalogue: Catalogue, jobs: Mapping[str, str]) -> Iterator[tuple[str, bool, str]]:
+    """Open each table, catalog and job, those of installed packages as well.
 
-    name: str
-    well: bool
-    found: str
-
-
-def checks(session: "SparkSession", catalogue: Catalogue, jobs: Mapping[str, str]) -> Iterator[Check]:
-    """Yield a check for each table, catalog and job, as soon as it is done."""
+    Yield, one by one, its name, whether it could be opened, and what was found, or the error.
+    """
     for name, value in catalogue.settings.items():
         session.conf.set(name, value)
-    for name, table in catalogue.tables.items():
-        yield _checked(f"table {name}", partial(_open_table, session, table))
-    for name in catalogue.catalogs:
-        yield _checked(f"catalog {name}", partial(_open_catalog, session, name))
-    for name in dict.fromkeys([*jobs, *load_jobs({})]):  # and those of installed packages
-        yield _checked(f"job {name}", partial(_describe_job, name, jobs))
-
-
-def _checked(name: str, work: Callable[[], str]) -> Check:
-    try:
-        return Check(name, True, work())
-    except SettingError as error:
-        return Check(name, False, str(error))
-    except Exception as error:  # noqa: BLE001 - Spark, its data sources and a job's module can raise anything
-        return Check(name, False, reason(error))
+    openers: dict[str, Callable[[], str]] = {}
+    openers |= {f"table {name}": partial(_open_table, session, table) for name, table in catalogue.tables.items()}
+    openers |= {f"catalog {name}": partial(_open_catalog, session, name) for name in catalogue.catalogs}
+    openers |= {f"job {name}": partial(_open_job, name, target) for name, target in job_targets(jobs).items()}
+    for name, open_ in openers.items():
+        try:
+            yield name, True, open_()
+        except Exception as error:  # noqa: BLE001 - Spark, its data sources and a job's module can raise anything
+            yield name, False, reason(error)
 
 
 def _open_table(session: "SparkSession", table: Table) -> str:
@@ -56,6 +42,5 @@ def _open_catalog(session: "SparkSession", name: str) -> str:
     return f"{len(found)} namespace{'s' * (len(found) != 1)}"
 
 
-def _describe_job(name: str, jobs: Mapping[str, str]) -> str:
-    own = {name: jobs[name]} if name in jobs else {}
-    return f"takes {describe_parameters(load_jobs(own)[name])}"
+def _open_job(name: str, target: str) -> str:
+    return f"takes {describe_parameters(load_job(name, target))}"

@@ -207,9 +207,9 @@ def _check(open_session: Callable[[], Any], catalogue: Catalogue, jobs: Mapping[
     session = open_session()
     code = 0
     try:
-        for check in checks(session, catalogue, jobs):
-            click.echo(f"{'ok' if check.well else 'failed':<8} {check.name}: {printable(check.found)}")
-            code = code or int(not check.well)
+        for name, opened, found in checks(session, catalogue, jobs):
+            click.echo(f"{'ok' if opened else 'failed':<8} {name}: {printable(found)}")
+            code = code or int(not opened)
     finally:
         stop_quietly(session)
     return code

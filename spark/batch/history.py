@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ MAX_TEXT: Final = 10_000
 """Characters kept of a query and of an error."""
 MAX_TRACEBACK: Final = 100_000
 """Characters kept of a traceback: the last ones, which have the exception."""
-MAX_LISTED: Final = 1000
+MAX_LISTED: Final = 100
 _PRUNE_EVERY: Final = 500
 """After so many new records, the oldest are deleted."""
 
@@ -99,7 +99,7 @@ class History:
             "request_id": request_id, "service": service, "what": what[:MAX_TEXT], "started": time.time(),
             "state": "running",
         }  # fmt: skip
-        self._write(lambda connection: connection.execute(sa.insert(_JOBS).values(values)))
+        self._write(sa.insert(_JOBS).values(values))
         self._added += 1
         if self._added % _PRUNE_EVERY == 0:
             self.prune(None)
@@ -119,8 +119,7 @@ class History:
             found["error"] = found["error"][:MAX_TEXT]
         if found.get("traceback") is not None:
             found["traceback"] = found["traceback"][-MAX_TRACEBACK:]
-        change = sa.update(_JOBS).where(_JOBS.c.job == job).values(state=state, ended=time.time(), **found)
-        self._write(lambda connection: connection.execute(change))
+        self._write(sa.update(_JOBS).where(_JOBS.c.job == job).values(state=state, ended=time.time(), **found))
 
     def prune(self, older_than: float | None) -> None:
         """Delete records older than `older_than` seconds, and the oldest beyond `MAX_RECORDS`."""
@@ -128,38 +127,30 @@ class History:
         old = _JOBS.c.number <= sa.func.coalesce(newest.scalar_subquery(), -1)
         if older_than is not None:
             old |= _JOBS.c.started < time.time() - older_than
-        self._write(lambda connection: connection.execute(sa.delete(_JOBS).where(old, _JOBS.c.state != "running")))
+        self._write(sa.delete(_JOBS).where(old, _JOBS.c.state != "running"))
 
-    def _write(self, change: Callable[[sa.Connection], object]) -> None:
+    def _write(self, change: sa.Executable) -> None:
         try:
             with self._lock, self._engine.begin() as connection:
-                change(connection)
+                connection.execute(change)
         except sa.exc.DBAPIError as error:
             log.error("the history of jobs cannot be written: %s", error.orig)
 
-    def rows(self, caller: Request, limit: int = 100, before: float | None = None) -> list[dict[str, Any]]:
-        """Return the latest jobs, as `caller` may see them; with `before`, those that started earlier."""
-        query = sa.select(_JOBS).order_by(_JOBS.c.number.desc()).limit(max(1, min(limit, MAX_LISTED)))
-        if before is not None:
-            query = query.where(_JOBS.c.started < before)
-        return [_shown(row, caller) for row in self._read(query)]
-
-    def find(self, job: str, caller: Request) -> dict[str, Any] | None:
-        """Return a job's record, with its traceback if `caller` may see it, or None."""
-        for row in self._read(sa.select(_JOBS).where(_JOBS.c.job == job)):
-            found = _shown(row, caller)
-            return found | {"traceback": row["traceback"] if caller.may_manage(row["user"]) else None}
-        return None
+    def rows(self, caller: Request, job: str | None = None) -> list[dict[str, Any]]:
+        """Return the latest `MAX_LISTED` jobs as `caller` may see them, or only `job`, with its traceback."""
+        query = sa.select(_JOBS).order_by(_JOBS.c.number.desc()).limit(MAX_LISTED)
+        private = _PRIVATE if job is None else (*_PRIVATE, "traceback")
+        if job is not None:
+            query = query.where(_JOBS.c.job == job)
+        found = []
+        for row in self._read(query):
+            allowed = caller.may_manage(row["user"])
+            found.append({name: row[name] if allowed or name in _PUBLIC else None for name in _PUBLIC + private})
+        return found
 
     def _read(self, query: sa.Select[Any]) -> list[Mapping[str, Any]]:
         with self._lock, self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
-
-
-def _shown(row: Mapping[str, Any], caller: Request) -> dict[str, Any]:
-    found = {name: row[name] for name in _PUBLIC}
-    allowed = caller.may_manage(row["user"])
-    return found | {name: row[name] if allowed else None for name in _PRIVATE}
 
 
 def _configure(connection: Any, record: object) -> None:

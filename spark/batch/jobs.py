@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
-from ...mdp.cli.console import printable
 from ...mdp.errors import ServiceError, SettingError
 from ...mdp.loading import load
 
@@ -59,19 +58,9 @@ def unprocessable(text: str) -> ServiceError:
 class Query:
     """A query and the values of its parameters."""
 
-    sql: str
+    text: str
     format: str = "json"
     args: dict[str, Any] | list[Any] | None = None
-
-    @property
-    def title(self) -> str:
-        """Return the query on one line."""
-        return printable(self.sql)[:200]
-
-    @property
-    def text(self) -> str:
-        """Return the whole query."""
-        return self.sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +73,8 @@ class JobCall:
     format: str = "json"
 
     @property
-    def title(self) -> str:
-        """Return the call on one line."""
-        return printable(self.text)[:200]
-
-    @property
     def text(self) -> str:
-        """Return the whole call."""
+        """Return the call as Python source."""
         return f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
 
 
@@ -106,13 +90,13 @@ def parse_query(frames: Sequence[bytes]) -> Query:
         raise unprocessable("the query is empty")
     if not _QUERY.match(sql):  # rejects SET, RESET and USE, which a subquery would read as table names
         raise unprocessable(f"not a query: {sql[:50]!r} …; {ONLY_QUERIES}")
-    settings = _object(frames[1:], "the settings", {"format", "args"})
+    settings = parse_object(frames[1:], "the settings", {"format", "args"})
     args = settings.get("args")
     if args is not None and not isinstance(args, dict | list):
         raise unprocessable(
             "args must be an object (for parameters written :name) or a list (for parameters written ?)"
         )
-    return Query(sql, _format(settings), args)
+    return Query(sql, parse_format(settings), args)
 
 
 def unsafe_word(sql: str) -> str | None:
@@ -131,9 +115,9 @@ def parse_call(frames: Sequence[bytes], jobs: Mapping[str, Callable[..., Any]]) 
     function = jobs.get(name)
     if function is None:
         raise unprocessable(f"no job named {name[:100]!r}; available jobs: {', '.join(sorted(jobs)) or 'none'}")
-    arguments = _object(frames[1:2], "the arguments")
+    arguments = parse_object(frames[1:2], "the arguments")
     check_arguments(name, function, arguments)
-    return JobCall(name, function, arguments, _format(_object(frames[2:], "the settings", {"format"})))
+    return JobCall(name, function, arguments, parse_format(parse_object(frames[2:], "the settings", {"format"})))
 
 
 def _text(frame: bytes, what: str) -> str:
@@ -143,7 +127,8 @@ def _text(frame: bytes, what: str) -> str:
         raise unprocessable(f"{what} is not valid UTF-8") from None
 
 
-def _object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -> dict[str, Any]:
+def parse_object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -> dict[str, Any]:
+    """Parse an optional frame with a JSON object, with keys in `names` if that is given.  Raises `ServiceError` 422."""
     if not frames or not frames[0]:
         return {}
     try:
@@ -158,31 +143,29 @@ def _object(frames: Sequence[bytes], what: str, names: set[str] | None = None) -
     return found
 
 
-def parse_settings(frames: Sequence[bytes], names: set[str]) -> dict[str, Any]:
-    """Parse settings, an optional frame with a JSON object.  Raises `ServiceError` 422."""
-    return _object(frames, "the settings", names)
-
-
-def _format(settings: Mapping[str, Any]) -> str:
-    given = settings.get("format", "json")
-    if given not in FORMATS:
-        raise unprocessable(f"format must be one of {', '.join(FORMATS)}")
+def parse_format(settings: Mapping[str, Any], formats: Sequence[str] = FORMATS) -> str:
+    """Return the format in `settings`, by default the first of `formats`.  Raises `ServiceError` 422."""
+    given = settings.get("format", formats[0])
+    if given not in formats:
+        raise unprocessable(f"format must be one of {', '.join(formats)}")
     return str(given)
 
 
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def job_targets(allowed: Mapping[str, str]) -> dict[str, str]:
+    """Return the jobs that callers may run: those of installed packages (entry points), overridden by `allowed`."""
+    return {each.name: each.value for each in entry_points(group=ENTRY_POINTS)} | dict(allowed)
+
+
 def load_jobs(allowed: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
-    """Load the jobs that callers may run: those of installed packages (entry points), overridden by `allowed`.
-
-    Raises `SettingError` if one cannot be imported or is not a function.
-    """
-    targets = {each.name: each.value for each in entry_points(group=ENTRY_POINTS)} | dict(allowed)
-    return {name: _function(name, target) for name, target in targets.items()}
+    """Load the jobs that `job_targets` returns.  Raises as `load_job`."""
+    return {name: load_job(name, target) for name, target in job_targets(allowed).items()}
 
 
-def _function(name: str, target: str) -> Callable[..., Any]:
+def load_job(name: str, target: str) -> Callable[..., Any]:
+    """Load a job.  Raises `SettingError` if it cannot be imported or is not a function that takes a session."""
     found = load(target, "MODULE:FUNCTION, for example yourpackage.jobs:wordcount")
     if not callable(found):
         raise SettingError(f"job {name!r}: {target} is a {type(found).__name__}, not a function")
@@ -191,24 +174,14 @@ def _function(name: str, target: str) -> Callable[..., Any]:
     return found
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the function's parameters except the first, which is the session."""
-    return list(inspect.signature(function).parameters.values())[1:]
-
-
 def describe_parameters(function: Callable[..., Any]) -> str:
-    """Return the parameters as Python source."""
-    return ", ".join(str(each) for each in _parameters(function)) or "no arguments"
+    """Return the parameters except the first, which is the session, as Python source."""
+    _, *parameters = inspect.signature(function).parameters.values()
+    return ", ".join(map(str, parameters)) or "no arguments"
 
 
 def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Check arguments against the function's signature and annotations.  Raises `ServiceError` 422."""
-    names = {each.name for each in _parameters(function)}
-    free = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _parameters(function))
-    if not free and (unknown := sorted(set(arguments) - names)):
-        raise unprocessable(
-            f"job {name} has no argument {unknown[0][:50]!r}; its parameters are {describe_parameters(function)}"
-        )
     try:
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:
@@ -219,11 +192,9 @@ def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[
         return  # for example, a name that is only imported for type checkers
     for each, value in arguments.items():
         if each in hints and not fits(value, hints[each]):
-            wanted = _type_name(hints[each])
-            raise unprocessable(
-                f"job {name}: {each} is {value!r:.100}; expected {wanted}. "
-                f"The job takes {describe_parameters(function)}"
-            )
+            wanted = _NAMES.get(hints[each]) or inspect.formatannotation(hints[each])
+            takes = describe_parameters(function)
+            raise unprocessable(f"job {name}: {each} is {value!r:.100}; expected {wanted}. The job takes {takes}")
 
 
 def fits(value: object, hint: Any) -> bool:
@@ -238,16 +209,10 @@ def fits(value: object, hint: Any) -> bool:
     kind = origin or hint
     if kind is None or kind is type(None):
         return value is None
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+    if kind in {int, float}:
+        return isinstance(value, int | kind) and not isinstance(value, bool)
     if kind is list:
         return isinstance(value, list) and (not args or all(fits(each, args[0]) for each in value))
     if kind is dict:
         return isinstance(value, dict) and (not args or all(fits(each, args[1]) for each in value.values()))
     return isinstance(value, kind) if kind in {str, bool} else True
-
-
-def _type_name(hint: Any) -> str:
-    return _NAMES.get(hint) or str(hint).removeprefix("<class '").removesuffix("'>")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
+from ...mdp.cli.console import printable
 from ...mdp.codes import Code
 from ...mdp.errors import RequestCancelled, ServiceError
 from ...workers import Request
@@ -37,6 +38,7 @@ class Job:
     ) -> None:
         self.id = secrets.token_hex(JOB_LENGTH // 2)
         self.spec = spec
+        self.title = printable(spec.text)[:200]
         self.owner = owner
         self.session = session
         self.started = time.monotonic()
@@ -85,7 +87,7 @@ class Job:
         return {
             "job": self.id,
             "user": self.owner,
-            "what": self.spec.title if caller.may_manage(self.owner) else None,
+            "what": self.title if caller.may_manage(self.owner) else None,
             "seconds": round(time.monotonic() - self.started, 1),
             "cancelled": self.cancelled.is_set(),
             "ui": spark_ui(self.id),

@@ -204,7 +204,7 @@ class Batch:
             self._running.add(job)
             kind = "sql" if isinstance(spec, Query) else "job"
             self._history.begin(job.id, user=job.owner, service=kind, what=spec.text, request_id=request_id)
-            log.info("job %s%s: %s", job.id, f" of {job.owner}" if job.owner else "", spec.title)
+            log.info("job %s%s: %s", job.id, f" of {job.owner}" if job.owner else "", job.title)
             job.start()
             try:
                 yield _event("started", job, driver=self.name)
@@ -307,22 +307,22 @@ class Batch:
     def _run_query(self, spec: Query, job: Job, tables: RequestTables) -> list[bytes]:
         spark = job.session.spark
         spark.conf.set(ON_FILES, "false")
-        tables.provide(spec.sql, spec.args)
+        tables.provide(spec.text, spec.args)
         job.session.track_progress(job.id)
         try:
             # As a subquery, only a query parses: spark.sql() runs a command as soon as it has parsed it.  Callers may
             # send any query, so there is nothing to quote.
-            checked = spark.sql(f"SELECT * FROM (\n{spec.sql}\n)", args=spec.args)  # noqa: S608
+            checked = spark.sql(f"SELECT * FROM (\n{spec.text}\n)", args=spec.args)  # noqa: S608
         except Exception as error:  # noqa: BLE001 - any other error is raised again below, with the caller's own text
             if any(kind.__name__ == "ParseException" for kind in type(error).__mro__):
                 text = _LINE.sub(lambda found: f"line {int(found.group(1)) - 1}", reason(error))
                 raise ServiceError(UNPROCESSABLE, f"not a valid query: {text}; {ONLY_QUERIES}", detail(error)) from None
         else:
-            unsafe = job.session.find_unsafe(spec.sql, checked)
+            unsafe = job.session.find_unsafe(spec.text, checked)
             if unsafe is not None:
                 raise unprocessable(f"{unsafe!r} is not allowed in a query because it can run programs; use spark.job")
             tables.check_catalogs(job.session.tables_read(checked))
-        return self._results.frames(spark.sql(spec.sql, args=spec.args), job.id, spec.format)
+        return self._results.frames(spark.sql(spec.text, args=spec.args), job.id, spec.format)
 
     def _run_job(self, spec: JobCall, job: Job, tables: RequestTables) -> list[bytes]:
         spark = registering(job.session.spark, tables)
@@ -371,14 +371,8 @@ class Batch:
         return {"tables": len(catalogue.tables), "catalogs": len(catalogue.catalogs), "jobs": len(self._jobs)}
 
     def _show_history(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        job, limit, before = (arguments.get(name) for name in ("job", "limit", "before"))
-        if job is not None:
-            found = self._history.find(str(job), request)
-            return {"jobs": [] if found is None else [found]}
-        try:
-            return {"jobs": self._history.rows(request, int(limit or 100), None if before is None else float(before))}
-        except (TypeError, ValueError):
-            raise unprocessable("limit and before must be numbers") from None
+        job = arguments.get("job")
+        return {"jobs": self._history.rows(request, None if job is None else str(job))}
 
     def _drain(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         del arguments, request

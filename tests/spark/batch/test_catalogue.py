@@ -18,7 +18,7 @@ from zmdp.clients import Client, ServiceError
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import control
 from zmdp.spark.batch import catalogue
-from zmdp.spark.batch.check import Check, checks
+from zmdp.spark.batch.check import checks
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.sessions import SessionPool
@@ -375,11 +375,11 @@ def test_checks(spark, two, three, tmp_path):
     file.write_text(two + three + table("torn", tmp_path / "torn.parquet") + "schema = 'a int'\n")
     (tmp_path / "torn.parquet").write_text("PAR1 and no more")
     jobs = {"use": "catalogue_jobs:use", "none": "catalogue_jobs:none"}
-    found = {each.name: each for each in checks(spark.newSession(), catalogue.read(file), jobs)}
-    assert found["table people"] == Check("table people", True, "a:bigint")
-    assert found["catalog lake"].well
-    assert found["job use"] == Check("job use", True, "takes catalog: str")
-    failed = {name: each.found for name, each in found.items() if not each.well}
+    found = {name: each for name, *each in checks(spark.newSession(), catalogue.read(file), jobs)}
+    assert found["table people"] == [True, "a:bigint"]
+    assert found["catalog lake"][0]
+    assert found["job use"] == [True, "takes catalog: str"]
+    failed = {name: text for name, (opened, text) in found.items() if not opened}
     assert failed.keys() == {"table missing", "table torn", "job none"}
     assert "PATH_NOT_FOUND" in failed["table missing"]
     assert "none" in failed["job none"]
