@@ -52,35 +52,19 @@ def collect(table: "DataFrame", inline: int, path: str | None) -> Collected:
     return _collect(table, inline, path, 0)  # Spark has aborted the job: a limit is lower, or there are many partitions
 
 
-def _collect(table: "DataFrame", inline: int, path: str | None, most: int) -> Collected:
-    if path is None:
-        return _Collector(table, inline, None, most).collect()
-    local = local_path(path)
-    if local is None:
-        return _collect_to_url(table, inline, path, most)
-    try:
-        return _Collector(table, inline, Path(local), most).collect()
-    except BaseException:
-        shutil.rmtree(local, ignore_errors=True)
-        raise
-
-
-def local_path(path: str) -> str | None:
-    """Return the path if it is in a file system of this machine, otherwise None."""
-    if ":" not in path:
-        return path
-    return "/" + path[5:].lstrip("/") if path.startswith("file:") else None
-
-
 def write(table: "pa.Table", path: str, like: "DataFrame") -> None:
     """Write a collected table, with the schema of the DataFrame `like`, to the folder `path`."""
-    local = local_path(path)
-    if local is None:
+    if _is_url(path):
         like.sparkSession.createDataFrame(table, schema=like.schema).write.parquet(path)
         return
-    os.makedirs(local)
-    with tasks.parquet_writer(os.path.join(local, "part-00000.parquet"), table.schema, _metadata(like)) as writer:
-        writer.write_table(table)
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    os.makedirs(path)
+    pq.write_table(table.cast(_arrow_schema(like)), f"{path}/part-00000.parquet")
+
+
+def _is_url(path: str) -> bool:
+    return ":" in path
 
 
 def _returns_little(table: "DataFrame") -> bool:
@@ -94,8 +78,24 @@ def _returns_little(table: "DataFrame") -> bool:
     return int(str(plan.stats().sizeInBytes())) <= FEW_BYTES and "Generate" not in str(plan)
 
 
-def _metadata(table: "DataFrame") -> dict[bytes, bytes]:
-    return {_ROW_METADATA: table.schema.json().encode()}
+def _collect(table: "DataFrame", inline: int, path: str | None, most: int) -> Collected:
+    """Run the query in one Spark job and put together what its tasks return."""
+    if path is not None and _is_url(path):
+        return _collect_to_url(table, inline, path, most)
+    staging = None if path is None else Path(path, _STAGING)
+    unwanted = path
+    try:
+        pieces = _run(table, most, staging)
+        rows, size = (sum(piece[each] for piece in pieces) for each in ("rows", "bytes"))
+        if size <= inline and all(piece["data"] or piece["file"] for piece in pieces):
+            return Collected(rows, size, _read(pieces, staging, _arrow_schema(table)))
+        if staging is not None:
+            _accept(pieces, staging)
+            unwanted = str(staging)
+        return Collected(rows, size, path=path)
+    finally:
+        if unwanted is not None:
+            shutil.rmtree(unwanted, ignore_errors=True)
 
 
 def _collect_to_url(table: "DataFrame", inline: int, path: str, most: int) -> Collected:
@@ -104,86 +104,60 @@ def _collect_to_url(table: "DataFrame", inline: int, path: str, most: int) -> Co
 
     table = table.persist(StorageLevel.DISK_ONLY)
     try:
-        found = _Collector(table, inline, None, most, complete=True).collect()
+        found = _collect(table, inline, None, most)
         if found.table is not None:
             return found
         table.write.parquet(path)
-        return Collected(found.rows, found.bytes, path=path)
+        return Collected(table.count(), found.bytes, path=path)  # tasks stop counting when they have too much
     finally:
         table.unpersist()
 
 
-class _Collector:
-    """Runs the query in one Spark job and puts together what its tasks return."""
+def _run(table: "DataFrame", most: int, staging: Path | None) -> list[dict[str, Any]]:
+    """Return what the tasks return, in the order of the partitions; see `PIECES`."""
+    from pyspark import cloudpickle  # noqa: PLC0415
 
-    def __init__(
-        self, table: "DataFrame", inline: int, folder: Path | None, most: int, *, complete: bool = False
-    ) -> None:
-        self._table = table
-        self._inline = inline
-        self._folder = folder
-        self._most = most
-        self._complete = complete
-        self._schema = _arrow_schema(table)
+    cloudpickle.register_pickle_by_value(tasks)  # type: ignore[no-untyped-call]  # executors may not have zmdp
+    schema = _arrow_schema(table).serialize().to_pybytes()
+    run = tasks.returning(schema, most, None if staging is None else str(staging))
+    # Names may be repeated in a result, but not here.
+    numbered = table.toDF(*(f"c{number}" for number in range(len(table.columns))))
+    pieces: list[dict[str, Any]] = numbered.mapInArrow(run, tasks.PIECES).toArrow().sort_by("part").to_pylist()
+    return pieces
 
-    def collect(self) -> Collected:
-        """Run the query."""
-        from pyspark import cloudpickle  # noqa: PLC0415
 
-        staging = None if self._folder is None else str(self._folder / _STAGING)
-        cloudpickle.register_pickle_by_value(tasks)  # type: ignore[no-untyped-call]  # executors may not have zmdp
-        run = tasks.returning(
-            self._schema.serialize().to_pybytes(), self._most, staging, _metadata(self._table), complete=self._complete
-        )
-        # Names may be repeated in a result, but not here.
-        numbered = self._table.toDF(*(f"c{number}" for number in range(len(self._table.columns))))
-        pieces = numbered.mapInArrow(run, tasks.PIECES).toArrow().to_pylist()
-        pieces.sort(key=lambda piece: piece["part"])
-        rows, size = (sum(piece[each] for piece in pieces) for each in ("rows", "bytes"))
-        if size <= self._inline and (self._folder is not None or all(piece["data"] is not None for piece in pieces)):
-            found = self._read(pieces)
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
-            return Collected(rows, size, found)
-        if self._folder is None:
-            return Collected(rows, size)
-        self._accept(pieces, self._folder)
-        return Collected(rows, size, path=str(self._folder))
+def _read(pieces: list[dict[str, Any]], staging: Path | None, schema: "pa.Schema") -> "pa.Table":
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.ipc  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
-    def _read(self, pieces: list[dict[str, Any]]) -> "pa.Table":
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.ipc  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
+    found = [schema.empty_table()]
+    for piece in pieces:
+        if piece["file"] is None:
+            found.append(pa.ipc.open_stream(piece["data"]).read_all())
+        elif staging is not None:
+            found.append(pq.ParquetFile(staging / piece["file"]).read().cast(schema))
+    return pa.concat_tables(found).replace_schema_metadata(None)
 
-        found = [self._schema.empty_table()]
-        for piece in pieces:
-            if piece["data"] is not None:
-                found.append(pa.ipc.open_stream(piece["data"]).read_all())
-            elif self._folder is not None:
-                read = pq.ParquetFile(self._folder / _STAGING / piece["file"]).read()
-                found.append(read.cast(self._schema))
-        return pa.concat_tables(found)
 
-    def _accept(self, pieces: list[dict[str, Any]], folder: Path) -> None:
-        """Keep the files of the tasks that Spark has accepted, and only those, in the order of the partitions."""
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.ipc  # noqa: PLC0415
+def _accept(pieces: list[dict[str, Any]], staging: Path) -> None:
+    """Keep the files of the tasks that Spark has accepted, and only those, in the order of the partitions."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.ipc  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415
 
-        folder.mkdir(parents=True, exist_ok=True)
-        for piece in pieces:
-            path = folder / f"part-{piece['part']:05}.parquet"
-            if piece["file"] is not None:
-                (folder / _STAGING / piece["file"]).rename(path)
-                continue
-            with tasks.parquet_writer(str(path), self._schema, _metadata(self._table)) as writer:
-                writer.write_table(pa.ipc.open_stream(piece["data"]).read_all())
-        shutil.rmtree(folder / _STAGING, ignore_errors=True)
+    staging.mkdir(parents=True, exist_ok=True)
+    for piece in pieces:
+        path = staging.parent / f"part-{piece['part']:05}.parquet"
+        if piece["file"] is None:
+            pq.write_table(pa.ipc.open_stream(piece["data"]).read_all(), path)
+        else:
+            (staging / piece["file"]).rename(path)
 
 
 def _arrow_schema(table: "DataFrame") -> "pa.Schema":
-    """Return the schema that `DataFrame.toArrow` returns."""
+    """Return the schema that `DataFrame.toArrow` returns, with Spark's own for files."""
     from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
 
     zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
-    schema: pa.Schema = to_arrow_schema(table.schema, **zone)
-    return schema
+    return to_arrow_schema(table.schema, **zone).with_metadata({_ROW_METADATA: table.schema.json()})

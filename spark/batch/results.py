@@ -11,6 +11,7 @@ value that a Python job returned instead of a DataFrame.
 import base64
 import json
 import math
+import re
 import shutil
 import time
 from contextlib import suppress
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 DEFAULT_INLINE_BYTES: Final = 4 << 20
 MAX_INLINE_BYTES: Final = 32 << 20
 """A message can be larger, but results of this size are better read from files."""
+JOB_LENGTH: Final = 16
+"""Number of hex digits in a job's id."""
+_JOB: Final = re.compile(f"[0-9a-f]{{{JOB_LENGTH}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ class Results:
         description["rows"] = collected.rows
         found = collected.table
         if found is not None and found.nbytes <= 4 * self.inline:
-            data = arrow_stream(found) if format == "arrow" else json_rows(found)
+            data = stream([found], found.schema) if format == "arrow" else json_rows(found)
             if len(data) <= self.inline:
                 return [_json(description), data]
         if collected.path is None:
@@ -105,37 +109,19 @@ class Results:
             )
         return self.folder.rstrip("/")
 
-    def delete_old(self, older_than: float) -> int:
-        """Delete results older than `older_than` seconds, if the folder is local.  Return how many."""
-        folder = Path(self.folder) if self.folder is not None and ":" not in self.folder else None
-        if folder is None or not folder.is_dir():
-            return 0
-        deleted = 0
-        for each in folder.iterdir():
-            if _is_result(each):
+    def delete_old(self, older_than: float) -> None:
+        """Delete results older than `older_than` seconds, if the folder is local."""
+        if self.folder is None or ":" in self.folder or not Path(self.folder).is_dir():
+            return
+        for each in Path(self.folder).iterdir():
+            if _JOB.fullmatch(each.stem):  # other files in the folder are not ours to delete
                 with suppress(OSError):  # another driver may have deleted it
                     if time.time() - each.stat().st_mtime > older_than:
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
-                        deleted += 1
-        return deleted
-
-
-def _is_result(path: Path) -> bool:
-    """Whether the name is a job's id: other files in the folder are not ours to delete."""
-    return len(path.stem) == JOB_LENGTH and all(each in "0123456789abcdef" for each in path.stem)
-
-
-JOB_LENGTH: Final = 16
-"""Number of hex digits in a job's id."""
 
 
 def _json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
-
-
-def arrow_stream(table: Any) -> bytes:
-    """Return an Arrow table in the IPC stream format."""
-    return stream([table], table.schema)
 
 
 def json_rows(table: Any) -> bytes:

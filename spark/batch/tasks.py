@@ -32,16 +32,14 @@ def passed_bytes(part: int, most: int) -> int:
 
 
 def returning(
-    schema: bytes, most: int, folder: str | None, metadata: dict[bytes, bytes], *, complete: bool
+    schema: bytes, most: int, folder: str | None
 ) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
     """Return the function for `mapInArrow`, whose result has the columns of `PIECES`.
 
     Args:
-        schema: the Arrow schema of the result, serialized.
+        schema: the Arrow schema of the result and of files, serialized.
         most: maximum number of bytes that a partition may pass to the driver.
         folder: where larger partitions are written as Parquet; None to leave them out.
-        metadata: metadata of these files.
-        complete: whether to compute also what is left out, because Spark caches it.
     """
 
     def run(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -63,14 +61,13 @@ def returning(
             if size <= limit:
                 continue
             if folder is None:
-                kept.clear()
-                if complete:
-                    continue
                 break
             if writer is None:
+                import pyarrow.parquet as pq  # noqa: PLC0415
+
                 os.makedirs(folder, exist_ok=True)
                 file = f"part-{part:05}-{attempt}.parquet"
-                writer = parquet_writer(os.path.join(folder, file), target, metadata)
+                writer = pq.ParquetWriter(os.path.join(folder, file), target)
             if sum(each.nbytes for each in kept) >= ROW_GROUP_BYTES:
                 writer.write_table(pa.concat_tables(kept))
                 kept.clear()
@@ -85,13 +82,6 @@ def returning(
             yield pa.RecordBatch.from_pylist([row], pa.schema(list(zip(row, types, strict=True))))
 
     return run
-
-
-def parquet_writer(path: str, schema: "pa.Schema", metadata: dict[bytes, bytes]) -> Any:
-    """Return a writer of a file that Spark reads with the types that `metadata` has."""
-    import pyarrow.parquet as pq  # noqa: PLC0415
-
-    return pq.ParquetWriter(path, schema.with_metadata(metadata), compression="snappy")
 
 
 def stream(tables: Sequence["pa.Table"], schema: "pa.Schema") -> bytes:

@@ -22,6 +22,7 @@ from zmdp.spark.batch.history import History
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.sessions import SessionPool
+from zmdp.workers import Request
 
 TIMEOUT_SECONDS = 60
 INLINE_BYTES = 10_000
@@ -142,17 +143,19 @@ def test_a_query_that_fails_leaves_no_files(spark, results, tmp_path):
     assert not list(tmp_path.glob("results/*"))
 
 
-def test_a_url_that_only_spark_can_write(spark, tmp_path):
+@pytest.mark.parametrize("url", ["viewfs://here/results", "file://{}/results"])
+def test_a_url_that_only_spark_can_write(spark, tmp_path, url):
     """Spark computes the query once there too, unless an executor is lost."""
     hadoop = spark._jsc.hadoopConfiguration()
     (tmp_path / "results").mkdir()
     (tmp_path / "ran").mkdir()
     hadoop.set("fs.viewfs.mounttable.here.link./results", f"file://{tmp_path}/results")
-    results = Results("viewfs://here/results", INLINE_BYTES)
-    table = spark.range(0, 40_000, 1, 4).mapInArrow(touching(tmp_path / "ran"), "id bigint")
+    url = url.format(tmp_path)
+    results = Results(url, INLINE_BYTES)
+    table = spark.range(0, 400_000, 1, 4).mapInArrow(touching(tmp_path / "ran"), "id bigint")
     described, _ = collected(results, table)
-    assert (described["rows"], described["path"]) == (40_000, f"viewfs://here/results/{JOB}")
-    assert spark.read.parquet(described["path"]).count() == 40_000
+    assert (described["rows"], described["path"]) == (400_000, f"{url}/{JOB}")
+    assert spark.read.parquet(described["path"]).count() == 400_000
     assert len(list((tmp_path / "ran").iterdir())) == 4
     assert not spark.sparkContext._jsc.getPersistentRDDs()
 
@@ -235,6 +238,22 @@ def test_a_request_gets_a_bounded_part(client, monkeypatch):
         position, answers = json.loads(answer[0])["next"], answers + 1
     assert answers > 3
     assert pa.ipc.open_stream(io.BytesIO(b"".join(got))).read_all().num_rows == 40_000
+
+
+@pytest.mark.parametrize("format_", ["arrow", "json", "csv"])
+def test_the_first_file_of_a_result_may_be_empty(tmp_path, format_):
+    for number in range(3):  # Spark writes such a file to a URL if the first partition is empty
+        pq.write_table(pa.table({"a": pa.array(range(number), pa.int64())}), tmp_path / f"part-{number}.parquet")
+    history = History(None, "batch")
+    history.begin(JOB, user="", service="sql", what="")
+    history.end(JOB, "done", format="parquet", path=f"file://{tmp_path}")
+    settings = json.dumps({"format": format_}).encode()
+    request = Request([JOB.encode(), settings], service="spark.fetch.batch", client=b"client")
+    got = b"".join(fetching.handle(request, history))
+    if format_ == "arrow":
+        assert pa.ipc.open_stream(got).read_all().to_pylist() == [{"a": 0}, {"a": 0}, {"a": 1}]
+    else:
+        assert got == {"json": b'{"a":0}\n{"a":0}\n{"a":1}\n', "csv": b'"a"\n0\n0\n1\n'}[format_]
 
 
 def test_fetching_a_value(client, command, at, tmp_path, monkeypatch):
