@@ -8,11 +8,9 @@ from typing import Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, ZmdpError
-from ..session import SparkError, reason
+from ..session import reason
 from .jobs import UNPROCESSABLE
 
-OUT_OF_MEMORY_STATUS: Final = 52
-"""The exit status of a Spark JVM that ran out of memory."""
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _PYTHON_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*\S.*")
 
@@ -25,11 +23,9 @@ def failure(error: BaseException) -> ServiceError:
     """
     if isinstance(error, ServiceError):
         return error
-    if isinstance(error, ZmdpError | SparkError):
+    if isinstance(error, ZmdpError):
         return ServiceError(Code.FAILED, str(error)[:1000])
-    if hasattr(error, "java_exception") and not hasattr(error, "getCondition"):  # raised by py4j, for an RDD
-        return ServiceError(Code.FAILED, reason(error), detail(error))
-    if not hasattr(error, "getCondition"):
+    if not _is_sparks(error):
         return ServiceError(Code.FAILED, f"{type(error).__name__}: {reason(error)}"[:1000])
     classes = {each.__name__ for each in type(error).__mro__}
     caller_error = {"AnalysisException", "ParseException", "IllegalArgumentException"} & classes
@@ -50,12 +46,12 @@ def python_traceback(error: BaseException) -> str | None:
     """Return the traceback of the Python code that failed, on an executor or in the driver; None if there was none."""
     if isinstance(error, ZmdpError):
         return None
-    found = _PYTHON_TRACEBACK.findall(_text(error)) if _is_sparks(error) else []
-    if found:
-        return str(found[-1])
-    if _is_sparks(error):
-        return None  # Spark's own error; the traceback would show PySpark's code only
-    return "".join(traceback.format_exception(error)).rstrip()
+    if not _is_sparks(error):
+        return "".join(traceback.format_exception(error)).rstrip()
+    found: list[str] = []
+    with suppress(Exception):  # py4j asks the JVM, which may be gone
+        found = _PYTHON_TRACEBACK.findall(str(error))
+    return found[-1] if found else None  # without, it is Spark's own error: ours would show PySpark's code only
 
 
 def lost_error(job: str, error: BaseException) -> ServiceError:
@@ -63,15 +59,12 @@ def lost_error(job: str, error: BaseException) -> ServiceError:
 
     Its code is 502, so that Titanic repeats the request; `gave_up` ends that.
     """
-    status = _exit_status()
-    advice = "; select less, or give the driver more memory with --conf spark.driver.memory=…"
-    if "OutOfMemoryError" in _text(error) or status == OUT_OF_MEMORY_STATUS:
-        why = f"it ran out of memory{advice}"
-    elif status is not None or not _is_sparks(error):
-        why = f"its driver ended{'' if status is None else f' (exit status {status})'}, probably out of memory{advice}"
-    else:
-        why = reason(error)
-    return ServiceError(Code.WORKER_LOST, f"Spark was lost during job {job}: {why}"[:1000])
+    why = "its driver ended"
+    if _is_sparks(error):
+        with suppress(Exception):  # py4j asks the JVM, which may be gone
+            why = reason(error)[:500]
+    advice = "if it ran out of memory, select less, or give the driver more with --conf spark.driver.memory=…"
+    return ServiceError(Code.WORKER_LOST, f"Spark was lost during job {job}: {why}; {advice}")
 
 
 def gave_up(losses: int, reported: str) -> ServiceError:
@@ -83,20 +76,3 @@ def gave_up(losses: int, reported: str) -> ServiceError:
 def _is_sparks(error: BaseException) -> bool:
     """Whether Spark has reported the error, rather than Python code in the driver or py4j."""
     return hasattr(error, "java_exception") or hasattr(error, "getCondition")
-
-
-def _text(error: BaseException) -> str:
-    with suppress(Exception):  # py4j asks the JVM, which may be gone
-        return str(error)
-    return type(error).__name__
-
-
-def _exit_status() -> int | None:
-    """Return the exit status of the driver's JVM, or None if it runs, or is another machine's."""
-    with suppress(Exception):
-        from pyspark import SparkContext  # noqa: PLC0415
-
-        process: Any = getattr(SparkContext._gateway, "proc", None)
-        status: int | None = process.wait(1.0)
-        return status
-    return None

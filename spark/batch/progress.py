@@ -39,18 +39,14 @@ class ClassicProgress:
 
     def now(self) -> Progress:
         """Return the sum over all jobs of the group."""
-        total = Progress()
-        for job in self._tracker.getJobIdsForGroup(self._group):
-            total += self._ended[job] if job in self._ended else self._job(job)
-        return total
+        jobs = self._tracker.getJobIdsForGroup(self._group)
+        return sum((self._ended.get(job) or self._job(job) for job in jobs), Progress())
 
     def _job(self, job: int) -> Progress:
         info = self._tracker.getJobInfo(job)
         if info is None:
             return Progress()
-        found = Progress()
-        for stage in info.stageIds:
-            found += self._stage(stage)
+        found = sum(map(self._stage, info.stageIds), Progress())
         if info.status != "RUNNING":
             self._ended[job] = found
         return found
@@ -78,11 +74,12 @@ class ConnectProgress:
     def __call__(self, stages: Any, inflight_tasks: int, operation_id: str | None = None, done: bool = False) -> None:
         """Record the state of one operation; `SparkSession.registerProgressHandler` calls this."""
         del done
+        stages = stages or ()
         self._operations[str(operation_id)] = Progress(
-            stages=len(stages or ()),
-            stages_done=sum(bool(stage.done) for stage in stages or ()),
-            tasks=sum(stage.num_tasks for stage in stages or ()),
-            tasks_done=sum(stage.num_completed_tasks for stage in stages or ()),
+            stages=len(stages),
+            stages_done=sum(bool(stage.done) for stage in stages),
+            tasks=sum(stage.num_tasks for stage in stages),
+            tasks_done=sum(stage.num_completed_tasks for stage in stages),
             tasks_running=inflight_tasks,
         )
 
@@ -100,9 +97,8 @@ def spark_ui(job: str | None = None) -> str | None:
     with suppress(Exception):  # Spark is lost, or not a classic driver
         from pyspark import SparkContext  # noqa: PLC0415
 
-        context = SparkContext._active_spark_context
-        url = None if context is None else context.uiWebUrl
-        if context is not None and url is not None:
-            started = () if job is None else context.statusTracker().getJobIdsForGroup(job)
-            return f"{url}/jobs/job/?id={max(started)}" if started else url
+        context: Any = SparkContext._active_spark_context
+        url: str | None = context.uiWebUrl
+        started = () if job is None else context.statusTracker().getJobIdsForGroup(job)
+        return f"{url}/jobs/job/?id={max(started)}" if url and started else url
     return None

@@ -308,7 +308,6 @@ class Batch:
         spark = job.session.spark
         spark.conf.set(ON_FILES, "false")
         tables.provide(spec.text, spec.args)
-        job.session.track_progress(job.id)
         try:
             # As a subquery, only a query parses: spark.sql() runs a command as soon as it has parsed it.  Callers may
             # send any query, so there is nothing to quote.
@@ -327,7 +326,6 @@ class Batch:
     def _run_job(self, spec: JobCall, job: Job, tables: RequestTables) -> list[bytes]:
         spark = registering(job.session.spark, tables)
         spark.conf.set(ON_FILES, "true")
-        job.session.track_progress(job.id)
         result = spec.function(spark, **spec.arguments)
         if isinstance(result, Iterator):
             while True:

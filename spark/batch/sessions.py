@@ -45,13 +45,9 @@ class JobSession:
         return f"pool-{self.number % self._pools}"
 
     def begin(self, job: str) -> None:
-        """Tag this thread's Spark jobs, so that `cancel` finds them.  Call it first in the job's thread."""
-        self._progress = None
+        """Tag this thread's Spark jobs for `cancel` and `progress`.  Call it first in the job's thread."""
         self._context.addJobTag(job)
         self._context.setLocalProperty(_POOL_PROPERTY, self.scheduler_pool)
-
-    def track_progress(self, job: str) -> None:
-        """Count the Spark jobs that this thread starts from now on.  Call it after `begin`."""
         self._context.setJobGroup(job, job)
         self._progress = ClassicProgress(self._context, job)
 
@@ -97,12 +93,8 @@ class ConnectSession(JobSession):
         session.registerProgressHandler(self._reported)  # type: ignore[arg-type]  # only needs to be callable
 
     def begin(self, job: str) -> None:
-        """Set a tag, which Spark Connect keeps per thread as well."""
+        """Set a tag, which Spark Connect keeps per thread as well, and reset the counters."""
         self.spark.addTag(job)
-
-    def track_progress(self, job: str) -> None:
-        """Reset the counters: a Connect session runs one job at a time."""
-        del job
         self._reported.begin()
 
     def cancel(self, job: str) -> None:
