@@ -28,18 +28,17 @@ _ROW_METADATA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 
 @dataclass(frozen=True)
 class Collected:
-    """A result: its rows, or the folder to which they were written, or neither, if there was no folder."""
+    """A result; `table` is None if it is too large."""
 
     rows: int
     bytes: int
     table: "pa.Table | None" = None
-    path: str | None = None
 
 
 def collect(table: "DataFrame", inline: int, path: str | None) -> Collected:
     """Run the query.  More than about `inline` bytes of Arrow data are written to the folder `path`, which is new.
 
-    Raises what Spark raises.
+    If `path` is None, they are lost, and counted only in part.  Raises what Spark raises.
     """
     try:
         if _returns_little(table):
@@ -92,7 +91,7 @@ def _collect(table: "DataFrame", inline: int, path: str | None, most: int) -> Co
         if staging is not None:
             _accept(pieces, staging)
             unwanted = str(staging)
-        return Collected(rows, size, path=path)
+        return Collected(rows, size)
     finally:
         if unwanted is not None:
             shutil.rmtree(unwanted, ignore_errors=True)
@@ -108,7 +107,7 @@ def _collect_to_url(table: "DataFrame", inline: int, path: str, most: int) -> Co
         if found.table is not None:
             return found
         table.write.parquet(path)
-        return Collected(table.count(), found.bytes, path=path)  # tasks stop counting when they have too much
+        return Collected(table.count(), found.bytes)
     finally:
         table.unpersist()
 

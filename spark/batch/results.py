@@ -11,6 +11,7 @@ value that a Python job returned instead of a DataFrame.
 import base64
 import json
 import math
+import os
 import re
 import shutil
 import time
@@ -62,52 +63,48 @@ class Results:
         description: dict[str, Any] = {"job": job, "format": "value", "path": None}
         if len(data) <= self.inline:
             return [_json(description), data]
-        folder = self._folder(len(data))
-        if ":" in folder:
+        if self.folder is None:
+            raise self._too_large(len(data))
+        if ":" in self.folder:
             raise ServiceError(
                 Code.TOO_LARGE,
                 f"the value has {len(data)} bytes, more than the {self.inline} that can be sent; return a DataFrame "
-                f"instead, which is written to {folder}",
+                f"instead, which is written to {self.folder}",
             )
-        path = Path(folder) / f"{job}.json"
+        path = Path(self.folder, f"{job}.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         return [_json({**description, "path": str(path)}), b""]
 
     def _table(self, table: "DataFrame", job: str, format: str) -> list[bytes]:  # noqa: A002
         columns = [{"name": each.name, "type": each.dataType.simpleString()} for each in table.schema.fields]
-        repeated = len({each["name"].lower() for each in columns}) < len(columns)
         if format == "json" and len({each["name"] for each in columns}) < len(columns):
             raise unprocessable(
                 "two columns have the same name, which a JSON object cannot represent; rename one with AS"
             )
-        description: dict[str, Any] = {"job": job, "format": format, "rows": 0, "columns": columns, "path": None}
-        path = None if self.folder is None or repeated else f"{self._folder()}/{job}"
+        repeated = len({each["name"].lower() for each in columns}) < len(columns)
+        path = None if self.folder is None or repeated else os.path.join(self.folder, job)
         collected = collect(table, self.inline, path)
-        description["rows"] = collected.rows
         found = collected.table
+        description = {"job": job, "format": format, "rows": collected.rows, "columns": columns, "path": None}
         if found is not None and found.nbytes <= 4 * self.inline:
             data = stream([found], found.schema) if format == "arrow" else json_rows(found)
             if len(data) <= self.inline:
                 return [_json(description), data]
-        if collected.path is None:
-            if repeated and self.folder is not None:
-                raise unprocessable(
-                    "two columns have the same name, which Parquet cannot represent; rename one with AS"
-                )
-            path = f"{self._folder(collected.bytes)}/{job}"
-            if found is not None:
-                write(found, path, table)
+        if self.folder is None:
+            raise self._too_large(collected.bytes)
+        if path is None:
+            raise unprocessable("two columns have the same name, which Parquet cannot represent; rename one with AS")
+        if found is not None:
+            write(found, path, table)
         return [_json({**description, "format": "parquet", "path": path}), b""]
 
-    def _folder(self, size: int = 0) -> str:
-        if self.folder is None:
-            raise ServiceError(
-                Code.TOO_LARGE,
-                f"the result has {size} bytes or more; at most {self.inline} bytes can be sent. Select less, or start "
-                "the batch with --results FOLDER to have larger results written there",
-            )
-        return self.folder.rstrip("/")
+    def _too_large(self, size: int) -> ServiceError:
+        return ServiceError(
+            Code.TOO_LARGE,
+            f"the result has {size} bytes or more; at most {self.inline} bytes can be sent. Select less, or start "
+            "the batch with --results FOLDER to have larger results written there",
+        )
 
     def delete_old(self, older_than: float) -> None:
         """Delete results older than `older_than` seconds, if the folder is local."""

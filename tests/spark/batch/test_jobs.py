@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from zmdp.mdp.errors import ServiceError, SettingError
-from zmdp.spark.batch import catalogue, jobs
+from zmdp.spark.batch import catalogue, commands, jobs
 from zmdp.spark.batch.jobs import JobCall, Query
 from zmdp.spark.batch.results import Results, json_rows
 from zmdp.spark.batch.tasks import stream
@@ -349,3 +349,15 @@ def test_only_old_results_are_deleted(tmp_path):
     for folder in (str(tmp_path), None, "s3a://bucket", str(tmp_path / "none")):
         Results(folder).delete_old(3600)
     assert sorted(each.name for each in tmp_path.iterdir()) == [new, others]
+
+
+@pytest.mark.parametrize(
+    ("given", "master", "folder"),
+    [
+        ("/a", "yarn", "/a"), ("a", "yarn", str(Path("a").absolute())), ("file:///a", "yarn", "/a"),
+        ("s3a://b/c", "yarn", "s3a://b/c"), (None, "yarn", None),
+        (None, "local[2]", str(Path("spark-results").absolute())),
+    ],
+)  # fmt: skip
+def test_the_folder_for_results(given, master, folder):
+    assert commands._results_folder(given, master, None) == folder
