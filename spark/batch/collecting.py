@@ -121,8 +121,8 @@ def _run(table: "DataFrame", most: int, staging: Path | None) -> list[dict[str, 
     run = tasks.returning(schema, most, None if staging is None else str(staging))
     # Names may be repeated in a result, but not here.
     numbered = table.toDF(*(f"c{number}" for number in range(len(table.columns))))
-    pieces: list[dict[str, Any]] = numbered.mapInArrow(run, tasks.PIECES).toArrow().sort_by("part").to_pylist()
-    return pieces
+    pieces = numbered.mapInArrow(run, tasks.PIECES).toArrow().to_pylist()
+    return sorted(pieces, key=lambda piece: piece["part"])
 
 
 def _read(pieces: list[dict[str, Any]], staging: Path | None, schema: "pa.Schema") -> "pa.Table":

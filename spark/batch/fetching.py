@@ -33,8 +33,6 @@ MESSAGE_BYTES: Final = 4 << 20
 BATCH_ROWS: Final = 8192
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """What ends an Arrow IPC stream."""
-
-
 _POSITION: Final = re.compile(r"(\d{1,15}):(\d{1,15})", re.ASCII)
 """FILE:ROW, a file of the result and a row in it; of a value, 0:BYTE."""
 

@@ -67,8 +67,8 @@ class History:
         self._added = 0
         self._lock = threading.Lock()
         url = sa.URL.create("sqlite", database=":memory:" if path is None else str(path))
-        pool: dict[str, Any] = {"poolclass": sa.StaticPool}  # used under the lock
-        self._engine = sa.create_engine(url, connect_args={"check_same_thread": False, "timeout": 10}, **pool)
+        options = {"check_same_thread": False, "timeout": 10}
+        self._engine = sa.create_engine(url, connect_args=options, poolclass=sa.StaticPool)  # used under the lock
         sa.event.listen(self._engine, "connect", _configure)
         try:
             if path is not None:
