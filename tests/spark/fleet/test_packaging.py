@@ -37,7 +37,7 @@ def test_the_package_has_every_source_file_and_nothing_generated(package):
     names = set(zipfile.ZipFile(package).namelist())
     for folder in ("mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations"):
         assert {f"zmdp/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*.py")} <= names
-    assert {"zmdp/__init__.py", "zmdp/spark/log4j2.properties", "pyspark_titanic.py"} <= names
+    assert {"zmdp/__init__.py", "zmdp/spark/log4j2.properties"} <= names
     assert not [name for name in names if "__pycache__" in name or name.endswith(".pyc")]
 
 
