@@ -3,11 +3,9 @@
 import asyncio
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 from typing import Final, NoReturn
 
 import click
@@ -25,6 +23,7 @@ from ..mdp.cli.console import (
     key_options,
     log_level_option,
     log_to_stderr,
+    on_stop_signals,
     run,
     version_option,
     with_default,
@@ -185,7 +184,7 @@ def _check_freelance(freelance: str | None) -> None:
 
 
 def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
-    _on_signals(_Stopper(worker, alone=supervised_by is None))
+    on_stop_signals(_Stopper(worker, alone=supervised_by is None).stop)
     service, concurrency = worker.service.decode(), worker.concurrency
     brokers = " or ".join(checked_endpoints(worker.broker))
     started = f"offering {service} at {brokers}, concurrency {concurrency}; Ctrl-C stops it"
@@ -239,19 +238,8 @@ class _Stopper:
 def _supervise(processes: int) -> int:
     arguments = ["--supervised-by", str(os.getpid()), *sys.argv[1:]]
     supervisor = Supervisor(command(*arguments), processes)
-    _on_signals(supervisor)
+    on_stop_signals(supervisor.stop)
     return supervisor.run()
-
-
-def _on_signals(what: _Stopper | Supervisor) -> None:
-    """Call `what.stop()` on SIGTERM and Ctrl-C."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        what.stop()
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
 
 
 def _load(target: str, service: str | None, codec: str | None, default_service: str | None = None) -> AnyWorker:

@@ -2,11 +2,9 @@
 
 import logging
 import os
-import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from types import FrameType
+from dataclasses import asdict, fields
 from typing import Any, Final
 
 import click
@@ -24,6 +22,7 @@ from ...mdp.cli.console import (
     log_format,
     log_level_option,
     log_to_stderr,
+    on_stop_signals,
     printable,
     with_default,
 )
@@ -43,34 +42,32 @@ Command = Callable[..., Any]
 log = logging.getLogger("zmdp.spark")
 
 
-_CLUSTER_OPTIONS: Final = (
-    BROKER,
-    key_options,
-    click.option(
-        "--broker-from-executors", type=Endpoints(), multiple=True, callback=all_endpoints,
-        help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
-    ),
-    MASTER,
-    CONF,
-    PY_FILES,
-    click.option(
-        "--archive", metavar="FILE",
-        help="Python environment for executors: a tar.gz made by venv-pack or conda-pack.",
-    ),
-    click.option(
-        "--dynamic", is_flag=True,
-        help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
-    ),
-    click.option(
-        "--reserve", type=Number("cores", whole=True, zero=True), default=1,
-        help=with_default("Cores to leave free for other jobs of the application.", 1),
-    ),
-)  # fmt: skip
-"""The cluster to use and what to ship to its executors."""
-
-
 def _cluster_options(command: Command) -> Command:
-    for option in reversed(_CLUSTER_OPTIONS):
+    """Add the options for the cluster to use, and for what to ship to its executors."""
+    options = (
+        BROKER,
+        key_options,
+        click.option(
+            "--broker-from-executors", type=Endpoints(), multiple=True, callback=all_endpoints,
+            help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
+        ),
+        MASTER,
+        CONF,
+        PY_FILES,
+        click.option(
+            "--archive", metavar="FILE",
+            help="Python environment for executors: a tar.gz made by venv-pack or conda-pack.",
+        ),
+        click.option(
+            "--dynamic", is_flag=True,
+            help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
+        ),
+        click.option(
+            "--reserve", type=Number("cores", whole=True, zero=True), default=1,
+            help=with_default("Cores to leave free for other jobs of the application.", 1),
+        ),
+    )  # fmt: skip
+    for option in reversed(options):
         command = option(command)
     return command
 
@@ -81,10 +78,7 @@ def _min_option(text: str) -> Command:
 
 
 def _cluster(given: dict[str, Any]) -> Cluster:
-    return Cluster(
-        master=given.pop("master"), conf=given.pop("conf"), py_files=given.pop("py_files"),
-        archive=given.pop("archive"), dynamic=given.pop("dynamic"),
-    )  # fmt: skip
+    return Cluster(**{each.name: given.pop(each.name) for each in fields(Cluster)})
 
 
 # ── fleet ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -156,8 +150,7 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     )  # fmt: skip
     running = Fleet(settings, cluster)
 
-    def end(number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def end() -> None:
         if running.ending:
             os._exit(1)
         running.drain()
@@ -170,8 +163,7 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
             settings.name, settings.service, " or ".join(settings.brokers), running.status()["master"],
         )  # fmt: skip
 
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, end)
+    on_stop_signals(end)
     log.info("starting Spark on %s", cluster.master or "local[*]")
     running.run(ready)
     return 0
