@@ -37,10 +37,9 @@ FIRST_PAUSE_SECONDS: Final = 1.0
 """Pause before opening a session is retried; it doubles each time."""
 LONGEST_PAUSE_SECONDS: Final = 32.0
 DEFAULT_MASTER: Final = "local[*]"
-_LOCAL: Final = re.compile(r"local(-cluster)?\b")
 _MASTER: Final = re.compile(r"local(\[.+\])?|local-cluster\[\d+,\d+,\d+\]|spark://.+|yarn|k8s://.+")
 _JAVA_CLASS: Final = re.compile(r"^(?:\w+\.)+\w+: ")
-_STACK: Final = re.compile(r"\s*(== SQL|JVM stacktrace|at (org|java|scala)\.|'?\w+ \[|\+- )")
+_STACK: Final = re.compile(r"\s*(== SQL|(JVM|Driver) stacktrace|at (org|java|scala)\.|'?\w+ \[|\+- )")
 _PLAN_FOLLOWS: Final = re.compile(r"pos \d+;$")
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
@@ -75,10 +74,13 @@ def java_version() -> int | None:
     return int(match.group(1)) if match else None
 
 
-def java_missing() -> str:
-    """Return a text that says where Java was expected."""
-    home = os.environ.get("JAVA_HOME")
-    return f"there is no Java in JAVA_HOME ({home})" if home else "there is no Java on PATH"
+def java_problem() -> str | None:
+    """Return why Spark cannot run with this machine's Java, or None if it can."""
+    version = java_version()
+    if version is None:
+        home = os.environ.get("JAVA_HOME")
+        return f"there is no Java in JAVA_HOME ({home})" if home else "there is no Java on PATH"
+    return f"{find_java()} is Java {version}" if version < OLDEST_JAVA else None
 
 
 def check_installed() -> None:
@@ -87,17 +89,15 @@ def check_installed() -> None:
         import pyspark  # noqa: F401, PLC0415 - optional dependency
     except ImportError:
         raise SparkError(NEEDS_PYSPARK) from None
-    version = java_version()
-    if version is None:
-        raise SparkError(f"{java_missing()}: {NEEDS_JAVA}")
-    if version < OLDEST_JAVA:
-        raise SparkError(f"{find_java()} is Java {version}: {NEEDS_JAVA}")
+    problem = java_problem()
+    if problem is not None:
+        raise SparkError(f"{problem}: {NEEDS_JAVA}")
 
 
 # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def default_conf(master: str | None) -> dict[str, str]:
+def default_conf(master: str) -> dict[str, str]:
     """Return the Spark settings that `open_session` uses by default on `master`."""
     found = {
         "spark.scheduler.mode": "FAIR",  # concurrent requests share the cluster
@@ -106,13 +106,15 @@ def default_conf(master: str | None) -> dict[str, str]:
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
     }
-    if master is not None and _LOCAL.match(master):
+    if not is_remote(master):
         # All executors are on this machine, and a host's other addresses do not work everywhere.
         found |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     return found
 
 
-def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> "SparkSession":
+def open_session(
+    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, py_files: Sequence[str] = ()
+) -> "SparkSession":
     """Open a classic session, whose driver is this process.
 
     Args:
@@ -120,19 +122,21 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
         master: as for `spark-submit`: `local[4]`, `spark://HOST:7077`, `yarn`, `k8s://…`.  None uses what
             `spark-submit` set, otherwise `local[*]`.
         conf: Spark settings, which override those of `default_conf`.
+        py_files: modules and zips to ship to executors, as paths or URLs; see `check_py_files`.  A session that already
+            exists is returned without them.
 
     Executors run this Python unless `conf` or PYSPARK_PYTHON names another one.
 
     Raises `SettingError` if `master` is invalid, and `SparkError` if PySpark or Java is missing, the cluster does not
-    answer, or Spark refuses a setting.
+    answer, or Spark refuses a setting or a file.
     """
     given = dict(conf or {})
     master = resolve_master(master, given)
     check_installed()
-    from pyspark import SparkConf  # noqa: PLC0415
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    if _LOCAL.match(master):
+    if not is_remote(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     if "spark.pyspark.python" in given:
         os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]  # PySpark reads the variable, not the setting
@@ -146,13 +150,44 @@ def open_session(name: str, *, master: str | None = None, conf: Mapping[str, str
     if master.startswith("spark://"):
         _check_listening("Spark master", master.removeprefix("spark://").split(","), MASTER_PORT)
     _discard_dead_jvm()
+    exists = SparkContext._active_spark_context is not None
     spark_conf = SparkConf().setMaster(master).setAppName(name).setAll(list({**default_conf(master), **given}.items()))
     try:
         with _sigint_preserved():
-            return SparkSession.builder.config(conf=spark_conf).getOrCreate()
+            session = SparkSession.builder.config(conf=spark_conf).getOrCreate()
     except Exception as error:  # raised by py4j, PySpark or the launcher
         _reset_pyspark()
         raise SparkError(f"no Spark session on {master}: {_explain_open_failure(error)}") from error
+    if not exists:
+        _ship(session, py_files)
+    return session
+
+
+def _ship(session: "SparkSession", py_files: Sequence[str]) -> None:
+    # Not with spark.submit.pyFiles, which has no effect when spark-submit runs this program.
+    for each in py_files:
+        try:
+            session.sparkContext.addPyFile(each)
+        except Exception as error:
+            stop_quietly(session)
+            raise SparkError(f"Spark cannot fetch {each}: {reason(error)}") from error
+
+
+def check_file(path: str) -> None:
+    """Raise `SettingError` if there is no file at `path`.  Accepts all URLs, and `PATH#FOLDER` for archives."""
+    if "://" not in path and not Path(path.partition("#")[0]).is_file():
+        raise SettingError(f"no such file: {path}")
+
+
+def check_py_files(paths: Sequence[str]) -> None:
+    """Raise `SettingError` if one of the files to ship to executors is missing, or is a wheel."""
+    for each in paths:
+        check_file(each)
+        if each.endswith(".whl"):
+            raise SettingError(
+                f"{each}: Spark ignores wheels. Rename a pure-Python wheel to .zip; install others in the Python of "
+                "the executors"
+            )
 
 
 def open_patiently(
@@ -220,7 +255,7 @@ def resolve_master(master: str | None, conf: Mapping[str, str]) -> str:
 
 def is_remote(master: str | None) -> bool:
     """Whether the cluster of `master` may be on other machines, and so be unreachable for a while."""
-    return master is not None and not _LOCAL.match(master)
+    return master is not None and not master.startswith("local")
 
 
 def _check_listening(what: str, places: Sequence[str], port: int) -> None:
@@ -247,7 +282,7 @@ def _explain_open_failure(error: Exception) -> str:
 
 
 def _reset_pyspark() -> None:
-    """Clear PySpark's globals after creating a session failed, so that the next attempt starts cleanly."""
+    """Clear PySpark's globals, so that the next session starts cleanly."""
     from pyspark import SparkContext  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
@@ -300,7 +335,6 @@ def stop_quietly(session: "SparkSession") -> None:
 def _discard_dead_jvm() -> None:
     """Make PySpark start a new JVM if the old one died; it has no public way to do so."""
     from pyspark import SparkContext  # noqa: PLC0415
-    from pyspark.sql import SparkSession  # noqa: PLC0415
 
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
@@ -308,8 +342,8 @@ def _discard_dead_jvm() -> None:
         return
     with suppress(Exception):
         gateway.shutdown()
-    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
-    SparkSession._instantiatedSession = None
+    SparkContext._gateway = SparkContext._jvm = None
+    _reset_pyspark()
 
 
 def reason(error: BaseException) -> str:

@@ -34,6 +34,7 @@ from ...titanic.cli.parameters import DURATION
 from ..parameters import CONF, MASTER, PREFIX, PY_FILES, name_option
 from ..session import (
     check_installed,
+    check_py_files,
     connect_session,
     is_remote,
     open_patiently,
@@ -222,13 +223,9 @@ def _session_opener(
     """Return a function that opens the batch's session, again if Spark is lost."""
     if connect is not None:
         return partial(connect_session, connect)
-    for each in py_files:
-        if each.endswith(".whl"):
-            raise click.BadParameter(f"{each}: Spark ignores wheels; rename a pure-Python wheel to .zip")
+    check_py_files(py_files)
     settings = {"spark.driver.maxResultSize": MAX_COLLECTED, **conf}
-    if py_files:
-        settings["spark.submit.pyFiles"] = ",".join(py_files)
-    return partial(open_session, f"mdp-spark {name}", master=master, conf=settings)
+    return partial(open_session, f"mdp-spark {name}", master=master, conf=settings, py_files=py_files)
 
 
 def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> None:

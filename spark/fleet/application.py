@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...mdp.errors import SettingError
 from ..session import SparkError, check_installed, is_alive, is_remote, open_patiently, resolve_master, stop_quietly
-from .cluster import Cluster, cores, on_this_machine, task_cores
+from .cluster import Cluster, cores, task_cores
 from .settings import FleetSettings
 from .slots import Slots
 
@@ -82,7 +82,7 @@ class Application:
         settings = self._settings
         most = self.max_slots()
         needed = max(1, settings.minimum)
-        if most is not None and on_this_machine(self.master):
+        if most is not None and not is_remote(self.master):
             if most < needed:
                 raise SettingError(
                     f"{self.master} has {cores(self.context)} cores, of which {settings.reserve} are reserved "

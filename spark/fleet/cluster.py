@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.errors import SettingError
-from .. import session as sessions
+from ..session import check_file, check_py_files, open_session, resolve_master, submitted
 from .packaging import PACKAGE, write_package
 
 if TYPE_CHECKING:
@@ -45,16 +44,14 @@ class Cluster:
 
         Raises `SettingError` if a file is missing or a setting invalid, and what `open_session` raises.
         """
-        master = sessions.resolve_master(self.master, self.conf)
-        self._check(master)
+        master = resolve_master(self.master, self.conf)
+        check_py_files(self.py_files)
+        if self.archive:
+            check_file(self.archive)
+            if is_local(master):
+                raise SettingError(f"--archive needs executors in separate processes, but {master} has none")
         conf = {**self._settings(master, slots, reserve), **self.conf}
-        session = sessions.open_session(name, master=self.master, conf=conf)
-        for each in self.py_files:
-            try:
-                session.sparkContext.addPyFile(each)
-            except Exception as error:
-                session.stop()
-                raise sessions.SparkError(f"Spark cannot fetch {each}: {sessions.reason(error)}") from error
+        session = open_session(name, master=self.master, conf=conf, py_files=self.py_files)
         if not is_local(master):
             from pyspark import SparkFiles  # noqa: PLC0415
 
@@ -64,19 +61,6 @@ class Cluster:
             write_package(package)
             session.sparkContext.addPyFile(str(package))
         return session
-
-    def _check(self, master: str) -> None:
-        for each in (*self.py_files, *([self.archive] if self.archive else [])):
-            if "://" not in each and not Path(each.partition("#")[0]).is_file():
-                raise SettingError(f"no such file: {each}")
-        for each in self.py_files:
-            if each.endswith(".whl"):
-                raise SettingError(
-                    f"{each}: Spark ignores wheels. Rename a pure-Python wheel to .zip; install others in an "
-                    "environment for --archive"
-                )
-        if self.archive and is_local(master):
-            raise SettingError(f"--archive needs executors in separate processes, but {master} has none")
 
     def _settings(self, master: str, slots: int | None, reserve: int) -> dict[str, str]:
         found = {
@@ -101,7 +85,7 @@ class Cluster:
             executors = ceil((slots * _number(self.conf, "spark.task.cpus", 1) + reserve) / each)
             if self.dynamic:
                 found["spark.dynamicAllocation.maxExecutors"] = str(executors)
-            if master.startswith("spark://") and sessions.submitted("spark.cores.max") is None:
+            if master.startswith("spark://") and submitted("spark.cores.max") is None:
                 # A standalone cluster would give all its cores to the first application.
                 found["spark.cores.max"] = str(executors * each)
         return found
@@ -146,13 +130,3 @@ def _number(conf: Any, name: str, default: int) -> int:
 def is_local(master: str) -> bool:
     """Whether executors are threads of the driver's own Java process, `local[…]`."""
     return master == "local" or master.startswith("local[")
-
-
-def on_this_machine(master: str) -> bool:
-    """Whether all executors run on the driver's machine: `local[…]` and `local-cluster[…]`."""
-    return master.startswith("local")
-
-
-def python() -> str:
-    """Return this Python's minor version, which executors must match."""
-    return ".".join(map(str, sys.version_info[:2]))

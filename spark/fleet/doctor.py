@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
@@ -14,7 +15,7 @@ from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_none_reachable
 from ...mdp.transport.sockets import checked_endpoints
 from .. import session as sessions
-from .cluster import Cluster, cores, on_this_machine
+from .cluster import Cluster, cores
 from .executor import BROKER_TIMEOUT_SECONDS, probe
 from .leases import classify_failure, failure_message
 from .settings import is_loopback
@@ -128,7 +129,7 @@ class Doctor:
             yield Check(EXECUTOR_CHECKS[1], "failed", f"on {bad['host']}: {bad['broker']}", advice)
 
     def _advice(self, master: str) -> str:
-        if not on_this_machine(master) and any(map(is_loopback, self._addresses)):
+        if sessions.is_remote(master) and any(map(is_loopback, self._addresses)):
             return (
                 "other machines cannot reach a loopback address: bind the broker to another and pass it with --broker"
             )
@@ -174,12 +175,10 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def _java() -> Check:
-    version = sessions.java_version()
-    if version is None:
-        return Check("Java", "failed", sessions.java_missing(), sessions.NEEDS_JAVA)
-    if version < sessions.OLDEST_JAVA:
-        return Check("Java", "failed", f"{version} at {sessions.find_java()}", sessions.NEEDS_JAVA)
-    return Check("Java", "ok", f"{version} at {sessions.find_java()}")
+    problem = sessions.java_problem()
+    if problem is not None:
+        return Check("Java", "failed", problem, sessions.NEEDS_JAVA)
+    return Check("Java", "ok", f"{sessions.java_version()} at {sessions.find_java()}")
 
 
 def _skipped(names: Sequence[str], because: str) -> Iterator[Check]:
@@ -189,26 +188,17 @@ def _skipped(names: Sequence[str], because: str) -> Iterator[Check]:
 
 def _probed(session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys | None) -> list[dict[str, Any]] | Check:
     """Return what the executors report, or the failed check if they do not."""
-    from pyspark import InheritableThread  # noqa: PLC0415
-
     context = session.sparkContext
-    run = partial(probe, broker, keys)
-    outcome: list[list[dict[str, Any]] | Check] = []
-
-    def ask() -> None:
+    pool = ThreadPoolExecutor(1)
+    try:
         tasks = max(1, context.defaultParallelism)
-        try:
-            outcome.append(context.parallelize(range(tasks), tasks).mapPartitions(run).collect())
-        except Exception as error:  # noqa: BLE001 - whatever ended the job is the finding
-            advice = "give executors pyzmq and the driver's minor version of Python, with PYSPARK_PYTHON or --archive"
-            outcome.append(Check(EXECUTOR_CHECKS[0], "failed", classify_failure(failure_message(error)).reason, advice))
-
-    asking = InheritableThread(target=ask, daemon=True)
-    asking.start()
-    asking.join(EXECUTOR_TIMEOUT_SECONDS)
-    if outcome:
-        return outcome[0]
-    context.cancelAllJobs()
-    what = f"no executor answered within {EXECUTOR_TIMEOUT_SECONDS:g} s"
-    advice = "check the cluster's web page: does it have free cores, and does it start executors?"
-    return Check(EXECUTOR_CHECKS[0], "failed", what, advice)
+        job = context.parallelize(range(tasks), tasks).mapPartitions(partial(probe, broker, keys))
+        return pool.submit(job.collect).result(EXECUTOR_TIMEOUT_SECONDS)
+    except TimeoutError:
+        context.cancelAllJobs()  # which ends the thread, so that this process can exit
+        found = f"no executor answered within {EXECUTOR_TIMEOUT_SECONDS:g} s"
+        advice = "check the cluster's web page: does it have free cores, and does it start executors?"
+    except Exception as error:  # noqa: BLE001 - whatever ended the job is the finding
+        found = classify_failure(failure_message(error)).reason
+        advice = "give executors pyzmq and the driver's minor version of Python, with PYSPARK_PYTHON or --archive"
+    return Check(EXECUTOR_CHECKS[0], "failed", found, advice)

@@ -25,8 +25,9 @@ from ...mdp.transport.reach import warn_if_unreachable
 from ...workers import Request, Worker, current_request
 from ...workers.control import Operation
 from ..control import control_service
+from ..session import is_remote
 from .application import Application
-from .cluster import Cluster, on_this_machine
+from .cluster import Cluster
 from .leases import LeaseJobs
 from .predecessor import Predecessor
 from .settings import FleetSettings, is_loopback
@@ -60,7 +61,6 @@ class Fleet:
         self._changed = threading.Condition()
         """Guards the attributes below."""
         self._slots: Slots
-        self._load: Load | None = None
         self._warned: dict[str, float] = {}
         """Warnings logged recently, and when."""
 
@@ -78,10 +78,7 @@ class Fleet:
     def status(self) -> dict[str, Any]:
         """Return the fleet's status; `since` of a slot is in seconds since 1970."""
         with self._changed:
-            rows = self._slots.rows(time.monotonic())
-            for row in rows:
-                row["since"] = round(time.time() - row.pop("for"), 3)
-            load = self._load
+            load = self._slots.load
             return {
                 "kind": "fleet",
                 "name": self._name,
@@ -93,7 +90,7 @@ class Fleet:
                 "version": __version__,
                 "pid": os.getpid(),
                 "draining": self._slots.draining,
-                "slots": rows,
+                "slots": self._slots.rows(time.time() - time.monotonic()),
                 "wanted": self._slots.wanted,
                 "min": self._slots.minimum,
                 "max": self._slots.maximum,
@@ -228,7 +225,7 @@ class Fleet:
             self._warn_once(f"{outcome.reason}; retrying until it works")
         elif isinstance(outcome, Died):
             log.warning("slot %d: %s; restarting it", lease.slot, outcome.reason)
-        elif outcome.unreachable and self._load is not None:  # if the driver cannot reach it either, it says so itself
+        elif outcome.unreachable and self._slots.load is not None:  # otherwise the driver cannot reach it either
             advice = "pass an address that executors can reach with --broker-from-executors"
             self._warn_once(f"slot {lease.slot} {outcome.unreachable}; {advice}")
 
@@ -242,7 +239,6 @@ class Fleet:
                 most = self._application.max_slots()
                 with self._changed:
                     before = self._slots.wanted
-                    self._load = load
                     if most is not None:
                         self._slots.bound(most)
                     self._slots.observe(load, time.monotonic())
@@ -277,7 +273,7 @@ class Fleet:
             log.info("draining, %s; running requests are finished first", reason)
         self.drain()
         with self._changed:
-            return {"draining": True, "running": len(self._slots.rows(time.monotonic()))}
+            return {"draining": True, "running": len(self._slots.rows())}
 
     def _reported(self, report: Any) -> Mapping[str, Any]:
         """Answer a report of a slot's task."""
@@ -294,7 +290,7 @@ class Fleet:
         """Warn about settings that will probably not work."""
         settings = self.settings
         warn_if_unreachable(log, settings.brokers, settings.keys)
-        if not on_this_machine(self._application.master) and any(map(is_loopback, settings.addresses)):
+        if is_remote(self._application.master) and any(map(is_loopback, settings.addresses)):
             log.warning(
                 "executors of %s on other machines cannot reach %s; pass another address with --broker-from-executors",
                 self._application.master, " or ".join(settings.addresses),

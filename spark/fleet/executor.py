@@ -26,6 +26,7 @@ from ...mdp.transport.reach import check_listening, why_none_reachable
 from ...workers import AsyncWorker, Worker
 from ...workers.handling import is_async
 from .settings import FleetSettings
+from .slots import Lease
 
 REPORT_SECONDS: Final = 1.0
 """Interval between reports to the driver, and how long the driver may take to answer."""
@@ -46,15 +47,9 @@ class LeaseTask:
     """A secret that only the driver and its tasks know."""
     reports: str
     """The driver's service for reports, which no other driver offers: two fleets may have the same name."""
-    slot: int
-    lease: int
-    seconds: float
+    lease: Lease
     paths: tuple[str, ...] = ()
     """Folders to import from."""
-
-
-class _CannotServe(Exception):
-    """This executor cannot serve; the message says why."""
 
 
 def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
@@ -72,7 +67,7 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
     try:
         handler = _Counted(_load_handler(task))
         worker = _make_worker(task, handler)
-    except _CannotServe as error:
+    except (ZmdpError, ImportError) as error:  # for example, the codec's package is missing
         yield {"host": host, "refused": str(error)}
         return
     # Between reports nothing is outstanding, so the client does not watch the broker's heartbeats.
@@ -96,7 +91,7 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
 
 
 def _load_handler(task: LeaseTask) -> Callable[[Any], Any]:
-    """Import the task's handler.  Raises `_CannotServe`."""
+    """Import the task's handler.  Raises `SettingError`."""
     for path in task.paths:
         if path not in sys.path and Path(path).is_dir():
             sys.path.insert(0, path)
@@ -104,27 +99,26 @@ def _load_handler(task: LeaseTask) -> Callable[[Any], Any]:
     try:
         found = load(name, "MODULE:FUNCTION, for example zmdp.workers.echo:echo")
     except SettingError as error:
-        raise _CannotServe(
+        raise SettingError(
             f"{error}. Ship your own modules with --py-files, and installed packages with --archive (docs/fleet.md)"
         ) from None
     if not callable(found) or isinstance(found, type | Worker | AsyncWorker):
-        raise _CannotServe(f"{name} is of type {type(found).__name__}: a fleet needs a function that takes a request")
+        raise SettingError(f"{name} is of type {type(found).__name__}: a fleet needs a function that takes a request")
     return found
 
 
 def _make_worker(task: LeaseTask, handler: "_Counted") -> "Worker | _InEventLoop":
-    """Return the worker for this kind of handler.  Raises `_CannotServe`."""
+    """Return the worker for this kind of handler.
+
+    Raises `SettingError` if a setting is invalid, and `ImportError` if the codec's package is missing.
+    """
     settings = task.settings
     kind: Any = AsyncWorker if is_async(handler) else Worker
-    try:
-        worker = kind(
-            settings.service, handler, broker=settings.addresses, concurrency=settings.concurrency,
-            codec=settings.codec, heartbeat=settings.heartbeat, liveness=settings.liveness,
-            handler_timeout=settings.handler_timeout, name=f"{SPARK}{settings.name} slot {task.slot}",
-            key=settings.keys,
-        )  # fmt: skip
-    except (ZmdpError, ImportError) as error:  # for example, the codec's package is missing
-        raise _CannotServe(str(error)) from None
+    worker = kind(
+        settings.service, handler, broker=settings.addresses, concurrency=settings.concurrency, codec=settings.codec,
+        heartbeat=settings.heartbeat, liveness=settings.liveness, handler_timeout=settings.handler_timeout,
+        name=f"{SPARK}{settings.name} slot {task.lease.slot}", key=settings.keys,
+    )  # fmt: skip
     return _InEventLoop(worker) if kind is AsyncWorker else worker
 
 
@@ -183,9 +177,9 @@ class _Reporter:
         self._client = client
         self._handler = handler
         self._worker = worker
-        self._until = time.monotonic() + task.seconds
+        self._until = time.monotonic() + task.lease.seconds
         self._report = {
-            "run": task.run, "slot": task.slot, "lease": task.lease, "host": host, "pid": os.getpid(),
+            "run": task.run, "slot": task.lease.slot, "lease": task.lease.number, "host": host, "pid": os.getpid(),
             "executor": executor_id(), "concurrency": worker.concurrency,
         }  # fmt: skip
 

@@ -2,18 +2,18 @@
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from ..session import reason
+from ..session import is_remote, reason
 from .application import Application
-from .cluster import on_this_machine, python
 from .executor import LeaseTask, serve
 from .settings import FleetSettings
 from .slots import Died, Lease, Outcome, Refused, Served
 
-_LOST: Final = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\): (.*)")
+_LOST: Final = re.compile(r".*Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\): ")
 _CLASS: Final = re.compile(r"(?:[a-z]\w*\.)+[A-Z]\w*: ")
 
 
@@ -28,8 +28,8 @@ class LeaseJobs:
 
     def run(self, lease: Lease) -> Outcome:
         """Run a lease's job to its end, in a thread of its own."""
-        paths = (os.getcwd(),) if on_this_machine(self._application.master) else ()
-        task = LeaseTask(self._settings, self._run, self._reports, lease.slot, lease.number, lease.seconds, paths)
+        paths = () if is_remote(self._application.master) else (os.getcwd(),)
+        task = LeaseTask(self._settings, self._run, self._reports, lease, paths)
         try:
             context, tag = self._application.context, self._tag(lease.number)
             context.setJobGroup(tag, f"{self._settings.service}: slot {lease.slot}, lease {lease.number}")
@@ -85,20 +85,15 @@ def classify_failure(text: str) -> Refused | Died:
         )
     if "PYTHON_VERSION_MISMATCH" in text:
         return Refused(
-            f"executors do not run the driver's Python version, {python()}: set PYSPARK_PYTHON to such a Python, or "
-            "ship one with --archive"
+            f"executors do not run the driver's Python version, {sys.version_info.major}.{sys.version_info.minor}: set "
+            "PYSPARK_PYTHON to such a Python, or ship one with --archive"
         )
     if match := re.search(r'Cannot run program "([^"]+)"', text):
         return Refused(
             f"executors have no Python at {match[1]}: name another with --conf spark.pyspark.python=PATH; an archive "
             "made by venv-pack needs the Python that created it at the same path on every machine"
         )
-    where, lost = "the job", _LOST.search(text)
-    if "\nTraceback" in text or ": Traceback" in text:
-        text = reason(RuntimeError(text))  # the exception of a task, from below its traceback
-    elif lost:
-        text = lost[3]
-    if lost:
-        where = f"executor {lost[2]} on {lost[1]}"
-    line = _CLASS.sub("", text.split("\n", 1)[0].partition(" Consider setting")[0])
-    return Died(f"{where}: {' '.join(line.split())[:300]}")
+    lost = _LOST.search(text)
+    where = f"executor {lost[2]} on {lost[1]}" if lost else "the job"
+    line = _CLASS.sub("", _LOST.sub("", reason(RuntimeError(text))).partition(" Consider setting")[0])
+    return Died(f"{where}: {line[:300]}")

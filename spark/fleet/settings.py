@@ -10,6 +10,7 @@ from ...mdp.control import SPARK, validate_name
 from ...mdp.defaults import DEFAULT_ENDPOINT
 from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
+from ...mdp.transport import tcp
 from ...mdp.transport.sockets import checked_endpoints
 
 DEFAULT_LEASE_SECONDS: Final = 30.0
@@ -82,5 +83,4 @@ class FleetSettings:
 
 def is_loopback(endpoint: str) -> bool:
     """Whether only programs on this machine can reach the endpoint."""
-    host = urlsplit(endpoint).hostname or ""
-    return not endpoint.startswith("tcp://") or host == "localhost" or host.startswith("127.") or host == "::1"
+    return not endpoint.startswith("tcp://") or tcp.is_loopback(urlsplit(endpoint).hostname or "")

@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ...mdp.errors import SettingError
-
 BACKOFF_SECONDS: Final = (1.0, 32.0)
 """First and longest pause after failures; the pause doubles each time."""
 EARLY_DEATH_SECONDS: Final = 10.0
@@ -130,7 +128,7 @@ class Slots:
     """The slots of one fleet.
 
     Args:
-        minimum, maximum: bounds on the number of slots.
+        minimum, maximum: bounds on the number of slots; the maximum is at least 1.
         lease: length of a lease in seconds, varied by `JITTER`.
         idle: seconds for which a slot must not have been needed before it is released.
     """
@@ -148,23 +146,19 @@ class Slots:
     last_error: str | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.minimum <= self.maximum or self.maximum < 1:
-            raise SettingError(
-                f"a fleet cannot have {self.minimum} to {self.maximum} slots: the minimum must be 0 or more, "
-                "and the maximum at least 1 and no less than the minimum"
-            )
         self.wanted = self.minimum
         """The number of slots that there should be."""
         self._slots: dict[int, Slot] = {}
         self._leases = 0
-        self._load: Load | None = None
+        self.load: Load | None = None
+        """The load that the broker reported last, or None if it did not answer."""
         self._slack: _Slack | None = None
 
     # ── scaling ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def observe(self, load: Load | None, now: float) -> None:
         """Adjust `wanted` to the load that the broker reports, or leave it if the broker did not answer (None)."""
-        before, self._load = self._load, load
+        before, self.load = self.load, load
         if load is None:
             self._slack = None
             return
@@ -325,8 +319,8 @@ class Slots:
     def _active(self) -> Sequence[Slot]:
         return [slot for slot in self._slots.values() if slot.state != "draining"]
 
-    def rows(self, now: float) -> list[dict[str, Any]]:
-        """Return the slots for `mdp-spark status`; `for` is the number of seconds in the current state."""
+    def rows(self, epoch: float = 0.0) -> list[dict[str, Any]]:
+        """Return the slots for `mdp-spark status`; `epoch` is the time in seconds since 1970 at which `now` was 0."""
         return [
             {
                 "slot": slot.number,
@@ -335,7 +329,7 @@ class Slots:
                 "pid": slot.pid,
                 "executor": slot.executor,
                 "served": slot.served + slot.serving,
-                "for": now - slot.since,
+                "since": round(slot.since + epoch, 3),
             }
             for slot in sorted(self._slots.values(), key=lambda slot: slot.number)
         ]

@@ -137,6 +137,7 @@ def test_commands_without_java(tmp_path):
         (("--connect", "sc://x", "--master", "local[2]"), "--connect cannot be combined with --master"),
         (("--connect", "http://x"), "is not a Spark Connect address"),
         (("--inline", "999999999999"), "bytes can be sent"),
+        (("--py-files", "nowhere.py"), "no such file: nowhere.py"),
         (("--name", "a b"), "is not a valid name"),
         (("--concurrency", "0"), "a whole number of requests (greater than 0)"),
     ],

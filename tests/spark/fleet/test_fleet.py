@@ -21,7 +21,7 @@ from zmdp.spark.fleet.driver import Fleet
 from zmdp.spark.fleet.executor import LeaseTask, serve
 from zmdp.spark.fleet.leases import classify_failure
 from zmdp.spark.fleet.settings import FleetSettings, is_loopback
-from zmdp.spark.fleet.slots import Died, Refused
+from zmdp.spark.fleet.slots import Died, Lease, Refused
 from zmdp.workers import Worker
 
 HERE = Path(__file__).parents[1]
@@ -85,7 +85,7 @@ def busy(client, service):
 def lease(spark, endpoint, handler, *, seconds=0.1, **settings):
     """Run one lease's job and return its result."""
     given = {"handler": handler, "service": "s", "name": "f", "broker": endpoint, **BEATS, **settings}
-    task = LeaseTask(FleetSettings(**given), "run", "spark.control.f/0", 0, 1, seconds, (str(HERE),))
+    task = LeaseTask(FleetSettings(**given), "run", "spark.control.f/0", Lease(0, 1, seconds), (str(HERE),))
     (result,) = spark.sparkContext.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
     return result
 
@@ -214,7 +214,7 @@ def test_draining_finishes_running_requests(spark, endpoint, client):
 
 def test_an_empty_fleet_scales_up_for_a_request(spark, endpoint, client):
     with running(spark, endpoint, minimum=0, idle=0.5) as fleet:
-        eventually(lambda: fleet._load)
+        eventually(lambda: fleet._slots.load)
         assert fleet.status()["slots"] == []
         assert client.request("pid")
         eventually(lambda: fleet.status()["slots"] == [])

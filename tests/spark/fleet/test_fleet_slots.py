@@ -2,11 +2,9 @@
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.mdp.errors import SettingError
 from zmdp.spark.fleet.slots import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, Died, Lease, Load, Refused, Served, Slots
 
 LEASE, IDLE = 30.0, 60.0
@@ -28,8 +26,8 @@ def serving(fleet, now=0.0):
     return leases
 
 
-def states(fleet, now=0.0):
-    return [row["state"] for row in fleet.rows(now)]
+def states(fleet):
+    return [row["state"] for row in fleet.rows()]
 
 
 # ── leases ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -50,7 +48,7 @@ def test_an_ended_lease_is_renewed_at_once():
     fleet.report(lease.slot, lease.number, a_report(served=10), 29.0)
     fleet.ended(lease, Served(12), 30.0)
     assert [(each.slot, each.number) for each in fleet.due(30.0)] == [(0, 2)]
-    assert fleet.rows(30.0)[0]["served"] == 12
+    assert fleet.rows()[0]["served"] == 12
     assert fleet.failures == 0
 
 
@@ -105,7 +103,7 @@ def test_late_reports_of_a_lost_lease_are_answered_with_drain():
     (lease,) = fleet.due(2.0)
     assert fleet.report(lost.slot, lost.number, a_report(pid=8), 2.0) is True
     assert fleet.report(lease.slot, lease.number, a_report(pid=9), 2.0) is False
-    assert fleet.rows(2.0)[0]["pid"] == 9
+    assert fleet.rows()[0]["pid"] == 9
     assert fleet.report(17, 1, a_report(), 2.0) is True
 
 
@@ -113,7 +111,7 @@ def test_an_invalid_report_counts_nothing():
     fleet = slots()
     (lease,) = serving(fleet)
     fleet.report(lease.slot, lease.number, {"served": "many", "concurrency": 0}, 1.0)
-    assert fleet.rows(1.0)[0]["served"] == 0
+    assert fleet.rows()[0]["served"] == 0
     assert fleet.concurrency == 1
 
 
@@ -134,7 +132,16 @@ def test_draining_tells_each_task_and_waits_for_all():
     assert fleet.ended(other, Died("killed meanwhile"), 3.0) is False
     assert fleet.finished
     assert fleet.failures == 0
-    assert fleet.rows(3.0) == []
+    assert fleet.rows() == []
+
+
+def test_rows_tell_since_when_a_slot_is_in_its_state():
+    fleet = slots()
+    (lease,) = fleet.due(1.0)
+    assert fleet.rows(epoch=1000.0)[0]["since"] == 1001.0
+    for now in (3.0, 4.0):
+        fleet.report(lease.slot, lease.number, a_report(), now)
+    assert fleet.rows(epoch=1000.0)[0]["since"] == 1003.0
 
 
 def test_draining_does_not_wait_for_pausing_slots():
@@ -143,7 +150,7 @@ def test_draining_does_not_wait_for_pausing_slots():
     fleet.ended(lease, Refused("no"), 0.0)
     fleet.drain()
     assert fleet.finished
-    assert fleet.rows(0.0) == []
+    assert fleet.rows() == []
 
 
 def test_a_lease_of_a_draining_slot_that_has_not_reported_is_unwanted():
@@ -235,7 +242,7 @@ def test_an_empty_fleet_scales_up_and_back_to_zero():
     assert fleet.due(62.0) == []
     assert fleet.report(lease.slot, lease.number, a_report(), 62.0) is True
     fleet.ended(lease, Served(1), 63.0)
-    assert fleet.rows(63.0) == []
+    assert fleet.rows() == []
 
 
 def test_requests_shorter_than_the_polling_interval_keep_a_slot():
@@ -319,17 +326,11 @@ def test_the_maximum_follows_the_number_of_cores():
     serving(fleet)
     fleet.bound(3)
     for now in range(10):
-        fleet.observe(busy(queued=9, workers=len(fleet.rows(0.0))), float(now))
+        fleet.observe(busy(queued=9, workers=len(fleet.rows())), float(now))
         serving(fleet)
     assert fleet.wanted == 3
     fleet.bound(0)
     assert fleet.wanted == fleet.maximum == 1
-
-
-@pytest.mark.parametrize(("minimum", "maximum"), [(-1, 3), (2, 1), (0, 0)])
-def test_invalid_numbers_of_slots_are_refused(minimum, maximum):
-    with pytest.raises(SettingError, match="a fleet cannot have"):
-        slots(minimum, maximum)
 
 
 # ── whatever happens ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -362,7 +363,7 @@ def test_invariants_of_slots_and_leases(steps):
             lease = running.pop(value[0] % len(running))
             fleet.ended(lease, value[1], now)
         drained = states(fleet).count("draining")
-        surplus = max(0, len(fleet.rows(now)) - drained - fleet.wanted)
+        surplus = max(0, len(fleet.rows()) - drained - fleet.wanted)
         for lease in fleet.due(now):
             assert lease.slot not in {each.slot for each in running}
             running.append(lease)
