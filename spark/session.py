@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from ..mdp.errors import SettingError, ZmdpError
@@ -42,9 +42,6 @@ _JAVA_CLASS: Final = re.compile(r"^(?:\w+\.)+\w+: ")
 _STACK: Final = re.compile(r"\s*(== SQL|(JVM|Driver) stacktrace|at (org|java|scala)\.|'?\w+ \[|\+- )")
 _PLAN_FOLLOWS: Final = re.compile(r"pos \d+;$")
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
-
-
-Opened = TypeVar("Opened")
 
 
 class SparkError(ZmdpError):
@@ -191,25 +188,27 @@ def check_py_files(paths: Sequence[str]) -> None:
 
 
 def open_patiently(
-    open_: Callable[[], Opened],
+    open_: Callable[[], object],
     failed: Callable[[SparkError, float], object],
     stopped: Callable[[], bool] = lambda: False,
-) -> Opened | None:
-    """Call `open_` until it does not raise `SparkError`, with growing pauses.  Return None if `stopped` meanwhile.
+) -> bool:
+    """Call `open_` until it does not raise `SparkError`, with growing pauses.  Return False if `stopped` meanwhile.
 
     `failed` is told each error, and the seconds until the next attempt.
     """
     pause = FIRST_PAUSE_SECONDS
     while not stopped():
         try:
-            return open_()
+            open_()
         except SparkError as error:
             failed(error, pause)
+        else:
+            return True
         until = time.monotonic() + pause
         while time.monotonic() < until and not stopped():
             time.sleep(0.1)
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-    return None
+    return False
 
 
 def silence_py4j() -> None:

@@ -48,7 +48,10 @@ class Application:
         """
         master = resolve_master(self._cluster.master, self._cluster.conf)
         check_installed()
-        return self._open_patiently() if is_remote(master) else self._open()
+        if is_remote(master):
+            return self._open_patiently()
+        self._open()
+        return True
 
     def reopen(self) -> None:
         """Open a new session after the cluster went away or the application or its driver was killed."""
@@ -62,18 +65,17 @@ class Application:
         if self._session is not None:
             stop_quietly(self._session)
 
-    def _open(self) -> bool:
+    def _open(self) -> None:
         settings = self._settings
         self._session = self._cluster.open(settings.name, slots=settings.maximum, reserve=settings.reserve)
         self.master, self.id = str(self.context.master), str(self.context.applicationId)
-        return True
 
     def _open_patiently(self) -> bool:
         def failed(error: SparkError, pause: float) -> None:
             del pause  # the same warning is not repeated for a minute
             self._warn(f"{error}; retrying until it works")
 
-        return bool(open_patiently(self._open, failed, self._stopped))
+        return open_patiently(self._open, failed, self._stopped)
 
     # ── cores ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -56,7 +56,8 @@ class Fleet:
         self._jobs = LeaseJobs(settings, self._run_id, self._reports, self._application)
         self._role = ""
         """The role of this fleet's executors, and so its own."""
-        self._draining = False
+        self.ending = False
+        """Whether `drain` was called."""
         self._ended = threading.Event()
         self._changed = threading.Condition()
         """Guards the attributes below."""
@@ -68,12 +69,7 @@ class Fleet:
 
     def drain(self) -> None:
         """Stop renewing leases and finish running requests.  Takes no lock, so signal handlers may call it."""
-        self._draining = True
-
-    @property
-    def ending(self) -> bool:
-        """Whether `drain` was called."""
-        return self._draining
+        self.ending = True
 
     def status(self) -> dict[str, Any]:
         """Return the fleet's status; `since` of a slot is in seconds since 1970."""
@@ -161,7 +157,7 @@ class Fleet:
         with self._changed:
             enough = self._slots.succeed(predecessor.wanted)
         try:
-            return enough and not self._draining and predecessor.retire()
+            return enough and not self.ending and predecessor.retire()
         except ZmdpError as error:
             self._warn_once(f"cannot drain the fleet {self.settings.name}, which this one replaces: {error}")
             return False
@@ -170,7 +166,7 @@ class Fleet:
         """Serve until all slots have ended after `drain`, or `until` returns True."""
         while not until():
             with self._changed:
-                if self._draining:
+                if self.ending:
                     self._slots.drain()
                 if self._slots.finished:
                     return
@@ -182,7 +178,8 @@ class Fleet:
                 leases = self._slots.due(now)
                 unwanted, silent = self._slots.unwanted(), self._slots.silent(now, SILENCE_SECONDS)
             for lease in leases:
-                self._start(lease)
+                # Not an InheritableThread, which calls the JVM first and, if that is gone, never runs its target.
+                threading.Thread(target=self._run_lease, args=(lease,), name=f"slot-{lease.slot}", daemon=True).start()
             try:
                 self._check_jobs(unwanted, silent)
             except Exception as error:  # noqa: BLE001 - py4j raises many types when a session ends
@@ -210,11 +207,7 @@ class Fleet:
 
     # ── a lease ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, lease: Lease) -> None:
-        # Not an InheritableThread, which calls the JVM first and, if that is gone, never runs its target.
-        threading.Thread(target=self._lease_thread, args=(lease,), name=f"slot-{lease.slot}", daemon=True).start()
-
-    def _lease_thread(self, lease: Lease) -> None:
+    def _run_lease(self, lease: Lease) -> None:
         outcome = self._jobs.run(lease)
         with self._changed:
             goes_on = self._slots.ended(lease, outcome, time.monotonic())
@@ -269,7 +262,7 @@ class Fleet:
         return self._drain("because another fleet replaces this one")
 
     def _drain(self, reason: str) -> Mapping[str, Any]:
-        if not self._draining:
+        if not self.ending:
             log.info("draining, %s; running requests are finished first", reason)
         self.drain()
         with self._changed:
@@ -282,7 +275,7 @@ class Fleet:
         self._role = current_request().user
         with self._changed:
             drain = self._slots.report(report["slot"], report["lease"], report, time.monotonic())
-            return {"drain": drain or self._draining}
+            return {"drain": drain or self.ending}
 
     # ── the log ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
