@@ -19,7 +19,7 @@ from ..mdp.access import Access
 from ..mdp.errors import BindError, SettingError
 from ..mdp.limits import Limits
 from ..mdp.transport.multipart import Unsent, receive, send
-from ..mdp.transport.sockets import Context, checked_endpoint
+from ..mdp.transport.sockets import Context, check_local, checked_endpoint
 from .freelance_session import FreelanceServerSession
 
 MAX_MESSAGES: Final = 100
@@ -55,29 +55,12 @@ def public_endpoint(endpoint: object) -> str:
     return checked
 
 
-def check_local(endpoint: str) -> None:
-    """Raise `BindError` if other machines can reach `endpoint`."""
-    host, port = _host(endpoint)
-    if port and not _is_loopback(host):
-        raise BindError(
-            f"refused to listen on {endpoint}, where other machines may connect, without access control: use --access "
-            f"FILE to admit known keys only, or --insecure to admit everybody (in Python, access= or insecure=True)"
-        )
-
-
 def _host(endpoint: str) -> tuple[str, str]:
     """Return the host and the port of a tcp:// endpoint; empty for others."""
     if not endpoint.startswith("tcp://"):
         return "", ""
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     return host.strip("[]"), port
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in {"localhost", "lo"}  # libzmq accepts the name of an interface too
 
 
 def _numeric(endpoint: str) -> str:

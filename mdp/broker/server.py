@@ -3,7 +3,6 @@
 `Server` runs in the thread that calls `run`; `stop` may be called from any thread, or from a signal handler.
 """
 
-import ipaddress
 import logging
 import math
 import os
@@ -22,9 +21,10 @@ import zmq
 
 from ..access import Access
 from ..defaults import DEFAULT_ENDPOINT
-from ..errors import AccessError, BindError, SettingError
+from ..errors import AccessError, SettingError
 from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
+from ..transport.sockets import check_local
 from ..wire import Message, service_name
 from .connections import default_max_connections
 from .link_ports import LinkPorts, LinkTo
@@ -92,7 +92,8 @@ class Server:
         if not valid_name(name):
             raise SettingError(f"name is {name!r}: it must be printable, without spaces, and at most 64 bytes long")
         if access is None and not insecure:
-            _check_local([*binds, *(endpoint for endpoint, _ in pirates)])
+            for endpoint in (*binds, *(endpoint for endpoint, _ in pirates)):
+                check_local(endpoint)
         services = [service_name(service) for _, service in pirates]
         self.limits = _with_connections(limits or Limits())
         self.broker = Broker(self.limits, now=time.monotonic(), name=name, logger=log, slow=slow)
@@ -647,25 +648,6 @@ def default_name(binds: Sequence[str]) -> str:
         if endpoint.startswith("tcp://") and port.isdigit():
             return f"{host}:{port}"
     return f"{host}-{os.getpid()}"
-
-
-def _check_local(endpoints: Sequence[str]) -> None:
-    """Raise if other machines can reach one of the endpoints."""
-    for endpoint in endpoints:
-        protocol, found, address = endpoint.partition("://")
-        if found and protocol not in {"ipc", "inproc"} and not _is_loopback(address.rpartition(":")[0].strip("[]")):
-            raise BindError(
-                f"refused to listen on {endpoint}, where other machines may connect, without access control: use "
-                f"--access FILE to admit known keys only, or --insecure to admit everybody (in Python, access= or "
-                f"insecure=True)"
-            )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in {"localhost", "lo"}  # libzmq accepts the name of an interface too
 
 
 def _with_connections(limits: Limits) -> Limits:

@@ -5,8 +5,9 @@ from typing import Final
 
 import zmq
 
-from ..errors import SettingError
+from ..errors import BindError, SettingError
 from ..keys import ClientKeys
+from .tcp import is_loopback
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -62,6 +63,17 @@ def port_problem(endpoint: str) -> str | None:
     if port != "*" and not (port.isdecimal() and int(port) <= _MAX_PORT):
         return f"its port is {port!r}, but a port is a number up to {_MAX_PORT}"
     return None
+
+
+def check_local(endpoint: str) -> None:
+    """Raise `BindError` if other machines could connect to a socket that is bound to `endpoint`."""
+    protocol, found, address = endpoint.partition("://")
+    host = address.rpartition(":")[0]
+    if found and protocol not in {"ipc", "inproc"} and host != "lo" and not is_loopback(host):  # lo is an interface
+        raise BindError(
+            f"refused to listen on {endpoint}, where other machines may connect, without access control: use --access "
+            f"FILE to admit known keys only, or --insecure to admit everybody (in Python, access= or insecure=True)"
+        )
 
 
 def dealer(
