@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...mdp.errors import SettingError
-from ..session import SparkError, check_installed, is_alive, is_remote, open_patiently, resolve_master, stop_quietly
+from ..session import check_installed, is_alive, is_remote, open_patiently, resolve_master, stop_quietly
 from .cluster import Cluster, cores, task_cores
 from .settings import FleetSettings
 from .slots import Slots
@@ -71,11 +71,9 @@ class Application:
         self.master, self.id = str(self.context.master), str(self.context.applicationId)
 
     def _open_patiently(self) -> bool:
-        def failed(error: SparkError, pause: float) -> None:
-            del pause  # the same warning is not repeated for a minute
-            self._warn(f"{error}; retrying until it works")
-
-        return open_patiently(self._open, failed, self._stopped)
+        return open_patiently(
+            self._open, lambda error, _: self._warn(f"{error}; retrying until it works"), self._stopped
+        )
 
     # ── cores ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -17,7 +17,7 @@ from ...mdp.transport.sockets import checked_endpoints
 from .. import session as sessions
 from .cluster import Cluster, cores
 from .executor import BROKER_TIMEOUT_SECONDS, probe
-from .leases import classify_failure, failure_message
+from .leases import classify_failure
 from .settings import is_loopback
 
 if TYPE_CHECKING:
@@ -199,6 +199,6 @@ def _probed(session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys |
         found = f"no executor answered within {EXECUTOR_TIMEOUT_SECONDS:g} s"
         advice = "check the cluster's web page: does it have free cores, and does it start executors?"
     except Exception as error:  # noqa: BLE001 - whatever ended the job is the finding
-        found = classify_failure(failure_message(error)).reason
+        found = classify_failure(error).reason
         advice = "give executors pyzmq and the driver's minor version of Python, with PYSPARK_PYTHON or --archive"
     return Check(EXECUTOR_CHECKS[0], "failed", found, advice)

@@ -37,7 +37,7 @@ class LeaseJobs:
             (found,) = context.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
             return self._outcome(found)
         except Exception as error:  # noqa: BLE001 - whatever ended the job, the slot gets another lease
-            return classify_failure(failure_message(error))
+            return classify_failure(error)
 
     def _outcome(self, found: Mapping[str, Any]) -> Outcome:
         if "refused" in found:
@@ -68,14 +68,10 @@ class LeaseJobs:
 # ── failed jobs ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def failure_message(error: BaseException) -> str:
-    """Return Spark's complete message about a failed job."""
+def classify_failure(error: BaseException) -> Refused | Died:
+    """Return what the error of a failed job means: the executor cannot serve at all, or it was lost."""
     java = getattr(error, "java_exception", None)
-    return str(error) if java is None else str(java.getMessage() or java.toString())
-
-
-def classify_failure(text: str) -> Refused | Died:
-    """Return what a failed job's message means: the executor cannot serve at all, or it was lost."""
+    text = str(error) if java is None else str(java.getMessage() or java.toString())
     if "No module named 'zmdp'" in text:
         return Refused("executors cannot import zmdp: install it in the Python that PYSPARK_PYTHON names")
     if "No module named 'zmq'" in text:

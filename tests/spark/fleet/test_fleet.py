@@ -357,7 +357,7 @@ def test_invalid_settings_are_refused(settings, why):
 )
 def test_failures_of_jobs_are_explained_in_one_line(text, outcome):
     kind, reason = outcome
-    found = classify_failure(text)
+    found = classify_failure(RuntimeError(text))
     assert isinstance(found, kind)
     assert found.reason.startswith(reason)
     assert "\n" not in found.reason
