@@ -33,7 +33,7 @@ ALLOWED = {
     "clients.gateways": CALLERS,
     "clients.gateways.flux": CALLERS | {"clients.gateways"},
     "clients.gateways.http": CALLERS | {"clients.gateways", "mdp.http", "titanic"},
-    "workers": LEAVES | {"mdp.cli"},
+    "workers": LEAVES | {"mdp.cli", "clients"},  # a supervisor asks the broker for the load
     "titanic": CALLERS | {"clients.rows", "titanic.store"},
     "titanic.arrow": CALLERS | {"titanic", "titanic.store"},
     "migrations": {"titanic", "titanic.store"},

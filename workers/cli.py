@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
+import math
 import os
+import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from typing import Final, NoReturn
+from contextlib import ExitStack, suppress
+from typing import Any, Final, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -35,15 +37,38 @@ from ..mdp.transport.sockets import checked_endpoints
 from .aio import DEFAULT_CONCURRENCY, AsyncWorker
 from .freelance import DEFAULT_SERVICE, freelance_worker
 from .handling import is_async
+from .load import fetch_load, fetch_pids
 from .mdworker import Worker
 from .processes import Supervisor, command
+from .scaling import Load, Slots
 
 PARENT_CHECK_SECONDS: Final = 1.0
 """Interval at which a supervised process checks that its supervisor still exists."""
 
+DEFAULT_IDLE_SECONDS: Final = 60.0
+
 AnyWorker = Worker | AsyncWorker
 
 log = logging.getLogger("zmdp.worker")
+
+
+class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """How many processes there are, at least and at most."""
+
+    name = "N|MIN-MAX"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return N|MIN-MAX."""
+        del param, ctx
+        return self.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Return MIN and MAX."""
+        found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", value, re.ASCII)
+        least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not most > 0 or least > most:
+            self.fail(f"expected a number of processes, or a range such as 1-8, got {value!r}", param, ctx)
+        return least, most
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -68,9 +93,20 @@ log = logging.getLogger("zmdp.worker")
 )
 @click.option(
     "--processes",
-    type=Number("processes", whole=True),
-    default=1,
-    help=with_default("Number of worker processes; those that die are restarted.", 1),
+    type=_Processes(),
+    default="1",
+    help=with_default(
+        "Number of worker processes, which are restarted if they die; MIN-MAX, such as 1-8, scales with the load.", 1
+    ),
+)
+@click.option(
+    "--idle",
+    type=Number("seconds"),
+    default=DEFAULT_IDLE_SECONDS,
+    help=with_default(
+        "With --processes MIN-MAX: how long a process must not have been needed before it is stopped.",
+        f"{DEFAULT_IDLE_SECONDS:g}",
+    ),
 )
 @heartbeat_options(default=False)
 @handler_timeout_option
@@ -111,7 +147,8 @@ def cli(
     service: str | None,
     codec: str | None,
     concurrency: int | None,
-    processes: int,
+    processes: tuple[int, int],
+    idle: float,
     heartbeat: float | None,
     liveness: int | None,
     handler_timeout: float | None,
@@ -158,14 +195,14 @@ def cli(
     if freelance is not None:
         rules = None if access is None else load_access(access)
         worker = freelance_worker(worker, freelance, bind=bind, access=rules, insecure=insecure)
-    if processes > 1 and supervised_by is None:
-        return _supervise(processes)
+    if processes != (1, 1) and supervised_by is None:
+        return _supervise(worker, processes, idle)
     return _serve(worker, supervised_by)
 
 
 _NEEDS_FREELANCE: Final = ("bind", "access", "insecure")
 _NEEDS_BROKER: Final = (
-    "broker", "key_file", "broker_key", "processes", "heartbeat", "liveness", "handler_timeout", "protocol",
+    "broker", "key_file", "broker_key", "processes", "idle", "heartbeat", "liveness", "handler_timeout", "protocol",
 )  # fmt: skip
 
 
@@ -235,11 +272,27 @@ class _Stopper:
             log.info("stopping once the requests in progress are finished; interrupt again to exit immediately")
 
 
-def _supervise(processes: int) -> int:
-    arguments = ["--supervised-by", str(os.getpid()), *sys.argv[1:]]
-    supervisor = Supervisor(command(*arguments), processes)
-    on_stop_signals(supervisor.stop)
-    return supervisor.run()
+def _supervise(worker: AnyWorker, processes: tuple[int, int], idle: float) -> int:
+    least, most = processes
+    slots = Slots(least, most, lease=math.inf, idle=idle, concurrency=worker.concurrency)
+    watch: Callable[[], tuple[Load, set[int]]] | None = None
+    with ExitStack() as stack:
+        if least < most:
+            if worker.protocol != "X1":
+                raise SettingError("--processes MIN-MAX needs X1, in which workers tell the broker their process ids")
+            from ..clients import Client  # noqa: PLC0415 - workers do without it otherwise
+
+            client = stack.enter_context(
+                Client(worker.broker, timeout=1.0, retries=0, heartbeat=worker.heartbeat, key=worker.keys)
+            )
+            service = worker.service.decode()
+
+            def watch() -> tuple[Load, set[int]]:
+                return fetch_load(client, service), fetch_pids(client, service)
+
+        supervisor = Supervisor(command("--supervised-by", str(os.getpid()), *sys.argv[1:]), slots, watch)
+        on_stop_signals(supervisor.stop)
+        return supervisor.run()
 
 
 def _load(target: str, service: str | None, codec: str | None, default_service: str | None = None) -> AnyWorker:

@@ -1,105 +1,134 @@
-"""Supervise several worker processes: start them, restart those that die, stop them together."""
+"""Supervise worker processes: start them, restart those that die, scale with the load, stop them together."""
 
 import logging
-import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Final
 
-BACKOFF_SECONDS: Final = (1.0, 32.0)
-"""Delay before a process that died is restarted, at first and at most; doubled after each short life."""
-STABLE_SECONDS: Final = 60.0
-"""Lifetime after which the delay is reset."""
+from ..mdp.errors import ZmdpError
+from .scaling import Died, Lease, Load, Slots
+
 POLL_SECONDS: Final = 0.1
+WATCH_SECONDS: Final = 0.5
+"""Interval at which the broker is asked for the load."""
 EXIT_USAGE: Final = 2
 
 log = logging.getLogger("zmdp.worker")
 
 
 class Supervisor:
-    """Keeps `count` processes of `command` running until it is stopped."""
+    """Keeps as many processes of `command` running as `slots` wants, until it is stopped.
 
-    def __init__(self, command: Sequence[str], count: int) -> None:
+    Args:
+        command: The command line of a process.
+        slots: Decides how many there should be, and when one that died is restarted.
+        watch: Asks the broker for the service's load and for the processes that serve it, in a thread; None if the
+            number of processes does not change.
+    """
+
+    def __init__(
+        self, command: Sequence[str], slots: Slots, watch: Callable[[], tuple[Load, set[int]]] | None = None
+    ) -> None:
         self._command = list(command)
-        self._slots = [_Slot() for _ in range(count)]
+        self._slots = slots
+        self._watch = watch
+        self._seen: SimpleQueue[tuple[Load | None, set[int]]] = SimpleQueue()
+        """What `watch` has returned, with None if the broker did not answer."""
+        self._running: dict[Lease, subprocess.Popen[bytes]] = {}
+        self._ended = threading.Event()
         self._stops = 0
+        self._code = 0
 
     def stop(self) -> None:
         """Send SIGTERM to all processes; called again, SIGKILL.  Safe in a signal handler."""
         self._stops += 1
-        self._signal(signal.SIGTERM if self._stops == 1 else signal.SIGKILL)
+        for process in list(self._running.values()):
+            _signal(process, signal.SIGTERM if self._stops == 1 else signal.SIGKILL)
 
     def run(self) -> int:
         """Run until all processes have ended after `stop`.  Return the first exit code that is not 0, or 0.
 
         If a process exits with 2 (invalid usage), all are stopped: a new one would fail in the same way.
         """
-        worst = 0
-        while not (self._stops and all(slot.process is None for slot in self._slots)):
-            now = time.monotonic()
-            for slot in self._slots:
-                if slot.process is None:
-                    self._start(slot, now)
-                    continue
-                code = slot.process.poll()
-                if code is None:
-                    continue
-                slot.ended(code, now, expected=bool(self._stops) or code == EXIT_USAGE)
-                if self._stops == 1 and code == -signal.SIGTERM:
-                    code = 0  # our signal arrived when Python was already shutting down
-                if self._stops or code == EXIT_USAGE:
-                    worst = worst or (code if code >= 0 else 1)
-                if code == EXIT_USAGE and not self._stops:
-                    self.stop()
-            time.sleep(POLL_SECONDS)
-        return worst
+        watcher = threading.Thread(target=self._observe, name="load", daemon=True)
+        watcher.start()
+        try:
+            while not self._slots.finished:
+                now = time.monotonic()
+                if self._stops:
+                    self._slots.drain()
+                for lease in self._slots.due(now):
+                    self._start(lease)
+                for lease, process in list(self._running.items()):
+                    if process.poll() is not None:
+                        self._reap(lease, process, now)
+                while not self._seen.empty():
+                    self._scale(*self._seen.get(), now)
+                time.sleep(POLL_SECONDS)
+        finally:
+            self._ended.set()
+            watcher.join()
+        return self._code
 
-    def _start(self, slot: "_Slot", now: float) -> None:
+    def _start(self, lease: Lease) -> None:
         stops = self._stops
-        if not stops and now >= slot.start_at:
-            slot.start(self._command, now)
-            if self._stops != stops:  # a signal arrived while the process was starting
-                slot.signal(signal.SIGTERM)
+        process = self._running[lease] = subprocess.Popen(self._command)  # noqa: S603 - our own command line
+        if self._stops != stops:  # a signal arrived while the process was starting
+            _signal(process, signal.SIGTERM)
 
-    def _signal(self, number: signal.Signals) -> None:
-        for slot in self._slots:
-            slot.signal(number)
-
-
-class _Slot:
-    """A process and its successors."""
-
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[bytes] | None = None
-        self.start_at = 0.0
-        self._started = 0.0
-        self._backoff = BACKOFF_SECONDS[0]
-
-    def start(self, command: list[str], now: float) -> None:
-        """Start the process."""
-        self._started = now
-        self.process = subprocess.Popen(command)  # noqa: S603 - our own command line
-
-    def ended(self, code: int, now: float, *, expected: bool) -> None:
-        """Record that the process has ended; unless that was expected, schedule a restart."""
-        process, self.process = self.process, None
-        if expected or process is None:
-            return
-        if now - self._started > STABLE_SECONDS:
-            self._backoff = BACKOFF_SECONDS[0]
-        wait = self._backoff * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not cryptography
-        self._backoff = min(2 * self._backoff, BACKOFF_SECONDS[1])
-        self.start_at = now + wait
+    def _reap(self, lease: Lease, process: "subprocess.Popen[bytes]", now: float) -> None:
+        """Record that a process has ended."""
+        code = process.returncode
+        del self._running[lease]
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        log.error("worker process %d %s; restarting it in %.1f s", process.pid, how, wait)
+        restarts = self._slots.ended(lease, Died(how), now)
+        if self._stops == 1 and code == -signal.SIGTERM:
+            return  # our signal arrived before Python handled it, or when it was already shutting down
+        if self._stops or code == EXIT_USAGE:
+            self._code = self._code or (code if code >= 0 else 1)
+            if not self._stops:
+                self.stop()
+        elif restarts:
+            log.error("worker process %d %s; restarting it", process.pid, how)
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it runs."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(number)
+    # ── scaling ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _observe(self) -> None:
+        """Ask for the load until the supervisor ends."""
+        known = ""
+        while self._watch is not None and not self._ended.wait(WATCH_SECONDS):
+            try:
+                self._seen.put(self._watch())
+                known = ""
+            except (ZmdpError, ValueError, TypeError, LookupError, AttributeError) as error:
+                self._seen.put((None, set()))
+                if str(error) != known:
+                    known = str(error)
+                    log.warning("the number of processes does not change: the broker does not tell the load: %s", error)
+
+    def _scale(self, load: Load | None, pids: set[int], now: float) -> None:
+        """Adjust the number of processes, given those that serve."""
+        slots, before = self._slots, self._slots.wanted
+        serving = {lease: process.pid for lease, process in self._running.items() if process.pid in pids}
+        drained = {lease for lease, pid in serving.items() if slots.report(lease.slot, lease.number, {"pid": pid}, now)}
+        slots.observe(load, now)
+        if load is not None and slots.wanted != before:
+            log.info("scaling from %d to %d processes; %d requests queued", before, slots.wanted, load.queued)
+        unwanted = slots.unwanted()
+        for lease, process in self._running.items():
+            if lease in drained or lease.number in unwanted:
+                _signal(process, signal.SIGTERM)
+
+
+def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
+    """Send a signal to a process, if it runs."""
+    if process.poll() is None:
+        process.send_signal(number)
 
 
 def command(*arguments: str) -> list[str]:

@@ -1,7 +1,8 @@
 """The driver of a fleet: the executors of a Spark cluster serve as workers of a broker.
 
-Each lease of each slot is a Spark job of one task: `slots.py` decides which leases to start, and `executor.py` runs in
-the tasks.  A single job for all slots would not work, because Spark ends the whole job when one task dies.
+Each lease of each slot is a Spark job of one task: `workers/scaling.py` decides which leases to start, and
+`executor.py` runs in the tasks.  A single job for all slots would not work, because Spark ends the whole job when one
+task dies.
 """
 
 import logging
@@ -11,12 +12,10 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from json import loads
 from typing import Any, Final
 
 from ... import __version__
 from ...clients import Client
-from ...mdp import wire
 from ...mdp.cli.console import printable
 from ...mdp.codes import Code
 from ...mdp.control import SPARK, UNKNOWN_OPERATION
@@ -24,6 +23,8 @@ from ...mdp.errors import ServiceError, ZmdpError
 from ...mdp.transport.reach import warn_if_unreachable
 from ...workers import Request, Worker, current_request
 from ...workers.control import Operation
+from ...workers.load import fetch_load
+from ...workers.scaling import Died, Lease, Load, Refused, Slots
 from ..control import control_service
 from ..session import is_remote
 from .application import Application
@@ -31,7 +32,6 @@ from .cluster import Cluster
 from .leases import LeaseJobs
 from .predecessor import Predecessor
 from .settings import FleetSettings, is_loopback
-from .slots import Died, Lease, Load, Refused, Slots
 
 WATCH_SECONDS: Final = 0.5
 """Interval at which the driver checks the broker's queue and the Spark jobs."""
@@ -242,9 +242,7 @@ class Fleet:
 
     def _fetch_load(self, client: Client) -> Load | None:
         try:
-            answer = loads(client.request("mmi.services", wire.service_name(self.settings.service))[0])
-            row: Mapping[str, Any] = next(iter(answer["services"]), {})
-            return Load.from_row(row)
+            return fetch_load(client, self.settings.service)
         except ZmdpError:
             return None
         except (ValueError, TypeError, LookupError, AttributeError) as error:

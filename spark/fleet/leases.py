@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
+from ...workers.scaling import Died, Lease, Outcome, Refused, Served
 from ..session import is_remote, reason
 from .application import Application
 from .executor import LeaseTask, serve
 from .settings import FleetSettings
-from .slots import Died, Lease, Outcome, Refused, Served
 
 _LOST: Final = re.compile(r".*Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\): ")
 _CLASS: Final = re.compile(r"(?:[a-z]\w*\.)+[A-Z]\w*: ")

@@ -10,9 +10,10 @@ from support.fleets import SMALL, SPARK_TIMEOUT_SECONDS
 from support.processes import broker, process, run
 
 from zmdp.spark import session
-from zmdp.spark.fleet import executor, slots
+from zmdp.spark.fleet import executor
 from zmdp.spark.fleet.driver import SILENCE_SECONDS
 from zmdp.spark.fleet.settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS
+from zmdp.workers import scaling
 
 PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
 
@@ -44,9 +45,9 @@ def test_the_commands_of_the_page(tmp_path):
 
 
 def test_numbers_in_the_text_match_the_code():
-    assert f"`--lease`, {DEFAULT_LEASE_SECONDS:g} s, randomly varied by {slots.JITTER * 100:g} %" in PAGE
+    assert f"`--lease`, {DEFAULT_LEASE_SECONDS:g} s, randomly varied by {scaling.JITTER * 100:g} %" in PAGE
     assert DEFAULT_IDLE_SECONDS == 60
-    assert slots.BACKOFF_SECONDS == (1, 32)
-    assert f"within {slots.EARLY_DEATH_SECONDS:g} s, after 1 to 32 s" in PAGE
+    assert scaling.BACKOFF_SECONDS == (1, 32)
+    assert f"within {scaling.EARLY_DEATH_SECONDS:g} s, after 1 to 32 s" in PAGE
     assert f"after {SILENCE_SECONDS:g} s the driver logs this" in PAGE
     assert executor.REPORT_SECONDS == 1

@@ -358,7 +358,7 @@ def test_only_admins_reload(spark, tmp_path):
         stack.enter_context(made.driver)
         made.config.write_text("[catalogs.a]\n[tables.b]\nformat = 'csv'\n")
         refused = run("mdp-spark", "reload", "batch", "--broker", at, *access.options("shop"))
-        assert (refused.returncode, "role shop may not reload batch" in refused.stderr.decode()) == (6, True)
+        assert (refused.returncode, "role shop may not ask batch for 'reload'" in refused.stderr.decode()) == (6, True)
         done = run("mdp-spark", "reload", "batch", "--broker", at, *access.options("operator"))
         text = f"batch has reloaded its catalogue: 1 tables, 1 catalogs, {len(JOBS)} jobs\n"
         assert (done.returncode, done.stderr.decode()) == (0, text)

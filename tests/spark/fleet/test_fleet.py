@@ -21,8 +21,8 @@ from zmdp.spark.fleet.driver import Fleet
 from zmdp.spark.fleet.executor import LeaseTask, serve
 from zmdp.spark.fleet.leases import classify_failure
 from zmdp.spark.fleet.settings import FleetSettings, is_loopback
-from zmdp.spark.fleet.slots import Died, Lease, Refused
 from zmdp.workers import Worker
+from zmdp.workers.scaling import Died, Lease, Refused
 
 HERE = Path(__file__).parents[1]
 BEATS = {"heartbeat": 0.2, "liveness": 50}

@@ -1,12 +1,13 @@
-"""Sans-I/O state of a fleet's slots: how many there should be, which leases to start, which slots to drain.
+"""Sans-I/O state of workers that scale with the load: how many there should be, which to start, which to stop.
 
-A *slot* is a core of the cluster on which the fleet serves.  A *lease* is a Spark job of one task that serves in the
-slot for a bounded time; then the slot gets the next one.  The driver (`driver.py`) starts the leases that `due`
-returns, passes on what happens with `report` and `ended`, and passes the service's load to `observe`.
+A *slot* is the place of one worker: a process of `mdworker`, or a core of a Spark cluster on which a fleet serves.  A
+*lease* is a worker's time in its slot, bounded or not; when it has ended, the slot gets the next one.  Whoever owns the
+slots starts the leases that `due` returns, passes on what happens with `report` and `ended`, and passes the service's
+load to `observe`.
 
 States of a slot:
 
-    starting ──▶ serving ──▶ starting …     a lease was submitted; its task has reported; the lease has ended
+    starting ──▶ serving ──▶ starting …     a lease was started; its worker serves; the lease has ended
        ▲  └─────────┴──▶ waiting ──▶ …      the lease failed: the next one starts after a pause
        └── and from each of them ──▶ draining: no further lease
 """
@@ -50,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Lease:
-    """A lease to start: its slot, its number (counted over the whole fleet) and its length in seconds."""
+    """A lease to start: its slot, its number (counted over all slots) and its length in seconds."""
 
     slot: int
     number: int
@@ -63,19 +64,19 @@ class Served:
 
     requests: int
     unreachable: str | None = None
-    """Why its worker never reached the driver, or None."""
+    """Why its worker never reached the one who started it, or None."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The executor cannot serve at all; `reason` says why."""
+    """The worker cannot serve at all; `reason` says why."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Died:
-    """The lease's task was lost with its Python process or its executor; `reason` says how."""
+    """The worker's process, or its executor, was lost; `reason` says how."""
 
     reason: str
 
@@ -125,11 +126,11 @@ class _Slack:
 
 @dataclass
 class Slots:
-    """The slots of one fleet.
+    """The slots of one service.
 
     Args:
         minimum, maximum: bounds on the number of slots; the maximum is at least 1.
-        lease: length of a lease in seconds, varied by `JITTER`.
+        lease: length of a lease in seconds, varied by `JITTER`; infinite if it is not bounded.
         idle: seconds for which a slot must not have been needed before it is released.
     """
 
@@ -140,7 +141,7 @@ class Slots:
     rng: random.Random = field(default_factory=random.Random)
     draining: bool = False
     concurrency: int = 1
-    """Requests that a slot handles at once, as its task reports."""
+    """Requests that a slot handles at once, as its worker reports."""
     failures: int = 0
     """Leases that were refused or died."""
     last_error: str | None = None
@@ -185,7 +186,7 @@ class Slots:
             self.wanted = min(self.wanted + max(1, min(load.queued, self.wanted)), self.maximum)
 
     def _needed(self, load: Load, before: Load | None) -> int:
-        """Return how many slots have work when no request is queued, ignoring workers outside the fleet."""
+        """Return how many slots have work when no request is queued, ignoring other workers of the service."""
         elsewhere = max(0, load.workers - sum(slot.reported for slot in self._slots.values()))
         # The broker gives each worker one request before any gets two.
         busy = min(load.workers - elsewhere, math.ceil((load.running - elsewhere) / self.concurrency))
@@ -232,7 +233,7 @@ class Slots:
         return Lease(slot.number, self._leases, self.lease * self.rng.uniform(1 - JITTER, 1 + JITTER))
 
     def report(self, number: int, lease: int, report: Mapping[str, Any], now: float) -> bool:
-        """Record a task's report.  Return whether the task should drain."""
+        """Record a worker's report.  Return whether the worker should drain."""
         slot = self._slots.get(number)
         if slot is None or slot.lease != lease:
             return True  # this lease counts as lost: the slot has another
@@ -320,7 +321,7 @@ class Slots:
         return [slot for slot in self._slots.values() if slot.state != "draining"]
 
     def rows(self, epoch: float = 0.0) -> list[dict[str, Any]]:
-        """Return the slots for `mdp-spark status`; `epoch` is the time in seconds since 1970 at which `now` was 0."""
+        """Return the slots for a status; `epoch` is the time in seconds since 1970 at which `now` was 0."""
         return [
             {
                 "slot": slot.number,

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.spark.fleet.slots import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, Died, Lease, Load, Refused, Served, Slots
+from zmdp.workers.scaling import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, Died, Lease, Load, Refused, Served, Slots
 
 LEASE, IDLE = 30.0, 60.0
 
