@@ -224,7 +224,11 @@ def _session_opener(
     if connect is not None:
         return partial(connect_session, connect)
     check_py_files(py_files)
-    settings = {"spark.driver.maxResultSize": MAX_COLLECTED, **conf}
+    settings = {
+        "spark.driver.maxResultSize": MAX_COLLECTED,
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default, INT96, has no time zone
+        **conf,
+    }
     return partial(open_session, f"mdp-spark {name}", master=master, conf=settings, py_files=py_files)
 
 

@@ -59,12 +59,14 @@ def lost_error(job: str, error: BaseException) -> ServiceError:
 
     Its code is 502, so that Titanic repeats the request; `gave_up` ends that.
     """
-    why = "its driver ended"
+    why = (
+        "its driver ended, probably out of memory; select less, or give the driver more memory with "
+        "--conf spark.driver.memory=…"
+    )
     if _is_sparks(error):
         with suppress(Exception):  # py4j asks the JVM, which may be gone
-            why = reason(error)[:500]
-    advice = "if it ran out of memory, select less, or give the driver more with --conf spark.driver.memory=…"
-    return ServiceError(Code.WORKER_LOST, f"Spark was lost during job {job}: {why}; {advice}")
+            why = reason(error)[:900]
+    return ServiceError(Code.WORKER_LOST, f"Spark was lost during job {job}: {why}")
 
 
 def gave_up(losses: int, reported: str) -> ServiceError:

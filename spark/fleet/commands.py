@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
-from typing import Any, Final
+from typing import Any
 
 import click
 
