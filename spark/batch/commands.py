@@ -257,7 +257,7 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
 
 def _results_folder(results: str | None, master: str | None, connect: str | None) -> str | None:
     if results is not None:
-        results = re.sub("^file:/+", "/", results)  # a path: old results in it are deleted
+        results = re.sub(r"^file:(//(localhost)?)?/(?!/)", "/", results)  # a path: old results in it are deleted
         return results if ":" in results else os.path.abspath(results)
     local = connect is None and (master is None or master.startswith("local"))
     return os.path.abspath("spark-results") if local else None  # on a cluster, executors would write to their own disks

@@ -355,6 +355,7 @@ def test_only_old_results_are_deleted(tmp_path):
     ("given", "master", "folder"),
     [
         ("/a", "yarn", "/a"), ("a", "yarn", str(Path("a").absolute())), ("file:///a", "yarn", "/a"),
+        ("file:/a", "yarn", "/a"), ("file://localhost/a", "yarn", "/a"), ("file://b/a", "yarn", "file://b/a"),
         ("s3a://b/c", "yarn", "s3a://b/c"), (None, "yarn", None),
         (None, "local[2]", str(Path("spark-results").absolute())),
     ],
