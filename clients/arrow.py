@@ -82,8 +82,10 @@ def _check_input(schema: pa.Schema, selected: str | Sequence[str], codec: str | 
         expected = "the name of a column, or a list of names with codec='arrow'"
         raise SettingError(f"input is {selected!r}; expected {expected}")
     for name in names:
-        if schema.names.count(name) != 1:
-            raise SettingError(f"input is {selected!r}, but the data has {schema.names.count(name)} columns {name!r}")
+        count = schema.names.count(name)
+        if count != 1:
+            found = f"{count} columns {name!r}" if count else f"no column {name!r}, only {', '.join(schema.names)}"
+            raise SettingError(f"input is {selected!r}, but the data has {found}")
     if codec is None:
         kind = schema.field(names[0]).type
         try:

@@ -195,8 +195,8 @@ def test_closing_early_cancels_what_is_outstanding(server, client):
     ("data", "given", "message"),
     [
         ({"text": ["a"]}, {}, "data is of type dict; expected Arrow data"),
-        (TEXTS, {"input": "nope"}, "the data has 0 columns 'nope'"),
-        (TEXTS, {"input": ["text", "nope"], "codec": "arrow"}, "the data has 0 columns 'nope'"),
+        (TEXTS, {"input": "nope"}, "the data has no column 'nope', only "),
+        (TEXTS, {"input": ["text", "nope"], "codec": "arrow"}, "the data has no column 'nope', only "),
         (TEXTS.rename_columns(["text", "text"]), {}, "the data has 2 columns 'text'"),
         (TEXTS, {"input": "id"}, "input is 'id', of type int64; expected strings or bytes"),
         (TEXTS, {"input": ["text"]}, "expected the name of a column"),
