@@ -269,7 +269,7 @@ class Batch:
         self._release(job)
 
     def _release(self, job: Job, *, failed: bool = False) -> bool:
-        # A query cannot change its session; a job may have set, registered or cached anything.
+        # A query cannot change its session; a job may have set or registered anything.
         return self._pool.release(job.session, failed=failed, changed=isinstance(job.spec, JobCall))
 
     def _record(self, job: Job, *, lost: bool) -> RequestCancelled | ServiceError | None:
