@@ -171,7 +171,10 @@ def _ship(session: "SparkSession", py_files: Sequence[str]) -> None:
 
 
 def check_file(path: str) -> None:
-    """Raise `SettingError` if there is no file at `path`.  Accepts all URLs, and `PATH#FOLDER` for archives."""
+    """Raise `SettingError` if the file `path` does not exist.
+
+    URLs are not checked, and of `PATH#FOLDER`, which names where to unpack an archive, only the path is.
+    """
     if "://" not in path and not Path(path.partition("#")[0]).is_file():
         raise SettingError(f"no such file: {path}")
 

@@ -66,7 +66,7 @@ class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in o
         """Return MIN and MAX."""
         found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", value, re.ASCII)
         least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        if not most > 0 or least > most:
+        if most < 1 or least > most:
             self.fail(f"expected a number of processes, or a range such as 1-8, got {value!r}", param, ctx)
         return least, most
 
