@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import math
+import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextvars import Context as TaskContext
 from contextvars import copy_context
+from functools import partial
 from types import CoroutineType, TracebackType
 from typing import Any, Self
 from typing import Final as Constant
@@ -17,9 +20,9 @@ from ..mdp.rows import Failed, Outcome
 from ..mdp.tracing import handling
 from ..mdp.transport.sockets import Context
 from .base import BaseWorker
+from .blocking import BlockingWatch
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
-from .eager_tasks import EagerTaskStarter
-from .handling import Final, failed
+from .handling import Final, failed, name_of
 from .request import Request
 from .rows import Pack, is_pack
 
@@ -34,6 +37,18 @@ MAX_PACK_TURN_SECONDS: Constant = 0.002
 """The same while the rows of a pack are begun."""
 
 log = logging.getLogger("zmdp.worker")
+
+
+def begin_task(
+    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: TaskContext
+) -> "asyncio.Task[None]":
+    """Return a task of the running `loop` that runs `work`.
+
+    From Python 3.12 on, it has already begun, and ended if it did not wait for anything.
+    """
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(work, loop=loop, context=context, eager_start=True)
+    return loop.create_task(work, context=context)
 
 
 class AsyncWorker(BaseWorker[AsyncHandler]):
@@ -53,8 +68,8 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
 
     `concurrency` is the maximum number of concurrent requests (default 64), over one connection; with 0.2 and 0.1, over
     one connection each.  When a request is cancelled or its connection is lost, the handler's task is cancelled.
-    Handlers must not block the event loop, which also sends the heartbeats: a worker whose handlers block it asks for
-    fewer requests.  All other settings are those of `Worker`.
+    Handlers must not block the event loop, which also sends the heartbeats: a worker whose handlers block it for more
+    than 0.1 s says so in its log.  All other settings are those of `Worker`.
 
     Raises `SettingError` if a setting is invalid.
     """
@@ -156,12 +171,11 @@ class _AsyncConnection(Connection):
         self._loop = loop
         self._worker_context = copy_context()
         self._whole_packs = worker.rows
-        self._starter = EagerTaskStarter(loop, self._stepped)
-        self._row_starter = EagerTaskStarter(loop, self._stepped)
+        self._watch = BlockingWatch(loop, worker.service.decode(), name_of(handler))
         self._row_slots = asyncio.Semaphore(worker.concurrency)
         """Limits the rows of packs whose handlers run concurrently."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """The tasks of handlers that are waiting for something, by the id() of their requests."""
+        """The tasks of handlers that have not ended, by the id() of their requests."""
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
@@ -204,38 +218,64 @@ class _AsyncConnection(Connection):
             self._soon = None
         self._in_turn = True
         try:
-            now = time.monotonic()
-            until = now + MAX_TURN_SECONDS
-            while True:
-                self.step(now)
-                self._look()
-                request = self.session.begin(now)
-                if request is None:
-                    break
-                now = self._begin_all(request, now, until)
-                if now >= until:
-                    self.flush(now)
-                    self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
-                    break
+            self._take_turn()
+        except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
+            self.reset(error, time.monotonic())
         finally:
             self._in_turn = False
         self._settle()
 
+    def _take_turn(self) -> None:
+        now = time.monotonic()
+        until = now + MAX_TURN_SECONDS
+        while True:
+            self.step(now)
+            self._look()
+            request = self.session.begin(now)
+            if request is None:
+                break
+            now = self._begin_all(request, now, until)
+            if now >= until:
+                self.flush(now)
+                self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
+                break
+
     def _begin_all(self, request: Request | None, now: float, until: float) -> float:
         """Start `request` and those waiting behind it.  Return the current time."""
-        session, start, base = self.session, self._starter.start, self._worker_context
+        self._watch.note()
         while request is not None:
-            task = start(self._handle(request), base.copy())
-            if task is not None:
-                self._tasks[id(request)] = task
-            began, now = now, time.monotonic()
-            session.stepped(now - began)
+            self._begin(request)
+            now = time.monotonic()
             if now - self.flushed_at >= FLUSH_SECONDS:
                 self.flush(now)
             if now >= until:
                 break
-            request = session.begin(now)
+            request = self.session.begin(now)
         return now
+
+    def _begin(self, request: Request) -> None:
+        """Start the task that handles `request`."""
+        try:
+            task = begin_task(self._handle(request), self._loop, self._worker_context.copy())
+        except Exception as error:  # noqa: BLE001 - the caller gets it
+            self.crashed(request, error, time.monotonic())
+        else:
+            if task.done():
+                self._task_ended(request, task)
+            else:
+                self._tasks[id(request)] = task
+                task.add_done_callback(partial(self._task_ended, request))
+
+    def _task_ended(self, request: Request, task: "asyncio.Task[None]") -> None:
+        """End `request` if its task did not: it was cancelled before it began, or has a bug."""
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self._tasks.pop(id(request), None)
+                self.crashed(request, error, time.monotonic())
+                self._schedule()
+        elif id(request) in self._tasks:
+            self._handled(request, None)
 
     def _look(self) -> None:
         """Cancel the handlers whose requests were cancelled, or that have exceeded `handler_timeout`."""
@@ -256,8 +296,7 @@ class _AsyncConnection(Connection):
     def _settle(self) -> None:
         """Set the timer, or end if there is nothing left to do."""
         if self.ended and not self._tasks:
-            self._starter.close()
-            self._row_starter.close()
+            self._watch.close()
             if self._timer is not None:
                 self._timer.cancel()
             self.done.set()
@@ -275,12 +314,6 @@ class _AsyncConnection(Connection):
         self._turn()
 
     # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _stepped(self, seconds: float) -> None:
-        """Record how long a handler kept the event loop in one step."""
-        self.session.stepped(seconds)
-        if self.session.unsent:  # the credit has changed
-            self._schedule()
 
     async def _handle(self, request: Request) -> None:
         outcome: Outcome
@@ -318,7 +351,8 @@ class _AsyncConnection(Connection):
                 outcome = failed(RequestCancelled("cancelled"), request)
             self.finish(request, outcome, now)
         if not self._in_turn:
-            if not self._tasks:  # else other handlers may reply in this turn of the event loop
+            # Other handlers may reply in this turn of the event loop.
+            if not self._tasks or now - self.flushed_at >= FLUSH_SECONDS:
                 self.flush(now)
             self._schedule()
 
@@ -347,15 +381,25 @@ class _AsyncConnection(Connection):
         """Call the handler for each row of a pack, concurrently.  Return the end of the reply."""
         pack = Pack(request)
         running: set[asyncio.Task[None]] = set()
-        slots, start, base = self._row_slots, self._row_starter.start_inside, self._worker_context
+        crashes: list[BaseException] = []
+        slots, base = self._row_slots, self._worker_context
         until = time.monotonic() + MAX_PACK_TURN_SECONDS
+
+        def ended(task: "asyncio.Task[None]") -> None:
+            slots.release()
+            running.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                crashes.append(error)
+
         try:
             for index, row in enumerate(pack):
                 await slots.acquire()
-                task = start(self._handle_row(pack, index, row), base.copy())
-                if task is not None:
+                task = begin_task(self._handle_row(pack, index, row), self._loop, base.copy())
+                if task.done():
+                    ended(task)
+                else:
                     running.add(task)
-                    task.add_done_callback(running.discard)
+                    task.add_done_callback(ended)
                 while pack.groups:
                     await self._partial(request, pack.groups.popleft())
                 if time.monotonic() >= until:
@@ -370,6 +414,8 @@ class _AsyncConnection(Connection):
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+        if crashes:
+            raise crashes[0]
         while pack.groups:
             await self._partial(request, pack.groups.popleft())
         return pack.last()
@@ -389,8 +435,6 @@ class _AsyncConnection(Connection):
             outcome = failed(error, row)
         except BaseException as error:  # noqa: BLE001 - only this row fails
             outcome = failed(error, row)
-        finally:
-            self._row_slots.release()
         pack.record(index, outcome)
 
     async def _collect(self, parts: AsyncGenerator[Any, None]) -> list[bytes]:

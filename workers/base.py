@@ -26,7 +26,6 @@ class BaseWorker(Generic[AnyHandler]):
     default_concurrency: ClassVar[int] = 1
     _asyncio: ClassVar[bool]
     _prefetch: ClassVar[bool] = False
-    _fixed_credit: ClassVar[bool] = False
     _wrong_handler: ClassVar[str]
     """The error message for a handler that this kind of worker cannot call."""
 
@@ -114,7 +113,7 @@ class BaseWorker(Generic[AnyHandler]):
             raise SettingError(f"handler_timeout is {timeout!r}: it must be a number of seconds above 0, or None")
         controller = None
         if self.protocol == "X1":
-            controller = CreditController(self.concurrency, prefetch=self._prefetch, fixed=self._fixed_credit)
+            controller = CreditController(self.concurrency, prefetch=self._prefetch)
         return WorkerSession(
             self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness,
             controller=controller, handler_timeout=timeout, options=ready_options(self.name, dialect=self.dialect),

@@ -14,6 +14,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from .. import __version__
 from ..mdp import wire
+from ..mdp.codes import Code
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
@@ -183,6 +184,31 @@ class Connection:
         if not accepted:
             text = "%s: dropped a late reply: its connection was lost meanwhile"
             log.warning(text, request.service, extra=fields_of(request))
+
+    def crashed(self, request: Request, error: BaseException, now: float) -> None:
+        """End `request` after an error in our own code: its client gets ERROR 500."""
+        text = "%s: an error in zmdp itself, please report it"
+        log.error(text, request.service, exc_info=error, extra=fields_of(request))
+        reported = f"an error in zmdp itself, at the worker: {error!r:.200}"
+        try:
+            if self.session.error(request, Code.FAILED.value, reported, now) or request.cancelled:
+                return
+        except Exception as second:  # noqa: BLE001 - whatever it is, the broker ends the request
+            error = second
+        # Nothing was sent.  If the session still holds it, the others can be finished before the connection ends.
+        if request.address in self.session.held:
+            self.session.abandon(request, now, ended=True)
+        else:
+            self.reset(error, now)
+
+    def reset(self, error: BaseException, now: float) -> None:
+        """Drop the connection after an error in our own code: the broker gives its requests to other workers."""
+        name = self.session.service.decode()
+        log.error("%s: an error in zmdp itself, please report it; reconnecting", name, exc_info=error)
+        try:
+            self.session.lose("an error in zmdp itself", now)
+        finally:
+            self._drop(0)
 
     def due(self) -> float:
         """Return when to call `step` if nothing arrives earlier."""

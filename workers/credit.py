@@ -1,4 +1,4 @@
-"""A worker's credit, the number of requests that it asks for, adapted to how long its handlers take."""
+"""A worker's credit, the number of requests that it asks for; that of threads depends on how long handlers take."""
 
 from typing import Final
 
@@ -8,10 +8,6 @@ MAX_PREFETCH: Final = 256
 """Maximum number of requests that it prefetches."""
 SHORT_HANDLER_SECONDS: Final = 0.0001
 """Mean duration of handlers below which several threads are no faster than one."""
-BLOCKING_STEP_SECONDS: Final = 0.005
-"""Duration from which on a coroutine's step counts as blocking the event loop."""
-QUICK_STEPS_TO_RECOVER: Final = 32
-"""Consecutive quick steps after which the credit doubles again."""
 
 
 class CreditController:
@@ -19,22 +15,20 @@ class CreditController:
 
     With `prefetch`, threads find their next request without waiting for the broker.  But prefetched requests are stuck
     behind a handler that turns out to be slow.  So prefetching starts at zero, doubles while handlers are fast, and
-    stops at the first slow one.  Coroutines that block the event loop halve the credit; it recovers while their steps
-    are quick.  Not so with `fixed`, for handlers that mostly wait for others, and some of them for ever: they would
-    use up the rest of the credit.
+    stops at the first slow one.  The credit never falls below `concurrency`: a measured duration may be that of a
+    handler that waited for a processor, so it may cost speed, but never a handler its thread.
     """
 
-    def __init__(self, concurrency: int, *, prefetch: bool = False, fixed: bool = False) -> None:
+    def __init__(self, concurrency: int, *, prefetch: bool = False) -> None:
         self.concurrency = concurrency
         """Maximum number of handlers running at the same time."""
         self.credit = concurrency
         """Requests to hold, running and prefetched."""
         self._prefetch = prefetch
-        self._fixed = fixed
         self._mean = 2 * PREFETCH_SECONDS
         """Moving average of the handlers' durations, in seconds."""
         self._streak = 0
-        """Handlers or quick steps since the credit last changed."""
+        """Handlers since the credit last changed."""
 
     @property
     def handlers_are_short(self) -> bool:
@@ -68,18 +62,3 @@ class CreditController:
         self.credit = self.concurrency
         self._mean = 2 * PREFETCH_SECONDS
         self._streak = 0
-
-    def stepped(self, seconds: float) -> bool:
-        """Record how long a coroutine kept the event loop.  Return whether the credit changed."""
-        before = self.credit
-        if self._fixed:
-            return False
-        if seconds >= BLOCKING_STEP_SECONDS:
-            self.credit = max(1, before // 2)
-            self._streak = 0
-        elif before < self.concurrency:
-            self._streak += 1
-            if self._streak >= QUICK_STEPS_TO_RECOVER:
-                self.credit = min(self.concurrency, 2 * before)
-                self._streak = 0
-        return self.credit != before

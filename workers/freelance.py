@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self, cast
 
 import zmq
@@ -146,6 +147,13 @@ class _ThreadedServer(FreelanceServerConnection):
                 self.session.finish(request, outcome)
                 if self._step() or self.session.ended:
                     self.wake()
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """End `request` after an error in our own code."""
+        with self._lock:
+            if not self.closed:
+                self.crashed(request, error)
+        self.wake()
 
     def abandon(self, request: Request) -> None:
         """End `request` without a reply, so that its client tries another server."""
@@ -314,13 +322,24 @@ class _AsyncServer(FreelanceServerConnection):
         while (request := self.session.begin()) is not None:
             task = self._loop.create_task(self._handle(request))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._task_ended, request))
         if more:
             self._schedule()
         elif self.session.ended:
             self._end()
         elif self.log_at != math.inf and self._timer is None:
             self._timer = self._loop.call_later(self.log_at - time.monotonic(), self._timer_fired)
+
+    def _task_ended(self, request: Request, task: "asyncio.Task[None]") -> None:
+        """End `request` if its task did not: it was cancelled before it began, or there is an error in our own code."""
+        self._tasks.discard(task)
+        if task.cancelled():
+            self.session.abandon(request)
+        elif (error := task.exception()) is not None:
+            self.crashed(request, error)
+        else:
+            return
+        self._schedule()
 
     def _timer_fired(self) -> None:
         self._timer = None
@@ -344,8 +363,6 @@ class _AsyncServer(FreelanceServerConnection):
                 outcome = self._adapter.frames(last)
         except asyncio.CancelledError as error:
             if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
-                self.session.abandon(request)
-                self._schedule()
                 raise
             outcome = failed(error, request)  # something that the handler awaited was cancelled, not the handler
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the server goes on

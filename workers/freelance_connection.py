@@ -16,11 +16,15 @@ import zmq
 from zmq.utils import z85
 
 from ..mdp.access import Access
+from ..mdp.codes import Code
 from ..mdp.errors import BindError, SettingError
 from ..mdp.limits import Limits
+from ..mdp.logs import fields_of
+from ..mdp.rows import Failed
 from ..mdp.transport.multipart import Unsent, receive, send
 from ..mdp.transport.sockets import Context, check_local, checked_endpoint
 from .freelance_session import FreelanceServerSession
+from .request import Request
 
 MAX_MESSAGES: Final = 100
 """Messages taken in before requests are started and replies are sent."""
@@ -229,6 +233,17 @@ class FreelanceServerConnection:
         sent = self.flush()
         self._log_drops(now)
         return more or sent  # sending may consume the descriptor's signal that something has arrived
+
+    def crashed(self, request: Request, error: BaseException) -> None:
+        """End `request` after an error in our own code: its client is told, or tries another server."""
+        text = "%s: an error in zmdp itself, please report it"
+        log.error(text, request.service, exc_info=error, extra=fields_of(request))
+        reported = f"an error in zmdp itself, at the server: {error!r:.200}"
+        try:
+            self.session.finish(request, Failed(Code.FAILED.value, reported))
+        except Exception:
+            self.session.abandon(request)
+            log.exception(text, request.service, extra=fields_of(request))
 
     def flush(self) -> bool:
         """Send what there is to send, without waiting for slow readers.  Return whether there was anything."""

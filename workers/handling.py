@@ -44,6 +44,13 @@ def is_async(handler: object) -> bool:
     return inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler)
 
 
+def name_of(handler: object) -> str:
+    """Return the name of a handler, for the log."""
+    if isinstance(handler, partial):
+        return name_of(handler.func)
+    return str(getattr(handler, "__qualname__", type(handler).__qualname__))
+
+
 class Final:
     """The last value of a stream, sent as the FINAL.
 

@@ -143,7 +143,10 @@ class Worker(BaseWorker[Handler]):
 
     def _serve(self, connection: ThreadedConnection, handler: Handler) -> None:
         while (request := connection.receive()) is not None:
-            self._handle(connection, handler, request)
+            try:
+                self._handle(connection, handler, request)
+            except Exception as error:  # noqa: BLE001 - an error in our own code: the caller gets it
+                connection.fail(request, error)
 
     def _handle(self, connection: ThreadedConnection, handler: Handler, request: Request) -> None:
         outcome: Outcome

@@ -25,7 +25,7 @@ from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
 from ..mdp.wire import Address, Message, Route, batch
 from ..mdp.wire.names import displayed
-from .credit import BLOCKING_STEP_SECONDS, PREFETCH_SECONDS, CreditController
+from .credit import PREFETCH_SECONDS, CreditController
 from .failover import Failover
 from .heartbeats import Heartbeats
 from .request import Request
@@ -391,14 +391,6 @@ class WorkerSession:
             self._wind_down(now)
         elif ended:
             self._finish(request, now)
-
-    def stepped(self, seconds: float) -> None:
-        """Record how long a coroutine kept the event loop; if it was blocked, return the requests that have not
-        started."""
-        if self.controller.stepped(seconds):
-            self._announce()
-        if seconds >= BLOCKING_STEP_SECONDS:
-            self._release_unbegun(0)
 
     def _finish(self, request: Request, now: float) -> bool:
         """Remove `request` from those held.  Return False if its connection was lost."""

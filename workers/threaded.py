@@ -82,17 +82,20 @@ class ThreadedConnection(Connection):
         with self._lock:
             while True:
                 now = time.monotonic()
-                request = self._begin(now)
-                if request is not None:
-                    return request
-                if now >= until or self.stopping or self.session.leaving:
-                    self._step(now)
-                    self._notify_io()
-                    return None
-                if self._leads or self._io_leads:
-                    self._follow(until - now)
-                else:
-                    self._lead(min(self.due(), until) - now)
+                try:
+                    request = self._begin(now)
+                    if request is not None:
+                        return request
+                    if now >= until or self.stopping or self.session.leaving:
+                        self._step(now)
+                        self._notify_io()
+                        return None
+                    if self._leads or self._io_leads:
+                        self._follow(until - now)
+                    else:
+                        self._lead(min(self.due(), until) - now)
+                except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
+                    self.reset(error, now)
 
     def partial(self, request: Request, body: Sequence[bytes]) -> bool:
         """Send a PARTIAL, and wait if the broker does not keep up.  Return False if the request was lost."""
@@ -116,6 +119,13 @@ class ThreadedConnection(Connection):
             self._progress += 1
             if not self.session.waiting or now - self.flushed_at >= FLUSH_SECONDS:
                 self._step(now)
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """End `request` after an error in our own code."""
+        with self._lock:
+            now = time.monotonic()
+            self.crashed(request, error, now)
+            self._step(now)
 
     def abandon(self, request: Request) -> None:
         """Disconnect without a reply to `request`, so that another worker gets it."""
@@ -177,9 +187,8 @@ class ThreadedConnection(Connection):
                         self._io_waits = False
                     else:
                         self._stand_in()
-                except Exception:  # keep the connection alive, whatever happened
-                    log.exception("%s: unexpected error in the I/O thread; continuing", self.session.service.decode())
-                    self._io.wait(SEND_RETRY_SECONDS)
+                except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
+                    self.reset(error, time.monotonic())
 
     def _stand_in(self) -> None:
         now = time.monotonic()

@@ -20,12 +20,6 @@ MAX_SOCKETS: Final = 60_000
 """Sockets of all workers, some for each."""
 
 
-class _GatewayWorker(AsyncWorker):
-    """A worker whose handlers only wait for peers.  What else keeps the event loop busy is not their doing."""
-
-    _fixed_credit = True
-
-
 class Upstream:
     """The client and the workers of a gateway.
 
@@ -55,7 +49,7 @@ class Upstream:
         """
         if service in self._workers:
             raise SettingError(f"service {service!r} is offered already")
-        worker = _GatewayWorker(
+        worker = AsyncWorker(
             service, handler, broker=self._broker, name="gateway", key=self._keys, context=self._context,
             concurrency=concurrency,
         )  # fmt: skip

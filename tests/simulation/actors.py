@@ -20,7 +20,7 @@ from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.network import Alarm, Dealer, Network, World
 from zmdp.mdp.wire import Message, Route, batch
-from zmdp.workers.credit import BLOCKING_STEP_SECONDS, CreditController
+from zmdp.workers.credit import CreditController
 from zmdp.workers.request import Request
 from zmdp.workers.session import WorkerSession
 
@@ -581,10 +581,6 @@ class WorkerProcess(Process):
             if self.world.chance(self.habits.stuck):
                 self.world.events["handler stuck"] += 1
                 seconds += 60.0
-        if self._awaits:
-            blocked = BLOCKING_STEP_SECONDS if not self.world.calm and self.world.chance(0.05) else 0.0
-            self.world.events["event loop blocked"] += blocked > 0
-            self.session.stepped(blocked)
         run.step += 1
         self.later(seconds, partial(self._go_on, run, run.step, index))
 

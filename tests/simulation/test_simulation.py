@@ -122,7 +122,6 @@ RARE = [
     "dropped: worker-lost-after-partial",
     "dropped: workers-lost",
     "errors",
-    "event loop blocked",
     "framed client got its reply",
     "handler failed",
     "handler given up",

@@ -195,7 +195,6 @@ def test_concurrency_is_the_credit(endpoint):
         return b"done"
 
     async def scenario(client):
-        # First: a worker whose event loop is held up, perhaps by a busy machine, asks for fewer requests.
         while not (offered := json.loads((await client.request("mmi.workers", b"wait"))[0])["workers"]):
             await asyncio.sleep(0.01)
         assert [each["credit"] for each in offered] == [7]
@@ -217,6 +216,30 @@ def test_awaiting_handlers_do_not_queue_behind_each_other_by_default(endpoint):
 
     async def scenario(client):
         await asyncio.gather(*(client.request("wait") for _ in range(64)))
+
+    serving(endpoint, scenario, AsyncWorker("wait", wait))
+
+
+def test_a_worker_whose_event_loop_was_held_up_takes_as_many_requests_as_before(endpoint):
+    """Handlers that wait for each other arrive in two halves; in between, one keeps the event loop for 20 ms."""
+    met, half, together = 0, asyncio.Event(), asyncio.Event()
+
+    async def wait(request):
+        nonlocal met
+        met += 1
+        if met == 32:
+            time.sleep(0.02)
+            half.set()
+        if met == 64:
+            together.set()
+        await together.wait()
+        return b"done"
+
+    async def scenario(client):
+        first = [asyncio.ensure_future(client.request("wait")) for _ in range(32)]
+        await half.wait()
+        second = [asyncio.ensure_future(client.request("wait")) for _ in range(32)]
+        assert await asyncio.gather(*first, *second) == [[b"done"]] * 64
 
     serving(endpoint, scenario, AsyncWorker("wait", wait))
 
@@ -834,47 +857,6 @@ def test_a_worker_that_cannot_open_all_its_sockets_holds_nothing_open(endpoint, 
 
     asyncio.run(scenario())
     assert few.closed
-
-
-# ── credit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_handler_that_blocks_the_event_loop_is_given_fewer_requests():
-    """The others go back to the broker, and the credit comes back as handlers prove quick."""
-
-    async def work(request):
-        if request == [b"blocks"]:
-            time.sleep(0.02)
-        return request
-
-    async def scenario():
-        with Router() as router:
-            peer = Peer(router)
-
-            def talk():
-                assert peer.ready().credit == 64
-                peer.send(work=range(8), body=b"blocks")
-                kinds = {wire.Credit: [], wire.Release: [], wire.Reply: []}
-                while len(kinds[wire.Release]) + len(kinds[wire.Reply]) < 8:
-                    command = peer.next()
-                    kinds[type(command)].append(command)
-                assert kinds[wire.Reply][0].id == 0
-                assert len(kinds[wire.Release]) == 7
-                assert kinds[wire.Credit][0].credit == 32
-                address = 100
-                while (credit := kinds[wire.Credit][-1].credit) < 64:
-                    address += 1
-                    peer.send(work=[address], body=b"quick")
-                    while not isinstance(command := peer.next(), wire.Reply):
-                        assert isinstance(command, wire.Credit)
-                        kinds[wire.Credit].append(command)
-                assert credit == 64
-                peer.let_go(worker.stop)
-
-            async with AsyncWorker("work", work, broker=router.endpoint, heartbeat=10) as worker:
-                await asyncio.to_thread(talk)
-
-    asyncio.run(scenario())
 
 
 def test_context_variables_of_one_handler_do_not_leak_into_the_next(endpoint):

@@ -6,10 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmdp.workers.credit import (
-    BLOCKING_STEP_SECONDS,
     MAX_PREFETCH,
     PREFETCH_SECONDS,
-    QUICK_STEPS_TO_RECOVER,
     CreditController,
 )
 
@@ -111,51 +109,3 @@ def test_the_credit_of_blocking_handlers_has_bounds(concurrency, durations):
         else:
             controller.finished(each)
         assert concurrency <= controller.credit <= concurrency + MAX_PREFETCH
-
-
-# ── handlers that await ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_handler_that_blocks_the_event_loop_shrinks_the_credit_down_to_one():
-    controller = CreditController(64)
-    assert controller.credit == 64
-    assert not controller.stepped(BLOCKING_STEP_SECONDS / 2)
-    seen = []
-    while controller.stepped(BLOCKING_STEP_SECONDS):
-        seen.append(controller.credit)
-    assert seen == [32, 16, 8, 4, 2, 1]
-
-
-def test_it_grows_back_as_steps_are_quick():
-    controller = CreditController(10)
-    controller.stepped(1.0)
-    for _ in range(QUICK_STEPS_TO_RECOVER - 1):
-        assert not controller.stepped(SHORT)
-    assert controller.stepped(SHORT)
-    assert controller.credit == 10
-
-
-def test_quick_steps_count_in_a_row():
-    controller = CreditController(8)
-    for _ in range(QUICK_STEPS_TO_RECOVER - 1):
-        controller.stepped(SHORT)
-    controller.stepped(1.0)
-    for _ in range(QUICK_STEPS_TO_RECOVER - 1):
-        assert not controller.stepped(SHORT)
-    assert controller.credit == 4
-
-
-@settings(deadline=None)
-@given(st.integers(1, 1000), st.lists(seconds, max_size=200))
-def test_the_credit_of_awaiting_handlers_has_bounds(concurrency, steps):
-    controller = CreditController(concurrency)
-    for each in steps:
-        before = controller.credit
-        assert controller.stepped(each) == (controller.credit != before)
-        assert 1 <= controller.credit <= concurrency
-
-
-def test_a_fixed_credit_does_not_depend_on_how_long_steps_take():
-    credit = CreditController(10, fixed=True)
-    assert [credit.stepped(seconds) for seconds in (1.0, 0.0, 1.0)] == [False] * 3
-    assert credit.credit == 10

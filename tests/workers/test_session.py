@@ -12,7 +12,7 @@ from zmdp.mdp import wire
 from zmdp.mdp.defaults import DEFAULT_ENDPOINT
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.wire import batch
-from zmdp.workers.credit import BLOCKING_STEP_SECONDS, PREFETCH_SECONDS, CreditController
+from zmdp.workers.credit import PREFETCH_SECONDS, CreditController
 from zmdp.workers.failover import SPARE_SECONDS
 from zmdp.workers.request import Request
 from zmdp.workers.session import UNHEARD_PATIENCE_SECONDS, WorkerSession
@@ -529,19 +529,6 @@ def test_a_slow_handler_keeps_what_other_threads_can_begin() -> None:
     assert sent(session) == [("RELEASE", 5), ("RELEASE", 4)]
     assert session.begin(101.1) is not None
     assert session.begin(101.1) is not None
-
-
-def test_a_coroutine_that_blocks_the_event_loop_returns_what_waits() -> None:
-    session = connected(CreditController(64))
-    session.receive(works(1, 2, 3), 101.0)
-    assert session.begin(101.0) is not None
-    session.stepped(BLOCKING_STEP_SECONDS / 2)
-    assert session.take_messages() == []
-    session.stepped(BLOCKING_STEP_SECONDS)
-    assert sent(session) == [("CREDIT", 32), ("RELEASE", 3), ("RELEASE", 2)]
-    for _ in range(1000):
-        session.stepped(0.0)
-    assert sent(session) == [("CREDIT", 64)]
 
 
 def test_handlers_of_lost_requests_take_credit_until_they_end() -> None:
