@@ -12,6 +12,8 @@ from subprocess import CompletedProcess
 import hypothesis
 import pytest
 
+pytest_plugins = ["support.results"]
+
 hypothesis.settings.register_profile("zmdp", deadline=None)  # on a busy machine, the time of an example says nothing
 hypothesis.settings.register_profile(
     "covered", deadline=None, derandomize=True

@@ -1,4 +1,7 @@
-"""Each attack, for a second or so: `make attack` runs them for longer."""
+"""Each attack, for a second or so: `make attack` runs them for longer.
+
+`make test` runs some of each kind, `make test-all` the others.
+"""
 
 import pytest
 from attacks.harness import carry_out
@@ -7,14 +10,16 @@ from attacks.suite import ATTACKS, Attack
 AMOUNT = 2000
 
 
-def expected(attack: Attack) -> list[pytest.MarkDecorator]:
-    """Return the mark of an attack that is known to succeed."""
-    return [pytest.mark.xfail(reason=attack.known, strict=False)] if attack.known else []
+QUICK = {"garbage-bytes", "half-handshakes", "envelopes", "mutated-messages", "malformed-batches", "others-requests"}
 
 
-@pytest.mark.parametrize("attack", [pytest.param(a, id=a.name, marks=expected(a)) for a in ATTACKS.values()])
+@pytest.mark.parametrize(
+    "attack",
+    [pytest.param(a, id=a.name, marks=() if a.name in QUICK else pytest.mark.long) for a in ATTACKS.values()],
+)
 def test_the_broker_survives(attack: Attack) -> None:
     outcome = carry_out(attack, AMOUNT)
-    assert outcome.failures == []
+    # What is known of an attack is that libzmq may use more memory.
+    assert [each for each in outcome.failures if not (attack.known and each.startswith("memory: "))] == []
     assert outcome.messages
     assert outcome.calls

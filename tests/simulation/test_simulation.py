@@ -20,6 +20,8 @@ from zmdp.mdp import compiled
 SEEDS = 600
 CHUNK = 25
 """Seeds per test, few enough for the timeout of a test on a busy machine."""
+QUICK = 50
+"""Seeds that `make test` runs compiled, beside those of `EXPLORED`."""
 EXPLORED = 100
 """Seeds in which every event in `RARE` must happen."""
 MUTANT_SEEDS = 300
@@ -199,14 +201,21 @@ COMPILED = compiled.parts()["machines"]
 """Whether the machines are compiled.  Half of the seeds run compiled, the others with ZMDP_PURE=1."""
 
 
-# The test that follows runs the first seeds.
-@pytest.mark.parametrize("first", range(SEEDS // 2, SEEDS, CHUNK) if COMPILED else range(EXPLORED, SEEDS // 2, CHUNK))
+def chunks() -> list[Any]:
+    """Return the first seeds of all chunks of this build, of which `make test` runs `QUICK`."""
+    # In pure Python, the test that follows runs the first seeds.
+    firsts = range(SEEDS // 2, SEEDS, CHUNK) if COMPILED else range(EXPLORED, SEEDS // 2, CHUNK)
+    quick = QUICK if COMPILED else 0
+    return [pytest.param(first, marks=pytest.mark.long if first >= firsts[0] + quick else ()) for first in firsts]
+
+
+@pytest.mark.parametrize("first", chunks())
 def test_no_rule_is_broken(first: int) -> None:
     assert events_of(first, CHUNK)["client got its reply"] > 0
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(COMPILED, reason="needs many seeds: ZMDP_PURE=1 runs this test")
+@pytest.mark.pure_only  # compiled, fewer seeds are run
 def test_the_seeds_explore() -> None:
     totals = events_of(0, EXPLORED)
     assert [name for name in RARE if not totals[name]] == []
@@ -328,7 +337,7 @@ def run_until_it_fails(mutant: Callable[..., Any]) -> None:
         Simulation(seed).run()
 
 
-@pytest.mark.skipif(COMPILED, reason="compiled machines cannot be patched: ZMDP_PURE=1 runs this test")
+@pytest.mark.pure_only  # compiled machines cannot be patched
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("owner", "name", "mutant", "rule"), mutants.MUTANTS, ids=[mutants.name_of(each[2]) for each in mutants.MUTANTS]

@@ -8,7 +8,6 @@ from types import MethodType
 
 import pytest
 
-from zmdp.mdp import compiled
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
@@ -1206,7 +1205,7 @@ def test_a_bug_is_counted_and_logged_with_its_traceback(caplog):
     assert broker.receive(request(), now=0) == [work()]
 
 
-unpatchable = pytest.mark.skipif(compiled.parts()["machines"], reason="compiled methods cannot be replaced")
+unpatchable = pytest.mark.pure_only
 
 
 @unpatchable

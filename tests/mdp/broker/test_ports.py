@@ -11,7 +11,6 @@ import zmq
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.zmtp import RawPeer
 
-from zmdp.mdp import compiled
 from zmdp.mdp.broker.outbox import Outbox
 from zmdp.mdp.broker.ports import PREFIX_BYTES, Port, new_prefix
 from zmdp.mdp.broker.server import MAX_TURN_MESSAGES, Server
@@ -67,7 +66,7 @@ class DealerPort(Port):
 
 
 # Classes cannot be derived from compiled ones in interpreted code.
-interpreted = pytest.mark.skipif(compiled.parts()["machines"], reason="compiled classes cannot be extended")
+interpreted = pytest.mark.pure_only
 
 
 def test_prefixes_differ_from_all_routing_ids_and_each_other():

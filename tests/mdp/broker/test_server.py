@@ -11,7 +11,6 @@ import pytest
 import zmq
 from support.zmtp import RawPeer
 
-from zmdp.mdp import compiled
 from zmdp.mdp.broker.connections import default_max_connections
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.server import Server
@@ -45,7 +44,7 @@ def test_it_warns_if_there_are_not_enough_descriptors(caplog):
     assert caplog.messages == [text % (room + 1, room)]
 
 
-@pytest.mark.skipif(compiled.parts()["machines"], reason="compiled methods cannot be replaced")
+@pytest.mark.pure_only  # compiled methods cannot be replaced
 @pytest.mark.parametrize("method", ["flush", "tick"])
 def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
     right, failed = getattr(Broker, method), threading.Event()
@@ -125,7 +124,7 @@ def test_c39_a_reply_does_not_reach_a_peer_that_has_just_taken_the_id(slow):
             assert thief.recv() == [b"MDPC02", b"\x03", b"mmi.service", b"200"]
 
 
-@pytest.mark.skipif(compiled.parts()["machines"], reason="compiled methods cannot be replaced")
+@pytest.mark.pure_only  # compiled methods cannot be replaced
 def test_c17_a_worker_that_dies_within_a_turn_has_tried_what_it_received(monkeypatch):
     """Otherwise a request that kills its workers would get one more."""
     with (

@@ -12,7 +12,6 @@ import tracemalloc
 import pytest
 
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.compiled import parts
 from zmdp.mdp.wire import batch
 
 BODY = b"x" * 32
@@ -151,7 +150,7 @@ SLACK = 1.1
 """For other versions of Python, which compile to other instructions."""
 
 
-@pytest.mark.skipif(parts()["machines"], reason="compiled code cannot be counted so: ZMDP_PURE=1 runs it")
+@pytest.mark.pure_only  # compiled code cannot be counted so
 @pytest.mark.parametrize(("traffic", "bound"), INSTRUCTIONS.values(), ids=INSTRUCTIONS)
 def test_a_request_takes_no_more_instructions_than_it_did(traffic, bound):
     going = traffic()

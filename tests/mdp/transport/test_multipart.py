@@ -16,13 +16,11 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmdp.mdp.transport import multipart
 from zmdp.mdp.transport.multipart import COUNTED_BYTES, SHARED, ZERO_COPY_BYTES
 
-MAKES = ["multipart_python", "multipart_cython"]
+MAKES = ["multipart_python", pytest.param("multipart_cython", marks=pytest.mark.compiled_only)]
 
 
 @pytest.fixture(scope="module", params=MAKES)
 def make(request):
-    if request.param == "multipart_cython" and not multipart.COMPILED:
-        pytest.skip("not compiled here")
     return import_module(f"zmdp.mdp.transport.{request.param}")
 
 

@@ -1,0 +1,431 @@
+"""Run the tests in stages, and say what each stage shows: the program behind `make test` and its relatives.
+
+Stages run one after another, the jobs of a stage at the same time: those that mostly compute beside those that mostly
+wait.  What the tests print goes to files in `build/tests`; a failure is shown with the command that repeats it.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOGS = ROOT / "build" / "tests"
+PYTHON = sys.executable
+PROGRESS_SECONDS = 30.0
+"""How often a line shows the progress when the output is not a terminal."""
+POLL_SECONDS = 0.2
+END_SECONDS = 10.0
+"""How long jobs may take to end after Ctrl-C."""
+MAX_SHOWN_LINES = 80
+"""Lines of a failed test's report that are shown; its log has all."""
+NO_TESTS = 5
+"""pytest's exit code when it has selected no test."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command, or with `pure` or not a run of pytest on one of the two builds."""
+
+    name: str
+    command: Sequence[str]
+    pure: bool = False
+    is_pytest: bool = False
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What is added to the environment."""
+        return {"ZMDP_PURE": "1"} if self.pure else {}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Jobs that run at the same time, and commands that follow when all have succeeded."""
+
+    name: str
+    shows: str
+    jobs: Sequence[Job]
+    then: Sequence[Job] = ()
+
+
+@dataclass
+class Results:
+    """What became of all tests."""
+
+    passed: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    """What failed, and the command that repeats it."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Skipped tests by reason."""
+    expected: int = 0
+    """Tests that failed as expected."""
+
+
+# ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def pytest(name: str, *arguments: str, pure: bool = False) -> Job:
+    """A run of pytest."""
+    return Job(name, (PYTHON, "-m", "pytest", "-q", "--no-header", *arguments), pure, is_pytest=True)
+
+
+def covered(name: str, *arguments: str) -> Job:
+    """A run of pytest on Python alone that records which branches are taken."""
+    coverage = (PYTHON, "-m", "coverage", "run", "-p", "--source=zmdp", "-m")
+    run = ("pytest", "-q", "--no-header", "--hypothesis-profile=covered", *arguments)
+    return Job(name, (*coverage, *run), pure=True, is_pytest=True)
+
+
+def command(name: str, *arguments: str) -> Job:
+    """A command of a tool that is installed as a Python module."""
+    return Job(name, (PYTHON, *arguments))
+
+
+def found(*patterns: str, but: Sequence[str] = ()) -> list[str]:
+    """Return the paths that match the patterns, relative to the checkout."""
+    paths = {str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)}
+    return sorted(paths - set(but))
+
+
+COVERED = (
+    "*/mdp/wire/*.py", "*/mdp/linked_lists.py", "*/mdp/timers.py",
+    *(
+        f"*/mdp/broker/{name}.py"
+        for name in (
+            "admission", "announcements", "exchange", "given_up", "link", "links", "machine", "metrics", "outgoing",
+            "registry", "requests", "roles", "scheduling", "tails", "watch",
+        )
+    ),
+    "*/clients/call.py", "*/clients/session.py", "*/clients/legacy_session.py", "*/workers/session.py",
+)  # fmt: skip
+"""The protocol's core: every branch is tested without sockets."""
+COUNTED = ["tests/mdp/broker/test_cost.py", "tests/mdp/broker/test_work.py"]
+"""Tests that count instructions and memory, which coverage would add to."""
+UNITS = found(
+    "tests/mdp/**/test_*.py", "tests/mmi/test_*.py", "tests/clients/test_legacy_session.py",
+    "tests/clients/test_session.py", "tests/clients/test_failover.py", "tests/workers/test_session.py", but=COUNTED,
+)  # fmt: skip
+BROKER = found("tests/mdp/broker/test_broker*.py", "tests/mdp/wire/test_*.py")
+PROTOCOL = ["tests/conformance", "tests/simulation"]
+COMPILED_UNITS = found("tests/mdp/wire/test_*.py", "tests/mdp/transport/test_*.py")
+"""Units whose code exists twice, or whose compiled form does more than mypyc's translation."""
+SPARK = [
+    path
+    for path in found("tests/spark/test_*.py", "tests/spark/*/test_*.py")
+    if not path.endswith(("_process.py", "_processes.py", "/test_fleet_keys.py"))
+]
+"""Tests that share one Spark session; the others start Java processes of their own."""
+ELSEWHERE = [*UNITS, *COUNTED, *PROTOCOL, *SPARK]
+
+IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")
+"""In the order of their names no long file is left for the end, as it would be in xdist's."""
+
+LINT = [
+    command("ruff", "-m", "ruff", "check", "-q"),
+    command("format", "-m", "ruff", "format", "--check", "-q"),
+    command("types", "-m", "mypy", "-p", "zmdp"),
+    command("width", "docs/check_width.py"),
+]
+
+
+def units() -> tuple[list[Job], list[Job]]:
+    """Return the unit tests, with coverage, and the commands that judge the coverage."""
+    rest = [path for path in UNITS if path not in BROKER]
+    jobs = [covered("broker and wire", *BROKER), covered("other units", *rest)]
+    report = ("-m", "coverage", "report", "--fail-under=100", f"--include={','.join(COVERED)}")
+    then = [
+        command("coverage", "-m", "coverage", "combine", "-q"),
+        command("coverage of the core", *report, "--omit=*/mdp/wire/batch.py"),
+    ]
+    return jobs, then
+
+
+def quick_stages() -> list[Stage]:
+    """What every Python runs: all but Spark, and nothing twice."""
+    ignored = [f"--ignore={path}" for path in [*ELSEWHERE, "tests/spark", "tests/docs", "tests/bench"]]
+    chosen = ("-m", "not long")
+    return [
+        Stage(
+            "units", "the protocol's core, without sockets",
+            [pytest("units", "-n", "2", "--dist", "loadfile", *chosen, *UNITS, pure=True)],
+        ),
+        Stage(
+            "programs", "clients, workers, broker, Titanic, gateways: real sockets, real processes that are killed",
+            [pytest("programs", "-n", "4", "--dist", "loadfile", *chosen, "tests/conformance", "tests", *ignored)],
+        ),
+    ]  # fmt: skip
+
+
+def test_stages() -> list[Stage]:
+    """What `make test` runs."""
+    jobs, then = units()
+    ignored = [f"--ignore={path}" for path in ELSEWHERE]
+    chosen = ("-m", "not long")
+    return [
+        Stage(
+            "units", "style, types; every branch of the protocol's core, in pure Python",
+            [*LINT, *jobs], then,
+        ),
+        Stage(
+            "protocol", "each rule over real sockets, and whole systems in the simulator while everything fails",
+            [pytest("protocol", "-n", "3", "--dist", "worksteal", *chosen, *COUNTED, *PROTOCOL, pure=True)],
+        ),
+        Stage(
+            "compiled", "the same rules compiled, where compiled code differs",
+            [pytest("compiled", "-n", "3", "--dist", "worksteal", *chosen, *COMPILED_UNITS, *PROTOCOL, *COUNTED)],
+        ),
+        Stage(
+            "programs", "clients, workers, Titanic, gateways, Spark: real processes that are killed; documentation",
+            [
+                pytest("spark", *chosen, *SPARK),
+                pytest("programs", "-n", "4", *chosen, *IN_ORDER, "tests", *ignored),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+def long_stages() -> list[Stage]:
+    """What `make test-all` runs after that."""
+    ignored = [f"--ignore={path}" for path in [*PROTOCOL, *SPARK]]
+    return [
+        Stage(
+            "units compiled", "every unit of the protocol's core, compiled",
+            [pytest("units", "-n", "3", *UNITS)],
+        ),
+        Stage(
+            "protocol at length", "hundreds of seeds, pure and compiled",
+            [
+                pytest("pure", "-n", "1", "-m", "long", *PROTOCOL, pure=True),
+                pytest("compiled", "-n", "1", "-m", "long", *PROTOCOL),
+            ],
+        ),
+        Stage(
+            "programs at length", "Spark at length; attacks; crashes on both databases; a pair of brokers under load",
+            [
+                pytest("spark", "-m", "long", *SPARK),
+                pytest("programs", "-n", "3", "-m", "long", "--dist", "loadfile", "tests", *ignored),
+            ],
+        ),
+    ]  # fmt: skip
+
+
+SUITES = {
+    "test": test_stages,
+    "all": lambda: [*test_stages(), *long_stages()],
+    "long": long_stages,
+    "quick": quick_stages,
+    "unit": lambda: [Stage("units", "every branch of the protocol's core, in pure Python", *units())],
+    "lint": lambda: [Stage("lint", "style, types, width of the documentation", LINT)],
+}
+
+
+# ── running them ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Running:
+    """A job that has been started, its log, and the results of its tests so far."""
+
+    def __init__(self, stage: Stage, job: Job) -> None:
+        name = f"{stage.name}-{job.name}".replace(" ", "-")
+        self.job = job
+        self.log = LOGS / f"{name}.log"
+        self.results = LOGS / f"{name}.jsonl"
+        self.results.write_text("")
+        environment = {**os.environ, **job.environment, "ZMDP_TEST_RESULTS": str(self.results), "FORCE_COLOR": "0"}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                job.command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+            )
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended without success."""
+        return self.process.poll() not in {None, 0, NO_TESTS if self.job.is_pytest else 0}
+
+    def tests(self) -> list[dict[str, str]]:
+        """Return the results of the tests that have ended."""
+        return [json.loads(line) for line in self.results.read_text().splitlines() if line.endswith("}")]
+
+    def repeat(self, test: str = "") -> str:
+        """Return the command that repeats it, or one of its tests."""
+        shown = os.path.relpath(PYTHON, ROOT) if PYTHON.startswith(f"{ROOT}{os.sep}") else PYTHON
+        words = ("-m", "pytest", test) if test else self.job.command[1:]
+        return " ".join(
+            [*(f"{name}={value}" for name, value in self.job.environment.items()), shlex.join([shown, *words])]
+        )
+
+    def stop(self) -> None:
+        """End it and its processes."""
+        for number in (signal.SIGINT, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(END_SECONDS)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+def run_stage(stage: Stage, results: Results) -> bool:
+    """Run a stage.  Return whether all of it has succeeded."""
+    good = _run_jobs(stage, stage.jobs, results)
+    for job in stage.then if good else ():
+        good = _run_jobs(stage, [job], results) and good
+    return good
+
+
+def _run_jobs(stage: Stage, jobs: Sequence[Job], results: Results) -> bool:
+    running = [Running(stage, job) for job in jobs]
+    progress = Progress(running)
+    try:
+        while any(each.process.poll() is None for each in running):
+            time.sleep(POLL_SECONDS)
+            progress.show()
+    except KeyboardInterrupt:
+        for each in running:
+            each.stop()
+        raise
+    finally:
+        progress.end()
+    for each in running:
+        _collect(each, results)
+    return not any(each.failed for each in running)
+
+
+def _collect(running: Running, results: Results) -> None:
+    """Add the results of a job, and show what failed."""
+    failed = False
+    for test in running.tests():
+        outcome = test["outcome"]
+        if outcome == "passed":
+            results.passed += 1
+        elif outcome == "skipped":
+            results.skipped[test["reason"]] += 1
+        elif outcome == "xfailed":
+            results.expected += 1
+        else:
+            failed = True
+            say(f"\n✗ {test['id']}")
+            say(_shortened(test["text"]))
+            results.failed.append((test["id"], running.repeat(test["id"])))
+    if running.failed and not failed:
+        say(f"\n✗ {running.job.name}")
+        say(_shortened(running.log.read_text(errors="replace")))
+        results.failed.append((running.job.name, running.repeat()))
+
+
+def _shortened(text: str) -> str:
+    lines = text.strip().splitlines()
+    left_out = len(lines) - MAX_SHOWN_LINES
+    shown = lines[-MAX_SHOWN_LINES:] if left_out <= 0 else [f"… {left_out} lines before", *lines[-MAX_SHOWN_LINES:]]
+    return "\n".join(f"    {line}" for line in shown)
+
+
+class Progress:
+    """Shows how many tests have ended: in one line of a terminal, or else now and then in a new one."""
+
+    def __init__(self, running: Sequence[Running]) -> None:
+        self._running = running
+        self._began = self._shown = time.monotonic()
+        self._terminal = sys.stdout.isatty()
+
+    def show(self) -> None:
+        """Show the progress if it is time."""
+        now = time.monotonic()
+        if now - self._shown < (1.0 if self._terminal else PROGRESS_SECONDS):
+            return
+        self._shown = now
+        tests = [test for each in self._running for test in each.tests()]
+        bad = sum(test["outcome"] == "failed" for test in tests)
+        busy = ", ".join(each.job.name for each in self._running if each.process.poll() is None)
+        line = f"    {now - self._began:4.0f} s  {len(tests)} tests, {bad} failed; running: {busy}"
+        print(f"\r{line:<110.110}" if self._terminal else line, end="" if self._terminal else "\n", flush=True)
+
+    def end(self) -> None:
+        """Remove the line of a terminal."""
+        if self._terminal:
+            print(f"\r{'':<110}\r", end="", flush=True)
+
+
+# ── the report ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def say(text: str) -> None:
+    """Print at once, also to a pipe."""
+    print(text, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as people read them."""
+    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+
+
+def processor_seconds() -> float:
+    """Return the time on a processor of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+@contextmanager
+def load(loops: int) -> Iterator[None]:
+    """Keep the processors busy with so many endless loops, in a session of their own."""
+    busy = [subprocess.Popen((PYTHON, "-c", "while True: pass"), start_new_session=True) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+
+
+def summary(results: Results, seconds: float, used: float) -> str:
+    """Return the last line."""
+    counts = [f"{results.passed} passed", f"{len(results.failed)} failed"]
+    if results.expected:
+        counts.append(f"{results.expected} failed as expected")
+    reasons = "; ".join(f"{count} × {reason}" for reason, count in sorted(results.skipped.items()))
+    counts.append(f"{results.skipped.total()} skipped{f' ({reasons})' if reasons else ''}")
+    return f"{', '.join(counts)}; {duration(seconds)}, {duration(used)} of processor time"
+
+
+def main() -> int:
+    """Run a suite.  Return 1 if anything failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--load", type=int, default=0, metavar="N", help="beside N endless loops")
+    given = parser.parse_args()
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for old in ROOT.glob(".coverage*"):
+        old.unlink()
+    stages = SUITES[given.suite]()
+    results, began = Results(), time.monotonic()
+    if given.load:
+        os.nice(19)
+    with load(given.load):
+        for number, stage in enumerate(stages, 1):
+            say(f"── {number}/{len(stages)} {stage.name}: {stage.shows}")
+            started, used = time.monotonic(), processor_seconds()
+            good = run_stage(stage, results)
+            took, used = duration(time.monotonic() - started), processor_seconds() - used
+            say(f"   {'passed' if good else 'FAILED'} in {took}, {duration(used)} of processor time")
+    if results.failed:
+        say("\nTo repeat what failed:")
+        for name, again in results.failed:
+            say(f"  {name}\n      {again}")
+    say(f"\n{summary(results, time.monotonic() - began, processor_seconds())}")
+    return 1 if results.failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
