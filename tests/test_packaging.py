@@ -1,5 +1,7 @@
 """The package contains every folder of the product, its data files and its metadata."""
 
+import subprocess
+import sys
 import tomllib
 from fnmatch import fnmatch
 from importlib import resources
@@ -45,3 +47,39 @@ def test_the_project_has_links():
     urls = PYPROJECT["project"]["urls"]
     assert {"Homepage", "Documentation", "Changelog", "Issues"} <= urls.keys()
     assert all(url.startswith("https://github.com/zmdp/zmdp") for url in urls.values())
+
+
+def test_no_module_warns_when_it_is_compiled_or_imported(tmp_path):
+    """With `-W error`, on this version of Python."""
+    names = [
+        ".".join(["zmdp", *path.relative_to(ROOT).with_suffix("").parts])
+        for folder in FOLDERS
+        for path in (ROOT / folder).glob("*.py")
+        if path.stem not in {"__init__", "__main__", "env"} and "versions" not in path.parts
+    ]
+    assert len(names) > 200
+    script = f"""
+import importlib, warnings
+for name in {names!r}:
+    with warnings.catch_warnings():
+        # What other packages do when they are imported is theirs.
+        warnings.simplefilter("default")
+        warnings.filterwarnings("error", module=r"zmdp(\\.|$)")
+        importlib.import_module(name)
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for top in [*PRODUCT, "src", "examples"]:
+        subprocess.run(
+            [sys.executable, "-W", "error", "-m", "compileall", "-q", "-f", str(ROOT / top)],
+            check=True,
+            env={"PYTHONPYCACHEPREFIX": str(tmp_path)},
+        )
+
+
+def test_the_classifiers_name_the_versions_that_are_tested():
+    makefile = (ROOT / "Makefile").read_text()
+    (versions,) = [line for line in makefile.splitlines() if line.startswith("OTHERS := ")]
+    named = [each.rpartition(" :: ")[2] for each in PYPROJECT["project"]["classifiers"] if ":: Python :: 3." in each]
+    assert named == ["3.11", "3.12", "3.13"]
+    assert f"$(foreach version,{' '.join(named)}," in versions
