@@ -29,7 +29,7 @@ gets the chance to do so, and they do not pile up."""
 LINGER_MS: Final = 100
 """How long the last messages (CANCEL) may take to leave after the socket is closed."""
 MAX_TICK_DELAY_SECONDS: Final = 1.0
-"""How long due work may be delayed while messages keep arriving."""
+"""How long due work may be delayed while messages keep arriving, beyond the replies that are outstanding."""
 RECONNECT_IVL_MS: Final = 3_600_000
 """ZeroMQ's own reconnection interval: so long that this client replaces the socket first."""
 
@@ -92,6 +92,10 @@ class ClientConnection:
         self._refusals = 0
         """Number of brokers in a row that have refused this client."""
         self._ticked_at = 0.0
+        self._steps = 0
+        """Steps since then."""
+        self._awaited = 0
+        """Requests that were outstanding at the first of them."""
         self._loss_logged = False
         """Whether the loss of the connection has been logged, but not yet that it is back."""
         for endpoint in reversed(session.endpoints.all):  # the connection to the first is kept
@@ -124,6 +128,8 @@ class ClientConnection:
         reports changes only, will report what arrives from now on.
         """
         session = self.session
+        self._awaited = self._awaited if self._steps else session.outstanding
+        self._steps += 1
         more = self._several and self._step_others(now)
         if session.unsent or session.lost is not None:
             self._send(now)
@@ -146,8 +152,8 @@ class ClientConnection:
                 log.info("connected to the broker at %s", self.endpoint)
             if self.monitor_reported and not more:
                 self._check_monitor(socket, now)
-        if not more or now - self._ticked_at > MAX_TICK_DELAY_SECONDS:  # a reply that has already arrived is not late
-            self._ticked_at = now
+        if not more or self._tick_is_overdue(now):
+            self._ticked_at, self._steps = now, 0
             session.tick(now)
         if session.events:
             self.deliver()
@@ -155,6 +161,14 @@ class ClientConnection:
             more |= self._send(now)  # sending may have hidden from the descriptor that something has arrived
             self.deliver()
         return more
+
+    def _tick_is_overdue(self, now: float) -> bool:
+        """Return whether to do what is due although more messages have arrived.
+
+        A reply that has already arrived is not late, and the time does not tell whether it has: this process may have
+        been held up.  So as many replies as there were requests are received before.
+        """
+        return self._steps * MAX_EVENTS > self._awaited and now - self._ticked_at > MAX_TICK_DELAY_SECONDS
 
     def _step_others(self, now: float) -> bool:
         """Send and receive over old connections, and probe the first broker.  Return whether to step again soon."""

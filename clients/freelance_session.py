@@ -96,6 +96,7 @@ class _Server:
         self.expired = False
         """It is connected, but has been silent for too long."""
         self.usable_at = -math.inf
+        """From when on it counts as silent, if it has not been heard since."""
         self.heard_at = -math.inf
         self.ping_at = -math.inf
         """When it is sent the next PING."""
@@ -418,8 +419,7 @@ class FreelanceSession:
             self._advance(call, now)
         for server in self._servers:
             if server.usable and now >= self._silent_at(server):
-                server.expired = True
-                self._abandon(server, now, lost=False)
+                self._silent(server, now)
             if now >= server.ping_at:
                 self._send_ping(server, now)
         for survey in list(self._surveys):
@@ -428,6 +428,16 @@ class FreelanceSession:
 
     def _silent_at(self, server: _Server) -> float:
         return max(server.heard_at, server.usable_at) + self._ttl
+
+    def _silent(self, server: _Server, now: float) -> None:
+        """Give up a server that has been silent for too long."""
+        if now > server.ping_at + self._ping:
+            # This process was held up, and ZeroMQ's thread too: what the server sent may not have reached the socket
+            # yet.  It has until the next PING.
+            server.usable_at = now + self._ping - self._ttl
+        else:
+            server.expired = True
+            self._abandon(server, now, lost=False)
 
     def deadline(self) -> float:
         """Return when `tick` is due."""

@@ -584,7 +584,7 @@ class ClientSession:
         if self.lost is not None or not self.outstanding or now < self._beat_at:
             return
         asked_at = self._asked_at
-        if asked_at is not None and now >= asked_at + self._silence_limit:
+        if asked_at is not None and now >= asked_at + self._silence_limit and not self._held_up(self._beat_at, now):
             silence = f"silent for {self._silence_limit + self._heartbeat:g} s"
             if self.heard:
                 self.lose(f"the broker has been {silence}", now)
@@ -597,7 +597,7 @@ class ClientSession:
         if asked_at is None:
             asked_at = now
             self._asked_at = now
-        self._beat_at = min(now + self._heartbeat, asked_at + self._silence_limit)
+        self._beat_at = self._next_beat(asked_at, now)
         if not self._heartbeat_unsent:
             self._heartbeat_unsent = True
             self.unsent += 1
@@ -607,17 +607,29 @@ class ClientSession:
             if now < old.beat_at:
                 continue
             asked_at = old.asked_at
-            if asked_at is not None and now >= asked_at + self._silence_limit:
+            if asked_at is not None and now >= asked_at + self._silence_limit and not self._held_up(old.beat_at, now):
                 silence = self._silence_limit + self._heartbeat
                 self.lose_old(old, f"the broker has been silent for {silence:g} s", now)
                 continue
             if asked_at is None:
                 asked_at = now
                 old.asked_at = now
-            old.beat_at = min(now + self._heartbeat, asked_at + self._silence_limit)
+            old.beat_at = self._next_beat(asked_at, now)
             if not old.heartbeat_unsent:
                 old.heartbeat_unsent = True
                 old.unsent += 1
+
+    def _held_up(self, due: float, now: float) -> bool:
+        """Return whether this process was held up: a tick that was due then comes more than an interval late.
+
+        ZeroMQ's thread was held up too, so what the broker sent may not have reached the socket yet.
+        """
+        return now > due + self._heartbeat
+
+    def _next_beat(self, asked_at: float, now: float) -> float:
+        """Return when to send the next HEARTBEAT, or to give up the broker."""
+        give_up_at = asked_at + self._silence_limit
+        return now + self._heartbeat if give_up_at <= now else min(now + self._heartbeat, give_up_at)
 
     def deadline(self) -> float | None:
         """Return when `tick` (or, while `lost`, a new connection) is due; None if nothing is outstanding."""

@@ -9,6 +9,8 @@ from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT
 
 MAX_PATIENCE_SECONDS: Final = 60.0
 """Limit up to which the patience with a silent broker grows, unless the settings exceed it."""
+STALL_INTERVALS: Final = 2
+"""A worker that has sent nothing for so many of its intervals was held up: it sends HEARTBEAT in each."""
 
 
 class Heartbeats:
@@ -32,6 +34,7 @@ class Heartbeats:
         """When the broker last sent anything."""
         self.sent_at = 0.0
         """When this worker last sent anything."""
+        self._excused_until = -math.inf  # until when silence proves nothing, because this process was held up
         self._heartbeat = heartbeat
         self._liveness = liveness
         self._gaps: deque[float] = deque(maxlen=3)  # between the broker's last command and a HEARTBEAT
@@ -44,6 +47,7 @@ class Heartbeats:
         self._gaps.clear()
         self._own_gaps.clear()
         self._unanswered = False
+        self._excused_until = -math.inf
         self.seen_at = self.sent_at = self._spoke_at = now
 
     def command_received(self, now: float) -> None:
@@ -77,10 +81,26 @@ class Heartbeats:
         self._unanswered = True
         return True
 
+    def is_silent(self, now: float) -> bool:
+        """Return whether the broker has been silent for too long.
+
+        If this process was held up, what the broker sent may not have reached the socket yet, because ZeroMQ's thread
+        was held up too.  So then the answer is no for one more interval.
+        """
+        if now < self._silent_at():
+            return False
+        if now > self.sent_at + STALL_INTERVALS * self.interval:
+            self._excused_until = now + self.interval
+            return False
+        return True
+
+    def _silent_at(self) -> float:
+        return max(self.seen_at + self.patience, self._excused_until)
+
     def broker_was_silent(self) -> None:
         """Wait longer on the next connection, after the broker has been silent for too long."""
         self.patience = max(self.patience, min(2 * self.patience, MAX_PATIENCE_SECONDS))
 
     def deadline(self) -> float:
         """Return when a HEARTBEAT is due, or the broker is considered dead."""
-        return min(self.seen_at + self.patience, self.sent_at + self.interval)
+        return min(self._silent_at(), self.sent_at + self.interval)

@@ -491,7 +491,7 @@ class WorkerSession:
         if not self.alive:
             return
         heartbeats = self.heartbeats
-        if now >= heartbeats.seen_at + heartbeats.patience:
+        if heartbeats.is_silent(now):
             reason = f"the broker has been silent for {round(heartbeats.patience, 2):g} s"
             heartbeats.broker_was_silent()
             self.lose(reason, now)

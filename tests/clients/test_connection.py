@@ -15,6 +15,7 @@ from zmdp.clients import AsyncClient
 from zmdp.clients.connection import ClientConnection
 from zmdp.clients.session import ClientSession
 from zmdp.mdp.endpoints import Endpoints
+from zmdp.mdp.errors import RequestTimeout
 from zmdp.mdp.transport.multipart import receive
 
 ECHO = b"echo"
@@ -115,6 +116,36 @@ def test_replies_are_delivered_before_many_more_are_received(router, connection,
         connection.step(time.monotonic())
         assert len(outcomes) - before <= 3
     assert outcomes == [[b"%d" % number] for number in range(100)]
+
+
+def test_replies_that_arrived_while_the_process_was_held_up_are_not_late(router, connection, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.connection.MAX_EVENTS", 3)
+    outcomes = []
+    for _ in range(100):
+        connection.session.request(ECHO, [b"body"], time.monotonic(), timeout=60.0, receiver=outcomes)
+    connection.step(time.monotonic())
+    for number, asked in enumerate(take(router)[:100]):
+        router.send_multipart(replies((asked, [b"%d" % number])))
+    time.sleep(0.2)
+    while len(outcomes) < 100:
+        connection.step(time.monotonic() + 120.0)
+    assert outcomes == [[b"%d" % number] for number in range(100)]
+
+
+def test_due_work_is_done_while_messages_keep_arriving(router, connection, monkeypatch):
+    monkeypatch.setattr("zmdp.clients.connection.MAX_EVENTS", 3)
+    outcomes = []
+    now = time.monotonic()
+    stream = connection.session.request(ECHO, [b"body"], now, stream=True, receiver=[])
+    connection.session.request(ECHO, [b"body"], now, timeout=60.0, receiver=outcomes)
+    connection.step(now)
+    asked = take(router)[0]
+    assert not stream.ended
+    for number in range(30):
+        router.send_multipart(replies((asked, [b"%d" % number]), final=False))
+    for _ in range(3):
+        connection.step(now + 120.0)
+    assert [type(each) for each in outcomes] == [RequestTimeout]
 
 
 def test_the_monitor_is_asked_only_when_it_is_new_or_has_reported(router, connection, monkeypatch):

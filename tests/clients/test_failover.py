@@ -330,6 +330,18 @@ def test_a_silent_old_connection_is_asked_and_given_up() -> None:
     assert sent(session) == [request(1), ASKING]
 
 
+def test_a_client_that_was_held_up_asks_an_old_connection_again() -> None:
+    session, _ = asking()
+    left = leave(session, 100.0)
+    session.receive_old(left, HEARTBEAT, 100.5)
+    session.tick(101.5)
+    sent(left)
+    session.tick(120.0)
+    assert (left.closed, left.beat_at, sent(left)) == (None, 121.0, [ASKING])
+    session.tick(121.0)
+    assert left.closed == "the broker has been silent for 5 s"
+
+
 def test_an_old_connection_is_not_asked_before_a_heartbeat_is_due() -> None:
     session, _ = asking()
     left = leave(session, 100.0)

@@ -423,6 +423,24 @@ def test_a_server_that_replies_is_sent_no_ping():
     assert network.pings() == []
 
 
+def test_a_client_that_was_held_up_pings_its_servers_once_more():
+    # ZeroMQ's thread was held up too: what the servers sent meanwhile may reach the socket a moment later.
+    network = Network(A, B, up=[A, B], ping=2.0, ttl=6.0).begin()
+    network.hear(B)
+    network.now += 0.01
+    network.hear(A)
+    call, [(endpoint, *_)] = network.request(b"x", timeout=60.0)
+    network.now += 20.0
+    network.session.tick(network.now)
+    assert (endpoint, network.flush()) == (A, [])
+    network.hear(A)
+    assert network.pass_time(1.9) == []
+    assert next(iter(call.attempts)).endpoint == A
+    assert B in [each.endpoint for each in network.session._servers if each.usable]
+    network.pass_time(0.2)
+    assert [each.endpoint for each in network.session._servers if each.usable] == [A]
+
+
 def test_a_server_that_has_been_silent_for_the_ttl_is_dead_until_it_is_heard():
     network = Network(A, B, up=[A, B], ping=2.0, ttl=6.0).begin()
     network.now += 0.1
