@@ -29,7 +29,7 @@ def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
         assert server._wait(59.0, None) in range(900, 1100)
 
 
-@pytest.mark.skipif(compiled.parts()["machines"], reason="compiled code does not look up constants")
+@pytest.mark.pure_only  # compiled code does not look up constants
 def test_no_worker_is_dead_whose_messages_were_not_taken_in(monkeypatch):
     monkeypatch.setattr("zmdp.mdp.broker.server.MAX_TURN_MESSAGES", 1)
     with Server(("inproc://server",), context=zmq.Context.instance()) as server, ExitStack() as stack:
