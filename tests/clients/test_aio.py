@@ -10,6 +10,7 @@ from contextlib import ExitStack, aclosing
 import pytest
 import zmq
 from support.batched import BatchedRouter
+from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS
 from support.router import Router
 
 from zmdp.clients import (
@@ -94,7 +95,7 @@ class Holding:
     async def _wait(self, condition):
         def wait():
             with self._changed:
-                assert self._changed.wait_for(condition, 10)
+                assert self._changed.wait_for(condition, TIMEOUT_SECONDS)
 
         await asyncio.to_thread(wait)
 
@@ -137,7 +138,7 @@ def begun(endpoint):
 
     def begin(request):
         yield b"first"
-        assert ended.wait(10)
+        assert ended.wait(TIMEOUT_SECONDS)
 
     with Worker("begin", begin, broker=endpoint):
         try:
@@ -157,7 +158,7 @@ def with_client(endpoint, scenario, **settings):
 
     async def run():
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-        async with AsyncClient(endpoint, **settings) as client:
+        async with AsyncClient(endpoint, **{"timeout": TIMEOUT_SECONDS, **settings}) as client:
             return await scenario(client)
 
     result = asyncio.run(run())
@@ -211,7 +212,7 @@ def test_many_at_once_do_not_get_each_others_replies(endpoint, protocol):
             replies = await asyncio.gather(*(client.request("echo", body) for body in asked))
             assert replies == [[body] for body in asked]
 
-    with_client(endpoint, scenario, protocol=protocol, timeout=60)
+    with_client(endpoint, scenario, protocol=protocol, timeout=TIMEOUT_SECONDS)
 
 
 def test_a_handler_that_raises(endpoint, protocol):
@@ -263,7 +264,7 @@ def test_a_stream_that_stops(endpoint, protocol):
 
     def stop(request):
         yield b"first"
-        go_on.wait(10)
+        go_on.wait(TIMEOUT_SECONDS)
 
     async def scenario(client):
         parts = client.stream("stop", timeout=0.1)
@@ -371,7 +372,7 @@ class Raw:
 
 def test_close_while_requests_are_outstanding(endpoint, begun, holding, protocol):
     async def scenario():
-        client = AsyncClient(endpoint, protocol=protocol)
+        client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol)
         tasks = [asyncio.create_task(client.request("hold")) for _ in range(3)]
         tasks += [asyncio.create_task(collect(client.stream("hold")))]
         parts = client.stream(begun)
@@ -399,7 +400,7 @@ def test_close_while_requests_are_outstanding(endpoint, begun, holding, protocol
 
 
 def test_a_client_belongs_to_one_event_loop(endpoint, protocol):
-    client = AsyncClient(endpoint, protocol=protocol)
+    client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol)
 
     async def ask():
         return await client.request("echo", b"x")
@@ -415,7 +416,7 @@ def test_a_client_belongs_to_one_event_loop(endpoint, protocol):
 
 
 def test_a_client_that_was_never_used(endpoint, protocol):
-    asyncio.run(AsyncClient(endpoint, protocol=protocol).close())
+    asyncio.run(AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol).close())
 
 
 def test_broker_unreachable_says_that_nobody_listens(protocol):
@@ -437,7 +438,7 @@ def test_the_first_of_two_brokers_is_dead(endpoint, protocol):
             results = await asyncio.gather(*(client.request("echo") for _ in range(4)), return_exceptions=True)
             assert [type(result) for result in results] == [BrokerUnreachable] * 4
         asked = [b"%d" % number for number in range(20)]
-        replies = await asyncio.gather(*(client.request("echo", body, timeout=20) for body in asked))
+        replies = await asyncio.gather(*(client.request("echo", body, timeout=TIMEOUT_SECONDS) for body in asked))
         assert replies == [[body] for body in asked]
 
     with_client([NOBODY, endpoint], scenario, protocol=protocol, timeout=0.1)
@@ -710,7 +711,7 @@ def test_max_outstanding_is_respected(endpoint):
 
 def test_requests_that_wait_for_a_slot_when_the_client_is_closed(endpoint, holding):
     async def scenario():
-        client = AsyncClient(endpoint, max_outstanding=1)
+        client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, max_outstanding=1)
         tasks = [asyncio.create_task(client.request("hold")) for _ in range(3)]
         await holding.wait_taken()
         await client.close()
@@ -725,7 +726,7 @@ def test_the_broker_is_stopped_and_started_again():
         with ExitStack() as ends:
             with running_broker(drain_timeout=0.05) as first:
                 at = first.endpoints[0]
-                client = AsyncClient(at, timeout=20)
+                client = AsyncClient(at, timeout=TIMEOUT_SECONDS)
                 ends.enter_context(Worker("echo", list, broker=at))
                 assert await client.request("echo", b"before") == [b"before"]
                 outstanding = asyncio.create_task(client.request("nobody"))
@@ -746,7 +747,7 @@ def test_the_broker_is_stopped_and_started_again():
 def test_outstanding_requests_go_to_the_next_broker_when_one_dies(endpoint):
     async def scenario():
         with BatchedRouter() as dying:
-            client = AsyncClient([dying.endpoint, endpoint], timeout=20)
+            client = AsyncClient([dying.endpoint, endpoint], timeout=TIMEOUT_SECONDS)
             tasks = [asyncio.create_task(client.request("echo", b"%d" % number)) for number in range(50)]
             begun = client.stream("count")
             first = asyncio.create_task(anext(begun))
@@ -782,7 +783,7 @@ def test_asyncio_logs_no_errors(endpoint, holding, caplog):
     """In debug mode, with a client that was never closed and tasks that were never awaited."""
 
     async def scenario():
-        client = AsyncClient(endpoint)
+        client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS)
         tasks = [asyncio.create_task(client.request("hold")) for _ in range(3)]
         await holding.wait_taken(3)
         await client.request("echo")
@@ -801,7 +802,7 @@ def test_asyncio_logs_no_errors(endpoint, holding, caplog):
 
 def test_immediate_replies_do_not_starve_other_tasks(endpoint, monkeypatch):
     def wait_and_receive(socket):
-        socket.poll(5_000)
+        socket.poll(TIMEOUT_MS)
         return receive(socket)
 
     async def scenario(client):
@@ -840,7 +841,10 @@ class Outcomes:
 
 def test_a_request_is_begun_without_a_task():
     async def story(endpoint):
-        async with AsyncWorker("echo", streaming, broker=endpoint), AsyncClient(endpoint, timeout=30) as client:
+        async with (
+            AsyncWorker("echo", streaming, broker=endpoint),
+            AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
+        ):
             outcomes = Outcomes()
             client.begin(outcomes, "echo", b"a", b"b")
             replies = [await outcomes.queue.get() for _ in range(3)]
@@ -864,7 +868,7 @@ def test_a_receiver_may_cancel_others_and_may_fail():
     async def story(endpoint):
         problems = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context["exception"])))
-        async with AsyncWorker("echo", echo, broker=endpoint), AsyncClient(endpoint, timeout=30) as client:
+        async with AsyncWorker("echo", echo, broker=endpoint), AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
             calls, got, ended = [], [], asyncio.Event()
 
             class Cancels:

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 from support.access import Folder
-from support.processes import broker, eventually
+from support.processes import TIMEOUT_SECONDS, broker, eventually
 
 from zmdp.clients import Client
 from zmdp.clients.brokers import Seen, all_lines, all_with_rates, lines, summary
@@ -275,7 +275,7 @@ def test_all_brokers_are_watched():
 def test_a_broker_that_does_not_answer_is_shown_as_such():
     with broker("--name", "b", "--heartbeat", "30") as (process, at):
         with running_broker(name="a", links=[LinkTo("peer", at)], drain_timeout=0.0) as server:
-            with Client(server.endpoints[0], timeout=20) as client:
+            with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
                 eventually(lambda: links_of(client)["brokers"])
             os.kill(process.pid, signal.SIGSTOP)
             try:
@@ -315,7 +315,7 @@ def test_a_broker_whose_roles_do_not_allow_it_is_shown_as_such(tmp_path):
     with running_broker(name="b", access=load(other), drain_timeout=0.0) as b:
         link = LinkTo("peer", b.endpoints[0], public_key("driver.key", tmp_path))
         with running_broker(name="a", access=load(folder.access), links=[link], drain_timeout=0.0) as a:
-            with Client(a.endpoints[0], timeout=20, **folder.settings("operator")) as client:
+            with Client(a.endpoints[0], timeout=TIMEOUT_SECONDS, **folder.settings("operator")) as client:
                 eventually(lambda: links_of(client)["brokers"])
             common = ("--broker", a.endpoints[0], *folder.options("operator"))
             printed = json.loads(run("top", "--all", "--json", "--count", "1", *common))

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import click
 import pytest
 from click.testing import CliRunner
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import Router
 
 from zmdp.clients import Client
@@ -128,7 +128,7 @@ def test_a_request_whose_worker_is_lost(waits):
         thread = threading.Thread(target=lose)
         thread.start()
         hint = "without --wait, a request does not wait for a worker to be started" if not waits else r"\(502\)$"
-        with Client(server.endpoints[0], timeout=20) as client:
+        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
             eventually(lambda: client.available("held"))
         with pytest.raises(WorkerLost, match=hint) as caught:
             run("call", "held", "--broker", server.endpoints[0], *(["--wait"] if waits else []))

@@ -12,7 +12,7 @@ import httpx
 
 from zmdp.workers import Worker
 
-from .processes import Process, eventually, process
+from .processes import TIMEOUT_SECONDS, Process, eventually, process
 
 
 @dataclass
@@ -28,13 +28,13 @@ class WebBroker:
         return int(self.url.rstrip("/").rpartition(":")[2])
 
     def client(self, **settings: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20, **settings)
+        return httpx.Client(base_url=self.url, timeout=TIMEOUT_SECONDS, **settings)
 
     def get(self, path: str, **settings: Any) -> httpx.Response:
-        return httpx.get(self.url + path.removeprefix("/"), timeout=20, **settings)
+        return httpx.get(self.url + path.removeprefix("/"), timeout=TIMEOUT_SECONDS, **settings)
 
     def post(self, path: str, **settings: Any) -> httpx.Response:
-        return httpx.post(self.url + path.removeprefix("/"), timeout=20, **settings)
+        return httpx.post(self.url + path.removeprefix("/"), timeout=TIMEOUT_SECONDS, **settings)
 
     def text_of(self, path: str) -> str:
         """Return the text of a page, without markup."""

@@ -1,7 +1,7 @@
 """The page of linked brokers, and its metrics."""
 
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.processes import broker as plain_broker
-from support.processes import eventually
 from support.web import serving, web_broker
 
 from zmdp.clients import Client
@@ -12,7 +12,7 @@ def test_a_link_and_what_passes_over_it():
         plain_broker("--name", "other<b>") as (_, endpoint),
         web_broker("--name", "mine", "--peer", endpoint) as broker,
         serving(endpoint, "echo", list),
-        Client(broker.endpoint, timeout=20) as client,
+        Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client,
     ):
         for _ in range(5):
             assert client.request("echo", b"x") == [b"x"]

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 from support import browser as browsers
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.screen import Screen
 from support.web import serving, web_broker, web_server_of
 
@@ -33,7 +33,7 @@ def broker():
 
 @pytest.fixture
 def client(broker):
-    with Client(broker.endpoint, timeout=60) as client:
+    with Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client:
         yield client
 
 
@@ -108,7 +108,7 @@ def test_cancelling_a_request(browser, broker, client):
     browser.click("tbody button.danger")
     eventually(lambda: "The request was cancelled" in browser.text)
     with pytest.raises(RequestCancelled):
-        waiting.result(20)
+        waiting.result(TIMEOUT_SECONDS)
     eventually(lambda: "Nothing in flight" in browser.text)
 
 
@@ -180,7 +180,7 @@ def test_ten_thousand_services(browser):
     """Each has a request that waits for its first worker."""
 
     async def main(endpoint):
-        async with AsyncClient(endpoint, max_outstanding=2 * SERVICES) as client:
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, max_outstanding=2 * SERVICES) as client:
             for number in range(SERVICES):
                 client.begin(Ignored(), f"tenant.{number:05}.sync", b"x", timeout=None)
             while (await client.call("mmi.stats"))["queued"] < SERVICES:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.access import ROLES, Folder
-from support.processes import eventually, process
+from support.processes import TIMEOUT_SECONDS, eventually, process
 from support.web import form_token, web_broker
 
 from zmdp.clients import Client
@@ -77,7 +77,7 @@ def test_a_gateway_with_a_key_is_shown_if_it_has_a_name(there):
     assert "refused" not in there.unnamed.stderr
     assert "gateway.control" not in there.unnamed.stderr
     for name, told in (("shop", False), ("operator", True)):
-        with Client(there.broker.endpoint, timeout=20, **there.folder.settings(name)) as client:
+        with Client(there.broker.endpoint, timeout=TIMEOUT_SECONDS, **there.folder.settings(name)) as client:
             if told:
                 assert b'"name": "shop"' in client.request(f"{GATEWAY}shop", b'{"op": "status"}')[0]
             else:

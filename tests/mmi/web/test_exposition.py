@@ -6,7 +6,7 @@ import httpx
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.web import serving, web_broker
 
 from zmdp.clients import Client
@@ -112,7 +112,7 @@ def loaded():
         web_broker() as broker,
         serving(broker.endpoint, "echo", work),
         serving(broker.endpoint, HOSTILE, work),
-        Client(broker.endpoint, timeout=20) as client,
+        Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client,
     ):
         for _ in range(20):
             client.request("echo", b"12345")
@@ -158,11 +158,11 @@ def test_openmetrics_on_request(loaded):
 
 def test_many_scrapes_are_one_question_to_the_broker(loaded):
     def asked():
-        with Client(loaded.endpoint) as client:
+        with Client(loaded.endpoint, timeout=TIMEOUT_SECONDS) as client:
             return client.call("mmi.stats")["mmi"]
 
     async def scrape():
-        async with httpx.AsyncClient(base_url=loaded.url) as client:
+        async with httpx.AsyncClient(base_url=loaded.url, timeout=TIMEOUT_SECONDS) as client:
             return await asyncio.gather(*(client.get("/metrics") for _ in range(50)))
 
     before = asked()

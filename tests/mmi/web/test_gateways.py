@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 from support import browser as browsers
 from support.flux_client import FluxClient
-from support.processes import eventually, process, run
+from support.processes import TIMEOUT_SECONDS, eventually, process, run
 from support.screen import Screen
 from support.web import serving, web_broker
 from websockets.sync.client import connect
@@ -37,8 +37,8 @@ def gateway(broker):
 
 def test_connections_and_requests_of_an_http_gateway(broker, gateway):
     port, release = int(gateway.rpartition(":")[2]), Event()
-    with ExitStack() as stack, Client(broker.endpoint, timeout=20) as client:
-        stack.enter_context(serving(broker.endpoint, "hold", lambda request: release.wait(20) and b""))
+    with ExitStack() as stack, Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client:
+        stack.enter_context(serving(broker.endpoint, "hold", lambda request: release.wait(TIMEOUT_SECONDS) and b""))
         stack.callback(release.set)
         eventually(lambda: client.available("hold"))
         idle = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -71,7 +71,7 @@ def test_connections_and_requests_of_an_http_gateway(broker, gateway):
 
 @pytest.mark.parametrize("question", [b"", b"{", b"[]", b'{"op": "drain"}', b"[" * 100_000])
 def test_other_questions_are_refused(broker, gateway, question):
-    with Client(broker.endpoint, timeout=20) as client, pytest.raises(ServiceError, match="op") as raised:
+    with Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client, pytest.raises(ServiceError, match="op") as raised:
         client.request(f"{GATEWAY}shop", question)
     assert raised.value.code == 422
 

@@ -4,14 +4,14 @@ import socket
 from contextlib import ExitStack, suppress
 
 import pytest
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client
 
 
 @pytest.fixture(scope="module")
 def client(plain):
-    with Client(plain.endpoint) as client:
+    with Client(plain.endpoint, timeout=TIMEOUT_SECONDS) as client:
         yield client
 
 
@@ -32,7 +32,7 @@ def unharmed(broker, client):
 
 
 def connect(broker, stack=None):
-    connection = socket.create_connection(("127.0.0.1", broker.port), timeout=20)
+    connection = socket.create_connection(("127.0.0.1", broker.port), timeout=TIMEOUT_SECONDS)
     return connection if stack is None else stack.enter_context(connection)
 
 

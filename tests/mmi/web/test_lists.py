@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 import zmq
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.web import form_token, web_broker
 
 from zmdp.clients import Client
@@ -37,7 +37,7 @@ def shown(page, kind):
 
 @pytest.fixture(scope="module")
 def broker():
-    with web_broker("--heartbeat", "60") as broker, Client(broker.endpoint, timeout=60) as client:
+    with web_broker("--heartbeat", "60") as broker, Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client:
         with workers(broker.endpoint, WORKERS):
             eventually(lambda: client.call("mmi.stats")["workers"] == WORKERS)
             yield broker
@@ -66,7 +66,7 @@ def test_workers_beyond_the_first_answer_are_found(broker):
 
 
 def test_requests_beyond_the_first_answer_are_listed_and_cancelled(broker):
-    with Client(broker.endpoint, timeout=60) as client:
+    with Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client:
         waiting = [client.submit(f"nobody.{number:03}", b"x") for number in range(REQUESTS)]
         page = eventually(
             lambda: f"of {REQUESTS} requests" in (page := broker.get("/requests?sort=-service")).text and page
@@ -80,13 +80,13 @@ def test_requests_beyond_the_first_answer_are_listed_and_cancelled(broker):
             after = http.post("/requests/cancel", data={"form_token": token, "id": id_, "service": ""})
             assert f"of {REQUESTS - 1} requests" in after.text
         with pytest.raises(RequestCancelled):
-            waiting.pop().result(20)
+            waiting.pop().result(TIMEOUT_SECONDS)
         for each in waiting:
             each.cancel()
 
 
 def test_few_questions_whatever_is_looked_at(broker):
-    with Client(broker.endpoint, timeout=20) as client:
+    with Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client:
         eventually(lambda: "10\N{THIN SPACE}000 connections" in broker.get("/workers").text)
         before = client.call("mmi.stats")["mmi"]
         for page in range(1, 31):

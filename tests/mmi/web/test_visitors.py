@@ -2,7 +2,7 @@
 
 import pytest
 import tomlkit
-from support.processes import eventually, run
+from support.processes import TIMEOUT_SECONDS, eventually, run
 from support.web import form_token, web_broker
 
 from zmdp.clients import Client
@@ -126,7 +126,7 @@ def test_a_broker_without_tokens_says_so(folder):
 
 
 def test_another_site_cannot_use_a_broker_on_this_machine(plain):
-    with plain.client() as person, Client(plain.endpoint) as client:
+    with plain.client() as person, Client(plain.endpoint, timeout=TIMEOUT_SECONDS) as client:
         client.submit("nobody offers this", b"")
         page = eventually(lambda: "nobody" in (text := person.get("/requests").text) and text)
         token = form_token(page)

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from support.access import Folder
 from support.flux_client import ANY, CONTROL, EVENT, HEADER, MAGIC, REQUEST, RESPONSE, FluxClient, Message, encode
 from support.flux_gateways import TIMEOUT_SECONDS, echo, running_gateway, running_workers
-from support.processes import BIN, Process, process
+from support.processes import BIN, TIMEOUT_MS, Process, process
 
 from zmdp.clients.gateways.descriptors import raise_descriptor_limit
 from zmdp.clients.gateways.flux import server, session
@@ -333,7 +333,7 @@ def test_requests_beyond_the_limit_wait_in_the_socket(stack, broker, gateway):
         poll.register(client.socket, select.POLLIN | select.POLLOUT)
         answer = None
         while answer is None or received < 5_000 * answer:
-            poll.poll(20_000)
+            poll.poll(TIMEOUT_MS)
             with suppress(BlockingIOError):
                 pending = pending[client.socket.send(pending[: 1 << 16]) :]
             try:

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 from support.gateways import running_gateway
-from support.processes import eventually, free_endpoint
+from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.mdp.http.problems import TYPE_BASE
 from zmdp.mdp.limits import Limits
@@ -224,7 +224,7 @@ def test_services(http):
 def test_health(http):
     assert http.get("/health").json()["status"] == "ok"
     with running_gateway(free_endpoint()) as gateway:
-        assert problem(httpx.get(f"{gateway.url}/health", timeout=20)) == (503, "unreachable")
+        assert problem(httpx.get(f"{gateway.url}/health", timeout=TIMEOUT_SECONDS)) == (503, "unreachable")
 
 
 class TestOrigins:

@@ -9,7 +9,7 @@ import sys
 import httpx
 import pytest
 from support.gateways import running_services
-from support.processes import broker, eventually, process, run
+from support.processes import TIMEOUT_SECONDS, broker, eventually, process, run
 
 from zmdp.clients.gateways.http.cli import is_loopback
 
@@ -242,7 +242,7 @@ def test_a_broker_that_is_killed_under_load():
             with broker(bind=endpoint):
                 await load.more(500)
                 load.stopping = True
-                await asyncio.wait_for(load.all_ended.wait(), 20)
+                await asyncio.wait_for(load.all_ended.wait(), TIMEOUT_SECONDS)
             load.closing = True
             for transport in callers:
                 transport.close()

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 from support.gateways import running_gateway
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients.gateways.http.gateway import on_disconnect
 from zmdp.mdp.http.checks import certificate_names
@@ -325,7 +325,7 @@ class TestTime:
                     with contextlib.suppress(TimeoutError):
                         if client.socket.recv(1, 2):  # MSG_PEEK: it has answered
                             break
-            client.socket.settimeout(20)
+            client.socket.settimeout(TIMEOUT_SECONDS)
             assert client.response()[0] == 408
 
     def test_a_trickle_does_not_extend_the_time_for_a_body(self, hasty):
@@ -337,7 +337,7 @@ class TestTime:
                     client.send(b"x")
                     if client.socket.recv(1, 2):  # MSG_PEEK: it has answered
                         break
-            client.socket.settimeout(20)
+            client.socket.settimeout(TIMEOUT_SECONDS)
             status, _, body = client.response()
             assert (status, b"--min-body-rate" in body) == (408, True)
 
