@@ -62,7 +62,7 @@ def test_the_life_of_a_future(client, router):
 
 def test_a_future_that_fails(client):
     future = client.submit("echo", timeout=0.05, retries=0)
-    assert isinstance(future.exception(10), RequestTimeout)
+    assert isinstance(future.exception(TIMEOUT_SECONDS), RequestTimeout)
     with pytest.raises(RequestTimeout):
         future.result()
 
@@ -81,10 +81,10 @@ def test_wait_and_as_completed(client, router):
     assert set(wait(futures[5:], TIMEOUT_SECONDS).done) == set(futures[5:])
     assert wait(futures, 0).not_done == set(futures[:5])
     failing = client.submit("echo", timeout=0.05, retries=0)
-    assert wait([*futures[:5], failing], 10, FIRST_EXCEPTION).done == {failing}
+    assert wait([*futures[:5], failing], TIMEOUT_SECONDS, FIRST_EXCEPTION).done == {failing}
     futures[0].cancel()
     answer(router, asked[1:5])
-    assert set(as_completed(futures, 10)) == set(futures)
+    assert set(as_completed(futures, TIMEOUT_SECONDS)) == set(futures)
 
 
 def test_awaited_by_asyncio(client, router):
@@ -99,15 +99,15 @@ def test_awaited_by_asyncio(client, router):
 
 def test_many_threads_wait_for_one_future(client, router, pool):
     (future, other), asked = submit(client, router, 2)
-    waiting = [pool.submit(future.result, 20) for _ in range(6)]
+    waiting = [pool.submit(future.result, TIMEOUT_SECONDS) for _ in range(6)]
     eventually(lambda: len(client._dialog._shared._followers) >= 5)
     answer(router, asked[:1])
     assert [each.result(TIMEOUT_SECONDS) for each in waiting] == [[b"0"]] * 6
-    waiting = [pool.submit(other.result, 20) for _ in range(6)]
+    waiting = [pool.submit(other.result, TIMEOUT_SECONDS) for _ in range(6)]
     eventually(lambda: len(client._dialog._shared._followers) >= 5)
     assert other.cancel()
     for each in waiting:
-        assert isinstance(each.exception(20), CancelledError)
+        assert isinstance(each.exception(TIMEOUT_SECONDS), CancelledError)
 
 
 def test_a_cancelled_future(client, router):
@@ -213,7 +213,7 @@ def test_every_submitted_request_is_sent(client, router, pool, first):
     """Whether or not a thread waits for it, and whichever thread drives."""
     (_, other), asked = submit(client, router, 2)
     if first:
-        pool.submit(other.result, 60)
+        pool.submit(other.result, TIMEOUT_SECONDS)
         eventually(lambda: client._dialog._shared.driver is not None)
     else:
         answer(router, asked)
@@ -295,6 +295,6 @@ def test_terminating_the_context_settles_every_future(router, waits):
     if not waits:
         client._dialog._shared.wake()
         eventually(lambda: all(future.done() for future in futures))
-    assert all(isinstance(future.exception(10), ClosedError) for future in futures)
+    assert all(isinstance(future.exception(TIMEOUT_SECONDS), ClosedError) for future in futures)
     client.close()
     terminating.join()

@@ -63,7 +63,7 @@ def test_a_healthy_and_an_unhealthy_service(stuck, protocol):
     code, lines = at("stuck", "nobody", "--min-workers", "2", "--max-queue", "2", "--max-age", "0")
     assert code == 1
     assert lines[1:3] == ["FAILED  workers  stuck: 1 (at least 2)", "FAILED  queue    stuck: 3 (at most 2)"]
-    assert lines[3].startswith("FAILED  age      stuck: 0.")
+    assert lines[3].startswith("FAILED  age      stuck: ")
     assert lines[4:] == [
         "FAILED  workers  nobody: 0 (at least 2)",
         "ok      queue    nobody: 0 (at most 2)",
@@ -135,9 +135,13 @@ def test_a_draining_broker():
     ],
 )
 def test_exit_codes(arguments, code, told):
-    result = run("mdclient", "health", *arguments)
-    (line,) = result.stderr.decode().splitlines()
-    assert (result.returncode, told in line, result.stdout) == (code, True, b"")
+    def ended():
+        result = run("mdclient", "health", *arguments)
+        (line,) = result.stderr.decode().splitlines()
+        assert (result.returncode, result.stdout) == (code, b"")
+        return told in line  # the time may be over before it knows that
+
+    eventually(ended)
 
 
 def test_a_broker_that_does_not_answer():

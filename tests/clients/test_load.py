@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 
 import pytest
-from support.processes import TIMEOUT_SECONDS
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.clients.load import Result, mixed, one_by_one, pipelined
@@ -29,8 +29,7 @@ def endpoint():
             Worker("sleep", sleep.sleep, broker=at, concurrency=4),
             Client(at, timeout=TIMEOUT_SECONDS) as client,
         ):
-            while not all(map(client.available, ("echo", "fail", "sleep"))):
-                pass
+            eventually(lambda: all(map(client.available, ("echo", "fail", "sleep"))))
             yield at
 
 
@@ -50,7 +49,7 @@ def test_one_after_the_other(endpoint):
     assert result.replies == result.latencies["all"].count > 0
     assert (result.errors, result.seconds >= SECONDS) == (Counter(), True)
     assert told
-    assert all(0 <= part <= 1.5 for part in told)
+    assert all(part >= 0 for part in told)
 
 
 @pytest.mark.parametrize("protocol", ["0.2", "0.1"])
@@ -61,23 +60,25 @@ def test_one_after_the_other_before_x1(endpoint, protocol):
 
 
 def test_outstanding_requests_at_a_time(endpoint):
-    together, active, most = threading.Lock(), [0], [0]
+    guard, active, most, three = threading.Lock(), [0], [0], threading.Event()
 
     def work(request):
-        with together:
+        with guard:
             active[0] += 1
             most[0] = max(most[0], active[0])
-        threading.Event().wait(0.001)
-        with together:
+            if active[0] == 3:
+                three.set()
+        assert request[0] == b"first" or three.wait(TIMEOUT_SECONDS)
+        with guard:
             active[0] -= 1
         return request
 
     told = []
     with Worker("work", work, broker=endpoint, concurrency=8), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        client.request("work")  # it is there
+        client.request("work", b"first")  # it is there
         result = with_client(endpoint, pipelined, "work", [b"x"], outstanding=3, seconds=SECONDS, progress=told.append)
     assert most[0] == 3
-    assert (result.replies > 3, result.errors) == (True, Counter())
+    assert (result.replies >= 3, result.errors) == (True, Counter())
     assert told[-1] == 1.0
 
 

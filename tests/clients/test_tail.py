@@ -78,7 +78,7 @@ def test_what_was_missed_is_told():
         ) as tail,
     ):
         for token, found, left_out in (("a", [], 0), ("a", [], 8), ("b", [ROW], 0)):
-            asked = router.recv(20)
+            asked = router.recv()
             assert json.loads(asked[-1])["limit"] == 100
             answer = {"tail": token, "requests": found, "left_out": left_out}
             router.send(asked[0], b"MDPC02", b"\x03", b"mmi.tail", json.dumps(answer).encode())

@@ -20,6 +20,8 @@ TIMEOUT_SECONDS = 120.0
 """How long tests wait for something that must happen: so long that only a hang takes longer, on any machine."""
 TIMEOUT_MS = round(1000 * TIMEOUT_SECONDS)
 """The same, for `poll`."""
+SHORT_TIMEOUTS = tuple(0.1 * 3**number for number in range(6))
+"""For timeouts that must pass, but not before something else has happened: tests use the first that is long enough."""
 POLL_SECONDS = 0.005
 """The pause between two looks: without it, who waits for a process would take the processor that it needs."""
 
