@@ -108,11 +108,13 @@ def broker(*options: str, bind: str = "tcp://127.0.0.1:*") -> Iterator[tuple[Pro
         yield running, running.line("://", "stdout")
 
 
-def run(*command: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
+def run(
+    *command: str, stdin: bytes = b"", timeout: float = TIMEOUT_SECONDS, **env: str
+) -> subprocess.CompletedProcess[bytes]:
     """Run a command and wait until it has ended."""
     return subprocess.run(
         [str(BIN / command[0]), *command[1:]],
-        input=stdin, capture_output=True, timeout=TIMEOUT_SECONDS, env={**os.environ, **env}, check=False,
+        input=stdin, capture_output=True, timeout=timeout, env={**os.environ, **env}, check=False,
     )  # fmt: skip
 
 

@@ -64,8 +64,7 @@ def test_connections_and_requests_of_an_http_gateway(broker, gateway):
         )
         assert page.index(peers[0]) < page.index(peers[1]) < page.index(peers[2])
         assert peers[1] not in broker.get("/gateway?name=shop&q=websocket").text
-        overview = " ".join(broker.text_of("/gateways").split())
-        assert f"shop http {gateway.strip()}" in overview
+        broker.shows("/gateways", f"shop http {gateway.strip()}")
     eventually(lambda: "Nobody is connected" in broker.get("/gateway?name=shop").text)
 
 
@@ -81,7 +80,7 @@ def test_connections_of_a_flux_gateway(broker, tmp_path):
     with process("mdp-gateway", "flux", "--socket", str(path), "--broker", broker.endpoint) as it:
         it.line("local://", "stdout")
         eventually(lambda: f"local://{path}" in broker.text_of("/gateways"))
-        name = next(each for each in broker.text_of("/gateways").split() if each.startswith("flux-"))
+        (name,) = {each for each in broker.shows("/gateways", "flux-").split() if each.startswith("flux-")}
         with FluxClient(str(path)):
             eventually(lambda: "user " in broker.text_of(f"/gateway?name={name}"))
         assert it.end() == 0
@@ -110,7 +109,7 @@ def test_hostile_answers_are_shown_as_text_or_not_at_all(broker):
                 names <= set((text := broker.text_of("/gateways")).split()) and "it has not answered yet" not in text
             )
         )
-        assert "&lt;b&gt;bold" in broker.get("/gateways").text
+        eventually(lambda: "&lt;b&gt;bold" in broker.get("/gateways").text)
         for path in ["/gateways", *(f"/gateway?name={name}" for name in names)]:
             page = broker.get(path)
             assert page.status_code == 200

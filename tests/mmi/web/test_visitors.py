@@ -58,7 +58,7 @@ def test_a_wrong_token_is_none(guarded, header):
 
 
 def test_a_role_that_may_ask_everything_may_look(guarded, tokens):
-    assert "mdp_up 1.0" in guarded.get("/metrics", headers=with_token(tokens["look"])).text
+    eventually(lambda: "mdp_up 1.0" in guarded.get("/metrics", headers=with_token(tokens["look"])).text)
     assert "Overview" in guarded.get("/", headers=with_token(tokens["look"])).text
     for path in ("/metrics", "/"):
         assert guarded.get(path, headers=with_token(tokens["none"])).status_code == 403
