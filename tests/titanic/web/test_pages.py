@@ -93,10 +93,10 @@ def test_a_titanic_without_a_broker_is_not_ready(tmp_path):
     command = ("--broker", "tcp://127.0.0.1:1", "--db", str(tmp_path / "t.db"), "--http", "127.0.0.1:0")
     with process("titanic", "serve", *command, *QUICK) as running:
         url = running.line("http://", "stdout")
-        answer = httpx.get(url + "readyz")
+        answer = httpx.get(url + "readyz", timeout=TIMEOUT_SECONDS)
         reasons = ["the broker does not answer: no request is executed"]
         assert (answer.status_code, answer.json()) == (503, {"ready": False, "reasons": reasons})
-        assert httpx.get(url + "livez").json() == {"live": True}
+        assert httpx.get(url + "livez", timeout=TIMEOUT_SECONDS).json() == {"live": True}
         assert running.end() == 0
 
 
@@ -184,7 +184,9 @@ def test_retry_and_cancel(there):
 
 
 def test_a_forged_form_changes_nothing(there):
-    answer = httpx.post(there.url + "request/cancel", data={"uuid": there.waits, "form_token": "0" * 64})
+    answer = httpx.post(
+        there.url + "request/cancel", data={"uuid": there.waits, "form_token": "0" * 64}, timeout=TIMEOUT_SECONDS
+    )
     assert (answer.status_code, state(there.db, there.waits)) == (403, "pending")
     assert there.http.get("/request/cancel").status_code in {404, 405}
 
