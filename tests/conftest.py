@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 
 import hypothesis
 import pytest
+from support.processes import TIMEOUT_SECONDS
 
 pytest_plugins = ["support.results"]
 
@@ -38,7 +39,7 @@ class _Listener(logging.Handler):
             self.lines.append(record.getMessage())
             self._changed.notify_all()
 
-    def wait(self, text, timeout=10.0):
+    def wait(self, text, timeout=TIMEOUT_SECONDS):
         """Wait for a line that contains `text`; return whether it came."""
         with self._changed:
             return self._changed.wait_for(lambda: any(text in line for line in self.lines), timeout)

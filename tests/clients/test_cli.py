@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import click
 import pytest
 from click.testing import CliRunner
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import Router
 
 from zmdp.clients import Client
@@ -104,7 +104,7 @@ def test_the_broker_that_answers_is_named(given, protocol):
             "environment": ([], {"MDP_BROKER": f"{NOBODY} {at}"}),
             "environment with commas": ([], {"MDP_BROKER": f"{NOBODY}, {at}"}),
         }[given]
-        limits = ["--protocol", protocol, "--timeout", "0.5"]
+        limits = ["--protocol", protocol, "--timeout", "0.5", "--retries", "200"]
         assert run("services", "--json", "--broker", f"ipc:///no/such/broker,{at}") == b"[]\n"
         pings = run("ping", "--count", "2", "--interval", "0.01", *arguments, *limits, **env).decode()
         assert [line.split(": ")[0] for line in pings.splitlines() if "min" not in line] == [at, at]
@@ -128,7 +128,7 @@ def test_a_request_whose_worker_is_lost(waits):
         thread = threading.Thread(target=lose)
         thread.start()
         hint = "without --wait, a request does not wait for a worker to be started" if not waits else r"\(502\)$"
-        with Client(server.endpoints[0], timeout=20) as client:
+        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
             eventually(lambda: client.available("held"))
         with pytest.raises(WorkerLost, match=hint) as caught:
             run("call", "held", "--broker", server.endpoints[0], *(["--wait"] if waits else []))
@@ -153,6 +153,8 @@ def test_a_timeout_says_which_options_set_it(command, protocol):
 
 def test_the_live_view_shows_each_connection():
     with running_broker() as server, Worker("echo", list, broker=server.endpoints[0], concurrency=3):
+        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
+            eventually(lambda: client.available("echo"))
         printed = run("top", "--broker", server.endpoints[0], "--count", "1").decode()
         assert [line.split()[1] for line in printed.splitlines() if line.startswith("00")] in ([], ["echo"])
         assert printed.count(" X1 ") == 1

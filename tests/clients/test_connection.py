@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 import zmq
 from support.batched import replies, requests
-from support.processes import eventually
+from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import AsyncClient
 from zmdp.clients.connection import ClientConnection
@@ -79,7 +79,7 @@ def test_replies_that_arrived_before_the_end_are_delivered(router, connection):
     descriptor = zmq.Poller()
     descriptor.register(int(connection.monitor.get(zmq.FD)), zmq.POLLIN)
     router.close()
-    assert descriptor.poll(10_000)
+    assert descriptor.poll(TIMEOUT_MS)
     connection.monitor_reported = True
     connection.step(time.monotonic())
     assert outcomes == [[b"reply"]]
@@ -194,7 +194,7 @@ def test_requests_of_one_turn_of_the_loop_are_one_message(router):
     """The first request is sent at once, because nothing else is outstanding; then all others are sent together."""
 
     async def scenario():
-        async with AsyncClient(router.last_endpoint.decode()) as client:
+        async with AsyncClient(router.last_endpoint.decode(), timeout=TIMEOUT_SECONDS) as client:
             asking = [asyncio.create_task(client.request("echo", b"%d" % n)) for n in range(100)]
             for _ in range(2):
                 await asyncio.sleep(0)
@@ -218,7 +218,7 @@ def test_requests_made_when_replies_arrive_are_one_message(router):
         await client.request("echo", b"again %d" % number)
 
     async def scenario():
-        async with AsyncClient(router.last_endpoint.decode()) as client:
+        async with AsyncClient(router.last_endpoint.decode(), timeout=TIMEOUT_SECONDS) as client:
             asking = [asyncio.create_task(ask_twice(client, n)) for n in range(10)]
             for _ in range(2):
                 await asyncio.sleep(0)
@@ -236,7 +236,9 @@ def test_requests_made_when_replies_arrive_are_one_message(router):
 
 def test_a_silent_broker_is_sent_a_bare_header(router):
     async def scenario():
-        async with AsyncClient(router.last_endpoint.decode(), heartbeat=0.01, liveness=100_000) as client:
+        async with AsyncClient(
+            router.last_endpoint.decode(), timeout=TIMEOUT_SECONDS, heartbeat=0.01, liveness=100_000
+        ) as client:
             asking = asyncio.create_task(client.request("echo"))
             (asked,) = await asyncio.to_thread(take, router)
             heartbeat = await asyncio.to_thread(router.recv_multipart)
@@ -308,7 +310,7 @@ def readable(*descriptors):
     poller = select.poll()
     for each in descriptors:
         poller.register(each, select.POLLIN)
-    return bool(poller.poll(10_000))
+    return bool(poller.poll(TIMEOUT_MS))
 
 
 def asked_twice(connection, router):

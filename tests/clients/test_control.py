@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 import pytest
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client, ServiceError, ServiceNotFound, SettingError
 from zmdp.clients.control import ask, ask_all, programs
@@ -34,7 +34,7 @@ def client():
             for name, operations in offered.items():
                 stack.enter_context(Worker(name, control_handler(name, operations), broker=broker))
             stack.enter_context(Worker(f"{SPARK}a/1", lambda request: request, broker=broker))
-            client = stack.enter_context(Client(broker, timeout=20))
+            client = stack.enter_context(Client(broker, timeout=TIMEOUT_SECONDS))
             for name in (*offered, f"{SPARK}a/1"):
                 eventually(lambda name=name: client.available(name))
             yield client

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 from support.batched import BatchedRouter
+from support.processes import TIMEOUT_SECONDS
 from support.router import Router
 
 from zmdp.clients import AsyncClient, Client, RequestTimeout
@@ -50,12 +51,12 @@ def test_a_client_returns_to_the_first_broker():
     with ExitStack() as ends, ExitStack() as first_ends, ExitStack() as second_ends:
         first, second = first_ends.enter_context(BatchedRouter()), second_ends.enter_context(BatchedRouter())
         third = ends.enter_context(BatchedRouter())
-        client = ends.enter_context(Client([each.endpoint for each in (first, second, third)], timeout=60))
+        client = ends.enter_context(Client([each.endpoint for each in (first, second, third)], timeout=TIMEOUT_SECONDS))
 
         def answered_by(router, future):
             (asked,) = router.requests(1)
             router.reply((asked, asked.body))
-            assert future.result(20) == [b"x"]
+            assert future.result(TIMEOUT_SECONDS) == [b"x"]
             assert client.endpoint == router.endpoint
 
         answered_by(first, client.submit("echo", b"x"))
@@ -74,20 +75,25 @@ def test_a_legacy_client_returns_to_the_first_broker():
     with Router() as first, Router() as second, Router() as third:
         places = [each.endpoint for each in (first, second, third)]
         with Client(places, timeout=0.2, retries=0, protocol="0.2") as client:
-            for router, previous in ((second, first), (first, second)):
-                with pytest.raises(RequestTimeout):
-                    client.request("echo", b"lost")
-                previous.recv()
+
+            def answered_by(router):
                 assert client.endpoint == router.endpoint
                 client.send("echo", b"x")
                 message = router.recv()
                 router.send(message[0], b"MDPC02", b"\x03", b"echo", b"x")
-                assert client.recv(10) == [b"x"]
+                assert client.recv(timeout=TIMEOUT_SECONDS) == [b"x"]
+
+            answered_by(first)
+            for router, previous in ((second, first), (first, second)):
+                with pytest.raises(RequestTimeout):
+                    client.request("echo", b"lost")
+                previous.recv()
+                answered_by(router)
 
 
 def test_a_legacy_asyncio_client_returns_to_the_first_broker():
     async def ask(client, router):
-        asking = asyncio.create_task(client.request("echo", b"x", timeout=20))
+        asking = asyncio.create_task(client.request("echo", b"x", timeout=TIMEOUT_SECONDS))
         message = await asyncio.to_thread(router.recv)
         router.send(message[0], b"MDPC02", b"\x03", b"echo", b"x")
         assert await asking == [b"x"]
@@ -95,7 +101,9 @@ def test_a_legacy_asyncio_client_returns_to_the_first_broker():
 
     async def scenario():
         with Router() as first, Router() as second, Router() as third:
-            async with AsyncClient([each.endpoint for each in (first, second, third)], protocol="0.2") as client:
+            async with AsyncClient(
+                [each.endpoint for each in (first, second, third)], timeout=TIMEOUT_SECONDS, protocol="0.2"
+            ) as client:
                 for router in (first, second, first):
                     await ask(client, router)
                     with pytest.raises(RequestTimeout, match=f"through {router.endpoint} within"):

@@ -53,7 +53,7 @@ class Threads:
     """The same calls, made by threads."""
 
     def __init__(self, endpoints, **settings):
-        self._client = Client(endpoints, timeout=60, retries=0, **settings)
+        self._client = Client(endpoints, timeout=TIMEOUT_SECONDS, retries=0, **settings)
         self._pool = ThreadPoolExecutor(20)
 
     @property
@@ -89,7 +89,7 @@ class Asyncio:
 
     async def _run(self, endpoints, settings):
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        async with AsyncClient(endpoints, timeout=60, **settings) as self._client:
+        async with AsyncClient(endpoints, timeout=TIMEOUT_SECONDS, **settings) as self._client:
             self._started.set()
             await self._stop.wait()
 
@@ -233,7 +233,7 @@ def test_closing_closes_old_connections_and_probes(kind, routers, quick_probes):
 
 def test_with_one_broker_a_refusal_fails(routers):
     first, _ = routers
-    with Client(first.endpoint) as client:
+    with Client(first.endpoint, timeout=TIMEOUT_SECONDS) as client:
         asking = client.submit("echo", b"x")
         (asked,) = first.requests(1)
         first.send(asked.sender, *DISCONNECT)
@@ -255,7 +255,7 @@ def test_brokers_that_all_drain_are_not_flooded(routers):
     async def scenario():
         stop = asyncio.Event()
         refusing = [asyncio.create_task(refuse_all(router, stop)) for router in routers]
-        async with AsyncClient([router.endpoint for router in routers]) as client:
+        async with AsyncClient([router.endpoint for router in routers], timeout=TIMEOUT_SECONDS) as client:
             with pytest.raises(RetryLater, match="all brokers drain"):
                 await client.request("echo", b"x", timeout=1.0)
         stop.set()

@@ -45,7 +45,7 @@ def step_until(connection, condition):
 
 
 def begin(connection, body):
-    return connection.session.request([body], time.monotonic(), timeout=60.0, receiver=body)
+    return connection.session.request([body], time.monotonic(), timeout=TIMEOUT_SECONDS, receiver=body)
 
 
 def arrive(server, body):

@@ -14,7 +14,7 @@ from concurrent.futures import (
 import pytest
 import zmq
 from support.batched import BatchedRouter, requests
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client, ClosedError, RequestTimeout
 
@@ -27,7 +27,7 @@ def router():
 
 @pytest.fixture
 def client(router):
-    with Client(router.endpoint, timeout=60) as client:
+    with Client(router.endpoint, timeout=TIMEOUT_SECONDS) as client:
         yield client
 
 
@@ -54,7 +54,7 @@ def test_the_life_of_a_future(client, router):
             ask(0.01)
         assert not isinstance(caught.value, RequestTimeout)  # it is not over
     answer(router, asked)
-    assert future.result(10) == [b"0"]
+    assert future.result(TIMEOUT_SECONDS) == [b"0"]
     assert (future.done(), future.cancelled(), future.exception()) == (True, False, None)
     assert not future.cancel()
     assert "state=finished returned Reply" in repr(future)
@@ -62,7 +62,7 @@ def test_the_life_of_a_future(client, router):
 
 def test_a_future_that_fails(client):
     future = client.submit("echo", timeout=0.05, retries=0)
-    assert isinstance(future.exception(10), RequestTimeout)
+    assert isinstance(future.exception(TIMEOUT_SECONDS), RequestTimeout)
     with pytest.raises(RequestTimeout):
         future.result()
 
@@ -70,7 +70,7 @@ def test_a_future_that_fails(client):
 def test_only_the_client_settles_a_future(client, router):
     (future,), asked = submit(client, router)
     answer(router, asked)
-    future.result(10)
+    future.result(TIMEOUT_SECONDS)
     with pytest.raises(InvalidStateError):
         future.set_result([b"another"])
 
@@ -78,13 +78,13 @@ def test_only_the_client_settles_a_future(client, router):
 def test_wait_and_as_completed(client, router):
     futures, asked = submit(client, router, 10)
     answer(router, asked[5:])
-    assert set(wait(futures[5:], 10).done) == set(futures[5:])
+    assert set(wait(futures[5:], TIMEOUT_SECONDS).done) == set(futures[5:])
     assert wait(futures, 0).not_done == set(futures[:5])
     failing = client.submit("echo", timeout=0.05, retries=0)
-    assert wait([*futures[:5], failing], 10, FIRST_EXCEPTION).done == {failing}
+    assert wait([*futures[:5], failing], TIMEOUT_SECONDS, FIRST_EXCEPTION).done == {failing}
     futures[0].cancel()
     answer(router, asked[1:5])
-    assert set(as_completed(futures, 10)) == set(futures)
+    assert set(as_completed(futures, TIMEOUT_SECONDS)) == set(futures)
 
 
 def test_awaited_by_asyncio(client, router):
@@ -99,15 +99,15 @@ def test_awaited_by_asyncio(client, router):
 
 def test_many_threads_wait_for_one_future(client, router, pool):
     (future, other), asked = submit(client, router, 2)
-    waiting = [pool.submit(future.result, 20) for _ in range(6)]
+    waiting = [pool.submit(future.result, TIMEOUT_SECONDS) for _ in range(6)]
     eventually(lambda: len(client._dialog._shared._followers) >= 5)
     answer(router, asked[:1])
-    assert [each.result(20) for each in waiting] == [[b"0"]] * 6
-    waiting = [pool.submit(other.result, 20) for _ in range(6)]
+    assert [each.result(TIMEOUT_SECONDS) for each in waiting] == [[b"0"]] * 6
+    waiting = [pool.submit(other.result, TIMEOUT_SECONDS) for _ in range(6)]
     eventually(lambda: len(client._dialog._shared._followers) >= 5)
     assert other.cancel()
     for each in waiting:
-        assert isinstance(each.exception(20), CancelledError)
+        assert isinstance(each.exception(TIMEOUT_SECONDS), CancelledError)
 
 
 def test_a_cancelled_future(client, router):
@@ -131,10 +131,10 @@ def test_cancelled_by_many_threads(client, router, pool):
         futures, asked = submit(client, router, 8)
         cancelling = [pool.submit(future.cancel) for future in futures for _ in range(2)]
         answer(router, asked)
-        outcomes = [each.result(10) for each in cancelling]
+        outcomes = [each.result(TIMEOUT_SECONDS) for each in cancelling]
         for number, future in enumerate(futures):
             assert future.cancelled() == outcomes[2 * number] == outcomes[2 * number + 1]
-            assert future.cancelled() or future.result(10) == [b"%d" % number]
+            assert future.cancelled() or future.result(TIMEOUT_SECONDS) == [b"%d" % number]
     eventually(lambda: client._dialog._shared.session.outstanding == 0)
     assert client._dialog._futures.promised == 0
 
@@ -155,7 +155,7 @@ def test_callbacks_are_called_in_order_by_one_thread(client, router):
         future.add_done_callback(note)
         future.add_done_callback(note)
     answer(router, asked)
-    assert done.wait(10)
+    assert done.wait(TIMEOUT_SECONDS)
     assert called == [([b"%d" % (number // 2)], "zmdp-client") for number in range(40)]
 
 
@@ -165,14 +165,14 @@ def test_a_callback_may_wait_for_another_future(client, router):
 
     def wait_for_other(_):
         waits.set()
-        waited.append(second.result(10))
+        waited.append(second.result(TIMEOUT_SECONDS))
         done.set()
 
     first.add_done_callback(wait_for_other)
     answer(router, asked[:1])
-    assert waits.wait(10)
+    assert waits.wait(TIMEOUT_SECONDS)
     answer(router, asked[1:])
-    assert done.wait(10)
+    assert done.wait(TIMEOUT_SECONDS)
     assert waited == [[b"1"]]
 
 
@@ -181,14 +181,14 @@ def test_a_blocking_callback_does_not_delay_a_thread_that_waits(client, router):
 
     def block(_):
         blocked.set()
-        assert go_on.wait(10)
+        assert go_on.wait(TIMEOUT_SECONDS)
 
     (first, second), asked = submit(client, router, 2)
     first.add_done_callback(block)
     answer(router, asked[:1])
-    assert blocked.wait(10)
+    assert blocked.wait(TIMEOUT_SECONDS)
     answer(router, asked[1:])
-    assert second.result(10) == [b"1"]
+    assert second.result(TIMEOUT_SECONDS) == [b"1"]
     go_on.set()
 
 
@@ -205,7 +205,7 @@ def test_requests_submitted_in_a_row_share_messages(client, router):
     assert [asked.body for asked in taken] == [[b"%d" % number] for number in range(200)]
     assert messages < 200
     answer(router, taken)
-    assert [future.result(10) for future in submitted] == [[b"%d" % number] for number in range(200)]
+    assert [future.result(TIMEOUT_SECONDS) for future in submitted] == [[b"%d" % number] for number in range(200)]
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["while another waits", "after somebody has waited"])
@@ -213,11 +213,11 @@ def test_every_submitted_request_is_sent(client, router, pool, first):
     """Whether or not a thread waits for it, and whichever thread drives."""
     (_, other), asked = submit(client, router, 2)
     if first:
-        pool.submit(other.result, 60)
+        pool.submit(other.result, TIMEOUT_SECONDS)
         eventually(lambda: client._dialog._shared.driver is not None)
     else:
         answer(router, asked)
-        assert other.result(10) == [b"1"]
+        assert other.result(TIMEOUT_SECONDS) == [b"1"]
     for number in range(30):
         for _ in range(3):
             client.submit("echo", b"more")
@@ -232,15 +232,15 @@ def test_a_caller_that_waits_drives(client, router, pool):
     (first, second), asked = submit(client, router, 2)
     eventually(lambda: shared.driver == thread._ident is not None)
     idents = []
-    waiting = pool.submit(lambda: (idents.append(threading.get_ident()), first.result(20))[1])
+    waiting = pool.submit(lambda: (idents.append(threading.get_ident()), first.result(TIMEOUT_SECONDS))[1])
     eventually(lambda: idents and shared.driver == idents[0])
     answer(router, asked[:1])
-    assert waiting.result(10) == [b"0"]
+    assert waiting.result(TIMEOUT_SECONDS) == [b"0"]
     eventually(lambda: shared.driver == thread._ident)
     called = threading.Event()
     second.add_done_callback(lambda _: called.set())
     answer(router, asked[1:])
-    assert called.wait(10)
+    assert called.wait(TIMEOUT_SECONDS)
 
 
 def test_requests_of_threads_whose_replies_arrive_together_share_messages(client, router, pool):
@@ -252,7 +252,7 @@ def test_requests_of_threads_whose_replies_arrive_together_share_messages(client
             taken += requests(router.recv())
             messages += 1
         answer(router, taken)
-    assert [each.result(20) for each in asking] == [[[b"x"]] * 20] * 8
+    assert [each.result(TIMEOUT_SECONDS) for each in asking] == [[[b"x"]] * 20] * 8
     assert messages < 160
 
 
@@ -275,7 +275,7 @@ def test_a_request_that_is_cancelled_while_the_clients_thread_has_the_lock(clien
 
 
 def test_closing_settles_every_future(router):
-    client, called = Client(router.endpoint, timeout=60), []
+    client, called = Client(router.endpoint, timeout=TIMEOUT_SECONDS), []
     futures, _ = submit(client, router, 10)
     for future in futures:
         future.add_done_callback(called.append)
@@ -287,7 +287,7 @@ def test_closing_settles_every_future(router):
 @pytest.mark.parametrize("waits", [True, False], ids=["while a caller waits", "while none waits"])
 def test_terminating_the_context_settles_every_future(router, waits):
     context = zmq.Context()
-    client = Client(router.endpoint, timeout=60, context=context)
+    client = Client(router.endpoint, timeout=TIMEOUT_SECONDS, context=context)
     futures, _ = submit(client, router, 3)
     eventually(lambda: client._dialog._shared.driver is not None)
     terminating = threading.Thread(target=context.term)
@@ -295,6 +295,6 @@ def test_terminating_the_context_settles_every_future(router, waits):
     if not waits:
         client._dialog._shared.wake()
         eventually(lambda: all(future.done() for future in futures))
-    assert all(isinstance(future.exception(10), ClosedError) for future in futures)
+    assert all(isinstance(future.exception(TIMEOUT_SECONDS), ClosedError) for future in futures)
     client.close()
     terminating.join()

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from click.testing import CliRunner
 from support.access import ROLES, Folder
-from support.processes import broker, eventually, process, run
+from support.processes import TIMEOUT_SECONDS, broker, eventually, process, run
 from support.router import Router
 
 from zmdp.clients import Client
@@ -43,9 +43,9 @@ def stuck():
         at = server.endpoints[0]
         stack.enter_context(Worker("stuck", handler, broker=at))
         stack.callback(leave.set)
-        client = stack.enter_context(Client(at, timeout=20))
+        client = stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS))
         futures = [client.submit("stuck") for _ in range(4)]
-        assert entered.wait(20)
+        assert entered.wait(TIMEOUT_SECONDS)
         eventually(lambda: server.broker.registry.queued == 3)
         yield at
         leave.set()
@@ -63,7 +63,7 @@ def test_a_healthy_and_an_unhealthy_service(stuck, protocol):
     code, lines = at("stuck", "nobody", "--min-workers", "2", "--max-queue", "2", "--max-age", "0")
     assert code == 1
     assert lines[1:3] == ["FAILED  workers  stuck: 1 (at least 2)", "FAILED  queue    stuck: 3 (at most 2)"]
-    assert lines[3].startswith("FAILED  age      stuck: 0.")
+    assert lines[3].startswith("FAILED  age      stuck: ")
     assert lines[4:] == [
         "FAILED  workers  nobody: 0 (at least 2)",
         "ok      queue    nobody: 0 (at most 2)",
@@ -101,7 +101,7 @@ def test_a_broker_without_services():
 def test_a_service_at_a_linked_broker():
     with running_broker(name="there") as there, Worker("echo", list, broker=there.endpoints[0]):
         with running_broker(name="here", links=[LinkTo("peer", there.endpoints[0])]) as here:
-            with Client(here.endpoints[0], timeout=20) as client:
+            with Client(here.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
                 eventually(lambda: client.available("echo"))
             code, lines = invoke("echo", "--broker", here.endpoints[0])
             assert (code, lines[1:]) == (0, ["ok      workers  echo: at another broker, 1 hop"])
@@ -111,7 +111,7 @@ def test_a_service_at_a_linked_broker():
 
 def test_a_draining_broker():
     with broker("--drain-timeout", "60") as (running, at), Worker("held", broker=at) as worker:
-        with Client(at, timeout=60) as client:
+        with Client(at, timeout=TIMEOUT_SECONDS) as client:
             future = client.submit("held")
             worker.recv()
             with process("mdclient", "health", "--broker", at) as early:
@@ -135,9 +135,13 @@ def test_a_draining_broker():
     ],
 )
 def test_exit_codes(arguments, code, told):
-    result = run("mdclient", "health", *arguments)
-    (line,) = result.stderr.decode().splitlines()
-    assert (result.returncode, told in line, result.stdout) == (code, True, b"")
+    def ended():
+        result = run("mdclient", "health", *arguments)
+        (line,) = result.stderr.decode().splitlines()
+        assert (result.returncode, result.stdout) == (code, b"")
+        return told in line  # the time may be over before it knows that
+
+    eventually(ended)
 
 
 def test_a_broker_that_does_not_answer():

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 
 import pytest
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.clients.load import Result, mixed, one_by_one, pipelined
@@ -26,16 +27,15 @@ def endpoint():
             Worker("echo", list, broker=at),
             Worker("fail", fail, broker=at),
             Worker("sleep", sleep.sleep, broker=at, concurrency=4),
-            Client(at) as client,
+            Client(at, timeout=TIMEOUT_SECONDS) as client,
         ):
-            while not all(map(client.available, ("echo", "fail", "sleep"))):
-                pass
+            eventually(lambda: all(map(client.available, ("echo", "fail", "sleep"))))
             yield at
 
 
 def with_client(endpoint, load, *arguments, **settings):
     async def run():
-        async with AsyncClient(endpoint) as client:
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
             return await load(client, *arguments, **settings)
 
     return asyncio.run(run())
@@ -43,40 +43,42 @@ def with_client(endpoint, load, *arguments, **settings):
 
 def test_one_after_the_other(endpoint):
     told = []
-    with Client(endpoint) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         result = one_by_one(client, "echo", [b"x"], seconds=SECONDS, progress=told.append)
     assert list(result.latencies) == ["all"]
     assert result.replies == result.latencies["all"].count > 0
     assert (result.errors, result.seconds >= SECONDS) == (Counter(), True)
     assert told
-    assert all(0 <= part <= 1.5 for part in told)
+    assert all(part >= 0 for part in told)
 
 
 @pytest.mark.parametrize("protocol", ["0.2", "0.1"])
 def test_one_after_the_other_before_x1(endpoint, protocol):
-    with Client(endpoint, protocol=protocol) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol) as client:
         result = one_by_one(client, "echo", [b"x"], wait=True, seconds=SECONDS, progress=lambda part: None)
     assert (result.replies > 0, result.errors) == (True, Counter())
 
 
 def test_outstanding_requests_at_a_time(endpoint):
-    together, active, most = threading.Lock(), [0], [0]
+    guard, active, most, three = threading.Lock(), [0], [0], threading.Event()
 
     def work(request):
-        with together:
+        with guard:
             active[0] += 1
             most[0] = max(most[0], active[0])
-        threading.Event().wait(0.001)
-        with together:
+            if active[0] == 3:
+                three.set()
+        assert request[0] == b"first" or three.wait(TIMEOUT_SECONDS)
+        with guard:
             active[0] -= 1
         return request
 
     told = []
-    with Worker("work", work, broker=endpoint, concurrency=8), Client(endpoint) as client:
-        client.request("work")  # it is there
+    with Worker("work", work, broker=endpoint, concurrency=8), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        client.request("work", b"first")  # it is there
         result = with_client(endpoint, pipelined, "work", [b"x"], outstanding=3, seconds=SECONDS, progress=told.append)
     assert most[0] == 3
-    assert (result.replies > 3, result.errors) == (True, Counter())
+    assert (result.replies >= 3, result.errors) == (True, Counter())
     assert told[-1] == 1.0
 
 
@@ -94,7 +96,7 @@ def test_at_random_moments(endpoint):
 
 @pytest.mark.parametrize(("service", "name"), [("fail", "ServiceError"), ("nobody", "ServiceNotFound")])
 def test_errors_are_counted_by_type(endpoint, service, name):
-    with Client(endpoint) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         results = [one_by_one(client, service, [b"x"], seconds=SECONDS, progress=lambda part: None)]
     ignore = {"seconds": SECONDS, "progress": lambda part: None}
     results.append(with_client(endpoint, pipelined, service, [b"x"], outstanding=4, **ignore))

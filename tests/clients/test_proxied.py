@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import zmq
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import AsyncClient, Client, ServiceError, ServiceNotFound
 from zmdp.mdp.testing import running_broker
@@ -59,7 +60,7 @@ SPEAKING = [{"protocol": "X1"}, {"protocol": "0.1"}, {"protocol": "0.2", "envelo
 @pytest.mark.parametrize("settings", SPEAKING, ids=str)
 def test_a_client(proxy, settings):
     # C36
-    with Client(proxy, timeout=10, **settings) as client:
+    with Client(proxy, timeout=TIMEOUT_SECONDS, **settings) as client:
         assert client.request("echo", b"x", b"") == [b"x", b""]
         assert [frame for part in client.stream("count") for frame in part] == [b"0", b"1", b"2", b"end"]
         assert client.available("echo")
@@ -69,7 +70,7 @@ def test_a_client(proxy, settings):
 def test_an_asyncio_client(proxy, settings):
     # C36
     async def scenario():
-        async with AsyncClient(proxy, timeout=10, **settings) as client:
+        async with AsyncClient(proxy, timeout=TIMEOUT_SECONDS, **settings) as client:
             asked = [b"%d" % number for number in range(100)]
             assert await asyncio.gather(*(client.request("echo", body) for body in asked)) == [[body] for body in asked]
             assert [frame async for part in client.stream("count") for frame in part] == [b"0", b"1", b"2", b"end"]
@@ -79,9 +80,9 @@ def test_an_asyncio_client(proxy, settings):
 
 def test_what_only_x1_has(proxy):
     # C36
-    with Client(proxy, timeout=10) as client:
+    with Client(proxy, timeout=TIMEOUT_SECONDS) as client:
         futures = [client.submit("echo", b"%d" % number) for number in range(300)]
-        assert [future.result(10) for future in futures] == [[b"%d" % number] for number in range(300)]
+        assert [future.result(TIMEOUT_SECONDS) for future in futures] == [[b"%d" % number] for number in range(300)]
         with pytest.raises(ServiceNotFound):
             client.request("nobody", wait=False)
         with pytest.raises(ServiceError, match="no such user"):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 from support.access import Folder
-from support.processes import broker, process
+from support.processes import TIMEOUT_SECONDS, broker, process
 from support.router import Router
 
 from zmdp.clients import Client, ServiceError
@@ -51,7 +51,7 @@ def following(at, *options):
 def test_requests_are_shown_as_they_end():
     with broker() as (_, at), Worker("echo", echo, broker=at), Worker("other", echo, broker=at):
         with (
-            Client(at, timeout=20) as client,
+            Client(at, timeout=TIMEOUT_SECONDS) as client,
             following(at) as tail,
             following(at, "echo", "--failed", "--json") as bad,
         ):
@@ -78,7 +78,7 @@ def test_what_was_missed_is_told():
         ) as tail,
     ):
         for token, found, left_out in (("a", [], 0), ("a", [], 8), ("b", [ROW], 0)):
-            asked = router.recv(20)
+            asked = router.recv()
             assert json.loads(asked[-1])["limit"] == 100
             answer = {"tail": token, "requests": found, "left_out": left_out}
             router.send(asked[0], b"MDPC02", b"\x03", b"mmi.tail", json.dumps(answer).encode())
@@ -102,7 +102,7 @@ def test_only_admins_may_see_requests(tmp_path):
             process(
                 "mdclient", "tail", "--broker", server.endpoints[0], *folder.options("operator"), "--count", "1"
             ) as tail,
-            Client(server.endpoints[0], timeout=20, **folder.settings("shop")) as client,
+            Client(server.endpoints[0], timeout=TIMEOUT_SECONDS, **folder.settings("shop")) as client,
         ):
             tail.line("following")
             client.request("echo", b"hello")

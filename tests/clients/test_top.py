@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import Client
 from zmdp.clients.top import View, lines, with_rates
@@ -190,7 +191,7 @@ def test_the_view_fits_the_terminal(height, rows):
 
 
 def test_the_view_of_a_real_broker():
-    with running_broker() as server, Client(server.endpoints[0], timeout=20) as client:
+    with running_broker() as server, Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
         with Worker("echo", list, broker=server.endpoints[0], concurrency=2):
             for _ in range(10):
                 client.request("echo")

@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client, ClosedError, RequestRejected, RequestTimeout, SettingError
 from zmdp.mdp.limits import Limits
@@ -34,7 +34,7 @@ def test_the_garbage_collector_may_close_a_stream_anywhere(endpoint):
     before = gc.get_threshold()
     gc.set_threshold(20)  # so that it runs within the client, time and again
     try:
-        with Client(endpoint) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
             for _ in range(30):
                 cycle = {"stream": client.stream("count")}
                 cycle["itself"] = cycle
@@ -46,7 +46,7 @@ def test_the_garbage_collector_may_close_a_stream_anywhere(endpoint):
 
 
 def test_waiting_for_a_slot_counts_towards_the_timeout(endpoint):
-    with Client(endpoint, max_outstanding=1, timeout=60) as client:
+    with Client(endpoint, max_outstanding=1, timeout=TIMEOUT_SECONDS) as client:
         held = client.submit("nobody")
         with pytest.raises(RequestTimeout, match=r"1 others \(max_outstanding\) were outstanding"):
             client.request("echo", timeout=0.05, retries=0)
@@ -81,21 +81,21 @@ def forked(client, results):
 )  # newer Pythons warn of fork() with threads: that is the point
 def test_a_forked_process_must_create_its_own_client(endpoint):
     context = multiprocessing.get_context("fork")
-    with Client(endpoint) as client:
-        client.submit("echo").result(10)
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        client.submit("echo").result(TIMEOUT_SECONDS)
         results = context.SimpleQueue()
         child = context.Process(target=forked, args=(client, results))
         child.start()
         for _ in range(5):
             assert "create one after fork()" in results.get()
-        child.join(10)
+        child.join(TIMEOUT_SECONDS)
         assert client.request("echo", b"parent") == [b"parent"]
 
 
 def test_a_request_that_keeps_breaking_the_connection_is_rejected():
     with (
         running_broker(limits=Limits(max_message=100_000)) as server,
-        Client(server.endpoints[0], timeout=60) as client,
+        Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client,
     ):
         executed = []
 
@@ -114,11 +114,11 @@ def test_a_callback_that_raises_does_not_affect_other_futures(endpoint, logged):
     def leave(_):
         raise SystemExit(3)
 
-    with Client(endpoint, timeout=60) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         client.submit("late").add_done_callback(leave)
         with Worker("late", list, broker=endpoint):  # only now can it be done, so the callback is there
             assert logged("a future's callback failed")
-            assert client.submit("echo", b"x").result(10) == [b"x"]
+            assert client.submit("echo", b"x").result(TIMEOUT_SECONDS) == [b"x"]
 
 
 # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -131,7 +131,7 @@ def held(endpoint):
 
     def hold(request):
         taken.set()
-        assert let_go.wait(10)
+        assert let_go.wait(TIMEOUT_SECONDS)
         return request
 
     with Worker("hold", hold, broker=endpoint):
@@ -142,57 +142,57 @@ def held(endpoint):
 
 
 def test_a_future_is_settled_while_a_caller_drives(endpoint, held):
-    with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
-        client.submit("echo").result(10)
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
+        client.submit("echo").result(TIMEOUT_SECONDS)
         eventually(lambda: client._dialog._futures.asleep)
         driving = pool.submit(client.request, "hold", b"x")
-        assert held.taken.wait(10)
-        assert client.submit("echo", b"y").result(10) == [b"y"]
+        assert held.taken.wait(TIMEOUT_SECONDS)
+        assert client.submit("echo", b"y").result(TIMEOUT_SECONDS) == [b"y"]
         cancelled = client.submit("nobody")
         assert cancelled.cancel()
         with pytest.raises(CancelledError):
-            cancelled.result(10)
+            cancelled.result(TIMEOUT_SECONDS)
         held.let_go.set()
-        assert driving.result(10) == [b"x"]
+        assert driving.result(TIMEOUT_SECONDS) == [b"x"]
 
 
 def test_a_request_times_out_while_another_thread_drives(endpoint, held):
-    with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
         driving = pool.submit(client.request, "hold", b"x")
-        assert held.taken.wait(10)
+        assert held.taken.wait(TIMEOUT_SECONDS)
         with pytest.raises(RequestTimeout):
             client.request("nobody", timeout=0.1, retries=0)
         assert client.request("echo", b"y") == [b"y"]
         held.let_go.set()
-        assert driving.result(10) == [b"x"]
+        assert driving.result(TIMEOUT_SECONDS) == [b"x"]
 
 
 def test_the_clients_thread_sleeps_while_no_future_is_outstanding(endpoint):
-    with Client(endpoint, timeout=20) as client:
-        assert client.submit("echo", b"x").result(10) == [b"x"]
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        assert client.submit("echo", b"x").result(TIMEOUT_SECONDS) == [b"x"]
         futures = client._dialog._futures
         for _ in range(3):
             eventually(lambda: futures.asleep)
             assert client.request("echo", b"y") == [b"y"]
             assert futures.asleep
-            assert client.submit("echo", b"z").result(10) == [b"z"]
+            assert client.submit("echo", b"z").result(TIMEOUT_SECONDS) == [b"z"]
 
 
 def test_wake_ups_are_merged(endpoint, held):
-    with Client(endpoint, timeout=20) as client, ThreadPoolExecutor() as pool:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
         shared = client._dialog._shared
         driving = pool.submit(client.request, "hold", b"x")
-        assert held.taken.wait(10)
+        assert held.taken.wait(TIMEOUT_SECONDS)
         with shared.lock:
             shared.wake()
             shared.wake()
             assert shared._wake_out.recv(10, socket.MSG_PEEK) == b"!"
         eventually(lambda: not shared._woken)
-        assert [future.result(10) for future in [client.submit("echo", b"%d" % n) for n in range(200)]] == [
-            [b"%d" % n] for n in range(200)
-        ]
+        assert [
+            future.result(TIMEOUT_SECONDS) for future in [client.submit("echo", b"%d" % n) for n in range(200)]
+        ] == [[b"%d" % n] for n in range(200)]
         held.let_go.set()
-        assert driving.result(10) == [b"x"]
+        assert driving.result(TIMEOUT_SECONDS) == [b"x"]
 
 
 def test_threads_that_use_every_method_at_once(endpoint):
@@ -205,7 +205,7 @@ def test_threads_that_use_every_method_at_once(endpoint):
                 case 0:
                     assert client.request("echo", body) == [body]
                 case 1:
-                    assert client.submit("echo", body).result(30) == [body]
+                    assert client.submit("echo", body).result(TIMEOUT_SECONDS) == [body]
                 case 2:
                     client.submit("nobody", body).cancel()
                     assert next(client.stream("count")) == [b"0"]  # the rest is cancelled
@@ -213,9 +213,9 @@ def test_threads_that_use_every_method_at_once(endpoint):
                     with pytest.raises(RequestTimeout):
                         client.request("nobody", body, timeout=0.001, retries=0)
 
-    with Client(endpoint, timeout=30) as client, ThreadPoolExecutor() as pool:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
         asking = [pool.submit(ask, client, who) for who in range(8)]
         for each in asking:
-            each.result(60)
+            each.result(TIMEOUT_SECONDS)
         eventually(lambda: client._dialog._shared.session.outstanding == 0)  # what was cancelled last, too
         eventually(lambda: not client._dialog._shared._followers)  # nobody is left asleep

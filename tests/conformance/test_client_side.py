@@ -1,13 +1,14 @@
 """C1 to C5: what a client says, seen by a broker made by hand."""
 
 import pytest
+from support.processes import TIMEOUT_SECONDS
 from support.router import Router
 
 from zmdp.clients import Client, RequestTimeout, StreamInterrupted
 
 
 def test_c1_c2_a_request_has_no_leading_empty_frame(router, pool):
-    with Client(router.endpoint, protocol="0.2") as client:
+    with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"one", b"two")
         sender, *frames = router.recv()
         assert frames == [b"MDPC02", b"\x01", b"echo", b"one", b"two"]  # C1, C2
@@ -16,7 +17,7 @@ def test_c1_c2_a_request_has_no_leading_empty_frame(router, pool):
 
 
 def test_c2_a_request_without_a_body_gets_one_empty_frame(router, pool):
-    with Client(router.endpoint, protocol="0.2") as client:
+    with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo")
         sender, *frames = router.recv()
         assert frames == [b"MDPC02", b"\x01", b"echo", b""]
@@ -25,7 +26,7 @@ def test_c2_a_request_without_a_body_gets_one_empty_frame(router, pool):
 
 
 def test_c3_partials_are_streamed_until_the_final(router, pool):
-    with Client(router.endpoint, protocol="0.2") as client:
+    with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
         parts = client.stream("count", b"x")
         first = pool.submit(next, parts)
         sender, *_ = router.recv()
@@ -37,7 +38,7 @@ def test_c3_partials_are_streamed_until_the_final(router, pool):
 
 
 def test_c3_a_request_collects_the_partials(router, pool):
-    with Client(router.endpoint, protocol="0.2") as client:
+    with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
         reply = pool.submit(client.request, "count", b"x")
         sender, *_ = router.recv()
         router.send(sender, b"MDPC02", b"\x02", b"count", b"1")
@@ -58,7 +59,7 @@ def test_c3_a_request_collects_the_partials(router, pool):
     ],
 )
 def test_c4_a_message_that_is_not_a_reply_to_the_request_is_ignored(router, pool, noise):
-    with Client(router.endpoint, protocol="0.2") as client:
+    with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
         reply = pool.submit(client.request, "echo", b"x")
         sender, *_ = router.recv()
         router.send(sender, *noise)
@@ -93,7 +94,7 @@ def test_c5_a_late_reply_is_not_taken_for_the_next_requests(router, pool):
         first, *_ = router.recv()
         with pytest.raises(TimeoutError):
             given_up.result()
-        reply = pool.submit(client.request, "echo", b"two", timeout=10)
+        reply = pool.submit(client.request, "echo", b"two", timeout=TIMEOUT_SECONDS)
         second, *_ = router.recv()
         router.send(first, b"MDPC02", b"\x03", b"echo", b"to one")
         router.send(second, b"MDPC02", b"\x03", b"echo", b"to two")
@@ -121,7 +122,7 @@ def test_c5_with_several_brokers_the_retry_goes_to_the_next(router, pool):
 
 
 def test_c24_a_0_1_client_sends_and_takes_the_leading_empty_frame(router, pool):
-    with Client(router.endpoint, protocol="0.1") as client:
+    with Client(router.endpoint, timeout=TIMEOUT_SECONDS, protocol="0.1") as client:
         reply = pool.submit(client.request, "echo", b"x")
         sender, *frames = router.recv()
         assert frames == [b"", b"MDPC01", b"echo", b"x"]

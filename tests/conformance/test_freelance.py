@@ -6,10 +6,10 @@ import threading
 import pytest
 import zmq
 from support.freelance import Caller, agent, plain_server
-from support.processes import eventually, free_endpoint
+from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.clients import AsyncFreelanceClient, FreelanceClient
-from zmdp.mdp.errors import BindError, RequestTimeout
+from zmdp.mdp.errors import BindError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import error_body
 from zmdp.workers import FreelanceWorker
@@ -61,7 +61,7 @@ def test_c46_ping_is_answered_while_the_only_handler_runs(endpoint):
     with serving(endpoint, wait), Caller(endpoint) as caller:
         try:
             caller.send(endpoint, b"1", b"x")
-            assert running.wait(10)
+            assert running.wait(TIMEOUT_SECONDS)
             for _ in range(3):
                 caller.send(endpoint, b"PING")
                 assert caller.recv() == [endpoint.encode(), b"PONG"]
@@ -120,7 +120,7 @@ def test_a_plain_req_socket_can_call(server, endpoint):
         req.set(zmq.LINGER, 0)
         req.connect(endpoint)
         req.send_multipart([b"a", b"b"])
-        assert req.poll(10_000)
+        assert req.poll(TIMEOUT_MS)
         assert req.recv_multipart() == [b"a", b"b"]
 
 
@@ -162,7 +162,7 @@ def test_a_client_cannot_abort_the_server_with_a_chosen_routing_id(server, endpo
             socket.send_multipart([b"1", b"x"])
             sockets.append(socket)
         for socket in sockets:
-            assert socket.poll(10_000)
+            assert socket.poll(TIMEOUT_MS)
             assert socket.recv_multipart() == [b"1", b"x"]
             socket.close()
         caller.send(endpoint, b"2", MARK)
@@ -186,7 +186,7 @@ def test_a_port_in_use(server, endpoint):
 
 
 def test_c46_our_client_calls_the_guides_server(endpoint):
-    with plain_server(endpoint) as received, FreelanceClient(endpoint) as client:
+    with plain_server(endpoint) as received, FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
         for number in range(1, 101):
             assert client.request(b"random", b"name") == [b"OK"]
             assert [b"%d" % number, b"random", b"name"] in received
@@ -198,7 +198,7 @@ def test_c46_our_client_calls_the_guides_server(endpoint):
 
 def test_our_asyncio_client_calls_the_guides_server(endpoint):
     async def main():
-        async with AsyncFreelanceClient(endpoint) as client:
+        async with AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
             return [await client.request(b"x"), await client.request(b"y", b"z")]
 
     with plain_server(endpoint) as received:
@@ -215,9 +215,9 @@ def test_c46_our_client_has_no_routing_id_of_its_own(endpoint):
             socket.set(zmq.ROUTING_ID, endpoint.encode())
             socket.set(zmq.LINGER, 0)
             eventually(lambda: bound(socket, endpoint))
-            with FreelanceClient(endpoint) as client:
+            with FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
                 client.submit(b"x")
-                assert socket.poll(10_000)
+                assert socket.poll(TIMEOUT_MS)
                 identity = socket.recv_multipart()[0]
                 assert len(identity) == 5
                 assert identity.startswith(b"\0")
@@ -249,24 +249,11 @@ def test_answers_that_make_no_sense_are_ignored(endpoint, junk):
             return [b"PONG"]
         return junk(frames[0]) if frames[1] == b"junk" else [frames[0], b"OK"]
 
-    with plain_server(endpoint, answer), FreelanceClient(endpoint) as client:
-        wrong = client.submit(b"junk", timeout=0.5)
-        assert client.request(b"x") == [b"OK"]
-        with pytest.raises(RequestTimeout):
-            wrong.result()
-
-
-def test_a_server_that_answers_pings_but_no_requests_costs_its_share_of_the_time(endpoint):
-    other = free_endpoint()
-    mute = plain_server(endpoint, lambda frames: [b"PONG"] if frames == [b"PING"] else None)
-    with mute as received, FreelanceClient([endpoint, other], timeout=20.0) as client:
-        eventually(lambda: client.servers()[0].alive)
-        future = client.submit(b"x", timeout=1.0)
-        eventually(lambda: [b"1", b"x"] in received)
-        with plain_server(other):
-            assert future.result() == [b"OK"]
-            assert client.request(b"y") == [b"OK"]  # and now it is not asked first
-    assert not [frames for frames in received if b"y" in frames]
+    with plain_server(endpoint, answer), FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        wrong = client.submit(b"junk")
+        assert client.request(b"x") == [b"OK"]  # the junk has arrived before it
+        assert not wrong.done()
+        wrong.cancel()
 
 
 def test_the_other_server_has_the_request_as_soon_as_the_connection_ends(endpoint):
@@ -279,10 +266,10 @@ def test_the_other_server_has_the_request_as_soon_as_the_connection_ends(endpoin
         began.set()
         return None
 
-    with FreelanceClient([endpoint, other]) as client:
+    with FreelanceClient([endpoint, other], timeout=TIMEOUT_SECONDS) as client:
         with plain_server(endpoint, answer):
             eventually(lambda: client.servers()[0].alive)
             future = client.submit(b"x", timeout=600.0)
-            assert began.wait(10)
+            assert began.wait(TIMEOUT_SECONDS)
         with plain_server(other):
-            assert future.result(30) == [b"OK"]  # long before its share of the time, five minutes, has passed
+            assert future.result(TIMEOUT_SECONDS) == [b"OK"]  # long before its share of the time has passed

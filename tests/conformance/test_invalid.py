@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import zmq
 from support.peers import Bench, Peer
+from support.processes import TIMEOUT_MS
 
 Start = Callable[..., Bench]
 
@@ -164,7 +165,7 @@ def test_c15_a_message_of_far_too_many_frames_ends_its_connection(start: Start) 
     assert bench.stats()["invalid"] == {"too-many-frames": 1}
     with client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
         client.send(*[b"x"] * 50_000)
-        ended = monitor.poll(10_000)
+        ended = monitor.poll(TIMEOUT_MS)
         client.socket.disable_monitor()
     assert ended
     bench.until(lambda: bench.stats()["invalid"] == {"too-many-frames": 2})

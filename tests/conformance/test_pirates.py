@@ -186,7 +186,7 @@ def test_a_killed_workers_request_goes_to_another(pirates: Bench) -> None:
 
 def test_a_late_or_second_reply_reaches_nobody(start: Start) -> None:
     # C18, C32: the first worker is silent for longer than its grace, and then replies
-    bench = start(pirates=ECHO, heartbeat=0.05, liveness=4, busy_grace=0.5)
+    bench = start(pirates=ECHO, heartbeat=0.1, liveness=40, busy_grace=4.0)
     client, slow = lazy(bench), paranoid(bench)
     client.call(b"first")
     late = slow.work(b"first")
@@ -292,9 +292,11 @@ def test_heartbeats_both_ways(start: Start) -> None:
 def test_silent_workers_are_lost_and_busy_ones_have_a_grace(start: Start) -> None:
     # C13, C34
     bench = start(pirates=ECHO, heartbeat=0.02, liveness=5, busy_grace=1000)
-    busy = paranoid(bench)
+    busy = paranoid(bench, ready=False)
     client = lazy(bench)
     client.call(b"hello")
+    bench.until(lambda: bench.stats()["queued"] == 1)
+    busy.ready()
     address = busy.work(b"hello")
     idle = paranoid(bench, ready=False)
     idle.ready()

@@ -177,7 +177,7 @@ def test_c36_the_end_of_one_worker_does_not_affect_others_behind_the_proxy(
 
 def test_c36_a_worker_that_vanishes_behind_the_proxy_is_lost_as_silent(start: Start) -> None:
     # C36, C13: the broker's connection to the proxy goes on; what it held goes to the other
-    bench = start(heartbeat=0.05, liveness=20)
+    bench = start(heartbeat=0.1, liveness=40)
     with proxied(bench.endpoint) as proxy:
         client = bench.x1_client(endpoint=proxy)
         vanishes = registered(bench, BatchWorker, proxy, credit=2)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import zmq
+from support.pace import BEAT, Pace, steadily
 from support.peers import Bench, Worker
 
 Start = Callable[..., Bench]
@@ -101,7 +102,7 @@ def test_dead_workers_kept_for_ever_and_still_handed_work(start: Start) -> None:
 @pytest.mark.parametrize("live_at", [0, 1])
 def test_the_purge_that_stops_at_the_first_live_worker(start: Start, live_at: int) -> None:
     # C13: wherever the live one stands among the idle
-    bench = start(heartbeat=0.05, liveness=20)
+    bench = start(heartbeat=0.1, liveness=40)
     workers = [bench.worker(b"check") for _ in range(3)]
     live = workers.pop(live_at)
 
@@ -270,14 +271,19 @@ def test_a_worker_that_comes_again_under_its_own_name(start: Start) -> None:
 
 def test_heartbeat_settings_that_differ(start: Start) -> None:
     # C13: a worker that beats eight times more seldom than the broker is not sent away
-    bench = start(heartbeat=0.03, liveness=40)
-    worker = bench.worker(b"check")
-    bench.worker(b"silent")
-    while bench.status(b"silent") == b"200":
-        for _ in range(8):
-            worker.beaten()
-        worker.heartbeat()
-    worker.nothing()
-    assert bench.stats()["lost"] == {"silent": 1}
-    assert bench.stats()["disconnected"] == {}
-    serves(bench, worker)
+
+    def play(liveness: int, pace: Pace) -> None:
+        bench = start(heartbeat=BEAT, liveness=liveness)
+        worker = bench.worker(b"check")
+        bench.worker(b"silent")
+        while bench.status(b"silent") == b"200":
+            for _ in range(8):
+                worker.beaten()
+            pace()
+            worker.heartbeat()
+        worker.nothing()
+        assert bench.stats()["lost"] == {"silent": 1}
+        assert bench.stats()["disconnected"] == {}
+        serves(bench, worker)
+
+    steadily(play, 40)

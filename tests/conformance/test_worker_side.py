@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.workers import Worker
 
@@ -17,7 +18,7 @@ def counting(request):
 
 
 def test_c6_c7_a_worker_sends_ready_once_then_heartbeats(router):
-    with Worker("echo", list, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=100):
+    with Worker("echo", list, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=1000):
         sender, *frames = router.recv()
         assert frames == [b"MDPW02", b"\x01", b"echo"]
         assert [router.recv() for _ in range(3)] == [[sender, b"MDPW02", b"\x05"]] * 3  # C13
@@ -68,13 +69,13 @@ def test_c9_it_sends_nothing_more_for_a_request_that_disconnect_took_away(router
 
     def slow(request):
         taken.set()
-        assert go_on.wait(10)
+        assert go_on.wait(TIMEOUT_SECONDS)
         return b"late"
 
-    with Worker("slow", slow, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=100):
+    with Worker("slow", slow, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=1000):
         first, *_ = router.command()
         router.send(first, b"MDPW02", b"\x02", b"c", b"", b"x")
-        assert taken.wait(10)
+        assert taken.wait(TIMEOUT_SECONDS)
         router.send(first, b"MDPW02", b"\x06")
         assert logged("the broker sent DISCONNECT")  # it listens while its handler runs
         go_on.set()
@@ -99,10 +100,10 @@ def test_c13_it_heartbeats_while_its_handler_runs(router):
     go_on = threading.Event()
 
     def slow(request):
-        assert go_on.wait(10)
+        assert go_on.wait(TIMEOUT_SECONDS)
         return b"done"
 
-    with Worker("slow", slow, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=99):
+    with Worker("slow", slow, broker=router.endpoint, protocol="0.2", heartbeat=BEAT, liveness=1000):
         sender, *_ = router.command()
         router.send(sender, b"MDPW02", b"\x02", b"c", b"", b"x")
         assert [router.recv() for _ in range(5)] == [[sender, b"MDPW02", b"\x05"]] * 5

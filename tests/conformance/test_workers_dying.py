@@ -41,7 +41,7 @@ Death = Callable[[Bench, Worker], None]
 
 def settings(death: Death) -> dict[str, float]:
     """Where a worker dies of silence there is no way but to wait; all others have nothing to do with the time."""
-    return {"heartbeat": 0.05, "liveness": 20, "busy_grace": 1.0} if death is silence else {}
+    return {"heartbeat": 0.1, "liveness": 40, "busy_grace": 4.0} if death is silence else {}
 
 
 @pytest.mark.parametrize("death", DEATHS)
@@ -221,8 +221,10 @@ def test_c18_messages_from_a_worker_declared_dead_are_dropped(start: Start, late
 def test_c18_a_late_final_does_not_answer_a_queued_request(start: Start) -> None:
     # C18: not even then, for the request waits and will be done again
     bench = start(heartbeat=0.05, liveness=4, busy_grace=0.2)
-    client, slow = bench.client(), bench.worker(b"echo")
+    client, slow = bench.client(), bench.worker()
     client.request(b"echo", b"hello")
+    client.sync()
+    slow.ready(b"echo")
     address = slow.work(b"hello")
     silence(bench, slow)
     slow.final(address, b"too late")
@@ -233,7 +235,7 @@ def test_c18_a_late_final_does_not_answer_a_queued_request(start: Start) -> None
 
 def test_c18_a_late_final_does_not_end_the_clients_next_request(start: Start) -> None:
     # C18, C4, C32: 0.2 has no request number, so this is all that keeps them apart
-    bench = start(heartbeat=0.05, liveness=20, busy_grace=1.0, max_attempts=1)
+    bench = start(max_attempts=1, **settings(silence))
     client, slow = bench.client(), bench.worker(b"echo")
     client.request(b"echo", b"first")
     address = slow.work(b"first")

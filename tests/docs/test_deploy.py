@@ -7,7 +7,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from support.access import Folder
-from support.processes import process, run
+from support.processes import TIMEOUT_SECONDS, process, run
 
 from zmdp.clients import Client
 from zmdp.mdp.cli.console import CONTEXT_SETTINGS
@@ -68,7 +68,7 @@ def test_the_broker_starts_as_in_its_manifest(tmp_path):
     words = arguments("broker", **{"/keys": tmp_path, "0.0.0.0:5555": "127.0.0.1:*", "0.0.0.0:8080": "127.0.0.1:0"})
     with process(*words) as running:
         endpoint = running.line("tcp://", "stdout")
-        with Client(endpoint, timeout=20, **access.settings("shop")) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS, **access.settings("shop")) as client:
             assert not client.available("nothing")
         assert running.end() == 0
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.processes import broker, eventually, free_endpoint, process, run
+from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
 
 from zmdp.clients import Client
 from zmdp.mdp.broker.drops import Drop
@@ -214,13 +214,13 @@ def test_the_examples_of_the_logging_page(endpoint, monkeypatch):
 
     [handler] = root.handlers
     handler.formatter._style._fmt += " %(request_id)s"
-    with Worker("resize", resize, broker=endpoint), Client(endpoint, timeout=20) as client:
+    with Worker("resize", resize, broker=endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         exec(call, {"client": client, "image": b""})
     assert said.getvalue().endswith(" resizing order-7\n")
 
 
 def test_the_examples_of_the_wire_page(endpoint, capsys):
-    with Client(endpoint) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         client.request("echo")  # now there is a worker
     run_python("docs/wire.md", endpoint)
     (block,) = blocks("docs/wire.md", "python")
@@ -260,7 +260,7 @@ def test_the_pair_of_the_page_about_brokers():
         running = [stack.enter_context(process(*words(line))) for line in started.splitlines()]
         assert len(running) == 3
         running[0].line("linked to broker right")
-        with Client(left, timeout=20) as client:
+        with Client(left, timeout=TIMEOUT_SECONDS) as client:
             eventually(lambda: b"[]" not in client.request("mmi.brokers")[0])
             answer = json.loads(client.request("mmi.brokers")[0])
             mmi = (ROOT / "docs" / "mmi.md").read_text()
@@ -277,7 +277,7 @@ def test_the_tree_of_the_page_about_brokers():
         for line in lines:
             told = re.sub(r"tcp://127\.0\.0\.1:(\d+)", lambda found: ports[found[1]], line)
             stack.enter_context(process(*shlex.split(told)))
-        client = stack.enter_context(Client(ports["5565"], timeout=20))
+        client = stack.enter_context(Client(ports["5565"], timeout=TIMEOUT_SECONDS))
 
         def names():
             return [each["name"] for each in json.loads(client.request("mmi.brokers")[0])["brokers"]]
@@ -300,7 +300,7 @@ def test_the_troubles_of_the_page_about_brokers_are_those_that_brokers_have():
 def test_the_command_of_the_mmi_page(endpoint):
     (session,) = blocks("docs/mmi.md", "console")
     ((command, *printed),) = sessions(session.splitlines())
-    with Client(endpoint) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         client.request("echo")  # now there is a worker
     assert run(*shlex.split(command), MDP_BROKER=endpoint).stdout.decode().splitlines() == printed
 
@@ -341,7 +341,7 @@ def test_every_reason_and_count_is_documented():
 
 def test_every_key_of_the_answers_is_documented(endpoint):
     page = (ROOT / "docs" / "mmi.md").read_text()
-    with Client(endpoint) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         tail = client.request("mmi.tail")[0]
         client.submit("nobody")
         client.request("echo")  # now there are a worker and requests to report

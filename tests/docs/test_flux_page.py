@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import broker, process
+from support.processes import TIMEOUT_SECONDS, broker, process
 
 FLUX = shutil.which("flux") or shutil.which("/opt/flux/bin/flux")
 PYTHON = "/usr/bin/python3"
@@ -41,7 +41,7 @@ def environment(tmp_path):
 
 
 def output(*command, env):
-    done = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     assert not done.returncode, done.stderr
     return done.stdout.splitlines()
 

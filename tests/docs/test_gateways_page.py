@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support import browser as browsers
 from support.http_gateways import TITANIC, await_services, http_gateway, websocket_url
-from support.processes import broker, process
+from support.processes import TIMEOUT_SECONDS, broker, process
 
 from zmdp.clients.gateways.http import access, cli, websocket
 from zmdp.clients.gateways.http.problems import SERVICE_ERROR
@@ -80,7 +80,9 @@ def check(command, printed, given, folder):
     """Run a command, and compare what it prints."""
     for shown, real in given.items():
         command = command.replace(shown, real)
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=True, cwd=folder)
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True, cwd=folder
+    )
     for pattern in (r"\b[0-9a-f]{32}\b", r"\bzmdp_[\w-]{43}"):
         given.update(zip(re.findall(pattern, printed), re.findall(pattern, done.stdout), strict=False))
     for shown, real in given.items():

@@ -26,7 +26,7 @@ SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_s
 def families():
     """The families that a broker and a Titanic export, by name, with their kinds."""
     with web_broker() as broker:
-        exposed = broker.get("/metrics").text
+        exposed = broker.get("/metrics").text  # it is there: `web_broker` has waited for the first snapshot
     counted = {**Metrics().as_dict(), **NOTHING}
     summary = store.Summary(dict.fromkeys(("delayed", "pending", "running", "done", "failed"), 0), 0.0, 1)
     exposed += exposition([TitanicCollector(counted, summary)], "")[0].decode()

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import AsyncClient, Client, RequestTimeout, ServiceError, ZmdpError
 from zmdp.mdp import tracing
@@ -158,13 +158,13 @@ def _package(request, package):
 @pytest.mark.usefixtures("_package")
 def test_from_a_handler_in_a_thread(endpoint, package):
     """A function, a generator, and each way to ask."""
-    with Client(endpoint, timeout=20) as inside:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as inside:
 
         def function(request):
             return [
                 *inside.request("inner"),
                 *next(inside.stream("inner")),
-                *inside.submit("inner").result(20),
+                *inside.submit("inner").result(TIMEOUT_SECONDS),
                 *inside.request("inner", headers={"own": "x"}),
                 *inside.request("inner", headers={"traceparent": OTHER}),
             ]
@@ -177,7 +177,7 @@ def test_from_a_handler_in_a_thread(endpoint, package):
         with (
             Worker("function", function, broker=endpoint),
             Worker("generator", generator, broker=endpoint),
-            Client(endpoint, timeout=20) as client,
+            Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
         ):
             headers = {"traceparent": PARENT, "tracestate": "x=1", "not": "passed on"}
             seen = [json.loads(frame) for frame in client.request("function", headers=headers)]
@@ -199,7 +199,10 @@ def test_from_a_handler_in_a_thread(endpoint, package):
 @pytest.mark.usefixtures("_package")
 def test_from_a_handler_in_asyncio(endpoint, package):
     async def scenario():
-        async with AsyncClient(endpoint, timeout=20) as inside, AsyncClient(endpoint, timeout=20) as client:
+        async with (
+            AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as inside,
+            AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
+        ):
 
             async def function(request):
                 both = await asyncio.gather(inside.request("inner"), inside.request("inner"))
@@ -231,11 +234,11 @@ def test_from_a_handler_in_asyncio(endpoint, package):
 
 @pytest.mark.usefixtures("without_otel")
 def test_without_a_handled_request_nothing_is_added(endpoint):
-    with Client(endpoint, timeout=20) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert told(client.request("inner")) == {}
         assert told(client.request("inner", headers={"a": "b"})) == {"a": "b"}
         assert told(next(client.stream("inner"))) == {}
-        assert told(client.submit("inner").result(20)) == {}
+        assert told(client.submit("inner").result(TIMEOUT_SECONDS)) == {}
 
 
 # ── spans ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -246,10 +249,10 @@ def by_kind(spans):
 
 
 def test_client_and_server_are_linked_in_one_trace(endpoint, spans):
-    with Client(endpoint, timeout=20) as inside:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as inside:
         with (
             Worker("outer", lambda request: inside.request("inner"), broker=endpoint),
-            Client(endpoint, timeout=20) as client,
+            Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
         ):
             client.request("outer", headers={"a": "b"})
     found = by_kind(spans())
@@ -267,7 +270,7 @@ def test_client_and_server_are_linked_in_one_trace(endpoint, spans):
 
 
 def test_a_trace_that_began_elsewhere_goes_on(endpoint, spans):
-    with Client(endpoint, timeout=20) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         client.request("inner", headers={"traceparent": PARENT})
     server = by_kind(spans())[SpanKind.SERVER, "inner"]
     assert server.context.trace_id == TRACE_ID
@@ -276,10 +279,10 @@ def test_a_trace_that_began_elsewhere_goes_on(endpoint, spans):
 def test_a_request_keeps_its_name(endpoint, spans):
     """Its name, and not the trace context, which is that of the span."""
     del spans
-    with Client(endpoint, timeout=20) as inside:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as inside:
         with (
             Worker("outer", lambda request: inside.request("inner"), broker=endpoint),
-            Client(endpoint, timeout=20) as client,
+            Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
         ):
             headers = told(client.request("outer", headers={"request-id": "7", "traceparent": PARENT}))
     assert headers["request-id"] == "7"
@@ -323,19 +326,19 @@ def test_the_span_of_a_worker_has_the_time_in_the_queue(endpoint, spans):
 
     def handler(request):
         begun.set()
-        queued.wait(20)
+        queued.wait(TIMEOUT_SECONDS)
         return request[0]
 
-    with Worker("slow", handler, broker=endpoint), Client(endpoint, timeout=20) as client:
+    with Worker("slow", handler, broker=endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         first = client.submit("slow", b"1")
-        assert begun.wait(20)
+        assert begun.wait(TIMEOUT_SECONDS)
         second = client.submit("slow", b"2")
         eventually(lambda: told(client.request("mmi.services", b"slow"))["services"][0]["queued"])
         before = time.monotonic()
         client.request("mmi.stats")  # which takes some time
         waited = time.monotonic() - before
         queued.set()
-        assert (first.result(20)[0], second.result(20)[0]) == (b"1", b"2")
+        assert (first.result(TIMEOUT_SECONDS)[0], second.result(TIMEOUT_SECONDS)[0]) == (b"1", b"2")
         parts = client.stream("slow", b"3")  # without a deadline
         assert next(parts)[0] == b"3"
     handled = [span for span in spans() if (span.kind, span.name) == (SpanKind.SERVER, "slow")]
@@ -349,11 +352,11 @@ def test_errors_are_recorded(endpoint, spans):
     def fail(request):
         raise ValueError("no good")
 
-    with Worker("fail", fail, broker=endpoint), Client(endpoint, timeout=20) as client:
+    with Worker("fail", fail, broker=endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         for ask in (
             lambda: client.request("fail"),
             lambda: list(client.stream("fail")),
-            lambda: client.submit("fail").result(20),
+            lambda: client.submit("fail").result(TIMEOUT_SECONDS),
         ):
             with pytest.raises(ServiceError):
                 ask()
@@ -373,7 +376,7 @@ def test_each_span_ends_however_its_request_ends(endpoint, spans):
         raise ServiceError(502, "lost")
 
     async def scenario():
-        async with AsyncClient(endpoint, timeout=20) as client:
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
             with pytest.raises(RequestTimeout):
                 await client.request("nobody", timeout=0.05)
             task = asyncio.create_task(client.request("nobody"))
@@ -389,7 +392,7 @@ def test_each_span_ends_however_its_request_ends(endpoint, spans):
 
     with Worker("stop", stop, broker=endpoint):
         asyncio.run(scenario())
-        client = Client(endpoint, timeout=20)
+        client = Client(endpoint, timeout=TIMEOUT_SECONDS)
         client.submit("nobody").cancel()
         with pytest.raises(ServiceError):
             list(client.stream("stop"))
@@ -406,10 +409,10 @@ def test_each_span_ends_however_its_request_ends(endpoint, spans):
 
 def test_tracing_works_without_the_sdk(endpoint):
     """Nothing is recorded, and the trace context goes on all the same."""
-    with Client(endpoint, timeout=20) as inside:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as inside:
         with (
             Worker("outer", lambda request: inside.request("inner"), broker=endpoint),
-            Client(endpoint, timeout=20) as client,
+            Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
         ):
             assert told(client.request("outer", headers={"traceparent": PARENT}))["traceparent"] == PARENT
             assert told(client.request("outer")) == {}

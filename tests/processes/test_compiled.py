@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from support.processes import broker
+from support.processes import TIMEOUT_SECONDS, broker
 
 from zmdp.clients import Client
 from zmdp.mdp import compiled
@@ -18,7 +18,12 @@ TOLD = "import json; from zmdp.mdp import compiled; print(json.dumps([compiled.p
 
 def told(**env):
     run = subprocess.run(
-        [sys.executable, "-c", TOLD], env={**os.environ, **env}, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", TOLD],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_SECONDS,
     )
     return json.loads(run.stdout)
 
@@ -43,7 +48,7 @@ def test_compiled_modules_are_used():
 def test_large_bodies_arrive_unchanged(pure, monkeypatch):
     monkeypatch.setenv("ZMDP_PURE", pure)
     sizes = (0, 1, 8191, 8192, 65535, 65536, 65537, 3_000_000)
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30) as client:
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         worker = subprocess.Popen(
             [
                 sys.executable,

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.processes import alive, broker, eventually, process
+from support.processes import TIMEOUT_SECONDS, alive, broker, eventually, process
 
 from zmdp.clients import Client, RetryLater, WorkerLost
 from zmdp.workers import Worker
@@ -71,7 +71,11 @@ class Gate:
 
 def test_a_request_outlives_its_worker(tmp_path, pool):
     held = tmp_path / "held"
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30, retries=0) as client, Client(endpoint) as asker:
+    with (
+        broker(*QUICK) as (_, endpoint),
+        Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client,
+        Client(endpoint, timeout=TIMEOUT_SECONDS) as asker,
+    ):
         with worker("services:slow", endpoint) as first, worker("services:slow", endpoint) as second:
             eventually(lambda: len(workers_of(asker, b"slow")) == 2)
             reply = pool.submit(client.request, "slow", str(held).encode())
@@ -85,7 +89,7 @@ def test_a_request_outlives_its_worker(tmp_path, pool):
 
 
 def test_64_requests_outlive_the_worker_that_holds_them(tmp_path):
-    with broker(*SLOW) as (_, endpoint), Client(endpoint, timeout=60) as client, gated(endpoint) as first:
+    with broker(*SLOW) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client, gated(endpoint) as first:
         first.line("gated: serving at ")
         gate = Gate(tmp_path / "gate")
         for _ in range(64):
@@ -108,7 +112,7 @@ def test_a_poisonous_request_fails_alone(tmp_path):
     """It kills three workers, each of which holds other requests, and those complete elsewhere."""
     with ExitStack() as ends:
         server, endpoint = ends.enter_context(broker(*SLOW))
-        client = ends.enter_context(Client(endpoint, timeout=60))
+        client = ends.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS))
         first = ends.enter_context(gated(endpoint))
         fuse, gate, later = (Gate(tmp_path / name) for name in ("fuse", "gate", "later"))
         for number in range(63):
@@ -149,7 +153,7 @@ def test_a_client_and_a_worker_outlive_the_broker(pool, protocol):
 def test_an_async_worker_outlives_the_broker(pool):
     options = ("--service", "double", "--codec", "json", "--concurrency", "3")
     with broker(*QUICK) as (first, endpoint), worker("services:double", endpoint, *options):
-        with Client(endpoint, timeout=30) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
             assert client.call("double", 1) == 2
             first.kill()
             replies = [pool.submit(client.call, "double", number) for number in range(4)]
@@ -158,7 +162,10 @@ def test_an_async_worker_outlives_the_broker(pool):
 
 
 def test_a_worker_that_was_frozen_is_registered_again(tmp_path):
-    with broker("--heartbeat", "0.05", "--liveness", "4") as (server, endpoint), Client(endpoint) as client:
+    with (
+        broker("--heartbeat", "0.05", "--liveness", "4") as (server, endpoint),
+        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
+    ):
         with worker("services:pid", endpoint, "--service", "pid") as frozen:
             eventually(lambda: workers_of(client, b"pid"))
             frozen.send_signal(signal.SIGSTOP)
@@ -169,7 +176,10 @@ def test_a_worker_that_was_frozen_is_registered_again(tmp_path):
 
 def test_a_frozen_broker_reads_waiting_heartbeats_before_it_gives_workers_up():
     patience = 0.2
-    with broker("--heartbeat", "0.05", "--liveness", "4") as (frozen, endpoint), Client(endpoint, timeout=20) as client:
+    with (
+        broker("--heartbeat", "0.05", "--liveness", "4") as (frozen, endpoint),
+        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
+    ):
         with ExitStack() as ends:
             for _ in range(20):
                 ends.enter_context(Worker("echo", list, broker=endpoint, heartbeat=0.05, liveness=1000))
@@ -185,7 +195,10 @@ def test_a_frozen_broker_reads_waiting_heartbeats_before_it_gives_workers_up():
 def test_the_broker_drains(tmp_path, pool):
     held = tmp_path / "held"
     with broker(*QUICK) as (server, endpoint), worker("services:slow", endpoint) as at_work:
-        with Client(endpoint, timeout=30, retries=0) as client, Client(endpoint, timeout=0.3, retries=0) as late:
+        with (
+            Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client,
+            Client(endpoint, timeout=0.3, retries=0) as late,
+        ):
             eventually(lambda: workers_of(client, b"slow"))
             reply = pool.submit(client.request, "slow", str(held).encode())
             eventually(held.exists)
@@ -205,7 +218,10 @@ def test_the_broker_drains(tmp_path, pool):
 def test_a_second_signal_stops_the_broker_immediately(tmp_path, pool):
     held = tmp_path / "held"
     with broker(*QUICK, "--drain-timeout", "600") as (server, endpoint), worker("services:slow", endpoint):
-        with Client(endpoint) as asker, Client(endpoint, timeout=30, retries=0) as client:
+        with (
+            Client(endpoint, timeout=TIMEOUT_SECONDS) as asker,
+            Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client,
+        ):
             eventually(lambda: workers_of(asker, b"slow"))
             client.send("slow", str(held).encode())
             eventually(held.exists)
@@ -218,7 +234,7 @@ def test_a_second_signal_stops_the_broker_immediately(tmp_path, pool):
 def test_the_drain_is_bounded(tmp_path):
     held = tmp_path / "held"
     with broker(*QUICK, "--drain-timeout", "0.2") as (server, endpoint), worker("services:slow", endpoint):
-        with Client(endpoint) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
             eventually(lambda: workers_of(client, b"slow"))
             client.send("slow", str(held).encode())
             eventually(held.exists)
@@ -230,7 +246,7 @@ def test_the_drain_is_bounded(tmp_path):
 def test_a_worker_finishes_its_request_before_it_ends(tmp_path, pool):
     held = tmp_path / "held"
     with broker(*QUICK) as (server, endpoint), worker("services:slow", endpoint) as ending:
-        with Client(endpoint, timeout=30, retries=0) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
             eventually(lambda: workers_of(client, b"slow"))
             reply = pool.submit(client.request, "slow", str(held).encode())
             eventually(held.exists)
@@ -243,7 +259,11 @@ def test_a_worker_finishes_its_request_before_it_ends(tmp_path, pool):
 
 def test_a_second_signal_stops_a_worker_immediately(tmp_path):
     held = tmp_path / "held"
-    with broker(*QUICK) as (_, endpoint), worker("services:slow", endpoint) as ending, Client(endpoint) as client:
+    with (
+        broker(*QUICK) as (_, endpoint),
+        worker("services:slow", endpoint) as ending,
+        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
+    ):
         eventually(lambda: workers_of(client, b"slow"))
         client.send("slow", str(held).encode())
         eventually(held.exists)
@@ -256,7 +276,7 @@ def test_a_second_signal_stops_a_worker_immediately(tmp_path):
 def test_ctrl_c_in_a_terminal_stops_all_processes_gracefully(tmp_path, pool):
     held = tmp_path / "held"
     command = ("mdworker", "services:slow", "--processes", "2", *QUICK)
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30, retries=0) as client:
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
         with process(*command, "--broker", endpoint, cwd=HERE, new_group=True) as parent:
             eventually(lambda: len(workers_of(client, b"slow")) == 2)
             reply = pool.submit(client.request, "slow", str(held).encode())
@@ -269,7 +289,7 @@ def test_ctrl_c_in_a_terminal_stops_all_processes_gracefully(tmp_path, pool):
 
 
 def test_a_large_reply_is_not_lost_when_its_worker_ends(pool):
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=30, retries=0) as client:
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
         with worker("services:large", endpoint, "--service", "large") as ending:
             eventually(lambda: workers_of(client, b"large"))
             reply = pool.submit(client.request, "large")
@@ -278,7 +298,7 @@ def test_a_large_reply_is_not_lost_when_its_worker_ends(pool):
 
 
 def test_a_supervisor_restarts_killed_processes_and_stops_all():
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=10) as client:
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
             eventually(lambda: len(workers_of(client, b"pid")) == 2)
             pids = {int(client.request("pid")[0]) for _ in range(4)}
@@ -295,7 +315,7 @@ def test_a_supervisor_restarts_killed_processes_and_stops_all():
 
 @pytest.mark.parametrize("least", [0, 1])
 def test_processes_scale_with_the_load(tmp_path, least):
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=60, retries=0) as client:
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
         with worker("services:slow", endpoint, "--processes", f"{least}-3", "--idle", "0.1") as parent:
             eventually(lambda: len(workers_of(client, b"slow")) == least)
             held = [tmp_path / str(number) for number in range(6)]
@@ -315,7 +335,7 @@ def test_processes_scale_with_the_load(tmp_path, least):
 
 
 def test_the_number_of_processes_stays_while_the_broker_does_not_tell_the_load():
-    with broker(*QUICK) as (running, endpoint), Client(endpoint, timeout=10) as client:
+    with broker(*QUICK) as (running, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         with worker("services:pid", endpoint, "--service", "pid", "--processes", "1-2") as parent:
             eventually(lambda: len(workers_of(client, b"pid")) == 1)
             running.kill()
@@ -324,7 +344,7 @@ def test_the_number_of_processes_stays_while_the_broker_does_not_tell_the_load()
 
 
 def test_worker_processes_end_when_their_supervisor_is_killed():
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=10) as client:
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:
             eventually(lambda: len(workers_of(client, b"pid")) == 2)
             pids = {int(client.request("pid")[0]) for _ in range(4)}

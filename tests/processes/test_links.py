@@ -12,7 +12,7 @@ import pytest
 import zmq
 from support.access import Folder
 from support.peers import ready_of, record, records_of, request_of
-from support.processes import broker, eventually, free_endpoint, run
+from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, run
 
 from zmdp.clients import Client
 from zmdp.workers import Worker
@@ -28,11 +28,14 @@ def undisturbed(endpoint, folder=None):
     calls = []
 
     def call():
-        with Client(endpoint, timeout=20, retries=0, **keys) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0, **keys) as client:
             while not ended.is_set():
                 calls.append(client.request("echo", b"%d" % len(calls)) == [b"%d" % len(calls)])
 
-    with Worker("echo", list, broker=endpoint, **worker_keys), Client(endpoint, timeout=20, **keys) as client:
+    with (
+        Worker("echo", list, broker=endpoint, **worker_keys),
+        Client(endpoint, timeout=TIMEOUT_SECONDS, **keys) as client,
+    ):
         eventually(lambda: client.available("echo"))
         thread = threading.Thread(target=call)
         thread.start()
@@ -194,7 +197,7 @@ def keyed(folder, name, *options):
 
 def test_with_the_right_keys_a_link_is_established(folder):
     with keyed(folder, "b") as (_, other), keyed(folder, "a", "--peer", f"{other}={folder.path}/driver.key") as (_, at):
-        with Client(at, timeout=20, **folder.settings("operator")) as client, ExitStack() as stack:
+        with Client(at, timeout=TIMEOUT_SECONDS, **folder.settings("operator")) as client, ExitStack() as stack:
             keys = {**folder.settings("resizer"), "broker_key": folder.path / "driver.key"}
             stack.enter_context(Worker("far", list, broker=other, **keys))
             assert client.request("far", b"x") == [b"x"]
@@ -352,7 +355,7 @@ def test_a_peer_that_claims_to_reach_everything():
 
 def services_of_none(endpoint):
     """Return whether nothing is left of the liar's services."""
-    with Client(endpoint, timeout=20) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         return services_of(client) == (set(), 0)
 
 

@@ -5,7 +5,7 @@ import re
 from contextlib import ExitStack
 
 import pytest
-from support.processes import broker, process, run
+from support.processes import TIMEOUT_SECONDS, broker, process, run
 
 from zmdp.clients import Client
 from zmdp.titanic import Titanic
@@ -84,7 +84,7 @@ def test_titanic_names_a_request_by_its_uuid(system, tmp_path):
     running, worker, endpoint = system
     with process("titanic", "serve", "--db", f"{tmp_path}/titanic.db", "--broker", endpoint) as titanic:
         titanic.line("serving ")
-        with Client(endpoint, timeout=20) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
             uuid = Titanic(client).submit("fail", retries=1, backoff=3600).uuid
         assert json.loads(worker.line("this will fail"))["request_id"] == uuid
         assert json.loads(running.line("slow request for service fail"))["request_id"] == uuid

@@ -13,7 +13,7 @@ import pytest
 import zmq
 from support.access import Folder
 from support.pirates import LazyPirate, ParanoidPirate
-from support.processes import broker, eventually, free_endpoint, process, run
+from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
 
 from zmdp.clients import Client
 from zmdp.workers import Worker
@@ -167,7 +167,7 @@ def test_killed_workers_are_replaced():
         first.join()
         with Worker("echo", list, broker=main):
             client.call()
-        with crew(endpoint, 1), Client(main) as other:
+        with crew(endpoint, 1), Client(main, timeout=TIMEOUT_SECONDS) as other:
             client.call()
             assert other.request("echo", b"hello") == [b"hello"]
 
@@ -228,7 +228,7 @@ def test_with_access_control_pirates_have_keys_too(folder):
             worker.ready()
             worker.final(worker.work(b"hello"), b"world")
             client.answered(b"world")
-            with Client(main, **folder.settings("driver")) as observer:
+            with Client(main, timeout=TIMEOUT_SECONDS, **folder.settings("driver")) as observer:
                 assert observer.request("mmi.service", b"echo") == [b"200"]
                 folder.write(folder.access.read_text().partition("\n")[2].replace("resizer", "stranger"))
                 running.send_signal(signal.SIGHUP)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.postgres import cluster as new_cluster
-from support.processes import BIN, broker, eventually, free_endpoint, process, run
+from support.processes import BIN, TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
 from support.titanics import BEATS, LIMITS, row, state
 
 from zmdp.clients import Client
@@ -86,7 +86,7 @@ def titanic(here, endpoint, db):
 
 @pytest.fixture
 def api(endpoint, db):
-    with Client(endpoint, timeout=20) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         yield Titanic(client)
 
 
@@ -167,7 +167,7 @@ def test_stream_prints_partials_as_they_come(endpoint, db, api):
 
     def hold(request):
         yield b"first"
-        gate.wait(20)
+        gate.wait(TIMEOUT_SECONDS)
         return b"last"
 
     with Worker("hold", hold, broker=endpoint, **BEATS):
@@ -372,9 +372,9 @@ def test_serve_registers_at_several_brokers(tmp_path, here):
         with process(*command, MDP_BROKER=brokers) as serving:
             serving.line(f"serving titanic.request, titanic.reply, titanic.close at {one}, {other}")
             for at in (one, other):
-                with Client(at, timeout=20) as client:
+                with Client(at, timeout=TIMEOUT_SECONDS) as client:
                     ticket = Titanic(client).submit("echo", at.encode())
-                    assert ticket.result(timeout=20) == [at.encode()]
+                    assert ticket.result(timeout=TIMEOUT_SECONDS) == [at.encode()]
             assert serving.end() == 0
 
 
@@ -390,10 +390,10 @@ def harbour(tmp_path_factory):
     def hold(request):
         yield b"half"
         at_work.set()
-        gate.wait(20)
+        gate.wait(TIMEOUT_SECONDS)
 
     with services() as endpoint, ExitStack() as stack:
-        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=20)))
+        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS)))
         serving = stack.enter_context(serve(endpoint, path, "--drain-timeout", "0"))
         stack.enter_context(Worker("hold", hold, broker=endpoint, **BEATS))
         stack.callback(gate.set)
@@ -404,10 +404,10 @@ def harbour(tmp_path_factory):
             "delayed": titanic.submit("nobody", delay=3600, key="k").uuid,
             "running": titanic.submit("hold").uuid,
         }
-        titanic.ticket(uuids["done"]).result(timeout=20)
+        titanic.ticket(uuids["done"]).result(timeout=TIMEOUT_SECONDS)
         with pytest.raises(ServiceError):
-            titanic.ticket(uuids["failed"]).result(timeout=20)
-        assert at_work.wait(20)
+            titanic.ticket(uuids["failed"]).result(timeout=TIMEOUT_SECONDS)
+        assert at_work.wait(TIMEOUT_SECONDS)
         eventually(lambda: row(str(path), uuids["running"])["partials"])
         serving.kill()
     return path, uuids
@@ -667,8 +667,11 @@ def test_a_titanic_follows_the_operators_changes(operator):
         done(titanic("retry", uuids["failed"]))
         eventually(lambda: row(db, uuids["failed"])["attempts"] == 2 and state(db, uuids["failed"]) == "failed")
         done(titanic("cancel", uuids["pending"]))
-        with Client(at) as client, pytest.raises(ServiceError, match="cancelled by an operator"):
-            Titanic(client).ticket(uuids["pending"]).result(timeout=20)
+        with (
+            Client(at, timeout=TIMEOUT_SECONDS) as client,
+            pytest.raises(ServiceError, match="cancelled by an operator"),
+        ):
+            Titanic(client).ticket(uuids["pending"]).result(timeout=TIMEOUT_SECONDS)
 
 
 # ── the tables ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -737,7 +740,7 @@ def test_postgresql(here):
 def port(tmp_path):
     """A broker for this test, a client, and the path of a database."""
     with running_broker(limits=LIMITS, drain_timeout=0.1) as server:
-        with Client(server.endpoints[0], timeout=20) as client:
+        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
             yield server.endpoints[0], Titanic(client), str(tmp_path / "titanic.db")
 
 
@@ -748,7 +751,7 @@ def holding(at):
 
     def hold(request):
         held.set()
-        gate.wait(20)
+        gate.wait(TIMEOUT_SECONDS)
         return request[0]
 
     with Worker("hold", hold, broker=at, **BEATS):
@@ -764,7 +767,7 @@ def test_serve_finishes_running_requests_and_leaves_pending_ones(port, number):
     with serve(at, db) as serving, holding(at) as (held, gate):
         running = titanic.submit("hold", b"running")
         waiting, later = titanic.submit("nobody", b"waiting"), titanic.submit("hold", delay=0.1)
-        assert held.wait(20)
+        assert held.wait(TIMEOUT_SECONDS)
         serving.send_signal(number)
         serving.line("for 1 running requests")
         eventually(lambda: not titanic.client.available("titanic.request"))
@@ -773,8 +776,8 @@ def test_serve_finishes_running_requests_and_leaves_pending_ones(port, number):
         assert [state(db, each.uuid) for each in (running, waiting)] == ["done", "pending"]
         assert state(db, later.uuid) in {"delayed", "pending"}
     with serve(at, db), Worker("nobody", list, broker=at, **BEATS):
-        assert running.result(timeout=20) == [b"running"]
-        assert waiting.result(timeout=20) == [b"waiting"]
+        assert running.result(timeout=TIMEOUT_SECONDS) == [b"running"]
+        assert waiting.result(timeout=TIMEOUT_SECONDS) == [b"waiting"]
 
 
 @pytest.mark.parametrize("logged", ["interrupt again to exit immediately", "for 1 running requests"])
@@ -783,14 +786,14 @@ def test_a_second_signal_exits_immediately_and_loses_nothing(port, logged):
     with holding(at) as (held, gate):
         with serve(at, db, "--drain-timeout", "600", "--lease", "2") as serving:
             ticket = titanic.submit("hold", b"body")
-            assert held.wait(20)
+            assert held.wait(TIMEOUT_SECONDS)
             serving.send_signal(signal.SIGTERM)
             serving.line(logged)
             assert serving.end() == 1
             assert "Traceback" not in serving.stderr
         gate.set()
         with serve(at, db):
-            assert ticket.result(timeout=20) == [b"body"]
+            assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"body"]
 
 
 @contextmanager
@@ -805,7 +808,7 @@ def test_a_submission_is_stored_once_although_the_broker_dies_before_the_answer(
     with ExitStack() as stack:
         first = stack.enter_context(broker_at(at))
         stack.enter_context(serve(at, db))
-        client, other = (stack.enter_context(Client(at, timeout=20)) for _ in range(2))
+        client, other = (stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS)) for _ in range(2))
         eventually(lambda: other.available("titanic.request"))
         lock = stack.enter_context(closing(sqlite3.connect(db, isolation_level=None)))
         lock.execute("BEGIN IMMEDIATE")  # Titanic cannot store the request, and so does not answer
@@ -815,7 +818,7 @@ def test_a_submission_is_stored_once_although_the_broker_dies_before_the_answer(
         stack.enter_context(broker_at(at))
         eventually(lambda: handled(other, "titanic.request"))  # the client has sent the request again
         lock.execute("ROLLBACK")
-        ticket = submitted.result(20)
+        ticket = submitted.result(TIMEOUT_SECONDS)
         (stored,) = [json.loads(line) for line in done(run("titanic", "ls", "--json", TITANIC_DB=str(db))).splitlines()]
         assert stored["uuid"] == ticket.uuid
 
@@ -830,13 +833,13 @@ def test_the_drain_is_bounded(port):
     with holding(at) as (held, gate):
         with serve(at, db, "--drain-timeout", "0.1") as serving:
             ticket = titanic.submit("hold", b"body")
-            assert held.wait(20)
+            assert held.wait(TIMEOUT_SECONDS)
             assert serving.end() == 1
             serving.line("gave up 1 running requests of hold: they are executed again")
         assert state(db, ticket.uuid) in {"delayed", "pending"}  # due at once, without an owner
         gate.set()
         with serve(at, db):
-            assert ticket.result(timeout=20) == [b"body"]
+            assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"body"]
 
 
 def test_two_titanics_share_a_database(port):
@@ -851,7 +854,9 @@ def test_two_titanics_share_a_database(port):
         tickets = [titanic.submit("echo", b"%d" % number) for number in range(50)]
         assert first.end() == 0
         tickets += [titanic.submit("echo", b"%d" % number) for number in range(50, 60)]
-        assert [ticket.result(timeout=20) for ticket in tickets] == [[b"%d" % number] for number in range(60)]
+        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [
+            [b"%d" % number] for number in range(60)
+        ]
     assert sorted(executed) == list(range(60))
 
 
@@ -862,7 +867,7 @@ def test_serve_waits_for_its_broker(tmp_path):
     with serve(at, tmp_path / "titanic.db") as serving:
         serving.line(f"no broker at {at} yet: nothing is listening there")
         with broker("--heartbeat", "0.2", "--liveness", "50", bind=at):
-            with Client(at, timeout=20) as client:
+            with Client(at, timeout=TIMEOUT_SECONDS) as client:
                 eventually(lambda: client.available("titanic.request"))
             assert UUID.fullmatch(done(run("titanic", "request", "echo", "--broker", at)))
             assert serving.end() == 0
@@ -874,7 +879,7 @@ def test_settings_of_serve(port):
     command = ("titanic", "serve", "--max-waiting", "2", "--ttl", "1h", "--log-level", "warning")
     with process(*command, **env) as serving, Worker("echo", list, broker=at, **BEATS):
         ticket = titanic.submit("echo")
-        ticket.result(timeout=20)
+        ticket.result(timeout=TIMEOUT_SECONDS)
         assert row(db, ticket.uuid)["expires"] - row(db, ticket.uuid)["finished"] == pytest.approx(3600)
         for _ in range(2):
             titanic.submit("nobody")

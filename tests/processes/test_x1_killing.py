@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.processes import broker, eventually, process
+from support.processes import TIMEOUT_SECONDS, broker, eventually, process
 
 from zmdp.clients import AsyncClient, Client, RetryLater, StreamInterrupted
 
@@ -27,7 +27,7 @@ def test_500_outstanding_requests_outlive_the_broker():
     """Each is answered once."""
 
     async def scenario(first, endpoint, ends):
-        async with AsyncClient(endpoint, timeout=60) as client:
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
             answered = Counter()
 
             async def ask(number):
@@ -54,7 +54,7 @@ def test_500_outstanding_requests_outlive_the_broker():
 
 def test_a_stream_that_has_begun_is_not_repeated():
     with broker(*QUICK) as (first, endpoint), worker("services:endless", endpoint, "--service", "endless"):
-        with Client(endpoint, timeout=20) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
             parts = client.stream("endless")
             assert next(parts) == [b"0"]
             first.kill()
@@ -65,7 +65,7 @@ def test_a_stream_that_has_begun_is_not_repeated():
 
 def test_the_next_broker_is_used_when_one_dies():
     async def scenario(first, endpoints):
-        async with AsyncClient(endpoints, timeout=30) as client:
+        async with AsyncClient(endpoints, timeout=TIMEOUT_SECONDS) as client:
             assert await client.request("echo", b"1") == [b"1"]
             first.kill()
             assert await client.request("echo", b"2") == [b"2"]
@@ -77,7 +77,7 @@ def test_the_next_broker_is_used_when_one_dies():
 
 def test_a_frozen_broker_is_left_for_the_next():
     async def scenario(first, endpoints):
-        async with AsyncClient(endpoints, timeout=30, heartbeat=0.1, liveness=3) as client:
+        async with AsyncClient(endpoints, timeout=TIMEOUT_SECONDS, heartbeat=0.1, liveness=3) as client:
             assert await client.request("echo", b"1") == [b"1"]
             first.send_signal(signal.SIGSTOP)
             assert await client.request("echo", b"2") == [b"2"]
@@ -91,7 +91,7 @@ def test_a_frozen_broker_is_left_for_the_next():
 def test_requests_are_refused_while_the_broker_drains_and_when_it_ends(tmp_path):
     held = tmp_path / "held"
     with broker(*QUICK, "--drain-timeout", "600") as (server, endpoint), worker("services:slow", endpoint):
-        with Client(endpoint, timeout=60) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
             running = client.submit("slow", str(held).encode())
             eventually(held.exists)
             server.send_signal(signal.SIGTERM)
@@ -101,14 +101,14 @@ def test_requests_are_refused_while_the_broker_drains_and_when_it_ends(tmp_path)
             assert refused.value.code == 503
             server.send_signal(signal.SIGTERM)
             with pytest.raises(RetryLater, match="shut down before") as ended:
-                running.result(20)
+                running.result(TIMEOUT_SECONDS)
             assert ended.value.code == 503
             held.unlink()
 
 
 def test_a_killed_asyncio_worker_loses_nothing():
     async def scenario(endpoint, first, second):
-        async with AsyncClient(endpoint, timeout=60, codec="json") as client:
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, codec="json") as client:
             asking = [asyncio.create_task(client.call("double", number)) for number in range(300)]
             await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
             os.kill(first.pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_a_killed_asyncio_worker_loses_nothing():
 
 def test_a_request_is_cancelled_at_a_worker_in_another_process():
     with broker(*QUICK) as (_, endpoint), worker("zmdp.workers.sleep:worker", endpoint) as sleeper:
-        with Client(endpoint, timeout=60) as client:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
             future = client.submit("sleep", b"600000")
             eventually(lambda: any(each["busy"] for each in json.loads(client.request("mmi.workers")[0])["workers"]))
             assert future.cancel()
@@ -153,7 +153,7 @@ def test_ctrl_c_on_a_script_finishes_the_running_request():
     def interruptible():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=60) as client:
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         reply = client.submit("work")
         script = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, endpoint],
@@ -164,8 +164,8 @@ def test_ctrl_c_on_a_script_finishes_the_running_request():
         with script:
             assert script.stdout.readline() == "working\n"
             script.send_signal(signal.SIGINT)
-            assert reply.result(20) == [b"done"]
-            assert script.wait(20) == 0
+            assert reply.result(TIMEOUT_SECONDS) == [b"done"]
+            assert script.wait(TIMEOUT_SECONDS) == 0
 
 
 ABANDONED = """
@@ -190,18 +190,22 @@ print("alive")
 def test_an_unclosed_asyncio_client_does_not_keep_the_process_alive():
     with broker(*QUICK) as (_, endpoint):
         done = subprocess.run(
-            [sys.executable, "-c", ABANDONED, endpoint], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", ABANDONED, endpoint],
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=True,
         )
         assert done.stdout == "alive\n"
 
 
 def test_the_connections_of_a_killed_process_count_as_one_attempt():
     options = ("--concurrency", "5", "--protocol", "0.2")  # before X1 a connection holds one request
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=60) as client:
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         with worker("zmdp.workers.sleep:worker", endpoint, *options) as first:
             eventually(lambda: len(json.loads(client.request("mmi.workers")[0])["workers"]) == 5)
             reply = client.submit("sleep", b"300")
             eventually(lambda: any(each["busy"] for each in json.loads(client.request("mmi.workers")[0])["workers"]))
             first.kill()
             with worker("zmdp.workers.sleep:worker", endpoint):
-                assert reply.result(20) == [b"300"]
+                assert reply.result(TIMEOUT_SECONDS) == [b"300"]

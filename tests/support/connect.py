@@ -13,7 +13,6 @@ from support.processes import eventually
 
 from zmdp.spark.session import SparkError, connect_session
 
-TIMEOUT_SECONDS = 90.0
 CONNECT_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 """Its script, `sbin/start-connect-server.sh`, is missing in PySpark 4.2.1."""
 
@@ -49,7 +48,7 @@ def connected(folder):
     """Yield a session of a Spark Connect server that is started for it."""
     pytest.importorskip("grpc")
     with connect_server(folder) as port:
-        session = eventually(lambda: attempt(port), TIMEOUT_SECONDS)
+        session = eventually(lambda: attempt(port))
         yield session
         session.stop()
 

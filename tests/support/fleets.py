@@ -16,7 +16,7 @@ from zmdp.mdp.errors import ZmdpError
 from zmdp.spark import control
 
 HERE = Path(__file__).parents[1] / "spark"
-SPARK_TIMEOUT_SECONDS = 90.0
+SPARK_TIMEOUT_SECONDS = 240.0
 """How long tests wait for something that starts Spark, on a busy machine."""
 BEATS = ("--heartbeat", "0.2", "--liveness", "50")
 SMALL = (
@@ -74,7 +74,10 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
     """Run a fleet as a process; afterwards remove the files that it leaves."""
     command = ("mdp-spark", "fleet", handler, "--service", service, "--name", f"fleet-{service}",
                "--broker", endpoint, *BEATS, *SMALL, *options)  # fmt: skip
-    with process(*command, cwd=cwd, **env) as running, Client(endpoint, timeout=60, retries=0) as client:
+    with (
+        process(*command, cwd=cwd, **env) as running,
+        Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, retries=0) as client,
+    ):
         running.line(f"serves {service} at", timeout=SPARK_TIMEOUT_SECONDS)
         found = Running(running, client, f"fleet-{service}")
         if "--replace" in options:

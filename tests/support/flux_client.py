@@ -5,12 +5,13 @@ import socket
 import struct
 from dataclasses import dataclass
 
+from support.processes import TIMEOUT_SECONDS
+
 MAGIC = 0xFFEE0012
 ANY = 0xFFFFFFFF
 REQUEST, RESPONSE, EVENT, CONTROL = 1, 2, 4, 8
 TOPIC, PAYLOAD, NORESPONSE, ROUTE, UPSTREAM, PRIVATE, STREAMING = 1, 2, 4, 8, 16, 32, 64
 HEADER = struct.Struct(">BBBBIIII")
-TIMEOUT_SECONDS = 20.0
 
 
 @dataclass(frozen=True)

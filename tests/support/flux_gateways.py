@@ -6,13 +6,12 @@ import threading
 from contextlib import contextmanager
 
 from support.flux_client import FluxClient
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import AsyncClient
 from zmdp.clients.gateways.flux.server import Gateway, Settings
 from zmdp.mdp.errors import ZmdpError
 from zmdp.workers import AsyncWorker
-
-TIMEOUT_SECONDS = 20.0
 
 
 class Running:
@@ -82,7 +81,7 @@ def running_workers(endpoint, **handlers):
 
     async def main():
         found["loop"], found["stop"] = asyncio.get_running_loop(), asyncio.Event()
-        async with AsyncClient(endpoint) as client:
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
             workers = [AsyncWorker(name, handler, broker=endpoint) for name, handler in handlers.items()]
             for worker in workers:
                 worker.start()

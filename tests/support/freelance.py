@@ -98,7 +98,9 @@ def plain_server(endpoint: str, answer: Answer | None = None) -> Iterator[list[l
         context.term()
 
 
-def agent(endpoints: Sequence[str], body: Sequence[bytes], number: int, timeout: float = 3.0) -> list[bytes] | None:
+def agent(
+    endpoints: Sequence[str], body: Sequence[bytes], number: int, timeout: float = TIMEOUT_SECONDS
+) -> list[bytes] | None:
     """Make one request in the manner of the Guide's `flcliapi`.
 
     It assumes that servers are there 0.1 s after it has connected, drops what it cannot send, takes every message for a

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 import uvloop
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients.gateways.http.access import Access
 from zmdp.clients.gateways.http.gateway import Gateway
@@ -18,9 +19,6 @@ from zmdp.clients.gateways.upstream import Upstream
 from zmdp.mdp.http.server import Server
 from zmdp.mdp.transport.tcp import listen
 from zmdp.workers import AsyncWorker, ServiceError
-
-TIMEOUT_SECONDS = 20.0
-"""How long tests wait for something that must happen."""
 
 
 class Running:

@@ -1,6 +1,7 @@
 """Runs zmdp's commands as processes, which tests watch and kill."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,9 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BIN = Path(sys.executable).parent
-TIMEOUT_SECONDS = 20.0
-"""How long tests wait for something that must happen."""
+TIMEOUT_SECONDS = 120.0
+"""How long tests wait for something that must happen: so long that only a hang takes longer, on any machine."""
+TIMEOUT_MS = round(1000 * TIMEOUT_SECONDS)
+"""The same, for `poll`."""
+SHORT_TIMEOUTS = tuple(0.1 * 3**number for number in range(6))
+"""For timeouts that must pass, but not before something else has happened: tests use the first that is long enough."""
 POLL_SECONDS = 0.005
 """The pause between two looks: without it, who waits for a process would take the processor that it needs."""
 
@@ -101,11 +108,13 @@ def broker(*options: str, bind: str = "tcp://127.0.0.1:*") -> Iterator[tuple[Pro
         yield running, running.line("://", "stdout")
 
 
-def run(*command: str, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
+def run(
+    *command: str, stdin: bytes = b"", timeout: float = TIMEOUT_SECONDS, **env: str
+) -> subprocess.CompletedProcess[bytes]:
     """Run a command and wait until it has ended."""
     return subprocess.run(
         [str(BIN / command[0]), *command[1:]],
-        input=stdin, capture_output=True, timeout=60, env={**os.environ, **env}, check=False,
+        input=stdin, capture_output=True, timeout=timeout, env={**os.environ, **env}, check=False,
     )  # fmt: skip
 
 
@@ -131,3 +140,17 @@ def eventually(condition: Callable[[], Any], timeout: float = TIMEOUT_SECONDS) -
         assert time.monotonic() < until, f"the condition was still false after {timeout} s"
         time.sleep(POLL_SECONDS)
     return value
+
+
+def eventually_raises(error: type[BaseException], match: str, call: Callable[[], Any]) -> Any:
+    """Call until the error says `match`, and return it.  Each call must raise such an error.
+
+    For calls that may end before the reason is known, because their timeout is short.
+    """
+
+    def raised() -> BaseException | None:
+        with pytest.raises(error) as caught:
+            call()
+        return caught.value if re.search(match, str(caught.value)) else None
+
+    return eventually(raised)

@@ -74,7 +74,7 @@ def titanic_at(endpoint: str, db: Path | str, *options: str, **env: str) -> Iter
     at = ("--broker", endpoint, "--db", str(db), "--http", "127.0.0.1:0")
     with process("titanic", "serve", *at, *QUICK, *options, **env) as running:
         url = running.line("http://", "stdout")
-        with httpx.Client(base_url=url, timeout=20) as http:
+        with httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as http:
             eventually(lambda: http.get("/readyz").status_code == 200)
             yield SimpleNamespace(process=running, url=url, http=http)
 

@@ -12,7 +12,7 @@ import httpx
 
 from zmdp.workers import Worker
 
-from .processes import Process, eventually, process
+from .processes import TIMEOUT_SECONDS, Process, eventually, process
 
 
 @dataclass
@@ -28,27 +28,42 @@ class WebBroker:
         return int(self.url.rstrip("/").rpartition(":")[2])
 
     def client(self, **settings: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20, **settings)
+        return httpx.Client(base_url=self.url, timeout=TIMEOUT_SECONDS, **settings)
 
     def get(self, path: str, **settings: Any) -> httpx.Response:
-        return httpx.get(self.url + path.removeprefix("/"), timeout=20, **settings)
+        return httpx.get(self.url + path.removeprefix("/"), timeout=TIMEOUT_SECONDS, **settings)
 
     def post(self, path: str, **settings: Any) -> httpx.Response:
-        return httpx.post(self.url + path.removeprefix("/"), timeout=20, **settings)
+        return httpx.post(self.url + path.removeprefix("/"), timeout=TIMEOUT_SECONDS, **settings)
 
     def text_of(self, path: str) -> str:
         """Return the text of a page, without markup."""
         return re.sub(r"<[^>]+>|\s+", " ", self.get(path).text)
 
+    def shows(self, path: str, *parts: str) -> str:
+        """Wait until the text of a page contains all `parts`, and return it.
+
+        A page shows what has been answered by then, and the rest when it is loaded again.
+        """
+
+        def shown() -> str:
+            text = " ".join(self.text_of(path).split())
+            return text if all(part in text for part in parts) else ""
+
+        found: str = eventually(shown)
+        return found
+
 
 @contextmanager
 def web_broker(*options: str, **env: str) -> Iterator[WebBroker]:
-    """Run a broker with a web server, and wait until it is ready."""
+    """Run a broker with a web server, and wait until it is ready and has something to show."""
     command = ("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--http", "127.0.0.1:0", *options)
     with process(*command, **env) as running:
         url = running.line("http://", "stdout")
         found = WebBroker(running, running.line("tcp://", "stdout"), url)
         eventually(lambda: found.get("/readyz").status_code == 200)
+        # With access control, only a visitor with a token would see it.
+        eventually(lambda: (metrics := found.get("/metrics")).status_code == 401 or "mdp_up 1" in metrics.text)
         yield found
 
 

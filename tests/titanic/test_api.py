@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, connected, row, serving, stored
 
 from zmdp.clients import (
@@ -180,7 +180,7 @@ def held(endpoint, gate):
     def hold(request):
         yield b"one"
         yield [b"two", request[0]]
-        gate.wait(20)
+        gate.wait(TIMEOUT_SECONDS)
         yield b"three"
         return b"end"
 
@@ -201,7 +201,7 @@ def test_submit_and_result(titanic):
         reply = ticket.result()
         assert reply == [b"one", b"", b"three"]
         assert reply.final
-    assert titanic.submit(b"echo").result(timeout=20) == [b""]
+    assert titanic.submit(b"echo").result(timeout=TIMEOUT_SECONDS) == [b""]
 
 
 @pytest.mark.usefixtures("echo")
@@ -210,7 +210,7 @@ def test_a_uuid_can_be_given_in_any_form(titanic):
     for written in (uuid, uuid.upper(), uuid.encode(), UUID(uuid), str(UUID(uuid))):
         ticket = titanic.ticket(written)
         assert ticket.uuid == uuid
-        assert ticket.result(timeout=20) == [b"body"]
+        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"body"]
 
 
 def test_an_invalid_uuid_is_not_even_sent(titanic):
@@ -267,7 +267,7 @@ def test_a_closed_request_is_unknown(titanic, url):
 @pytest.mark.usefixtures("echo")
 def test_a_ticket_closes_itself_at_the_end_of_a_block(titanic, url):
     with titanic.submit("echo", b"body") as ticket:
-        assert ticket.result(timeout=20) == [b"body"]
+        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"body"]
         assert len(stored(url)["requests"]) == 1
     assert stored(url)["requests"] == []
     with pytest.raises(ZeroDivisionError), titanic.submit("echo"):
@@ -358,7 +358,7 @@ def test_a_titanic_can_have_a_default_ttl(twin, endpoint, url):
     with serving(endpoint, url, ttl=60), opened(twin, endpoint) as titanic:
         for asked, ttl in (({}, 60), ({"ttl": 5}, 5)):
             ticket = titanic.submit("echo", **asked)
-            ticket.result(timeout=20)
+            ticket.result(timeout=TIMEOUT_SECONDS)
             told = row(url, ticket.uuid)
             assert told["expires"] - told["finished"] == pytest.approx(ttl)
 
@@ -367,7 +367,7 @@ def test_a_titanic_can_have_a_default_ttl(twin, endpoint, url):
 def test_a_submission_with_a_key_can_be_repeated(titanic, url):
     tickets = [titanic.submit("echo", b"body", key="k") for _ in range(3)]
     assert len({ticket.uuid for ticket in tickets}) == 1
-    assert [ticket.result(timeout=20) for ticket in tickets] == [[b"body"]] * 3
+    assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[b"body"]] * 3
     assert row(url, tickets[0].uuid)["attempts"] == 1
 
 
@@ -405,7 +405,7 @@ def test_a_failed_request_raises_what_its_handler_raised(titanic, endpoint):
         ticket = titanic.submit("fail")
         for _ in range(2):
             with pytest.raises(ServiceError) as told:
-                ticket.result(timeout=20)
+                ticket.result(timeout=TIMEOUT_SECONDS)
             assert (told.value.code, told.value.text, told.value.detail) == (404, "no such größe", b"\0detail")
             assert "service 'fail' failed with 404: no such größe" in str(told.value)
         assert ticket.ready()
@@ -414,22 +414,22 @@ def test_a_failed_request_raises_what_its_handler_raised(titanic, endpoint):
         with pytest.raises(ServiceError, match="no such größe"):
             next(parts)
         with pytest.raises(ServiceError, match="ZeroDivisionError: by zero") as told:
-            titanic.submit("crash").result(timeout=20)
+            titanic.submit("crash").result(timeout=TIMEOUT_SECONDS)
         assert (told.value.code, told.value.detail) == (500, None)
 
 
 def test_service_not_found_without_a_titanic(twin, endpoint, monkeypatch):
     monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
     monkeypatch.setattr(conversation, "RESTART_SECONDS", 0.1)
-    with opened(twin, endpoint, timeout=20) as titanic:
+    with opened(twin, endpoint, timeout=TIMEOUT_SECONDS) as titanic:
         ticket = titanic.ticket(STRANGE)
         for ask in (
             lambda: titanic.submit("echo"),
             ticket.result,
-            lambda: ticket.result(timeout=20),
+            lambda: ticket.result(timeout=TIMEOUT_SECONDS),
             lambda: ticket.result(timeout=0),
             lambda: list(ticket.partials()),
-            lambda: list(ticket.partials(timeout=20)),
+            lambda: list(ticket.partials(timeout=TIMEOUT_SECONDS)),
             ticket.ready,
             ticket.close,
         ):
@@ -456,7 +456,7 @@ def test_broker_unreachable_without_a_broker(twin, monkeypatch):
 
 
 def stats(endpoint):
-    with Client(endpoint) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         return json.loads(client.request("mmi.stats")[0])
 
 
@@ -485,8 +485,8 @@ def test_waiting_survives_a_restart_of_titanic(twin, endpoint, url, gate, pool, 
         assert not waiting.done()
         assert not rest.done()
         stack.enter_context(serving(endpoint, url))
-        assert waiting.result(20) == [b"end"]
-        assert rest.result(20) == [[b"three"]]
+        assert waiting.result(TIMEOUT_SECONDS) == [b"end"]
+        assert rest.result(TIMEOUT_SECONDS) == [[b"three"]]
 
 
 @pytest.mark.usefixtures("held")
@@ -496,8 +496,8 @@ def test_a_caller_that_cannot_wait_polls(titanic, gate, pool, monkeypatch):
     waiting = [pool.submit(ticket.result) for _ in range(5)]
     following = [pool.submit(lambda: [part[0] for part in ticket.partials()]) for _ in range(2)]
     gate.set()
-    assert [each.result(20) for each in waiting] == [[b"end"]] * 5
-    assert [each.result(20) for each in following] == [[b"one", b"two", b"three"]] * 2
+    assert [each.result(TIMEOUT_SECONDS) for each in waiting] == [[b"end"]] * 5
+    assert [each.result(TIMEOUT_SECONDS) for each in following] == [[b"one", b"two", b"three"]] * 2
 
 
 # ── many at once ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -507,7 +507,7 @@ def test_a_caller_that_cannot_wait_polls(titanic, gate, pool, monkeypatch):
 def test_many_threads_share_one_client(titanic, pool):
     def one(number):
         with titanic.submit("echo", b"%d" % number) as ticket:
-            return ticket.result(timeout=20)
+            return ticket.result(timeout=TIMEOUT_SECONDS)
 
     assert list(pool.map(one, range(200))) == [[b"%d" % number] for number in range(200)]
 
@@ -515,12 +515,12 @@ def test_many_threads_share_one_client(titanic, pool):
 @pytest.mark.usefixtures("echo", "server")
 def test_many_tasks_share_one_client(endpoint):
     async def scenario():
-        async with AsyncClient(endpoint, timeout=20) as asynchronous:
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as asynchronous:
             titanic = AsyncTitanic(asynchronous)
 
             async def one(number):
                 async with await titanic.submit("echo", b"%d" % number) as ticket:
-                    return await ticket.result(timeout=20)
+                    return await ticket.result(timeout=TIMEOUT_SECONDS)
 
             assert await asyncio.gather(*map(one, range(200))) == [[b"%d" % number] for number in range(200)]
 
@@ -531,7 +531,7 @@ def test_a_cancelled_task_stops_waiting(endpoint, url, monkeypatch):
     monkeypatch.setattr(service, "MAX_WAITING", 1)
 
     async def scenario():
-        async with AsyncClient(endpoint, timeout=20) as asynchronous:
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as asynchronous:
             ticket = await AsyncTitanic(asynchronous).submit("later")
 
             async def waiting():
@@ -549,7 +549,7 @@ def test_a_cancelled_task_stops_waiting(endpoint, url, monkeypatch):
                     await task
 
     with serving(endpoint, url):
-        asyncio.run(asyncio.wait_for(scenario(), 20))
+        asyncio.run(asyncio.wait_for(scenario(), TIMEOUT_SECONDS))
 
 
 # ── clients of MDP/0.2 and 0.1 ───────────────────────────────────────────────────────────────────────────────────────
@@ -615,7 +615,7 @@ def test_an_enqueued_request_runs_once_committed(shop, orders, own_url):
         uuid = enqueue(session, "ship", b"1", b"", headers={"a": "b"}, priority=3)
         assert executed == {}
         session.commit()
-    assert titanic.ticket(uuid).result(timeout=20) == [b"shipped", b"1", b""]
+    assert titanic.ticket(uuid).result(timeout=TIMEOUT_SECONDS) == [b"shipped", b"1", b""]
     assert executed == {b"1": 1}
     told = row(own_url, uuid)
     assert (told["priority"], json.loads(told["headers"]), told["attempts"]) == (3, {"a": "b"}, 1)
@@ -633,7 +633,7 @@ def test_an_enqueued_request_never_runs_if_rolled_back(shop, orders, own_url):
             undone = enqueue(session, "ship", b"undone")
             savepoint.rollback()
             kept = enqueue(session, "ship", b"kept", key="k")
-    assert titanic.ticket(kept).result(timeout=20) == [b"shipped", b"kept"]
+    assert titanic.ticket(kept).result(timeout=TIMEOUT_SECONDS) == [b"shipped", b"kept"]
     for uuid in (lost, undone):
         with pytest.raises(UnknownTicket):
             titanic.ticket(uuid).result()
@@ -648,11 +648,11 @@ def test_submit_and_enqueue_share_keys(shop, orders, own_url):
         first = enqueue(session, "ship", b"1", key="k")
         assert enqueue(session, "ship", b"2", key="k") == first
     assert titanic.submit("ship", b"3", key="k").uuid == first
-    titanic.ticket(first).result(timeout=20)
+    titanic.ticket(first).result(timeout=TIMEOUT_SECONDS)
     with Session(orders) as session, session.begin():
         assert enqueue(session, "ship", b"4", key="k") == first
         other = enqueue(session, "ship", b"5", key="other", key_ttl=60)
-    titanic.ticket(other).result(timeout=20)
+    titanic.ticket(other).result(timeout=TIMEOUT_SECONDS)
     assert executed == {b"1": 1, b"5": 1}
 
 
@@ -679,7 +679,7 @@ def test_enqueue_accepts_a_connection_and_a_scoped_session(shop, orders):
     also = enqueue(session, "ship", b"also")
     session.commit()
     session.remove()
-    assert [titanic.ticket(uuid).result(timeout=20)[1] for uuid in (kept, also)] == [b"kept", b"also"]
+    assert [titanic.ticket(uuid).result(timeout=TIMEOUT_SECONDS)[1] for uuid in (kept, also)] == [b"kept", b"also"]
     with pytest.raises(UnknownTicket):
         titanic.ticket(lost).result()
     assert executed == {b"kept": 1, b"also": 1}
@@ -730,9 +730,9 @@ def test_an_uncommitted_key_does_not_block_requests_without_it(shop, orders, own
         eventually(lambda: blocked(own_url))
         others = [pool.submit(titanic.submit, "ship", b"other") for _ in range(5)]
         session.commit()
-        assert same.result(20).uuid == first
-        assert {each.result(20).result(timeout=20)[1] for each in others} == {b"other"}
-    assert titanic.ticket(first).result(timeout=20) == [b"shipped", b"first"]
+        assert same.result(TIMEOUT_SECONDS).uuid == first
+        assert {each.result(TIMEOUT_SECONDS).result(timeout=TIMEOUT_SECONDS)[1] for each in others} == {b"other"}
+    assert titanic.ticket(first).result(timeout=TIMEOUT_SECONDS) == [b"shipped", b"first"]
     assert executed == {b"first": 1, b"other": 5}
 
 

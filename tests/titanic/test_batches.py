@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import sqlalchemy as sa
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.titanic import batches as batches_module
 from zmdp.titanic import schema, store
@@ -66,7 +66,7 @@ class Gate:
     def __call__(self, connection, batch):
         self.batches.append(list(batch))
         self.entered.set()
-        assert self.open.wait(20)
+        assert self.open.wait(TIMEOUT_SECONDS)
         return batch
 
     async def holding(self, made, item=None):
@@ -199,7 +199,7 @@ def test_results_are_delivered_after_the_commit(tables, submission):
 
         def commit(connection):
             committing.set()
-            assert go_on.wait(20)
+            assert go_on.wait(TIMEOUT_SECONDS)
 
         async with batches(tables.engine) as made:
             with listening(tables.engine, "commit", commit):
@@ -395,7 +395,7 @@ def test_the_loser_of_a_deadlock_is_repeated(tables, cluster):
             lock("SET LOCAL deadlock_timeout = '60s'")  # it is not this one that finds out
             lock(f"SELECT 1 FROM titanic_requests WHERE id = {two.id} FOR UPDATE")
             locked.set()
-            assert blocked.wait(20)
+            assert blocked.wait(TIMEOUT_SECONDS)
             lock(f"SELECT 1 FROM titanic_requests WHERE id = {one.id} FOR UPDATE")
 
     async def scenario():
@@ -411,9 +411,9 @@ def test_the_loser_of_a_deadlock_is_repeated(tables, cluster):
     locked, blocked = threading.Event(), threading.Event()
     thread = threading.Thread(target=other)
     thread.start()
-    assert locked.wait(20)
+    assert locked.wait(TIMEOUT_SECONDS)
     running(scenario)
-    thread.join(20)
+    thread.join(TIMEOUT_SECONDS)
     assert [tables.row(each.uuid).state for each in (one, two)] == ["done", "done"]
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
-from support.processes import broker, eventually, process
+from support.processes import TIMEOUT_SECONDS, broker, eventually, process
 from support.titanics import BEATS, LIMITS, connected, lease, operate, row, running_bench, serving, state, stored
 
 from zmdp.clients import Client, RetryLater, ServiceError, StreamInterrupted, WorkerLost
@@ -54,7 +54,7 @@ def server(bench, url):
 
 @pytest.fixture
 def client(bench):
-    with Client(bench.endpoint, timeout=20, retries=0) as client:
+    with Client(bench.endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
         yield client
 
 
@@ -94,7 +94,7 @@ def services(bench):
 def failed(ticket):
     """Return the failure that a request ended with."""
     with pytest.raises(ServiceError) as told:
-        ticket.result(timeout=20)
+        ticket.result(timeout=TIMEOUT_SECONDS)
     return told.value
 
 
@@ -108,7 +108,7 @@ def test_c31_requests_without_workers_are_not_sent_to_the_broker(bench, titanic,
     worker = bench.x1_worker(b"now")
     ticket = titanic.submit("now", b"")
     answer(worker)
-    ticket.result(timeout=20)
+    ticket.result(timeout=TIMEOUT_SECONDS)
     assert set(services(bench)) == {"now", "titanic.request", "titanic.reply", "titanic.close"}
     assert {each["state"] for each in stored(url)["requests"]} == {"pending", "done"}
     later = bench.x1_worker(b"later")
@@ -133,7 +133,7 @@ def test_the_broker_gets_twice_the_credit_of_a_worker(bench, titanic, url):
 
 @on_sqlite
 def test_what_the_workers_of_other_brokers_can_take_counts(url):
-    together = threading.Barrier(5, timeout=20)
+    together = threading.Barrier(5, timeout=TIMEOUT_SECONDS)
 
     def far(request):
         together.wait()  # with fewer than five at a time, it never returns
@@ -143,10 +143,10 @@ def test_what_the_workers_of_other_brokers_can_take_counts(url):
         link = LinkTo("peer", b.endpoints[0])
         with running_broker(name="a", limits=LIMITS, links=[link], drain_timeout=0.0) as a, ExitStack() as stack:
             stack.enter_context(serving(a.endpoints[0], url))
-            client = stack.enter_context(Client(a.endpoints[0], timeout=20, retries=0))
+            client = stack.enter_context(Client(a.endpoints[0], timeout=TIMEOUT_SECONDS, retries=0))
             stack.enter_context(Worker("far", far, broker=b.endpoints[0], concurrency=5, **BEATS))
             tickets = [Titanic(client).submit("far", b"%d" % number) for number in range(20)]
-            assert [ticket.result(timeout=20) for ticket in tickets] == [[b"done"]] * 20
+            assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[b"done"]] * 20
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_the_requests_in_flight_are_bounded_by_the_workers(bench, titanic, url):
     bench.until(lambda: services(bench)["slow"]["queued"] == 2)
     ticket = titanic.submit("other", b"")
     answer(bench.x1_worker(b"other"))
-    ticket.result(timeout=20)
+    ticket.result(timeout=TIMEOUT_SECONDS)
     assert services(bench)["slow"]["queued"] == 2
     states = Counter(each["state"] for each in stored(url)["requests"])
     assert 4 <= states["running"] <= 10
@@ -201,10 +201,10 @@ def test_a_slow_service_does_not_hold_up_others(bench, titanic):
     address, _ = given(slow)
     with Worker("quick", list, broker=bench.endpoint, **BEATS):
         for number in range(10):
-            assert titanic.submit("quick", b"%d" % number).result(timeout=20) == [b"%d" % number]
+            assert titanic.submit("quick", b"%d" % number).result(timeout=TIMEOUT_SECONDS) == [b"%d" % number]
     assert not any(ticket.ready() for ticket in held)
     slow.final(address, b"done")
-    assert held[0].result(timeout=20) == [b"done"]
+    assert held[0].result(timeout=TIMEOUT_SECONDS) == [b"done"]
 
 
 def test_requests_run_by_priority_then_by_age(bench, titanic):
@@ -224,7 +224,7 @@ def test_a_delayed_request_does_not_hold_up_others(bench, titanic, url):
     titanic.submit("echo", b"overdue", at=0)
     assert {answer(worker) for _ in range(4)} == {b"at once", b"overdue", b"delayed", b"dated"}
     for ticket in (delayed, dated):
-        ticket.result(timeout=20)
+        ticket.result(timeout=TIMEOUT_SECONDS)
         assert row(url, ticket.uuid)["started"] >= row(url, ticket.uuid)["due"]
     assert row(url, delayed.uuid)["due"] == pytest.approx(row(url, delayed.uuid)["created"] + 0.3)
     assert row(url, dated.uuid)["due"] == pytest.approx(moment, abs=0.001)
@@ -242,7 +242,7 @@ def test_all_requests_run_if_the_broker_cannot_list_all_services(bench, titanic,
         for name in names[::2]:
             stack.enter_context(Worker(name, list, broker=bench.endpoint, **BEATS))
         for ticket, name in list(zip(tickets, names, strict=True))[::2]:
-            assert ticket.result(timeout=20) == [name.encode()]
+            assert ticket.result(timeout=TIMEOUT_SECONDS) == [name.encode()]
     assert not any(ticket.ready() for ticket in tickets[1::2])
 
 
@@ -254,10 +254,12 @@ def test_a_request_that_the_broker_drops_is_sent_again(url, limits):
         server = stack.enter_context(running_broker(limits=Limits(**BEATS, **limits), drain_timeout=0.1))
         at = server.endpoints[0]
         stack.enter_context(serving(at, url))
-        titanic = Titanic(stack.enter_context(Client(at, timeout=20)))
+        titanic = Titanic(stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS)))
         tickets = [titanic.submit("slow", b"%d" % number) for number in range(20)]
         stack.enter_context(Worker("slow", slow, broker=at, concurrency=3, **BEATS))
-        assert [ticket.result(timeout=20) for ticket in tickets] == [[b"%d" % number] for number in range(20)]
+        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [
+            [b"%d" % number] for number in range(20)
+        ]
         assert {each["failures"] for each in stored(url)["requests"]} == {0}
 
 
@@ -274,9 +276,9 @@ def test_headers_reach_the_handler(bench, titanic):
     with Worker("look", look, broker=bench.endpoint, **BEATS):
         headers = {"tenant": "größer", "empty": ""}
         ticket = titanic.submit("look", headers=headers)
-        assert json.loads(ticket.result(timeout=20)[0]) == {**headers, "request-id": ticket.uuid}
+        assert json.loads(ticket.result(timeout=TIMEOUT_SECONDS)[0]) == {**headers, "request-id": ticket.uuid}
         named = {**headers, "request-id": "mine"}
-        assert json.loads(titanic.submit("look", headers=named).result(timeout=20)[0]) == named
+        assert json.loads(titanic.submit("look", headers=named).result(timeout=TIMEOUT_SECONDS)[0]) == named
 
 
 def test_a_reply_expires(bench, titanic, url):
@@ -287,8 +289,8 @@ def test_a_reply_expires(bench, titanic, url):
         answer(worker)
     eventually(lambda: short.uuid not in [each["uuid"].replace("-", "") for each in known(url)])
     with pytest.raises(UnknownTicket):
-        short.result(timeout=20)
-    assert long.result(timeout=20) == none.result(timeout=20) == [b"done"]
+        short.result(timeout=TIMEOUT_SECONDS)
+    assert long.result(timeout=TIMEOUT_SECONDS) == none.result(timeout=TIMEOUT_SECONDS) == [b"done"]
     assert not waits.ready()
 
 
@@ -303,7 +305,7 @@ def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypa
     fits, large = (titanic.submit("echo", b"") for _ in range(2))
     answer(worker, b"x" * 10)
     answer(worker, b"x" * 11)
-    assert fits.result(timeout=20) == [b"x" * 10]
+    assert fits.result(timeout=TIMEOUT_SECONDS) == [b"x" * 10]
     assert failed(large).code == 413
 
 
@@ -320,7 +322,7 @@ def test_a_request_with_a_key_runs_once(bench, titanic, url):
     assert first.uuid == again.uuid
     assert len({first.uuid, other.uuid, elsewhere.uuid, plain.uuid}) == 4
     assert [answer(worker) for _ in range(3)] == [b"first", b"other key", b"no key"]
-    assert again.result(timeout=20) == [b"done"]
+    assert again.result(timeout=TIMEOUT_SECONDS) == [b"done"]
     assert titanic.submit("echo", b"", key="k").uuid == first.uuid
     worker.nothing()
     assert len(stored(url)["requests"]) == 4
@@ -330,12 +332,12 @@ def test_a_key_outlives_its_request(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     first = titanic.submit("echo", b"1", key="k")
     answer(worker)
-    first.result(timeout=20)
+    first.result(timeout=TIMEOUT_SECONDS)
     first.close()
     again = titanic.submit("echo", b"2", key="k")
     assert again.uuid == first.uuid
     with pytest.raises(UnknownTicket):
-        again.result(timeout=20)
+        again.result(timeout=TIMEOUT_SECONDS)
     worker.nothing()
     assert stored(url)["requests"] == []
 
@@ -349,7 +351,7 @@ def test_a_key_expires(bench, url, client, monkeypatch):
         second = eventually(lambda: new(titanic.submit("echo", b"2", key="k", key_ttl=60), first))
         assert titanic.submit("echo", b"3", key="k").uuid == second.uuid
         assert [answer(worker), answer(worker)] == [b"1", b"2"]
-        assert first.result(timeout=20) == second.result(timeout=20) == [b"done"]
+        assert first.result(timeout=TIMEOUT_SECONDS) == second.result(timeout=TIMEOUT_SECONDS) == [b"done"]
         worker.nothing()
 
 
@@ -369,7 +371,7 @@ def test_concurrent_submissions_with_a_key_are_one_request(bench, url, pool):
     with ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(serving(bench.endpoint, url))
-        client = stack.enter_context(Client(bench.endpoint, timeout=20))
+        client = stack.enter_context(Client(bench.endpoint, timeout=TIMEOUT_SECONDS))
         titanic = Titanic(client)
         tickets = list(pool.map(lambda n: titanic.submit("later", b"%d" % n, key=f"k{n % 3}"), range(120)))
         by_key = [{ticket.uuid for ticket in tickets[n::3]} for n in range(3)]
@@ -378,7 +380,7 @@ def test_concurrent_submissions_with_a_key_are_one_request(bench, url, pool):
         worker = bench.x1_worker(b"later")
         for _ in range(3):
             answer(worker)
-        assert [ticket.result(timeout=20) for ticket in tickets] == [[b"done"]] * 120
+        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[b"done"]] * 120
         worker.nothing()
 
 
@@ -419,7 +421,7 @@ def test_a_retry_may_succeed(bench, titanic, url):
     address, _ = given(worker)
     worker.partial(address, b"of the second")
     worker.final(address, b"done")
-    assert ticket.result(timeout=20) == [b"done"]
+    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
     assert [list(part) for part in ticket.partials()] == [[b"of the second"]]
     assert len(stored(url)["parts"]) == 1
 
@@ -434,13 +436,13 @@ def test_other_requests_run_during_a_backoff(bench, titanic, url):
     assert row(url, ticket.uuid)["error"] == "not yet"
     other = titanic.submit("records", b"other")
     assert answer(worker) == b"other"
-    other.result(timeout=20)
+    other.result(timeout=TIMEOUT_SECONDS)
     told = row(url, ticket.uuid)
     assert 3600 <= told["due"] - told["started"] <= 4400
     with connected(url) as connection:
         connection.execute(sa.text("UPDATE titanic_requests SET due = 0 WHERE state = 'delayed'"))  # an hour later
     assert answer(worker) == b"fails"
-    assert ticket.result(timeout=20) == [b"done"]
+    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
 
 
 @on_sqlite
@@ -453,7 +455,7 @@ def test_transient_failures_are_retried_without_limit(bench, titanic, url):
         worker.error(address, code, b"not now")
         assert not ticket.ready()
     answer(worker)
-    assert ticket.result(timeout=20) == [b"done"]
+    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
     told = row(url, ticket.uuid)
     assert (told["attempts"], told["failures"], told["deaths"], told["error"]) == (10, 0, 0, None)
 
@@ -467,7 +469,7 @@ def test_a_request_that_kills_its_worker_goes_to_the_next(bench, titanic, url):
         given(worker)
         worker.close()
     answer(bench.x1_worker(b"echo"))
-    assert ticket.result(timeout=20) == [b"done"]
+    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
     assert row(url, ticket.uuid)["attempts"] == 2
 
 
@@ -488,7 +490,7 @@ def test_a_request_that_kills_its_workers_fails(bench, titanic, url):
     worker.nothing()
     assert operate(url, admin.retry, ticket.uuid) == [ticket.uuid]
     answer(worker)
-    assert ticket.result(timeout=20) == [b"done"]
+    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
 
 
 @on_sqlite
@@ -546,7 +548,7 @@ def test_an_operator_lists_and_retries_failed_requests(bench, titanic, url):
         worker.error(address, b"404", b"no " + body)
     answer(worker)
     assert [failed(ticket).text for ticket in tickets[:2]] == ["no 0", "no 1"]
-    tickets[2].result(timeout=20)
+    tickets[2].result(timeout=TIMEOUT_SECONDS)
     listed = ls(url, states=("failed",))
     assert [(each["uuid"], each["code"], each["error"]) for each in listed] == [
         (tickets[0].uuid, 404, "no 0"),
@@ -555,7 +557,7 @@ def test_an_operator_lists_and_retries_failed_requests(bench, titanic, url):
     everything = [ticket.uuid for ticket in tickets]
     assert sorted(operate(url, admin.retry, *everything)) == sorted(everything[:2])
     assert [answer(worker), answer(worker)] == [b"0", b"1"]
-    assert [ticket.result(timeout=20) for ticket in tickets] == [[b"done"]] * 3
+    assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[b"done"]] * 3
     assert ls(url, states=("failed",)) == []
 
 
@@ -569,7 +571,7 @@ def ls(url, **which):
 
 def parts(ticket, start=0):
     """Return the first frames of the PARTIALs."""
-    return [part[0] for part in ticket.partials(start, timeout=20)]
+    return [part[0] for part in ticket.partials(start, timeout=TIMEOUT_SECONDS)]
 
 
 def follow(client, ticket, start=0):
@@ -586,7 +588,7 @@ def test_partials_are_kept_in_order_and_replayed_from_anywhere(bench, titanic, u
         worker.partial(address, b"%d" % number, b"", b"\0\xff")
     worker.final(address, b"end")
     everything = [[b"%d" % number, b"", b"\0\xff"] for number in range(500)]
-    assert [list(part) for part in ticket.partials(timeout=20)] == everything
+    assert [list(part) for part in ticket.partials(timeout=TIMEOUT_SECONDS)] == everything
     assert [list(part) for part in ticket.partials()] == everything
     for start in (0, 1, 63, 64, 65, 499, 500, 10_000):
         assert [list(part) for part in ticket.partials(start)] == everything[start:]
@@ -603,7 +605,7 @@ def test_large_partials(bench, titanic):
     for part in large:
         worker.partial(address, part)
     worker.final(address, b"end")
-    assert ticket.result(timeout=20) == [b"end"]
+    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"end"]
     assert parts(ticket) == large
 
 
@@ -634,7 +636,7 @@ def test_the_failure_of_a_stream_comes_after_its_partials(bench, titanic):
     address, _ = given(worker)
     worker.partial(address, b"0")
     worker.error(address, b"422", b"no more")
-    stream = ticket.partials(timeout=20)
+    stream = ticket.partials(timeout=TIMEOUT_SECONDS)
     assert next(stream) == [b"0"]
     with pytest.raises(ServiceError, match="no more"):
         next(stream)
@@ -650,7 +652,7 @@ def test_a_reader_that_stops_reading_does_not_block_others(bench, titanic, url):
     for number in range(3000):
         worker.partial(address, b"%d" % number, large)
     worker.final(address, b"end")
-    assert ticket.result(timeout=20) == [b"end"]
+    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"end"]
     assert len(parts(ticket, 2990)) == 10
     for number in range(3000):
         idle.partial(b"titanic.reply", b"%d" % number, large)
@@ -710,7 +712,7 @@ def test_partials_can_be_followed_at_another_titanic(bench, url, monkeypatch):
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
-        ticket = Titanic(stack.enter_context(Client(bench.endpoint))).submit("count")
+        ticket = Titanic(stack.enter_context(Client(bench.endpoint, timeout=TIMEOUT_SECONDS))).submit("count")
         readers = [bench.x1_client(), elsewhere.x1_client(), elsewhere.x1_client()]
         for reader in readers:
             follow(reader, ticket)
@@ -823,7 +825,7 @@ def test_waiting_callers_learn_what_another_titanic_did(bench, url, monkeypatch)
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
-        titanic = Titanic(stack.enter_context(Client(bench.endpoint)))
+        titanic = Titanic(stack.enter_context(Client(bench.endpoint, timeout=TIMEOUT_SECONDS)))
         done, closed, cancelled = (titanic.submit(name) for name in ("echo", "later", "later"))
         callers = [elsewhere.x1_client() for _ in range(3)]
         for caller, ticket in zip(callers, (done, closed, cancelled), strict=True):
@@ -853,7 +855,7 @@ def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, 
         worker.final(address, b"too late")
         other = titanic.submit("slow", b"other")
         assert answer(worker) == b"other"
-        assert other.result(timeout=20) == [b"done"]
+        assert other.result(timeout=TIMEOUT_SECONDS) == [b"done"]
         assert [each["state"] for each in stored(url)["requests"]] == ["done"]
         assert stored(url)["parts"] == []
 
@@ -863,7 +865,9 @@ def test_closing_a_running_request_at_another_titanic_cancels_it_at_the_worker(b
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
-        here, there = (Titanic(stack.enter_context(Client(each.endpoint))) for each in (bench, elsewhere))
+        here, there = (
+            Titanic(stack.enter_context(Client(each.endpoint, timeout=TIMEOUT_SECONDS))) for each in (bench, elsewhere)
+        )
         worker = bench.x1_worker(b"slow")
         ticket = here.submit("slow")
         address, _ = given(worker)
@@ -885,14 +889,14 @@ def test_an_operator_cancels_a_running_request_at_the_worker(bench, titanic, url
     assert failed(ticket).code == 499
     assert operate(url, admin.retry, ticket.uuid) == [ticket.uuid]
     answer(worker)
-    assert ticket.result(timeout=20) == [b"done"]
+    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
 
 
 def test_an_operator_cancels_only_requests_that_have_not_ended(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     done = titanic.submit("echo")
     answer(worker)
-    done.result(timeout=20)
+    done.result(timeout=TIMEOUT_SECONDS)
     pending, delayed = titanic.submit("later"), titanic.submit("echo", delay=3600)
     everything = [ticket.uuid for ticket in (done, pending, delayed)]
     assert sorted(operate(url, admin.cancel, *everything)) == sorted(everything[1:])
@@ -916,10 +920,10 @@ def test_two_titanics_run_each_request_once(bench, url, pool):
         for _ in range(2):
             stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(Worker("count", count, broker=bench.endpoint, concurrency=4, **BEATS))
-        titanic = Titanic(stack.enter_context(Client(bench.endpoint, timeout=20)))
+        titanic = Titanic(stack.enter_context(Client(bench.endpoint, timeout=TIMEOUT_SECONDS)))
         bodies = [b"%d" % number for number in range(300)]
         tickets = list(pool.map(lambda body: titanic.submit("count", body), bodies))
-        assert [ticket.result(timeout=20) for ticket in tickets] == [[body] for body in bodies]
+        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[body] for body in bodies]
         assert executed == dict.fromkeys(bodies, 1)
         assert {each["attempts"] for each in stored(url)["requests"]} == {1}
 
@@ -934,7 +938,7 @@ def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, clie
         eventually(lambda: lease(url) > started + 2 * 2)  # it was renewed when the first had run out
         (worker,) = [each for each in workers if not only_heartbeats(each)]
         worker.final(given(worker)[0], b"done")
-        assert ticket.result(timeout=20) == [b"done"]
+        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
         assert row(url, ticket.uuid)["attempts"] == 1
         for each in workers:
             each.nothing()
@@ -980,7 +984,7 @@ def test_a_crash_while_the_clock_was_ahead_does_not_block_requests(bench, url, c
             given = {"ahead": time.time() + DAY, "running": running.uuid, "retried": retried.uuid}
             connection.execute(sa.text(text), {name: given[name] for name in given if f":{name}" in text})
     with serving(bench.endpoint, url), Worker("echo", list, broker=bench.endpoint, **BEATS):
-        assert [ticket.result(timeout=20) for ticket in (running, retried)] == [[b"running"], [b"retried"]]
+        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in (running, retried)] == [[b"running"], [b"retried"]]
 
 
 @on_sqlite
@@ -995,7 +999,7 @@ def test_a_clock_that_is_set_back_does_not_interrupt_requests(bench, url, client
         renewed = lease(url)
         eventually(lambda: lease(url) > renewed + 1)  # it was renewed since
         worker.final(address, b"done")
-        assert ticket.result(timeout=20) == [b"done"]
+        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
         assert row(url, ticket.uuid)["attempts"] == 1
 
 
@@ -1031,8 +1035,13 @@ def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):
         stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "2"))
         for name in ("slow", "later"):
             stack.enter_context(Worker(name, list, broker=bench.endpoint, **BEATS))
-        assert [ticket.result(timeout=20) for ticket in tickets] == [[b"%d" % number] for number in range(5)]
-        assert [delayed.result(timeout=20), later.result(timeout=20)] == [[b"delayed"], [b"later"]]
+        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [
+            [b"%d" % number] for number in range(5)
+        ]
+        assert [delayed.result(timeout=TIMEOUT_SECONDS), later.result(timeout=TIMEOUT_SECONDS)] == [
+            [b"delayed"],
+            [b"later"],
+        ]
         assert parts(tickets[0]) == []
         assert row(url, tickets[0].uuid)["attempts"] == 2
 
@@ -1048,13 +1057,13 @@ def test_a_frozen_titanic_does_not_overwrite_anothers_outcome(bench, url, client
         frozen.send_signal(signal.SIGSTOP)
         stack.enter_context(serving(elsewhere.endpoint, url))
         assert answer(other, b"the other's") == b"body"
-        there = Titanic(stack.enter_context(Client(elsewhere.endpoint))).ticket(ticket.uuid)
-        assert there.result(timeout=20) == [b"the other's"]
+        there = Titanic(stack.enter_context(Client(elsewhere.endpoint, timeout=TIMEOUT_SECONDS))).ticket(ticket.uuid)
+        assert there.result(timeout=TIMEOUT_SECONDS) == [b"the other's"]
         before = stored(url)
         worker.final(address, b"too late")
         worker.sync()
         frozen.send_signal(signal.SIGCONT)
-        assert ticket.result(timeout=20) == [b"the other's"]
+        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"the other's"]
         assert frozen.end() == 0
         assert stored(url) == before
 
@@ -1085,7 +1094,7 @@ def test_c31_a_request_outlives_its_worker_that_is_killed(bench, titanic, tmp_pa
     ticket = titanic.submit("slow", str(held).encode())
     with process(*command, cwd=tmp_path) as first:
         assert held_by(held) == first.pid
-        stream = ticket.partials(timeout=20)
+        stream = ticket.partials(timeout=TIMEOUT_SECONDS)
         assert [next(stream) for _ in range(3)] == [[b"%d of %d" % (number, first.pid)] for number in range(3)]
         first.kill()
     held.unlink()
@@ -1106,7 +1115,7 @@ def test_c31_requests_outlive_the_broker_that_is_killed(tmp_path, url):
         alert = ("--heartbeat", "0.2", "--liveness", "10")
         stack.enter_context(process("mdworker", "services:slow", "--broker", endpoint, *alert, cwd=PROCESSES))
         stack.enter_context(serving(endpoint, url, liveness=10))
-        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=20)))
+        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS)))
         tickets = [titanic.submit("slow", str(held).encode()) for _ in range(3)]
         held_by(held)
         first.kill()
@@ -1115,5 +1124,5 @@ def test_c31_requests_outlive_the_broker_that_is_killed(tmp_path, url):
         for _ in tickets:
             held_by(held)
             held.unlink()
-        assert len({ticket.result(timeout=20)[0] for ticket in tickets}) == 1
+        assert len({ticket.result(timeout=TIMEOUT_SECONDS)[0] for ticket in tickets}) == 1
         assert titanic.submit("nobody").uuid

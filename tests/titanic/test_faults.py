@@ -38,7 +38,7 @@ def bench():
 
 @pytest.fixture
 def client(bench):
-    with Client(bench.endpoint, timeout=20, retries=0) as client:
+    with Client(bench.endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
         yield client
 
 
@@ -94,7 +94,7 @@ class Load:
     def running(self):
         endpoint = self._bench.endpoint
         with (
-            Client(endpoint, timeout=60, retries=0) as client,
+            Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client,
             Worker("load", self._execute, broker=endpoint, concurrency=2, **BEATS),
             ThreadPoolExecutor(self._callers) as threads,
         ):
@@ -109,7 +109,7 @@ class Load:
             for call in calls:
                 call.result()
             for uuid, body in self.accepted.items():
-                assert titanic.ticket(uuid).result(timeout=20) == [body]
+                assert titanic.ticket(uuid).result(timeout=TIMEOUT_SECONDS) == [body]
         assert {self.executed[body] for body in self.accepted.values()} == {1}
 
     def more(self):
@@ -167,7 +167,7 @@ def test_a_full_disk(bench, small_disk, client):
         worker = bench.x1_worker(b"echo")
         before = titanic.submit("echo", b"before")
         worker.final(worker.request(b"before")[0], b"done")
-        before.result(timeout=20)
+        before.result(timeout=TIMEOUT_SECONDS)
         running = titanic.submit("echo", b"running")
         address, _ = worker.request(b"running")
         fill(filler)
@@ -182,14 +182,14 @@ def test_a_full_disk(bench, small_disk, client):
         assert {code for code, _ in refused} == {500}
         assert all("full" in text or "I/O" in text for _, text in refused), refused
         worker.final(address, LARGE)  # it cannot be stored now
-        assert before.result(timeout=20) == [b"done"]  # reading still works
+        assert before.result(timeout=TIMEOUT_SECONDS) == [b"done"]  # reading still works
         assert not running.ready()
         filler.unlink()
-        assert running.result(timeout=20) == [LARGE]
+        assert running.result(timeout=TIMEOUT_SECONDS) == [LARGE]
         with Worker("later", list, broker=bench.endpoint, **BEATS):
             after = titanic.submit("later", b"after")
-            assert after.result(timeout=20) == [b"after"]
-            assert [ticket.result(timeout=20) for ticket in accepted.values()] == [[LARGE]] * len(accepted)
+            assert after.result(timeout=TIMEOUT_SECONDS) == [b"after"]
+            assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in accepted.values()] == [[LARGE]] * len(accepted)
         known = {each["uuid"] for each in stored(url)["requests"]}
         assert known == {before.uuid, running.uuid, after.uuid, *accepted}
         assert row(url, running.uuid)["attempts"] == 1
@@ -267,7 +267,7 @@ def test_a_running_request_outlives_an_outage_that_is_longer_than_its_lease(benc
             eventually(lambda: now(own_url) > until + 0.5)
             assert ticket.ready() is False
             worker.final(address, b"end")
-        assert ticket.result(timeout=20) == [b"end"]
+        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"end"]
         assert [part[0] for part in ticket.partials()] == [b"%d" % number for number in range(100)]
         assert row(own_url, ticket.uuid)["attempts"] == 1
         worker.nothing()
@@ -276,7 +276,7 @@ def test_a_running_request_outlives_an_outage_that_is_longer_than_its_lease(benc
 @contextmanager
 def locked(url):
     """Let another program write."""
-    connection = sqlite3.connect(sa.make_url(url).database, timeout=20, isolation_level=None)
+    connection = sqlite3.connect(sa.make_url(url).database, timeout=TIMEOUT_SECONDS, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -303,8 +303,8 @@ def test_a_file_that_is_removed_is_noticed(bench, own_url, client, tmp_path):
         assert not path.exists()  # no new file is created
         aside.rename(path)
         with Worker("later", list, broker=bench.endpoint, **BEATS):
-            assert before.result(timeout=20) == [b"before"]
-            assert titanic.submit("later", b"after").result(timeout=20) == [b"after"]
+            assert before.result(timeout=TIMEOUT_SECONDS) == [b"before"]
+            assert titanic.submit("later", b"after").result(timeout=TIMEOUT_SECONDS) == [b"after"]
     assert len(stored(own_url)["requests"]) == 2
 
 
@@ -400,12 +400,12 @@ def test_callers_waiting_during_an_outage_get_an_error_or_the_reply(bench, own_u
         cluster.stop()
         try:
             with pytest.raises(TitanicError) as told:
-                ticket.result(timeout=20)
+                ticket.result(timeout=TIMEOUT_SECONDS)
             assert told.value.code == 500
             worker.final(address, b"done")
         finally:
             cluster.start()
-        assert ticket.result(timeout=20) == [b"done"]
+        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
         assert row(own_url, ticket.uuid)["attempts"] == 1
 
 
@@ -424,7 +424,7 @@ def test_shutting_down_during_an_outage_loses_nothing(bench, own_url, cluster, c
     with serving(bench.endpoint, own_url):
         address, _ = worker.request(b"body")
         worker.final(address, b"done")
-        assert ticket.result(timeout=20) == [b"done"]
+        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
 
 
 @on_postgresql
@@ -433,7 +433,7 @@ def test_two_titanics_that_close_the_same_requests_at_once(bench, own_url):
         both = []
         for each in (bench, elsewhere):
             stack.enter_context(serving(each.endpoint, own_url))
-            both.append(Titanic(stack.enter_context(Client(each.endpoint, timeout=20))))
+            both.append(Titanic(stack.enter_context(Client(each.endpoint, timeout=TIMEOUT_SECONDS))))
         uuids = [both[0].submit("later", b"").uuid for _ in range(100)]
         pool = stack.enter_context(ThreadPoolExecutor(64))
         closing = [pool.submit(both[0].ticket(uuid).close) for uuid in uuids]
@@ -510,5 +510,5 @@ def test_titanic_can_start_before_the_broker(own_url, tmp_path):
         stack.enter_context(serving(endpoint, own_url))
         stack.enter_context(running_broker(endpoint, limits=LIMITS, drain_timeout=0.1))
         stack.enter_context(Worker("echo", list, broker=endpoint, **BEATS))
-        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=20)))
-        assert titanic.submit("echo", b"body").result(timeout=20) == [b"body"]
+        titanic = Titanic(stack.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS)))
+        assert titanic.submit("echo", b"body").result(timeout=TIMEOUT_SECONDS) == [b"body"]

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from support.access import Folder
+from support.processes import TIMEOUT_SECONDS
 from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.clients import AsyncClient, Client, RequestRejected
@@ -20,18 +21,18 @@ def folder(tmp_path):
 
 def test_from_the_caller_to_the_service_and_back(folder):
     async def submit(endpoint):
-        async with AsyncClient(endpoint, **folder.settings("shop")) as client:
-            return await (await AsyncTitanic(client).submit("echo", b"asyncio")).result(20)
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, **folder.settings("shop")) as client:
+            return await (await AsyncTitanic(client).submit("echo", b"asyncio")).result(TIMEOUT_SECONDS)
 
     with folder.broker(limits=LIMITS) as broker:
         endpoint = broker.endpoints[0]
         with (
             serving(endpoint, str(folder.path / "titanic.db"), **folder.settings("titanic")),
             Worker("echo", list, broker=endpoint, **BEATS, **folder.settings("resizer")),
-            Client(endpoint, **folder.settings("shop")) as client,
+            Client(endpoint, timeout=TIMEOUT_SECONDS, **folder.settings("shop")) as client,
         ):
             with Titanic(client).submit("echo", b"threads") as ticket:
-                assert ticket.result(20) == [b"threads"]
+                assert ticket.result(TIMEOUT_SECONDS) == [b"threads"]
             assert asyncio.run(submit(endpoint)) == [b"asyncio"]
 
 
@@ -40,7 +41,7 @@ def test_a_caller_whose_role_may_not_call_titanic(folder):
         endpoint = broker.endpoints[0]
         with (
             serving(endpoint, str(folder.path / "titanic.db"), **folder.settings("titanic")),
-            Client(endpoint, **folder.settings("resizer")) as client,
+            Client(endpoint, timeout=TIMEOUT_SECONDS, **folder.settings("resizer")) as client,
             pytest.raises(RequestRejected, match=r"service 'titanic\.request': role resizer may not call it"),
         ):
             Titanic(client).submit("echo", b"")

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, running_bench, serving
 
 from zmdp.clients import Client
@@ -48,7 +48,7 @@ def test_what_happens_to_requests_is_counted(tmp_path):
     def refuse(request):
         raise ServiceError(404, "no such thing")
 
-    with running_broker() as broker, Client(broker.endpoints[0], timeout=20) as client:
+    with running_broker() as broker, Client(broker.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
         at = broker.endpoints[0]
         with (
             Worker("echo", list, broker=at), Worker("twice", fail_twice, broker=at), Worker("no", refuse, broker=at),
@@ -56,10 +56,10 @@ def test_what_happens_to_requests_is_counted(tmp_path):
         ):  # fmt: skip
             titanic = Titanic(client)
             tickets = [titanic.submit("echo", b"hello", key=key) for key in ("a", "b", "a")]
-            assert tickets[0].result(timeout=20) == [b"hello"]
+            assert tickets[0].result(timeout=TIMEOUT_SECONDS) == [b"hello"]
             with pytest.raises(ServiceError):
-                titanic.submit("no", b"").result(timeout=20)
-            titanic.submit("twice", b"").result(timeout=20)
+                titanic.submit("no", b"").result(timeout=TIMEOUT_SECONDS)
+            titanic.submit("twice", b"").result(timeout=TIMEOUT_SECONDS)
             assert client.request("titanic.request")[0][:3] == b"400"
             found = eventually(lambda: (now := server.snapshot())["finished"].get("ok") == 3 and now)
     assert json.loads(json.dumps(found)) == found
@@ -77,21 +77,21 @@ def test_what_happens_to_requests_is_counted(tmp_path):
 
 
 def test_lost_workers_are_counted(tmp_path):
-    with running_bench() as bench, Client(bench.endpoint, timeout=20) as client:
+    with running_bench() as bench, Client(bench.endpoint, timeout=TIMEOUT_SECONDS) as client:
         with serving(bench.endpoint, str(tmp_path / "titanic.db"), max_deaths=2) as server:
             ticket = Titanic(client).submit("deadly", b"")
             for _ in range(3):
                 with Worker("deadly", broker=bench.endpoint, **BEATS) as worker:
-                    worker.recv(timeout=20)
+                    worker.recv(timeout=TIMEOUT_SECONDS)
             with pytest.raises(ServiceError, match="workers were lost"):
-                ticket.result(timeout=20)
+                ticket.result(timeout=TIMEOUT_SECONDS)
             assert server.metrics.deaths >= 2
             assert server.metrics.finished == {"502": 1}
 
 
 def test_failed_transactions_are_counted(tmp_path):
     path = tmp_path / "titanic.db"
-    with running_bench() as bench, Client(bench.endpoint, timeout=20) as client:
+    with running_bench() as bench, Client(bench.endpoint, timeout=TIMEOUT_SECONDS) as client:
         with serving(bench.endpoint, str(path)) as server:
             path.rename(tmp_path / "away.db")
             assert client.request("titanic.request", b"echo", b"hello")[0][:3] == b"500"

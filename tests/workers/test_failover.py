@@ -6,17 +6,16 @@ import threading
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 from support.processes import broker as broker_process
-from support.processes import eventually, free_endpoint
 
 from zmdp.clients import Client
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
 
-BEATS = {"heartbeat": 0.05, "liveness": 40}
-QUICK = ("--heartbeat", "0.05", "--liveness", "40")
-TIMEOUT = 20.0
+BEATS = {"heartbeat": 0.05, "liveness": 400}
+QUICK = ("--heartbeat", "0.05", "--liveness", "400")
 
 each_kind = pytest.mark.parametrize("kind", [Worker, AsyncWorker])
 
@@ -40,13 +39,13 @@ def logged(caplog):
 @contextmanager
 def killable(endpoint):
     """A broker process at that endpoint; its `kill` ends it as `kill -9` does."""
-    with broker_process(*QUICK, "--drain-timeout", "20", bind=endpoint) as (process, _):
+    with broker_process(*QUICK, "--drain-timeout", "600", bind=endpoint) as (process, _):
         yield process
 
 
 def at(endpoint):
     """A broker in this process, which drains at the end of the block."""
-    return running_broker(endpoint, limits=Limits(**BEATS), drain_timeout=TIMEOUT)
+    return running_broker(endpoint, limits=Limits(**BEATS), drain_timeout=600.0)
 
 
 class Served:
@@ -56,13 +55,13 @@ class Served:
         self.began = threading.Semaphore(0)
         self.go = threading.Event()
         handler = self.handle if kind is Worker else self.handle_async
-        self.worker = kind("echo", handler, broker=brokers, heartbeat=0.05, liveness=40, **settings)
+        self.worker = kind("echo", handler, broker=brokers, **BEATS, **settings)
         self._kind = kind
 
     def handle(self, request):
         if request[0] == b"hold":
             self.began.release()
-            self.go.wait(TIMEOUT)
+            self.go.wait(TIMEOUT_SECONDS)
         return request
 
     async def handle_async(self, request):
@@ -84,14 +83,14 @@ class Served:
         self.go.set()
         self.worker.stop()
         if self._kind is Worker:
-            assert self.worker.wait(TIMEOUT)
+            assert self.worker.wait(TIMEOUT_SECONDS)
         else:
-            self._thread.join(TIMEOUT)
+            self._thread.join(TIMEOUT_SECONDS)
             assert not self._thread.is_alive()
 
 
 def client(endpoint):
-    return Client(endpoint, timeout=TIMEOUT, retries=0)
+    return Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0)
 
 
 @each_kind
@@ -107,7 +106,7 @@ def test_a_worker_whose_broker_is_killed_serves_at_the_next_and_returns(kind, br
             assert waiting.result() == [b"2"]
             assert logged(f"echo: moved to {second}: lost the broker at {first}: it closed the connection")
             held = far.submit("echo", b"hold")
-            assert served.began.acquire(timeout=TIMEOUT)
+            assert served.began.acquire(timeout=TIMEOUT_SECONDS)
             stack.enter_context(killable(first))
             with client(first) as again:
                 returning = again.submit("echo", b"3")
@@ -124,7 +123,7 @@ def test_a_worker_does_not_return_while_requests_wait_for_it(kind, brokers, logg
     with at(second), client(second) as far, Served(kind, brokers, concurrency=4) as served:
         results = [far.submit("echo", b"hold") for _ in range(20)]
         for _ in range(4):
-            assert served.began.acquire(timeout=TIMEOUT)
+            assert served.began.acquire(timeout=TIMEOUT_SECONDS)
         with at(first), client(first) as near:
             returning = near.submit("echo", b"x")
             served.go.set()
@@ -140,7 +139,7 @@ def test_a_worker_leaves_a_draining_broker(kind, brokers, logged):
         with at(first) as draining, client(first) as near:
             eventually(lambda: logged("is back") or logged(f"serving at {first}"))
             held = near.submit("echo", b"hold")
-            assert served.began.acquire(timeout=TIMEOUT)
+            assert served.began.acquire(timeout=TIMEOUT_SECONDS)
             draining.stop()
             waiting = far.submit("echo", b"y")
             served.go.set()
@@ -197,7 +196,7 @@ def test_a_rolling_restart_fails_no_call(kind, brokers):
 
     def call():
         try:
-            with Client(brokers, timeout=TIMEOUT, retries=0, heartbeat=0.05) as client:
+            with Client(brokers, timeout=TIMEOUT_SECONDS, retries=0, **BEATS) as client:
                 while not ends.is_set():
                     done.append(client.request("echo", b"%d" % len(done)))
         except Exception as error:  # noqa: BLE001 - the test's thread reports it

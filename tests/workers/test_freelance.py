@@ -8,7 +8,7 @@ import threading
 import pytest
 import zmq
 from support.freelance import Caller
-from support.processes import eventually, free_endpoint
+from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.clients import AsyncFreelanceClient, FreelanceClient
 from zmdp.mdp.errors import BindError, ClosedError, ServiceError, SettingError
@@ -40,24 +40,30 @@ def test_handlers_run_at_the_same_time(endpoint):
     together = threading.Barrier(4)
 
     def meet(request):
-        together.wait(20)
+        together.wait(TIMEOUT_SECONDS)
         return request
 
-    with FreelanceWorker(endpoint, meet, concurrency=4), FreelanceClient(endpoint) as client:
-        futures = [client.submit(b"%d" % n, timeout=30.0) for n in range(4)]
+    with FreelanceWorker(endpoint, meet, concurrency=4), FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        futures = [client.submit(b"%d" % n, timeout=TIMEOUT_SECONDS) for n in range(4)]
         assert [future.result() for future in futures] == [[b"%d" % n] for n in range(4)]
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_many_requests(endpoint, concurrency):
-    with FreelanceWorker(endpoint, list, concurrency=concurrency), FreelanceClient(endpoint) as client:
+    with (
+        FreelanceWorker(endpoint, list, concurrency=concurrency),
+        FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
+    ):
         futures = [client.submit(b"%d" % n) for n in range(3000)]
         assert [future.result() for future in futures] == [[b"%d" % n] for n in range(3000)]
 
 
 def test_what_handlers_may_return(endpoint):
     results = iter([None, b"x", [b"a", b"b"], Final(b"last"), iter([b"p", Final(b"q")]), "text"])
-    with FreelanceWorker(endpoint, lambda request: next(results)), FreelanceClient(endpoint) as client:
+    with (
+        FreelanceWorker(endpoint, lambda request: next(results)),
+        FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
+    ):
         replies = [client.request() for _ in range(5)]
         assert replies == [[b""], [b"x"], [b"a", b"b"], [b"last"], [b"p", b"q"]]
         with pytest.raises(ServiceError, match="expected bytes, a list of bytes, or None"):
@@ -69,7 +75,7 @@ def test_a_codec_and_the_current_request(endpoint):
         return [value, current_request().service, current_request().user]
 
     worker = FreelanceWorker(endpoint, handler, codec="json", service="lookup")
-    with worker, FreelanceClient(endpoint) as client:
+    with worker, FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert client.call({"a": 1}) == [{"a": 1}, "lookup", ""]
         with pytest.raises(ServiceError) as caught:
             client.request(b"not JSON")
@@ -80,7 +86,7 @@ def test_an_error_of_the_handler(endpoint):
     def fail(request):
         raise ServiceError(409, "sold out")
 
-    with FreelanceWorker(endpoint, fail), FreelanceClient(endpoint) as client:
+    with FreelanceWorker(endpoint, fail), FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
         with pytest.raises(ServiceError) as caught:
             client.request(b"x")
         assert (caught.value.code, caught.value.text) == (409, "sold out")
@@ -92,18 +98,18 @@ def test_the_guides_loop(endpoint):
 
         def serve():
             reply = None
-            while (request := worker.recv(reply, timeout=20)) is not None:
+            while (request := worker.recv(reply, timeout=TIMEOUT_SECONDS)) is not None:
                 worker.send_partial(b"part")
                 reply = request
             ended.set()
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with FreelanceClient(endpoint) as client:
+        with FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
             assert client.request(b"x") == [b"part", b"x"]
             assert client.request(b"y") == [b"part", b"y"]
         worker.stop()
-        assert ended.wait(10)
+        assert ended.wait(TIMEOUT_SECONDS)
         thread.join()
 
 
@@ -112,14 +118,14 @@ def test_stop_finishes_what_has_begun(endpoint):
 
     def wait(request):
         began.set()
-        go_on.wait(20)
+        go_on.wait(TIMEOUT_SECONDS)
         return request
 
     worker = FreelanceWorker(endpoint, wait)
     worker.start()
     with Caller(endpoint) as caller:
         caller.send(endpoint, b"1", b"x")
-        assert began.wait(10)
+        assert began.wait(TIMEOUT_SECONDS)
         caller.send(endpoint, b"2", b"y")
         (server,) = worker._connections
         eventually(lambda: server.session.waiting)
@@ -127,7 +133,7 @@ def test_stop_finishes_what_has_begun(endpoint):
         eventually(lambda: server.session.dropped["stopping"])
         assert not worker.wait(0.0)
         go_on.set()
-        assert worker.wait(10)
+        assert worker.wait(TIMEOUT_SECONDS)
         assert caller.recv() == [endpoint.encode(), b"1", b"x"]
         assert not caller.socket.poll(0)
 
@@ -157,7 +163,7 @@ def test_a_worker_starts_once(endpoint):
     with worker:
         with pytest.raises(ClosedError):
             worker.start()
-    with worker.copy() as copied, FreelanceClient(endpoint) as client:
+    with worker.copy() as copied, FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert client.request(b"x") == [b"x"]
     assert (copied.endpoint, copied.service) == (endpoint, b"freelance")
     other = free_endpoint()
@@ -169,7 +175,7 @@ def test_a_context_that_is_terminated_ends_the_worker(endpoint, logged):
     worker = FreelanceWorker(endpoint, list, context=context)
     worker.start()
     context.term()
-    assert worker.wait(10)
+    assert worker.wait(TIMEOUT_SECONDS)
     assert logged("the ZeroMQ context was terminated")
 
 
@@ -183,7 +189,7 @@ def test_asyncio_handlers(endpoint):
         if request[0] == b"fail":
             raise ServiceError(404, "no such user")
         if request[0] == b"cancelled":
-            task = asyncio.ensure_future(asyncio.sleep(60))
+            task = asyncio.ensure_future(asyncio.get_running_loop().create_future())
             asyncio.get_running_loop().call_soon(task.cancel)
             await task
         waiting.append(request)
@@ -192,14 +198,17 @@ def test_asyncio_handlers(endpoint):
         return request
 
     async def main():
-        async with AsyncFreelanceWorker(endpoint, handler), AsyncFreelanceClient(endpoint) as client:
+        async with (
+            AsyncFreelanceWorker(endpoint, handler),
+            AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
+        ):
             replies = await asyncio.gather(*(client.request(b"%d" % n) for n in range(3)))
             assert replies == [[b"0"], [b"1"], [b"2"]]
             for body, code in ((b"fail", 404), (b"cancelled", 500)):
                 with pytest.raises(ServiceError) as caught:
                     await client.request(body)
                 assert caught.value.code == code
-            assert await client.ping(10.0) != {endpoint: None}
+            assert await client.ping(TIMEOUT_SECONDS) != {endpoint: None}
 
     asyncio.run(main())
 
@@ -217,7 +226,10 @@ def test_asyncio_generators(endpoint):
             closed.append(request[0])
 
     async def main():
-        async with AsyncFreelanceWorker(endpoint, count), AsyncFreelanceClient(endpoint) as client:
+        async with (
+            AsyncFreelanceWorker(endpoint, count),
+            AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
+        ):
             assert await client.request(b"x") == [b"one", b"two", b"three", b""]
             assert await client.request(b"final") == [b"one", b"two", b"three", b"last"]
 
@@ -236,7 +248,7 @@ def test_asyncio_stop_finishes_what_has_begun(endpoint):
 
         worker = AsyncFreelanceWorker(endpoint, wait, concurrency=1)
         worker.start()
-        async with AsyncFreelanceClient(endpoint) as client:
+        async with AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
             first = asyncio.ensure_future(client.request(b"x"))
             await began.wait()
             worker.stop()
@@ -254,7 +266,7 @@ def test_asyncio_run_can_be_cancelled(endpoint):
     async def main():
         worker = AsyncFreelanceWorker(endpoint, echo)
         running = asyncio.ensure_future(worker.run())
-        async with AsyncFreelanceClient(endpoint) as client:
+        async with AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
             assert await client.request(b"x") == [b"x"]
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -288,7 +300,10 @@ def test_asyncio_many_requests_with_limited_concurrency(endpoint):
         return request
 
     async def main():
-        async with AsyncFreelanceWorker(endpoint, handler, concurrency=7), AsyncFreelanceClient(endpoint) as client:
+        async with (
+            AsyncFreelanceWorker(endpoint, handler, concurrency=7),
+            AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
+        ):
             replies = await asyncio.gather(*(client.request(b"%d" % n) for n in range(2000)))
             assert replies == [[b"%d" % n] for n in range(2000)]
 
@@ -308,13 +323,13 @@ def test_a_wildcard_is_not_a_public_endpoint(public):
 
 def test_a_wildcard_with_a_public_endpoint(endpoint):
     worker = FreelanceWorker(endpoint, list, bind=f"tcp://*:{port_of(endpoint)}", insecure=True)
-    with worker, FreelanceClient(endpoint) as client:
+    with worker, FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert client.request(b"x") == [b"x"]
 
 
 def test_a_name_as_public_endpoint(endpoint):
     named = f"tcp://localhost:{port_of(endpoint)}"
-    with FreelanceWorker(named, list), FreelanceClient(named) as client:
+    with FreelanceWorker(named, list), FreelanceClient(named, timeout=TIMEOUT_SECONDS) as client:
         assert client.request(b"x") == [b"x"]
 
 
@@ -331,7 +346,7 @@ def test_other_machines_may_connect_only_with_access_control(endpoint, bind, tex
     if text is None:
         worker.start()
         worker.stop()
-        assert worker.wait(10)
+        assert worker.wait(TIMEOUT_SECONDS)
     else:
         with pytest.raises(BindError, match=text):
             worker.start()
@@ -351,13 +366,16 @@ def test_an_address_of_another_machine(endpoint, public, text):
 
 def test_an_ipc_path_in_use(tmp_path):
     endpoint = f"ipc://{tmp_path}/server"
-    with FreelanceWorker(endpoint, list), FreelanceClient(endpoint) as client:
+    with FreelanceWorker(endpoint, list), FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
         with pytest.raises(BindError, match="another program is listening there"):
             FreelanceWorker(endpoint, list).start()
         assert client.request(b"x") == [b"x"]
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(f"{tmp_path}/old")
-    with FreelanceWorker(f"ipc://{tmp_path}/old", list), FreelanceClient(f"ipc://{tmp_path}/old") as client:
+    with (
+        FreelanceWorker(f"ipc://{tmp_path}/old", list),
+        FreelanceClient(f"ipc://{tmp_path}/old", timeout=TIMEOUT_SECONDS) as client,
+    ):
         assert client.request(b"x") == [b"x"]
 
 

@@ -5,6 +5,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
 from zmdp.mdp.tracing import handling
@@ -75,7 +76,7 @@ def test_the_current_request_is_that_of_this_thread_and_block():
     with pytest.raises(LookupError):
         current_request()
     outer, inner = request(b"outer"), request(b"inner")
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=TIMEOUT_SECONDS)
 
     def in_a_thread(mine):
         with handling(mine):

@@ -10,7 +10,7 @@ import time
 import pyarrow as pa
 import pytest
 import zmq
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import Router
 
 from zmdp.clients import Client, RequestRejected, ServiceError, StreamInterrupted
@@ -34,7 +34,7 @@ ALL = ["X1", "0.2", "0.1"]
 
 @pytest.fixture
 def server():
-    with running_broker(limits=Limits(heartbeat=0.05, liveness=20)) as server:
+    with running_broker(limits=Limits(heartbeat=0.05, liveness=400)) as server:
         yield server
 
 
@@ -45,7 +45,7 @@ def endpoint(server):
 
 @pytest.fixture
 def client(endpoint):
-    with Client(endpoint, timeout=20, retries=0) as client:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
         yield client
 
 
@@ -118,7 +118,7 @@ def test_final_may_be_yielded(client, endpoint, protocol):
 
     with Worker("stream", stream, broker=endpoint, protocol=protocol):
         assert client.request("stream") == [b"part", b"the", b"end"]
-        assert closed.wait(10)
+        assert closed.wait(TIMEOUT_SECONDS)
     with Worker("plain", lambda request: Final(b"x"), broker=endpoint, protocol=protocol):
         assert client.request("plain") == [b"x"]
 
@@ -151,36 +151,25 @@ def test_a_stuck_handler_is_reported_and_its_request_goes_to_another(client, end
 
     def hang(request):
         stuck.set()
-        assert go_on.wait(30)
+        assert go_on.wait(TIMEOUT_SECONDS)
         return b"late"
 
-    bad = Worker("job", hang, broker=endpoint, heartbeat=0.05, liveness=20, handler_timeout=0.2)
+    bad = Worker("job", hang, broker=endpoint, heartbeat=0.05, liveness=400, handler_timeout=2.0)
     with bad:
         reply = pool.submit(client.request, "job", b"x")
-        assert stuck.wait(10)
+        assert stuck.wait(TIMEOUT_SECONDS)
         with Worker("job", lambda request: b"from the other", broker=endpoint):
             assert reply.result() == [b"from the other"]
-            assert logged("a handler has neither returned nor yielded for 0.2 s")
+            assert logged("a handler has neither returned nor yielded for 2 s")
             go_on.set()
             assert logged("dropped a late reply")
             # It is of use again: with the other gone it serves.
-        with Client(endpoint, timeout=20) as another:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as another:
             assert another.request("job", b"y") == [b"late"]
 
 
-def test_a_handler_that_yields_is_not_stuck(client, endpoint, logged):
-    def slow_but_alive(request):
-        for number in range(6):
-            threading.Event().wait(0.1)
-            yield b"%d" % number
-
-    with Worker("slow", slow_but_alive, broker=endpoint, heartbeat=0.05, handler_timeout=0.5):
-        assert len(list(client.stream("slow"))) == 7
-    assert not logged("has neither returned", timeout=0)
-
-
 def test_so_many_at_a_time(client, endpoint, pool):
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=TIMEOUT_SECONDS)
     with Worker("meet", lambda request: b"%d" % together.wait(), broker=endpoint, concurrency=3):
         replies = [client.submit("meet", b"x") for _ in range(6)]
         assert sorted(reply.result()[0] for reply in replies) == [b"0", b"0", b"1", b"1", b"2", b"2"]
@@ -191,19 +180,19 @@ def test_stop_finishes_what_is_worked_on(client, endpoint, pool):
 
     def slow(request):
         taken.set()
-        assert go_on.wait(10)
+        assert go_on.wait(TIMEOUT_SECONDS)
         return b"done"
 
     worker = Worker("slow", slow, broker=endpoint)
     running = pool.submit(worker.run)
     reply = pool.submit(client.request, "slow", b"x")
-    assert taken.wait(10)
+    assert taken.wait(TIMEOUT_SECONDS)
     worker.stop()
     assert not worker.wait(timeout=0.05)
     go_on.set()
     assert reply.result() == [b"done"]
     running.result()
-    with Client(endpoint, timeout=10) as other:
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as other:
         assert other.request("mmi.service", b"slow") == [b"404"]
 
 
@@ -213,18 +202,18 @@ def test_a_stream_whose_request_was_lost_is_broken_off(client, endpoint, server,
     def endless(request):
         try:
             yield b"first"
-            assert go_on.wait(10)
+            assert go_on.wait(TIMEOUT_SECONDS)
             while True:
                 yield b"more"
         finally:
             closed.set()
 
-    with Worker("endless", endless, broker=endpoint, heartbeat=0.05, liveness=20, handler_timeout=0.2):
-        parts = client.stream("endless", timeout=2)
+    with Worker("endless", endless, broker=endpoint, heartbeat=0.05, liveness=400, handler_timeout=2.0):
+        parts = client.stream("endless")
         next(parts)
         assert logged("has neither returned")
         go_on.set()
-        assert closed.wait(10)  # the generator is closed, not run for nobody
+        assert closed.wait(TIMEOUT_SECONDS)  # the generator is closed, not run for nobody
         with pytest.raises(StreamInterrupted):  # after a PARTIAL no other worker gets it
             next(parts)
 
@@ -232,7 +221,7 @@ def test_a_stream_whose_request_was_lost_is_broken_off(client, endpoint, server,
 def test_the_guides_loop(client, endpoint, pool, protocol):
     def serve():
         reply = None
-        with Worker("echo", broker=endpoint, heartbeat=0.05, protocol=protocol) as worker:
+        with Worker("echo", broker=endpoint, heartbeat=0.05, liveness=400, protocol=protocol) as worker:
             for _ in range(3):
                 request = worker.recv(reply)
                 reply = [b"seen", *request]
@@ -244,16 +233,15 @@ def test_the_guides_loop(client, endpoint, pool, protocol):
 
 
 def test_the_guides_loop_streams_and_beats_between_two_calls(client, endpoint, pool, server):
-    with Worker("slow", broker=endpoint, heartbeat=0.05, liveness=20) as worker:
+    with Worker("slow", broker=endpoint, heartbeat=0.05, liveness=400) as worker:
         parts = client.stream("slow", b"x")
         first = pool.submit(next, parts)
         assert worker.recv() == [b"x"]
         worker.send_partial(b"one")
         assert first.result() == [b"one"]
         before = server.broker.stats.heartbeats
-        with Client(endpoint, timeout=10) as other:
-            while json.loads(other.request("mmi.stats")[0])["heartbeats"] < before + 5:
-                pass
+        with Client(endpoint, timeout=TIMEOUT_SECONDS) as other:
+            eventually(lambda: json.loads(other.request("mmi.stats")[0])["heartbeats"] >= before + 5)
         assert worker.recv(b"two", timeout=0.01) is None
         assert next(parts) == [b"two"]
 
@@ -302,12 +290,12 @@ def test_a_copy_has_the_same_settings_and_its_own_state(endpoint):
     same, other = original.copy(), original.copy(broker=endpoint)
     for copy, broker in ((same, settings["broker"]), (other, endpoint)):
         assert {name: getattr(copy, name) for name in settings} == {**settings, "broker": broker}
-    with other, Client(endpoint, timeout=20) as client:
+    with other, Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert client.call("double", 21) == 42
         assert other.started
         assert not original.started
     again = other.copy()
-    with again, Client(endpoint, timeout=20) as client:
+    with again, Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert client.call("double", 4) == 8
 
 
@@ -329,13 +317,11 @@ def test_a_loss_says_when_the_worker_reconnects(endpoint, client, monkeypatch, l
 def test_a_worker_that_is_refused_waits_before_it_tries_again(logged):
     with running_broker(limits=Limits(max_workers=1)) as server:
         at = server.endpoints[0]
-        with Worker("echo", list, broker=at) as _, Client(at, timeout=10) as client:
-            while not client.available("echo"):
-                pass
+        with Worker("echo", list, broker=at) as _, Client(at, timeout=TIMEOUT_SECONDS) as client:
+            eventually(lambda: client.available("echo"))
             with Worker("echo", list, broker=at):
-                assert logged("connecting to")
                 assert logged("too-many-workers")
-            assert server.broker.stats.disconnected["too-many-workers"] == 1
+                assert logged(f"reconnecting to {at} in ")
 
 
 @pytest.mark.parametrize("result", [b"x" * (64 << 20), [b"x"] * 1100], ids=["bytes", "frames"])
@@ -347,9 +333,12 @@ def test_a_reply_that_no_broker_takes_is_the_handlers_failure(client, endpoint, 
 
 
 def test_a_reply_that_this_broker_does_not_take_costs_the_worker_nothing():
-    with running_broker(limits=Limits(max_message=100_000, heartbeat=0.05, liveness=10)) as server:
+    with running_broker(limits=Limits(max_message=100_000)) as server:
         at = server.endpoints[0]
-        with Worker("big", lambda request: b"x" * int(request[0]), broker=at), Client(at, timeout=10) as client:
+        with (
+            Worker("big", lambda request: b"x" * int(request[0]), broker=at),
+            Client(at, timeout=TIMEOUT_SECONDS) as client,
+        ):
             with pytest.raises(RequestRejected) as caught:
                 client.request("big", b"150000")
             assert caught.value.code == 413
@@ -358,14 +347,15 @@ def test_a_reply_that_this_broker_does_not_take_costs_the_worker_nothing():
 
 
 def test_the_guides_loop_beats_when_nobody_waits(endpoint, server):
-    with Worker("slow", broker=endpoint, heartbeat=0.05, liveness=20) as worker, Client(endpoint, timeout=20) as client:
+    with (
+        Worker("slow", broker=endpoint, heartbeat=0.05, liveness=400) as worker,
+        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
+    ):
         assert worker.recv(timeout=0.01) is None
         before = server.broker.stats.heartbeats
-        while server.broker.stats.heartbeats < before + 5:
-            client.available("slow")
+        eventually(lambda: server.broker.stats.heartbeats >= before + 5)
         client.send("slow", b"x")
-        while not server.broker.registry.running:
-            pass
+        eventually(lambda: server.broker.registry.running)
         assert worker.recv() == [b"x"]
         worker.recv(b"done", timeout=0.01)
         assert client.recv() == [b"done"]
@@ -376,7 +366,7 @@ def test_a_terminated_context_ends_a_worker(endpoint):
     worker = Worker("echo", list, broker=endpoint, context=context)
     worker.start()
     context.term()
-    assert worker.wait(timeout=10)
+    assert worker.wait(timeout=TIMEOUT_SECONDS)
 
 
 def test_a_worker_that_cannot_open_a_socket_tries_again(endpoint, client, monkeypatch, logged):
@@ -433,19 +423,19 @@ def test_headers_options_deadline_and_attempt(client, endpoint):
 
 
 def test_a_request_that_another_worker_was_lost_with(client, endpoint):
-    with Worker("look", broker=endpoint, heartbeat=0.05) as lost:
+    with Worker("look", broker=endpoint, heartbeat=0.05, liveness=400) as lost:
         future = client.submit("look", b"x", options={"key": 1})
         assert lost.recv().attempt == 1
         lost.close()
     seen = []
     with Worker("look", seen.append, broker=endpoint):
-        future.result(20)
+        future.result(TIMEOUT_SECONDS)
     assert (seen[0].attempt, seen[0].options["key"], seen[0]) == (2, 1, [b"x"])
 
 
 def test_the_current_request(client, endpoint, protocol):
     """In functions, in generators, and in each thread its own."""
-    together = threading.Barrier(2, timeout=10)
+    together = threading.Barrier(2, timeout=TIMEOUT_SECONDS)
 
     def function(value):
         together.wait()
@@ -463,7 +453,10 @@ def test_the_current_request(client, endpoint, protocol):
         Worker("generator", generator, broker=endpoint, codec="json", protocol=protocol),
     ):
         both = [client.submit("function", b"%d" % number) for number in range(2)]
-        assert sorted(json.loads(f.result(20)[0]) for f in both) == [[0, "function", 0], [1, "function", 1]]
+        assert sorted(json.loads(f.result(TIMEOUT_SECONDS)[0]) for f in both) == [
+            [0, "function", 0],
+            [1, "function", 1],
+        ]
         assert client.request("generator", b"7") == [b'"generator"', b"7", b"7"]
     with pytest.raises(LookupError):
         current_request()
@@ -481,9 +474,9 @@ def test_a_function_that_looks_whether_it_is_cancelled(client, endpoint, logged)
             time.sleep(0.001)
         raise RequestCancelled("so there")
 
-    with Worker("work", work, broker=endpoint, heartbeat=0.05):
+    with Worker("work", work, broker=endpoint, heartbeat=0.05, liveness=400):
         future = client.submit("work")
-        assert taken.wait(10)
+        assert taken.wait(TIMEOUT_SECONDS)
         future.cancel()
         assert logged("work: a request was cancelled")
         with Client(endpoint, timeout=0.2, retries=0) as other, pytest.raises(TimeoutError):
@@ -495,16 +488,16 @@ def test_what_a_cancelled_handler_returns_is_dropped(client, endpoint, server):
 
     def work(request):
         taken.set()
-        assert go_on.wait(10)
+        assert go_on.wait(TIMEOUT_SECONDS)
         return b"of %s" % request[0]
 
     with Worker("work", work, broker=endpoint):
         first = client.submit("work", b"the first")
-        assert taken.wait(10)
+        assert taken.wait(TIMEOUT_SECONDS)
         first.cancel()
         second = client.submit("work", b"the second")
         go_on.set()
-        assert second.result(20) == [b"of the second"]
+        assert second.result(TIMEOUT_SECONDS) == [b"of the second"]
 
 
 @pytest.mark.parametrize("pause", [0, 0.01])
@@ -521,11 +514,11 @@ def test_a_generator_is_closed_when_its_request_is_cancelled(client, endpoint, p
         finally:
             closed.set()
 
-    with Worker("endless", endless, broker=endpoint, heartbeat=0.05, liveness=200):
+    with Worker("endless", endless, broker=endpoint, heartbeat=0.05, liveness=4000):
         parts = client.stream("endless")
         next(parts)
         parts.close()
-        assert closed.wait(10)
+        assert closed.wait(TIMEOUT_SECONDS)
         assert logged("endless: a request was cancelled")
 
 
@@ -538,11 +531,14 @@ def test_a_client_that_is_gone_cancels(endpoint):
             time.sleep(0.001)
         cancelled.set()
 
-    with Worker("work", work, broker=endpoint, heartbeat=0.05), Client(endpoint, timeout=20) as client:
+    with (
+        Worker("work", work, broker=endpoint, heartbeat=0.05, liveness=400),
+        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
+    ):
         future = client.submit("work")
-        assert taken.wait(10)
+        assert taken.wait(TIMEOUT_SECONDS)
         client.close()
-        assert cancelled.wait(10)
+        assert cancelled.wait(TIMEOUT_SECONDS)
         assert future.done()
 
 
@@ -662,7 +658,7 @@ def test_a_worker_says_whether_there_is_a_broker(protocol, tmp_path, logged, cap
 def test_a_worker_in_the_process_of_its_broker_says_that_it_serves(logged):
     context = zmq.Context()
     at = "inproc://broker"  # has no events
-    with running_broker(at, context=context, limits=Limits(heartbeat=0.05)):
+    with running_broker(at, context=context, limits=Limits(heartbeat=0.05, liveness=400)):
         with Worker("echo", list, broker=at, context=context):
             assert logged("echo: serving at inproc://broker")
     context.term()
@@ -674,24 +670,24 @@ def test_the_broker_is_restarted_during_a_handler(protocol, logged):
     def work(request):
         seen.append(request)
         taken.set()
-        assert go_on.wait(10)
+        assert go_on.wait(TIMEOUT_SECONDS)
         return b"done"
 
-    with running_broker(drain_timeout=0.05, limits=Limits(heartbeat=0.05, liveness=40)) as first:
+    with running_broker(drain_timeout=0.05, limits=Limits(heartbeat=0.05, liveness=400)) as first:
         at = first.endpoints[0]
-        worker = Worker("work", work, broker=at, heartbeat=0.05, liveness=40, protocol=protocol)
+        worker = Worker("work", work, broker=at, heartbeat=0.05, liveness=400, protocol=protocol)
         worker.start()
-        with Client(at, timeout=20) as client:
+        with Client(at, timeout=TIMEOUT_SECONDS) as client:
             client.send("work")
-            assert taken.wait(10)
+            assert taken.wait(TIMEOUT_SECONDS)
     assert logged("work: the broker sent DISCONNECT")
     assert seen[0].cancelled
-    with running_broker(at, limits=Limits(heartbeat=0.05, liveness=40)), Client(at, timeout=20) as client:
+    with running_broker(at, limits=Limits(heartbeat=0.05, liveness=400)), Client(at, timeout=TIMEOUT_SECONDS) as client:
         go_on.set()
         assert logged("work: dropped a late reply")
         assert client.request("work") == [b"done"]
         worker.stop()
-        assert worker.wait(10)
+        assert worker.wait(TIMEOUT_SECONDS)
 
 
 def test_a_broker_that_takes_nothing(endpoint, logged):
@@ -707,11 +703,16 @@ def test_a_broker_that_takes_nothing(endpoint, logged):
             ended.set()
 
     with Router() as blocked, Worker("endless", endless, broker=blocked.endpoint, heartbeat=0.05, liveness=10):
-        identity = blocked.recv()[0]
-        blocked.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"x")
-        assert taken.wait(10)
+
+        def gets_a_request():
+            identity, *frames = blocked.recv()
+            if len(frames) > 2:  # READY: it may have given up the connection before
+                blocked.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"x")
+            return taken.wait(0.1)
+
+        eventually(gets_a_request)
         assert logged("connecting to")
-        assert ended.wait(10)
+        assert ended.wait(TIMEOUT_SECONDS)
 
 
 def test_handlers_for_asyncio_are_refused():

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import AsyncClient, ServiceError
 from zmdp.clients.gateways import upstream
@@ -87,7 +88,7 @@ class Scene:
 async def scene(handler=None, **limits):
     with running_broker() as server:
         (endpoint,) = server.endpoints
-        async with Upstream(endpoint, timeout=30) as upstream:
+        async with Upstream(endpoint, timeout=TIMEOUT_SECONDS) as upstream:
             if handler is None:
                 yield Scene(endpoint, upstream, **limits)
             else:
@@ -106,7 +107,7 @@ async def for_ever(request):
 
 
 def run(story):
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(story(), TIMEOUT_SECONDS))
 
 
 def test_parts_and_the_reply_are_passed_on_in_order():
@@ -200,7 +201,7 @@ def test_what_was_written_goes_out_before_the_connection_closes():
 
 def test_a_peer_offers_a_service():
     async def story():
-        async with scene() as played, AsyncClient(played.endpoint, timeout=30) as client:
+        async with scene() as played, AsyncClient(played.endpoint, timeout=TIMEOUT_SECONDS) as client:
             played.do(Offer("peer"))
             parts = [part async for part in asked(played, client)]
             assert parts == [[b"1"], [b"2", b"3"]]
@@ -219,7 +220,7 @@ def test_a_peer_offers_a_service():
 
 def test_a_peer_fails_a_request():
     async def story():
-        async with scene() as played, AsyncClient(played.endpoint, timeout=30) as client:
+        async with scene() as played, AsyncClient(played.endpoint, timeout=TIMEOUT_SECONDS) as client:
             played.machine.replies["asked"] = [Fail(1, 471, "no", b"detail")]
             played.do(Offer("peer"))
             with pytest.raises(ServiceError) as caught:
@@ -231,7 +232,7 @@ def test_a_peer_fails_a_request():
 
 def test_a_request_that_nobody_wants_any_longer_is_withdrawn():
     async def story():
-        async with scene() as played, AsyncClient(played.endpoint, timeout=30) as client:
+        async with scene() as played, AsyncClient(played.endpoint, timeout=TIMEOUT_SECONDS) as client:
             played.do(Offer("peer"))
             asking = asyncio.ensure_future(client.request("peer", b"question"))
             (number, _) = await played.told("asked")
@@ -244,7 +245,7 @@ def test_a_request_that_nobody_wants_any_longer_is_withdrawn():
 
 def test_a_service_is_withdrawn():
     async def story():
-        async with scene() as played, AsyncClient(played.endpoint, timeout=30) as client:
+        async with scene() as played, AsyncClient(played.endpoint, timeout=TIMEOUT_SECONDS) as client:
             played.do(Offer("peer"), Offer("other"))
             while not (await client.available("peer") and await client.available("other")):
                 await asyncio.sleep(0)
@@ -262,7 +263,7 @@ def test_a_service_that_cannot_be_offered_is_refused_and_nothing_else_suffers(mo
     monkeypatch.setattr(upstream, "MAX_SOCKETS", 20)
 
     async def story():
-        async with scene() as played, AsyncClient(played.endpoint, timeout=30) as client:
+        async with scene() as played, AsyncClient(played.endpoint, timeout=TIMEOUT_SECONDS) as client:
             names = [f"peer{number}" for number in range(20)]
             played.do(*map(Offer, names), Offer("peer0"), Write(b"after"))
             refused = [told[1:] for told in drain(played.machine.told) if told[0] == "refused"]
@@ -278,7 +279,7 @@ def test_a_service_that_cannot_be_offered_is_refused_and_nothing_else_suffers(mo
 
 def test_nothing_is_read_while_the_broker_does_not_keep_up_with_answers():
     async def story():
-        async with scene() as played, AsyncClient(played.endpoint, timeout=30) as client:
+        async with scene() as played, AsyncClient(played.endpoint, timeout=TIMEOUT_SECONDS) as client:
             played.do(Offer("peer"))
             stream = client.stream("peer", b"question")
             first = asyncio.ensure_future(anext(stream))

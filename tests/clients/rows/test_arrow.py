@@ -36,7 +36,9 @@ def ask(server, rows, *, keyed=True, **given):
     """Return reply, code and error of each row."""
     settings = RowSettings(**{"window": 4, "rows_per_request": 1, "timeout": TIMEOUT_SECONDS, **given})
     route = (lambda client: KeyedRows(client, None, 86400.0)) if keyed else None
-    (found,) = answer_rows([rows], settings, lambda: AsyncClient(server.endpoints[0]), Lookahead(settings), route)
+    (found,) = answer_rows(
+        [rows], settings, lambda: AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS), Lookahead(settings), route
+    )
     return [answer(outcome, "string") for outcome in found.outcomes]
 
 

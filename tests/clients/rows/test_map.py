@@ -33,13 +33,13 @@ def up(request):
 
 
 def called(server, rows, *, protocol="X1", **given):
-    with Client(server.endpoints[0], protocol=protocol) as client:
+    with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS, protocol=protocol) as client:
         return list(client.map("up", rows, **given))
 
 
 def called_async(server, rows, *, protocol="X1", **given):
     async def run():
-        async with AsyncClient(server.endpoints[0], protocol=protocol) as client:
+        async with AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS, protocol=protocol) as client:
             return [outcome async for outcome in client.map("up", rows, **given)]
 
     return asyncio.run(run())
@@ -104,7 +104,7 @@ def test_headers_reach_the_handler(server, call):
 
 def test_rows_are_read_as_outcomes_are_taken(server):
     taken = count()
-    with worker(server, up), Client(server.endpoints[0]) as client:
+    with worker(server, up), Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
         with closing(client.map("up", (b"%d" % n for n in taken))) as found:
             assert [outcome[0] for outcome in islice(found, 10)] == [b"%d" % n for n in range(10)]
             assert next(taken) == MIN_CHUNK_ROWS + MIN_CHUNK_ROWS // CHUNKS_AHEAD
@@ -121,7 +121,7 @@ def test_closing_early_cancels_what_is_outstanding(server):
         return request
 
     rows = [b"first"] * (MIN_CHUNK_ROWS // CHUNKS_AHEAD) + [b"x"] * MIN_CHUNK_ROWS
-    with worker(server, handler, concurrency=2), Client(server.endpoints[0]) as client:
+    with worker(server, handler, concurrency=2), Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
         with closing(client.map("up", rows, window=2, rows_per_request=1)) as found:
             assert next(found) == [b"first"]
             assert begun.wait(TIMEOUT_SECONDS)
@@ -134,7 +134,7 @@ def test_rows_from_an_asynchronous_source(server):
             yield b"%d" % n
 
     async def run():
-        async with AsyncClient(server.endpoints[0]) as client:
+        async with AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
             async with aclosing(client.map("up", rows())) as found:
                 return [outcome[0] async for outcome in found]
 
@@ -144,7 +144,7 @@ def test_rows_from_an_asynchronous_source(server):
 
 def test_within_an_event_loop(server):
     async def run():
-        with Client(server.endpoints[0]) as client:
+        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
             client.map("up", [b"x"])
 
     with pytest.raises(SettingError, match=r"use AsyncClient\.map"):
@@ -152,13 +152,13 @@ def test_within_an_event_loop(server):
 
 
 def test_a_closed_client(server):
-    client = Client(server.endpoints[0])
+    client = Client(server.endpoints[0], timeout=TIMEOUT_SECONDS)
     client.close()
     with pytest.raises(ClosedError):
         client.map("up", [b"x"])
 
     async def run():
-        client = AsyncClient(server.endpoints[0])
+        client = AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS)
         await client.close()
         return [outcome async for outcome in client.map("up", [b"x"])]
 

@@ -5,7 +5,7 @@ import sys
 from contextlib import closing
 
 import pytest
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS
 
 pytest.importorskip("pyarrow")
@@ -29,7 +29,7 @@ def server():
 
 @pytest.fixture
 def client(server):
-    with Client(server.endpoints[0]) as client:
+    with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
         yield client
 
 
@@ -119,9 +119,9 @@ def test_any_source_of_arrow_data(server, client):
 
 def test_headers_and_older_protocols(server):
     with worker(server, lambda request: request.headers.get("who", "nobody").encode()):
-        with Client(server.endpoints[0]) as client:
+        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
             assert rows(client.map_arrow("up", TEXTS, input="text", headers={"who": "ann"}))[0][0] == "ann"
-        with Client(server.endpoints[0], protocol="0.2") as client:
+        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
             assert rows(client.map_arrow("up", TEXTS, input="text"))[0][0] == "nobody"
 
 

@@ -42,7 +42,7 @@ def asking(server, chunks, **given):
     """Return the generator of answered chunks."""
     endpoint = server if isinstance(server, str) else server.endpoints[0]
     settings = RowSettings(**{"window": 4, "rows_per_request": 1, "timeout": TIMEOUT_SECONDS, **given})
-    return answer_chunks(chunks, settings, lambda: AsyncClient(endpoint))
+    return answer_chunks(chunks, settings, lambda: AsyncClient(endpoint, timeout=TIMEOUT_SECONDS))
 
 
 def worker(server, handler, service="up", **given):

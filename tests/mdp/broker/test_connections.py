@@ -8,6 +8,7 @@ from errno import EHOSTUNREACH
 
 import pytest
 import zmq
+from support.processes import TIMEOUT_MS
 from support.zmtp import RawPeer
 
 from zmdp.mdp.broker.connections import PROBES, Connections, default_max_connections
@@ -58,7 +59,7 @@ class Port:
 
     def receive(self, attribute=True):
         """Receive a greeting; returns the routing id."""
-        assert self.router.poll(10_000)
+        assert self.router.poll(TIMEOUT_MS)
         message = receive(self.router, True, self.connections if attribute else None)
         assert message[1:] == [b"hello"]
         return message[0]
@@ -74,7 +75,7 @@ class Port:
         poll.register(self.connections.descriptor, select.POLLIN)
         self.connections.look(now)  # what came before this poll is told by nothing else
         while self.connections.deadline() is None:
-            assert poll.poll(10_000)
+            assert poll.poll(TIMEOUT_MS)
             self.connections.look(now)
 
     def look_until(self, condition):
@@ -82,7 +83,7 @@ class Port:
         poll.register(self.connections.descriptor, select.POLLIN)
         self.connections.look(0.0)
         while not condition():
-            assert poll.poll(10_000)
+            assert poll.poll(TIMEOUT_MS)
             self.connections.look(0.0)
 
     def speak(self, identity, messages=1):
@@ -207,7 +208,7 @@ def test_a_peer_within_the_process_has_no_descriptor(port):
 
 def test_a_connection_that_ended_before_its_first_message_was_read_is_probed_then(port):
     peer = port.speak(b"")
-    assert port.router.poll(10_000)  # it has arrived, and is not read yet
+    assert port.router.poll(TIMEOUT_MS)  # it has arrived, and is not read yet
     peer.close()
     port.look_until(lambda: len(port.connections) == 0)
     assert port.connections.deadline() is None
@@ -289,7 +290,7 @@ def test_what_a_peer_sent_before_its_connection_ended_comes_from_itself(port):
 
 def test_a_peer_that_left_before_its_first_message_was_read_is_told_as_ended(port):
     peer = port.speak(b"me")
-    assert port.router.poll(10_000)
+    assert port.router.poll(TIMEOUT_MS)
     peer.close()
     port.look_until(lambda: len(port.connections) == 0)
     assert port.ended == []
@@ -409,7 +410,7 @@ def test_a_connection_that_reuses_a_descriptor_is_not_ended_for_another(port):
     peer.close()
     port.wait_until_free(b"me", fence, look=False)
     other = port.speak(b"")
-    assert port.router.poll(10_000)
+    assert port.router.poll(TIMEOUT_MS)
     assert port.connections._open[before.descriptor] is before  # as far as is known
     port.connections.end(b"me")
     assert before.ended

@@ -10,6 +10,7 @@ from types import MethodType
 
 import pytest
 import zmq
+from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS
 from support.zmtp import RawPeer
 
 from zmdp.mdp.broker.backlog import Backlog
@@ -94,7 +95,7 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
                     each.connect(server.endpoints[0])
                 client.send_multipart([b"MDPC02", b"\x01", b"echo", b"x"])
                 worker.send_multipart([b"MDPW02", b"\x01", b"echo"])
-                assert failed.wait(10)
+                assert failed.wait(TIMEOUT_SECONDS)
                 while (message := worker.recv_multipart())[1] == b"\x05":
                     worker.send_multipart([b"MDPW02", b"\x05"])
                 worker.send_multipart([b"MDPW02", b"\x04", *message[2:]])
@@ -106,7 +107,7 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
 
 
 def turn(server):
-    assert server._socket.poll(10_000)
+    assert server._socket.poll(TIMEOUT_MS)
     server._take_turn(time.monotonic())
 
 

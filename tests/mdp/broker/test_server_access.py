@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from support.processes import TIMEOUT_MS
 from zmq.utils.monitor import recv_monitor_message
 
 from zmdp.mdp.access import load
@@ -94,7 +95,7 @@ def test_the_open_connections_of_a_revoked_key_end(folder, keys, context, logged
             write(folder, "[roles.shop]\nkeys = []\n")
             server.reload()
             assert logged("1 roles, 0 keys")
-            assert monitor.poll(3_000)
+            assert monitor.poll(TIMEOUT_MS)
             assert recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
             shop.disable_monitor()
 

@@ -9,6 +9,7 @@ import zmq
 import zmq.auth
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.processes import TIMEOUT_MS
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
@@ -62,7 +63,7 @@ class Door:
             with suppress(zmq.Again):  # the connection has failed already
                 dealer.send_multipart([b"hello", b"you"], zmq.NOBLOCK)
             while True:
-                ready = dict(poller.poll(10_000))
+                ready = dict(poller.poll(TIMEOUT_MS))
                 assert ready, "nothing came in, and nothing failed"
                 self.gate.answer(0.0)
                 if self.monitor in ready:

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import ServiceNotFound
 from zmdp.mdp.errors import SettingError
@@ -88,7 +89,7 @@ def test_asyncio_clients(worker, mdp_async_client):
 def test_a_titanic_of_its_own(worker, mdp_titanic, tmp_path, _):
     worker(triple)
     ticket = mdp_titanic.submit("triple", b"4", key="only once")
-    assert ticket.result(20) == [b"12"]
+    assert ticket.result(TIMEOUT_SECONDS) == [b"12"]
     assert mdp_titanic.submit("triple", b"4", key="only once").uuid == ticket.uuid
     assert (tmp_path / "titanic.db").stat().st_size
 

@@ -11,6 +11,7 @@ import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.processes import TIMEOUT_MS
 from zmq.auth.thread import ThreadAuthenticator
 
 from zmdp.mdp.transport import multipart
@@ -38,7 +39,7 @@ def pair_in(context, kind=zmq.PAIR, other=zmq.PAIR, **options):
             socket.set(getattr(zmq, name), value)
     port = one.bind_to_random_port("tcp://127.0.0.1")
     two.connect(f"tcp://127.0.0.1:{port}")
-    assert one.poll(10_000, zmq.POLLOUT)  # until then nobody is there who would take anything
+    assert one.poll(TIMEOUT_MS, zmq.POLLOUT)  # until then nobody is there who would take anything
     return one, two
 
 
@@ -51,7 +52,7 @@ def pair(context):
 
 
 def wait_for_message(receive, socket, **options):
-    assert socket.poll(10_000)
+    assert socket.poll(TIMEOUT_MS)
     return receive(socket, **options)
 
 
@@ -83,7 +84,7 @@ def test_multipart_interoperates_with_pyzmq(make, context, message):
     one, two = pair_in(context)
     try:
         make.send(one, message)
-        assert two.poll(10_000)
+        assert two.poll(TIMEOUT_MS)
         assert two.recv_multipart() == message
         two.send_multipart(message)
         assert wait_for_message(make.receive, one) == message

@@ -1,7 +1,7 @@
 """The page of linked brokers, and its metrics."""
 
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.processes import broker as plain_broker
-from support.processes import eventually
 from support.web import serving, web_broker
 
 from zmdp.clients import Client
@@ -12,7 +12,7 @@ def test_a_link_and_what_passes_over_it():
         plain_broker("--name", "other<b>") as (_, endpoint),
         web_broker("--name", "mine", "--peer", endpoint) as broker,
         serving(endpoint, "echo", list),
-        Client(broker.endpoint, timeout=20) as client,
+        Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client,
     ):
         for _ in range(5):
             assert client.request("echo", b"x") == [b"x"]
@@ -20,8 +20,8 @@ def test_a_link_and_what_passes_over_it():
         assert "<title>other&lt;b&gt;</title>" in page
         assert '<span class="state up">up</span>' in page
         assert "other<b>" not in page
-        metrics = broker.get("/metrics").text
+        sent = 'mdp_link_sent_total{broker="other<b>",kind="peer"} 5.0'
+        metrics = eventually(lambda: sent in (text := broker.get("/metrics").text) and text)
         assert 'mdp_link_up{broker="other<b>",kind="peer"} 1.0' in metrics
-        assert 'mdp_link_sent_total{broker="other<b>",kind="peer"} 5.0' in metrics
         assert 'mdp_build_info{broker="mine",version=' in metrics
-        assert "mine" in broker.text_of("/")
+        broker.shows("/", "mine")

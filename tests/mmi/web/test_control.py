@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.access import ROLES, Folder
-from support.processes import eventually, process
+from support.processes import TIMEOUT_SECONDS, eventually, process
 from support.web import form_token, web_broker
 
 from zmdp.clients import Client
@@ -53,8 +53,7 @@ def test_what_a_job_does_and_cancelling_it_is_for_admins(there):
     shown = eventually(lambda: "job-1" in (text := page(there, "operator", "/spark")) and text)
     assert "SELECT secret" in shown
     assert "Cancel this job" in shown
-    shown = page(there, "driver", "/spark")
-    assert "job-1" in shown
+    shown = eventually(lambda: "job-1" in (text := page(there, "driver", "/spark")) and text)
     assert "SELECT secret" not in shown
     assert "Cancel this job" not in shown
     with there.broker.client(follow_redirects=True) as http:
@@ -77,7 +76,7 @@ def test_a_gateway_with_a_key_is_shown_if_it_has_a_name(there):
     assert "refused" not in there.unnamed.stderr
     assert "gateway.control" not in there.unnamed.stderr
     for name, told in (("shop", False), ("operator", True)):
-        with Client(there.broker.endpoint, timeout=20, **there.folder.settings(name)) as client:
+        with Client(there.broker.endpoint, timeout=TIMEOUT_SECONDS, **there.folder.settings(name)) as client:
             if told:
                 assert b'"name": "shop"' in client.request(f"{GATEWAY}shop", b'{"op": "status"}')[0]
             else:

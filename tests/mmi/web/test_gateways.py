@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 from support import browser as browsers
 from support.flux_client import FluxClient
-from support.processes import eventually, process, run
+from support.processes import TIMEOUT_SECONDS, eventually, process, run
 from support.screen import Screen
 from support.web import serving, web_broker
 from websockets.sync.client import connect
@@ -37,8 +37,8 @@ def gateway(broker):
 
 def test_connections_and_requests_of_an_http_gateway(broker, gateway):
     port, release = int(gateway.rpartition(":")[2]), Event()
-    with ExitStack() as stack, Client(broker.endpoint, timeout=20) as client:
-        stack.enter_context(serving(broker.endpoint, "hold", lambda request: release.wait(20) and b""))
+    with ExitStack() as stack, Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client:
+        stack.enter_context(serving(broker.endpoint, "hold", lambda request: release.wait(TIMEOUT_SECONDS) and b""))
         stack.callback(release.set)
         eventually(lambda: client.available("hold"))
         idle = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -64,14 +64,13 @@ def test_connections_and_requests_of_an_http_gateway(broker, gateway):
         )
         assert page.index(peers[0]) < page.index(peers[1]) < page.index(peers[2])
         assert peers[1] not in broker.get("/gateway?name=shop&q=websocket").text
-        overview = " ".join(broker.text_of("/gateways").split())
-        assert f"shop http {gateway.strip()}" in overview
+        broker.shows("/gateways", f"shop http {gateway.strip()}")
     eventually(lambda: "Nobody is connected" in broker.get("/gateway?name=shop").text)
 
 
 @pytest.mark.parametrize("question", [b"", b"{", b"[]", b'{"op": "drain"}', b"[" * 100_000])
 def test_other_questions_are_refused(broker, gateway, question):
-    with Client(broker.endpoint, timeout=20) as client, pytest.raises(ServiceError, match="op") as raised:
+    with Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client, pytest.raises(ServiceError, match="op") as raised:
         client.request(f"{GATEWAY}shop", question)
     assert raised.value.code == 422
 
@@ -81,7 +80,7 @@ def test_connections_of_a_flux_gateway(broker, tmp_path):
     with process("mdp-gateway", "flux", "--socket", str(path), "--broker", broker.endpoint) as it:
         it.line("local://", "stdout")
         eventually(lambda: f"local://{path}" in broker.text_of("/gateways"))
-        name = next(each for each in broker.text_of("/gateways").split() if each.startswith("flux-"))
+        (name,) = {each for each in broker.shows("/gateways", "flux-").split() if each.startswith("flux-")}
         with FluxClient(str(path)):
             eventually(lambda: "user " in broker.text_of(f"/gateway?name={name}"))
         assert it.end() == 0
@@ -110,7 +109,7 @@ def test_hostile_answers_are_shown_as_text_or_not_at_all(broker):
                 names <= set((text := broker.text_of("/gateways")).split()) and "it has not answered yet" not in text
             )
         )
-        assert "&lt;b&gt;bold" in broker.get("/gateways").text
+        eventually(lambda: "&lt;b&gt;bold" in broker.get("/gateways").text)
         for path in ["/gateways", *(f"/gateway?name={name}" for name in names)]:
             page = broker.get(path)
             assert page.status_code == 200

@@ -1,11 +1,12 @@
 """Lists that are longer than one answer of the broker, with a real one."""
 
 import re
+import time
 from contextlib import contextmanager
 
 import pytest
 import zmq
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.web import form_token, web_broker
 
 from zmdp.clients import Client
@@ -37,7 +38,7 @@ def shown(page, kind):
 
 @pytest.fixture(scope="module")
 def broker():
-    with web_broker("--heartbeat", "60") as broker, Client(broker.endpoint, timeout=60) as client:
+    with web_broker("--heartbeat", "60") as broker, Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client:
         with workers(broker.endpoint, WORKERS):
             eventually(lambda: client.call("mmi.stats")["workers"] == WORKERS)
             yield broker
@@ -47,49 +48,54 @@ def names(page):
     return [row[2] for row in shown(page, "worker")]
 
 
+def complete(broker, path, text):
+    """Wait until a page contains `text`: it shows a list when the broker has answered all questions about it."""
+    return eventually(lambda: text in (page := broker.get(path)).text and page)
+
+
 def test_all_workers_are_listed(broker):
-    page = broker.get("/workers?sort=name")
-    assert "1–50 of 10\N{THIN SPACE}000 connections" in page.text
+    page = complete(broker, "/workers?sort=name", "1–50 of 10\N{THIN SPACE}000 connections")
     assert "not listed" not in page.text
     assert names(page) == [f"worker-{number:05}" for number in range(50)]
-    assert names(broker.get("/workers?sort=name&page=200"))[-1] == "worker-09999"
-    assert names(broker.get("/workers?sort=-name"))[0] == "worker-09999"
+    assert names(complete(broker, "/workers?sort=name&page=200", "worker-"))[-1] == "worker-09999"
+    assert names(complete(broker, "/workers?sort=-name", "worker-"))[0] == "worker-09999"
 
 
 def test_workers_beyond_the_first_answer_are_found(broker):
-    assert names(broker.get("/workers?q=WORKER-0987&sort=name")) == [
+    assert names(complete(broker, "/workers?q=WORKER-0987&sort=name", "worker-")) == [
         f"worker-{number:05}" for number in range(9870, 9880)
     ]
-    page = broker.get("/workers?service=tenant.42")
-    assert "of 100 connections" in page.text
+    page = complete(broker, "/workers?service=tenant.42", "of 100 connections")
     assert {row[3] for row in shown(page, "worker")} == {"tenant.42"}
 
 
 def test_requests_beyond_the_first_answer_are_listed_and_cancelled(broker):
-    with Client(broker.endpoint, timeout=60) as client:
+    with Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client:
         waiting = [client.submit(f"nobody.{number:03}", b"x") for number in range(REQUESTS)]
         page = eventually(
             lambda: f"of {REQUESTS} requests" in (page := broker.get("/requests?sort=-service")).text and page
         )
         assert next(row[1] for row in shown(page, "request")) == f"nobody.{REQUESTS - 1}"
-        found = broker.get("/requests?q=nobody.59&sort=service")
+        found = complete(broker, "/requests?q=nobody.59&sort=service", "nobody.599")
         assert [row[1] for row in shown(found, "request")] == [f"nobody.{number}" for number in range(590, 600)]
         with broker.client(follow_redirects=True) as http:
             token = form_token(http.get("/requests").text)
-            id_ = shown(broker.get("/requests?q=nobody.599"), "request")[0][9]
+            id_ = shown(complete(broker, "/requests?q=nobody.599", 'id="request-'), "request")[0][9]
             after = http.post("/requests/cancel", data={"form_token": token, "id": id_, "service": ""})
-            assert f"of {REQUESTS - 1} requests" in after.text
+            assert after.status_code == 200
+            complete(broker, "/requests", f"of {REQUESTS - 1} requests")
         with pytest.raises(RequestCancelled):
-            waiting.pop().result(20)
+            waiting.pop().result(TIMEOUT_SECONDS)
         for each in waiting:
             each.cancel()
 
 
 def test_few_questions_whatever_is_looked_at(broker):
-    with Client(broker.endpoint, timeout=20) as client:
+    with Client(broker.endpoint, timeout=TIMEOUT_SECONDS) as client:
         eventually(lambda: "10\N{THIN SPACE}000 connections" in broker.get("/workers").text)
-        before = client.call("mmi.stats")["mmi"]
+        began, before = time.monotonic(), client.call("mmi.stats")["mmi"]
         for page in range(1, 31):
             assert broker.get(f"/workers?page={page}").status_code == 200
         # A list of ten answers at most once a second, and what the snapshots take.
-        assert client.call("mmi.stats")["mmi"] - before < 30 * 5
+        after, took = client.call("mmi.stats")["mmi"], time.monotonic() - began
+        assert after - before < min(30, took + 2) * 20

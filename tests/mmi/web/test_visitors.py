@@ -2,7 +2,7 @@
 
 import pytest
 import tomlkit
-from support.processes import eventually, run
+from support.processes import TIMEOUT_SECONDS, eventually, run
 from support.web import form_token, web_broker
 
 from zmdp.clients import Client
@@ -58,7 +58,7 @@ def test_a_wrong_token_is_none(guarded, header):
 
 
 def test_a_role_that_may_ask_everything_may_look(guarded, tokens):
-    assert "mdp_up 1.0" in guarded.get("/metrics", headers=with_token(tokens["look"])).text
+    eventually(lambda: "mdp_up 1.0" in guarded.get("/metrics", headers=with_token(tokens["look"])).text)
     assert "Overview" in guarded.get("/", headers=with_token(tokens["look"])).text
     for path in ("/metrics", "/"):
         assert guarded.get(path, headers=with_token(tokens["none"])).status_code == 403
@@ -126,7 +126,7 @@ def test_a_broker_without_tokens_says_so(folder):
 
 
 def test_another_site_cannot_use_a_broker_on_this_machine(plain):
-    with plain.client() as person, Client(plain.endpoint) as client:
+    with plain.client() as person, Client(plain.endpoint, timeout=TIMEOUT_SECONDS) as client:
         client.submit("nobody offers this", b"")
         page = eventually(lambda: "nobody" in (text := person.get("/requests").text) and text)
         token = form_token(page)

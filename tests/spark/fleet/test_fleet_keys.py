@@ -9,7 +9,7 @@ import pyspark
 import pytest
 from support.access import Folder
 from support.fleets import HERE, SMALL, SPARK_TIMEOUT_SECONDS
-from support.processes import eventually, process, run
+from support.processes import TIMEOUT_SECONDS, eventually, process, run
 from support.titanics import LIMITS
 
 from zmdp.clients import Client
@@ -19,7 +19,7 @@ from zmdp.spark import control, session
 
 pytestmark = [
     pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 ONE_EXECUTOR = ("--master", "local-cluster[1,1,1024]", "--reserve", "0")
@@ -59,9 +59,9 @@ def test_executors_get_the_key_and_nobody_sees_it(folder, endpoint):
                 assert secret not in Path(f"/proc/{process_id}/{what}").read_bytes()
         assert secret.decode() not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
         work = Path(f"/proc/{pid}/cwd").resolve()
-        with Client(endpoint, timeout=20, **folder.settings("driver")) as own:
+        with Client(endpoint, timeout=TIMEOUT_SECONDS, **folder.settings("driver")) as own:
             eventually(lambda: control.ask(own, "fleet-keys", "status")["slots"][0]["state"] == "serving")
-            with Client(endpoint, timeout=20, **folder.settings("shop")) as client:
+            with Client(endpoint, timeout=TIMEOUT_SECONDS, **folder.settings("shop")) as client:
                 with pytest.raises(ServiceError, match="role shop may not replace fleet-keys"):
                     control.ask(client, "fleet-keys", "retire")
             assert control.ask(own, "fleet-keys", "retire")["draining"] is True
@@ -75,11 +75,11 @@ def test_executors_get_the_key_and_nobody_sees_it(folder, endpoint):
 
 def test_an_executor_whose_key_is_refused_says_so(folder, endpoint):
     arguments = ("--master", "local[2]", *SMALL, "--json")
-    found = run(*command(folder, endpoint, "doctor", *arguments, role="stranger"))
+    found = run(*command(folder, endpoint, "doctor", *arguments, role="stranger"), timeout=SPARK_TIMEOUT_SECONDS)
     checks = {row["name"]: row for row in map(json.loads, found.stdout.splitlines())}
     assert checks["broker"]["state"] == "failed"
     assert "the broker refuses this key" in checks["broker"]["found"]
-    found = run(*command(folder, endpoint, "doctor", *arguments))
+    found = run(*command(folder, endpoint, "doctor", *arguments), timeout=SPARK_TIMEOUT_SECONDS)
     checks = {row["name"]: row["state"] for row in map(json.loads, found.stdout.splitlines())}
     assert (checks["broker"], checks["executors reach the broker"]) == ("ok", "ok"), found
 

@@ -2,7 +2,7 @@
 
 import pytest
 from support import browser as browsers
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.screen import Screen
 from support.titanics import LIMITS, state, titanic_at
 
@@ -25,7 +25,7 @@ def test_follow_search_and_retry(tmp_path):
     db = tmp_path / "titanic.db"
     with (
         browsers.browser(tmp_path) as page, running_broker(limits=LIMITS) as server,
-        Client(server.endpoints[0], timeout=20) as client, titanic_at(server.endpoints[0], db) as there,
+        Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client, titanic_at(server.endpoints[0], db) as there,
     ):  # fmt: skip
         browser, titanic = Screen(page, tmp_path), Titanic(client)
         browser.open(there.url)
@@ -34,10 +34,10 @@ def test_follow_search_and_retry(tmp_path):
         browser.script("window.loaded = 'once'")
         with Worker("images.resize", resize, broker=server.endpoints[0]):
             for ticket in [titanic.submit("images.resize", b"%d.png" % number) for number in range(20)]:
-                ticket.result(timeout=20)
+                ticket.result(timeout=TIMEOUT_SECONDS)
             failed = titanic.submit("images.resize", b"broken.png", key="upload-17")
             with pytest.raises(ServiceError):
-                failed.result(timeout=20)
+                failed.result(timeout=TIMEOUT_SECONDS)
         waits = titanic.submit("mail.send", b"hello", headers={"language": "en"})
         eventually(lambda: browser.texts("tbody td:first-child") == ["images.resize", "mail.send"])
         eventually(lambda: "Done\n20" in browser.text)

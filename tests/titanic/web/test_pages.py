@@ -8,7 +8,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.access import ROLES, Folder
-from support.processes import eventually, process
+from support.processes import TIMEOUT_SECONDS, eventually, process
 from support.titanics import LIMITS, QUICK, row, state, titanic_at
 
 from zmdp.clients import Client
@@ -31,15 +31,15 @@ def fail(request):
 def there(tmp_path_factory):
     """A Titanic that has done something: two requests succeeded, one failed, and one waits."""
     db = tmp_path_factory.mktemp("web") / "titanic.db"
-    with running_broker(limits=LIMITS) as server, Client(server.endpoints[0], timeout=20) as client:
+    with running_broker(limits=LIMITS) as server, Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
         with Worker("some", fail, broker=server.endpoints[0]), titanic_at(server.endpoints[0], db) as found:
             titanic = Titanic(client)
             good = [titanic.submit("some", b"good", headers={"a": MARKUP}) for _ in range(2)]
             bad = titanic.submit("some", b"bad", key="the key")
             for ticket in good:
-                ticket.result(timeout=20)
+                ticket.result(timeout=TIMEOUT_SECONDS)
             with pytest.raises(ServiceError):
-                bad.result(timeout=20)
+                bad.result(timeout=TIMEOUT_SECONDS)
             waits = titanic.submit("nobody", b"x")
             yield SimpleNamespace(
                 db=str(db), good=good[0].uuid, bad=bad.uuid, waits=waits.uuid, server=server, **vars(found)
@@ -93,10 +93,10 @@ def test_a_titanic_without_a_broker_is_not_ready(tmp_path):
     command = ("--broker", "tcp://127.0.0.1:1", "--db", str(tmp_path / "t.db"), "--http", "127.0.0.1:0")
     with process("titanic", "serve", *command, *QUICK) as running:
         url = running.line("http://", "stdout")
-        answer = httpx.get(url + "readyz")
+        answer = httpx.get(url + "readyz", timeout=TIMEOUT_SECONDS)
         reasons = ["the broker does not answer: no request is executed"]
         assert (answer.status_code, answer.json()) == (503, {"ready": False, "reasons": reasons})
-        assert httpx.get(url + "livez").json() == {"live": True}
+        assert httpx.get(url + "livez", timeout=TIMEOUT_SECONDS).json() == {"live": True}
         assert running.end() == 0
 
 
@@ -159,14 +159,14 @@ def test_there_is_no_such_request(there, uuid):
 
 
 def test_retry_and_cancel(there):
-    with running_broker(limits=LIMITS) as server, Client(server.endpoints[0], timeout=20) as client:
+    with running_broker(limits=LIMITS) as server, Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
         with titanic_at(server.endpoints[0], there.db + ".own") as own:
             db = there.db + ".own"
             with Worker("some", fail, broker=server.endpoints[0]):
                 tickets = [Titanic(client).submit("some", b"bad") for _ in range(3)]
                 for each in tickets:
                     with pytest.raises(ServiceError):
-                        each.result(timeout=20)
+                        each.result(timeout=TIMEOUT_SECONDS)
             one, *others = (each.uuid for each in tickets)
             page = f"/request?uuid={one}"
             assert "Retry" in own.http.get(page).text
@@ -184,7 +184,9 @@ def test_retry_and_cancel(there):
 
 
 def test_a_forged_form_changes_nothing(there):
-    answer = httpx.post(there.url + "request/cancel", data={"uuid": there.waits, "form_token": "0" * 64})
+    answer = httpx.post(
+        there.url + "request/cancel", data={"uuid": there.waits, "form_token": "0" * 64}, timeout=TIMEOUT_SECONDS
+    )
     assert (answer.status_code, state(there.db, there.waits)) == (403, "pending")
     assert there.http.get("/request/cancel").status_code in {404, 405}
 
@@ -201,7 +203,7 @@ def test_tokens_decide_who_may_look_and_act(tmp_path):
     with folder.broker(limits=LIMITS) as server:
         at = server.endpoints[0]
         with (
-            Client(at, timeout=20, **folder.settings("shop")) as client,
+            Client(at, timeout=TIMEOUT_SECONDS, **folder.settings("shop")) as client,
             titanic_at(at, db, *keys, *http_access) as own,
         ):
             uuid = Titanic(client).submit("echo", b"a secret").uuid

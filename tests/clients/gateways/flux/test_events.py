@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import AsyncClient
 from zmdp.clients.gateways.flux import departures, events
@@ -20,7 +21,7 @@ def request(*frames):
 
 async def until(condition):
     """Let others run until something has happened."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while not condition():
             await asyncio.sleep(0)
 
@@ -156,7 +157,7 @@ def test_whoever_watches_a_client_is_told_once_that_it_has_left(broker):
 
 def test_a_gateway_that_does_not_come_back_takes_its_clients_with_it(broker):
     async def story():
-        async with AsyncClient(broker) as client:
+        async with AsyncClient(broker, timeout=TIMEOUT_SECONDS) as client:
             here, gone = Departures(client, 0.0), []
             here.watch(departures.GATEWAY + "0" * 32, "a", gone.append)
             await until(lambda: gone == ["a"])

@@ -18,7 +18,7 @@ from support.flux_client import (
     packed,
 )
 from support.flux_gateways import count, echo, running_gateway, running_workers
-from support.processes import eventually
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client
 from zmdp.clients.gateways.flux.framing import BIG, LITTLE
@@ -142,12 +142,12 @@ def test_a_request_without_response_gets_none(stack, broker, client):
 
 def test_a_request_without_response_is_done_though_its_client_leaves(stack, broker, gateway, pool):
     handled = pool.submit(asyncio.run, serve_once(broker, "late"))
-    with Client(broker) as caller:
+    with Client(broker, timeout=TIMEOUT_SECONDS) as caller:
         while not caller.available("late"):
             pass
     with gateway.client() as client:
         client.request("late.x", b"go", flags=NORESPONSE)
-    assert handled.result(20) == [b"go"]
+    assert handled.result(TIMEOUT_SECONDS) == [b"go"]
 
 
 async def serve_once(broker, service):
@@ -341,7 +341,7 @@ def test_subscriptions_that_make_no_sense_are_refused(client):
 
 
 def test_the_owner_gets_the_private_events_of_all(broker, gateway):
-    with gateway.client() as client, Client(broker) as caller:
+    with gateway.client() as client, Client(broker, timeout=TIMEOUT_SECONDS) as caller:
         client.rpc("event.subscribe", {"topic": ""})
         body = json.dumps({"topic": "x", "flags": PRIVATE}).encode()
         caller.request("flux.events", body, options={"flux": {"userid": 77, "rolemask": 6}})
@@ -472,25 +472,25 @@ def test_a_name_is_free_when_its_program_has_left(gateway):
 
 
 def test_clients_of_the_broker_call_a_program(broker, gateway, pool):
-    with gateway.client() as service, Client(broker) as caller:
+    with gateway.client() as service, Client(broker, timeout=TIMEOUT_SECONDS) as caller:
         service.rpc("service.add", {"service": "zecho"})
         call = pool.submit(caller.request, "zecho", b'{"x":1}', options={"flux": {"topic": "zecho.say"}})
         request = service.receive()
         assert (request.topic, request.payload, request.rolemask) == (b"zecho.say", b'{"x":1}\0', 1)
         assert len(request.routes) == 2
         service.respond(request, {"y": 2})
-        assert call.result(20) == [b'{"y": 2}']
+        assert call.result(TIMEOUT_SECONDS) == [b'{"y": 2}']
         call = pool.submit(caller.request, "zecho", b"raw")
         request = service.receive()
         assert (request.topic, request.payload) == (b"zecho", b"raw")
         service.respond(request, b"no\0", 71)
         with pytest.raises(ServiceError) as raised:
-            call.result(20)
+            call.result(TIMEOUT_SECONDS)
         assert (raised.value.code, raised.value.text, raised.value.detail) == (400, "no", b'{"errnum":71}')
 
 
 def test_forged_options_do_no_harm(broker, gateway, pool):
-    with gateway.client() as service, Client(broker) as caller:
+    with gateway.client() as service, Client(broker, timeout=TIMEOUT_SECONDS) as caller:
         service.rpc("service.add", {"service": "zecho"})
         forged = {
             "topic": "other.say", "matchtag": -1, "client": "\0", "gateway": "titanic.close", "userid": "x",
@@ -502,7 +502,7 @@ def test_forged_options_do_no_harm(broker, gateway, pool):
             assert (request.topic, request.payload, request.flags) == (b"zecho", None, 0)
             assert (request.userid, request.rolemask, len(request.routes)) == (ANY, 1, 2)
             service.respond(request)
-            assert call.result(20) == [b""]
+            assert call.result(TIMEOUT_SECONDS) == [b""]
 
 
 def test_requests_of_a_program_that_dies_go_to_another(broker, gateway, tmp_path, stack):
@@ -512,7 +512,7 @@ def test_requests_of_a_program_that_dies_go_to_another(broker, gateway, tmp_path
         client.request("zecho.say", b"x", tag=1)
         request = one.receive()
         two.rpc("service.add", {"service": "zecho"})
-        with Client(broker) as asking:
+        with Client(broker, timeout=TIMEOUT_SECONDS) as asking:
             eventually(lambda: len(json.loads(asking.request("mmi.workers", b"zecho")[0])["workers"]) == 2)
         one.socket.close()
         again = two.receive()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.flux_gateways import count, echo, running_workers
-from support.processes import BIN, Process
+from support.processes import BIN, TIMEOUT_SECONDS, Process
 
 FLUX = shutil.which("flux") or shutil.which("/opt/flux/bin/flux")
 PYTHON = "/usr/bin/python3"
@@ -75,7 +75,7 @@ print(h.attr_get("rank"), h.attr_get("size"))
 
 def finished(*command, env):
     """Run a command to its end."""
-    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=20)
+    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def flux(environment):
 
     def run(*arguments):
         done = subprocess.run(
-            [FLUX, *arguments], check=False, env=environment, capture_output=True, text=True, timeout=20
+            [FLUX, *arguments], check=False, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS
         )
         return done.returncode, done.stdout.splitlines(), done.stderr.splitlines()
 
@@ -104,7 +104,12 @@ def python(environment):
 
     def run(source):
         done = subprocess.run(
-            [PYTHON, "-c", source], check=False, env=environment, capture_output=True, text=True, timeout=20
+            [PYTHON, "-c", source],
+            check=False,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
         )
         assert not done.returncode, done.stderr
         return done.stdout.splitlines()

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.access import Folder
 from support.flux_client import ANY, CONTROL, EVENT, HEADER, MAGIC, REQUEST, RESPONSE, FluxClient, Message, encode
-from support.flux_gateways import TIMEOUT_SECONDS, echo, running_gateway, running_workers
-from support.processes import BIN, Process, process
+from support.flux_gateways import echo, running_gateway, running_workers
+from support.processes import BIN, TIMEOUT_MS, Process, eventually, process
 
 from zmdp.clients.gateways.descriptors import raise_descriptor_limit
 from zmdp.clients.gateways.flux import server, session
@@ -346,7 +346,7 @@ def test_requests_beyond_the_limit_wait_in_the_socket(stack, broker, gateway):
         poll.register(client.socket, select.POLLIN | select.POLLOUT)
         answer = None
         while answer is None or received < 5_000 * answer:
-            poll.poll(20_000)
+            poll.poll(TIMEOUT_MS)
             with suppress(BlockingIOError):
                 pending = pending[client.socket.send(pending[: 1 << 16]) :]
             try:
@@ -362,9 +362,7 @@ def test_requests_beyond_the_limit_wait_in_the_socket(stack, broker, gateway):
 
 def until(gateway, condition):
     """Wait until a condition holds in the gateway's thread."""
-    limit = time.monotonic() + TIMEOUT_SECONDS
-    while not gateway.run(condition):
-        assert time.monotonic() < limit
+    eventually(lambda: gateway.run(condition))
 
 
 def test_incomplete_messages_of_all_connections_have_one_limit(stack, broker, tmp_path, logged):

@@ -3,6 +3,7 @@
 import pytest
 from support.flux_client import ANY, EVENT, PRIVATE, UPSTREAM, FluxClient, Message
 from support.flux_gateways import running_gateway, running_workers
+from support.processes import eventually
 
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.errors import SettingError
@@ -53,9 +54,9 @@ def where(rank):
 def test_a_request_goes_where_its_nodeid_says(stack, tree, clients):
     for rank in (0, 1):
         stack.enter_context(running_workers(endpoint(tree[rank]), where=where(rank)))
-    wait_for(lambda: all(client.rpc("where.x").a == 0 for client in clients))
+    eventually(lambda: all(client.rpc("where.x").a == 0 for client in clients))
     for client in clients:
-        assert [client.rpc("where.x", nodeid=rank).payload for rank in (0, 1)] == [b"0", b"1"]
+        eventually(lambda: [client.rpc("where.x", nodeid=rank).payload for rank in (0, 1)] == [b"0", b"1"])  # noqa: B023
         missing = client.rpc("where.x", nodeid=2)
         assert (missing.a, missing.text) == (38, "No service matching where.x is registered")
         assert client.rpc("where.x", nodeid=3).a == 113
@@ -66,12 +67,12 @@ def test_a_request_goes_where_its_nodeid_says(stack, tree, clients):
 def test_an_upstream_request_is_served_above(stack, tree, clients):
     with running_workers(endpoint(tree[0]), where=where(0)):
         stack.enter_context(running_workers(endpoint(tree[1]), where=where(1)))
-        wait_for(lambda: clients[2].rpc("where.x").a == 0)
-        assert clients[1].rpc("where.x", nodeid=1, flags=UPSTREAM).payload == b"0"
-        assert clients[2].rpc("where.x", nodeid=2, flags=UPSTREAM).payload == b"0"
+        eventually(lambda: clients[2].rpc("where.x").a == 0)
+        for rank in (1, 2):
+            eventually(lambda: clients[rank].rpc("where.x", nodeid=rank, flags=UPSTREAM).payload == b"0")  # noqa: B023
         assert clients[0].rpc("where.x", nodeid=0, flags=UPSTREAM).a == 113
         assert clients[0].rpc("where.x", nodeid=1, flags=UPSTREAM).payload == b"0"
-    missing = clients[1].rpc("where.x", nodeid=1, flags=UPSTREAM)
+    missing = eventually(lambda: (answer := clients[1].rpc("where.x", nodeid=1, flags=UPSTREAM)).a and answer)
     assert (missing.a, missing.text) == (38, "No service matching where.x is registered")
 
 
@@ -100,7 +101,7 @@ def test_a_program_serves_the_whole_tree_and_learns_who_leaves(stack, tree, clie
     a = clients[1]
     assert a.rpc("service.add", {"service": "zecho"}).a == 0
     with FluxClient(tree[2].path) as client:
-        wait_for(lambda: client.rpc("mmi.service", b"zecho").payload == b"200")
+        eventually(lambda: client.rpc("mmi.service", b"zecho").payload == b"200")
         client.request("zecho.say", tag=7)
         request = a.receive()
         assert (request.b, request.a, len(request.routes)) == (7, ANY, 2)
@@ -110,11 +111,6 @@ def test_a_program_serves_the_whole_tree_and_learns_who_leaves(stack, tree, clie
         assert client.receive().a == 38
     notice = a.receive()
     assert (notice.topic, notice.routes[1]) == (b"zecho.disconnect", request.routes[1])
-
-
-def wait_for(condition):
-    while not condition():
-        pass
 
 
 def test_a_client_is_gone_when_its_gateway_is(stack, tree, clients, tmp_path):
@@ -136,7 +132,7 @@ def test_the_gateway_at_rank_0_can_stop_first_and_come_back(stack, tree, clients
     path, broker = tree[0].path, endpoint(tree[0])
     tree[0].stop()
     again = stack.enter_context(running_gateway(broker, path, size=3))
-    wait_for(lambda: again.run(lambda: len(again.gateway._publisher._streams)) == 2)
+    eventually(lambda: again.run(lambda: len(again.gateway._publisher._streams)) == 2)
     clients[1].send(Message(EVENT, b"x"))
     assert [client.receive().topic for client in clients[1:]] == [b"x", b"x"]
 
@@ -152,7 +148,7 @@ def test_a_broker_that_vanishes_keeps_its_rank(stack, tmp_path):
         gateway.run(gateway.gateway._ask)
         assert client.rpc("attr.get", {"name": "rank"}, nodeid=1).a == 113
         with running_broker(name="b", links=[LinkTo("parent", root)], drain_timeout=0.0):
-            wait_for(lambda: gateway.run(gateway.gateway._ask) or attribute(client, "size") == "3")
+            eventually(lambda: gateway.run(gateway.gateway._ask) or attribute(client, "size") == "3")
             assert attribute(client, "hostlist") == "root,a,b"
             assert attribute(client, "rank", nodeid=2) == "2"
         stack.close()

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 from support.gateways import running_gateway, running_services
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import Client
 from zmdp.mdp.testing import running_broker
@@ -21,7 +22,7 @@ def endpoint(broker):
 
 @pytest.fixture(scope="module")
 def services(endpoint):
-    with running_services(endpoint) as services, Client(endpoint, timeout=20.0) as client:
+    with running_services(endpoint) as services, Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         for name in ("echo", "parts", "fail", "binary"):
             client.request("mmi.service", name.encode())
         client.request("echo", b"")  # it waits for the worker
@@ -38,5 +39,5 @@ def gateway(endpoint, services):
 
 @pytest.fixture
 def http(gateway):
-    with httpx.Client(base_url=gateway.url, timeout=20.0) as client:
+    with httpx.Client(base_url=gateway.url, timeout=TIMEOUT_SECONDS) as client:
         yield client

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from support.access import Folder
 from support.gateways import Services, running_gateway, running_services
+from support.processes import TIMEOUT_SECONDS
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -133,7 +134,10 @@ class TestFile:
 
 class TestTokens:
     def test_every_path_needs_one(self, endpoint, services, access):
-        with running_gateway(endpoint, access=access) as gateway, httpx.Client(base_url=gateway.url) as http:
+        with (
+            running_gateway(endpoint, access=access) as gateway,
+            httpx.Client(base_url=gateway.url, timeout=TIMEOUT_SECONDS) as http,
+        ):
             assert http.post("/services/echo").status_code == 401
             assert http.get("/services").status_code == 401
             assert http.post("/services/echo", headers=bearer("wrong")).status_code == 401
@@ -143,7 +147,10 @@ class TestTokens:
             assert http.get("/health").status_code == 200
 
     def test_a_role_calls_only_its_services(self, endpoint, services, access):
-        with running_gateway(endpoint, access=access) as gateway, httpx.Client(base_url=gateway.url) as http:
+        with (
+            running_gateway(endpoint, access=access) as gateway,
+            httpx.Client(base_url=gateway.url, timeout=TIMEOUT_SECONDS) as http,
+        ):
             for name in ("fail", "mmi.stats", "titanic.request"):
                 response = http.post(f"/services/{name}", headers=bearer())
                 assert response.status_code == 403
@@ -153,7 +160,10 @@ class TestTokens:
     def test_a_reload_revokes(self, endpoint, services, tmp_path):
         path = tmp_path / "access.toml"
         path.write_text(FILE)
-        with running_gateway(endpoint, access=load(path)) as gateway, httpx.Client(base_url=gateway.url) as http:
+        with (
+            running_gateway(endpoint, access=load(path)) as gateway,
+            httpx.Client(base_url=gateway.url, timeout=TIMEOUT_SECONDS) as http,
+        ):
             assert http.post("/services/echo", headers=bearer()).status_code == 200
             path.write_text("[roles")
             gateway.call(partial(reload, gateway.gateway))
@@ -192,7 +202,7 @@ def test_the_broker_decides_what_a_role_may_call(tmp_path, access):
                 client.request("echo", b"")
                 client.request("parts", b"0")
             with running_gateway(endpoint, access=everything, keys=folder.keys("driver")) as gateway:
-                with httpx.Client(base_url=gateway.url, headers=bearer()) as http:
+                with httpx.Client(base_url=gateway.url, headers=bearer(), timeout=TIMEOUT_SECONDS) as http:
                     assert http.post("/services/echo").status_code == 200
                     assert services.requests[-1].user == "shop"
                     refused = http.post("/services/parts", content=b"1")
@@ -236,7 +246,7 @@ def tls(certificates, endpoint, services, access):
             trust = ssl.create_default_context(cafile=certificates / "ca.pem")
             if name:
                 trust.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
-            return httpx.Client(base_url=gateway.url, verify=trust)
+            return httpx.Client(base_url=gateway.url, verify=trust, timeout=TIMEOUT_SECONDS)
 
         yield client
 

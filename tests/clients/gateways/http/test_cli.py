@@ -9,7 +9,7 @@ import sys
 import httpx
 import pytest
 from support.gateways import running_services
-from support.processes import broker, eventually, process, run
+from support.processes import TIMEOUT_SECONDS, broker, eventually, process, run
 
 from zmdp.clients.gateways.http.cli import is_loopback
 
@@ -91,11 +91,14 @@ def test_it_finishes_requests_and_stops(endpoint, services):
     with gateway("--broker", endpoint) as running:
         url = running.line("http://", "stdout")
         address = ("127.0.0.1", int(url.rpartition(":")[2]))
-        assert httpx.post(f"{url}/services/echo", content=b"x").content == b"x"
-        with socket.create_connection(address, 20) as busy, socket.create_connection(address, 20) as idle:
+        assert httpx.post(f"{url}/services/echo", content=b"x", timeout=TIMEOUT_SECONDS).content == b"x"
+        with (
+            socket.create_connection(address, TIMEOUT_SECONDS) as busy,
+            socket.create_connection(address, TIMEOUT_SECONDS) as idle,
+        ):
             busy.sendall(
                 b"POST /services/hold HTTP/1.1\r\nhost: localhost\r\n"
-                b"request-timeout: 0.5\r\ncontent-length: 4\r\n\r\nterm"
+                b"request-timeout: 5\r\ncontent-length: 4\r\n\r\nterm"
             )
             eventually(lambda: b"term" in services.begun)
             running.send_signal(signal.SIGTERM)
@@ -107,7 +110,7 @@ def test_it_finishes_requests_and_stops(endpoint, services):
 def test_a_second_signal_exits(endpoint, services):
     with gateway("--broker", endpoint) as running:
         url = running.line("http://", "stdout")
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 20) as busy:
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), TIMEOUT_SECONDS) as busy:
             busy.sendall(b"POST /services/hold HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\ntwice"[:-1])
             eventually(lambda: b"twic" in services.begun)
             running.send_signal(signal.SIGTERM)
@@ -119,7 +122,7 @@ def test_a_second_signal_exits(endpoint, services):
 def test_requests_that_take_too_long_are_cut_off(endpoint, services):
     with gateway("--broker", endpoint, "--drain-timeout", "0.1") as running:
         url = running.line("http://", "stdout")
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 20) as busy:
+        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), TIMEOUT_SECONDS) as busy:
             busy.sendall(b"POST /services/hold HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\n\r\ncut")
             eventually(lambda: b"cut" in services.begun)
             assert running.end(signal.SIGTERM) == 1
@@ -129,7 +132,7 @@ def test_requests_that_take_too_long_are_cut_off(endpoint, services):
 
 def _refused(url):
     try:
-        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 20).close()
+        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), TIMEOUT_SECONDS).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -140,7 +143,7 @@ def test_hosts_are_allowed(endpoint, services, option, evil):
     with gateway("--broker", endpoint, "--allow-host", option) as running:
         url = running.line("http://", "stdout")
         found = [
-            httpx.post(f"{url}/services/echo", headers={"host": host}).status_code
+            httpx.post(f"{url}/services/echo", headers={"host": host}, timeout=TIMEOUT_SECONDS).status_code
             for host in ("localhost:80", "SHOP.example", "evil.example")
         ]
         assert found == [200, 200, evil]
@@ -152,11 +155,11 @@ def test_it_reads_the_access_file_again(endpoint, services, tmp_path):
     headers = {"authorization": f"Bearer {token}"}
     with gateway("--broker", endpoint, "--access", str(path)) as running:
         url = running.line("http://", "stdout")
-        assert httpx.post(f"{url}/services/echo", headers=headers).status_code == 200
+        assert httpx.post(f"{url}/services/echo", headers=headers, timeout=TIMEOUT_SECONDS).status_code == 200
         path.write_text("")
         running.send_signal(signal.SIGHUP)
         running.line("read the access file again")
-        assert httpx.post(f"{url}/services/echo", headers=headers).status_code == 401
+        assert httpx.post(f"{url}/services/echo", headers=headers, timeout=TIMEOUT_SECONDS).status_code == 401
 
 
 class _Caller(asyncio.Protocol):
@@ -225,7 +228,7 @@ def test_a_broker_that_is_killed_under_load():
     """Every request is answered, with a documented status, and everything works again with the next broker."""
     with (
         broker() as (first, endpoint),
-        running_services(endpoint, heartbeat=0.2),
+        running_services(endpoint, heartbeat=0.2, liveness=50),
         gateway("--broker", endpoint) as running,
     ):
         url = running.line("http://", "stdout")
@@ -242,7 +245,7 @@ def test_a_broker_that_is_killed_under_load():
             with broker(bind=endpoint):
                 await load.more(500)
                 load.stopping = True
-                await asyncio.wait_for(load.all_ended.wait(), 20)
+                await asyncio.wait_for(load.all_ended.wait(), TIMEOUT_SECONDS)
             load.closing = True
             for transport in callers:
                 transport.close()

@@ -250,7 +250,7 @@ def test_other_bad_requests(http):
 
 def test_without_titanic():
     with running_broker(drain_timeout=0.0) as server, http_gateway(server.endpoints[0]) as gateway:
-        with httpx.Client(base_url=gateway.url) as http:
+        with httpx.Client(base_url=gateway.url, timeout=TIMEOUT_SECONDS) as http:
             for answer in (http.post("/jobs/echo"), http.get(f"/jobs/{UNKNOWN}"), http.delete(f"/jobs/{UNKNOWN}")):
                 assert problem(answer) == (503, "no-titanic")
                 assert answer.headers["retry-after"] == "1"
@@ -348,7 +348,7 @@ def test_a_client_that_stops_reading_events_leaves_nothing_behind(gateway, http,
         next(events)
         assert gateway.gateway.outstanding == 1
     eventually(lambda: gateway.gateway.outstanding == 0)
-    with httpx.Client(base_url=gateway.url, timeout=httpx.Timeout(20, read=0.2)) as hasty:
+    with httpx.Client(base_url=gateway.url, timeout=httpx.Timeout(TIMEOUT_SECONDS, read=0.2)) as hasty:
         with pytest.raises(httpx.ReadTimeout):
             result(hasty, job)
     eventually(lambda: gateway.gateway.outstanding == 0)
@@ -430,7 +430,7 @@ def test_a_job_belongs_to_its_role(tmp_path):
         assert problem(refused) == (500, "service-error")
         assert refused.json()["code"] == 403
         assert problem(shop.post("/jobs/fails")) == (403, "not-allowed")
-        assert problem(httpx.get(gateway.url + job)) == (401, "unauthorized")
+        assert problem(httpx.get(gateway.url + job, timeout=TIMEOUT_SECONDS)) == (401, "unauthorized")
 
 
 def test_the_keys_of_roles_are_apart_even_if_the_broker_knows_no_roles(endpoint, db, tmp_path):

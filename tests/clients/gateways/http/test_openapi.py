@@ -7,6 +7,7 @@ import httpx
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from support.http_gateways import http_gateway
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http.job_options import QUERY
@@ -37,9 +38,11 @@ def test_a_document_that_is_not_valid_is_noticed():
 
 def test_the_document_names_the_services_that_exist(endpoint):
     with Worker("a/b c", list, broker=endpoint), http_gateway(endpoint) as gateway:
-        answer = httpx.post(f"{gateway.url}/services/a%2Fb%20c", headers={"Prefer": "wait=20"}, content=b"hi")
+        answer = httpx.post(
+            f"{gateway.url}/services/a%2Fb%20c", headers={"Prefer": "wait=20"}, content=b"hi", timeout=TIMEOUT_SECONDS
+        )
         assert answer.content == b"hi"
-        found = httpx.get(gateway.url + "/openapi.json").json()
+        found = httpx.get(gateway.url + "/openapi.json", timeout=TIMEOUT_SECONDS).json()
         OpenAPIV31SpecValidator(found).validate()
         assert {"/services/a%2Fb%20c", "/jobs/a%2Fb%20c", "/jobs/{uuid}", "/ws"} <= found["paths"].keys()
         assert "/services/echo" not in found["paths"]
@@ -60,9 +63,13 @@ def test_it_shows_only_what_the_caller_may_call(endpoint, tmp_path):
         http_gateway(endpoint, access=access) as some,
     ):
         for name in ("apples", "pears"):
-            httpx.post(f"{everything.url}/services/{name}", headers={"Prefer": "wait=20"}).raise_for_status()
-        assert httpx.get(some.url + "/openapi.json").status_code == 401
-        found = httpx.get(some.url + "/openapi.json", headers={"Authorization": "Bearer secret"}).json()
+            httpx.post(
+                f"{everything.url}/services/{name}", headers={"Prefer": "wait=20"}, timeout=TIMEOUT_SECONDS
+            ).raise_for_status()
+        assert httpx.get(some.url + "/openapi.json", timeout=TIMEOUT_SECONDS).status_code == 401
+        found = httpx.get(
+            some.url + "/openapi.json", headers={"Authorization": "Bearer secret"}, timeout=TIMEOUT_SECONDS
+        ).json()
         assert "/services/apples" in found["paths"]
         assert "/services/pears" not in found["paths"]
         assert found["security"] == [{"token": []}, {"certificate": []}]
@@ -70,8 +77,8 @@ def test_it_shows_only_what_the_caller_may_call(endpoint, tmp_path):
 
 def test_the_links_of_the_page_work(endpoint):
     with http_gateway(endpoint) as gateway:
-        page = httpx.get(gateway.url + "/")
+        page = httpx.get(gateway.url + "/", timeout=TIMEOUT_SECONDS)
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         links = re.findall(r'href="([^"]+)"', page.text)
         assert {"/services", "/openapi.json"} <= set(links)
-        assert {httpx.get(gateway.url + link).status_code for link in links} == {200}
+        assert {httpx.get(gateway.url + link, timeout=TIMEOUT_SECONDS).status_code for link in links} == {200}
