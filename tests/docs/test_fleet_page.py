@@ -22,7 +22,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
 @pytest.mark.timeout(300)
 def test_the_commands_of_the_page(tmp_path):

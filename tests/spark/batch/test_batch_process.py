@@ -151,7 +151,7 @@ def test_a_large_result_costs_the_driver_little_memory(tmp_path):
             assert javas(running.pid) == [java]
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tmp_path):
     with ExitStack() as stack:
         _, at = stack.enter_context(broker("--heartbeat", "0.2", "--liveness", "50"))
@@ -186,7 +186,7 @@ def test_a_batch_waits_for_broker_and_master():
         assert waiting.end(signal.SIGTERM) == 0
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 def test_a_batch_on_separate_executors(tmp_path):
     master = ("--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false")
     with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
@@ -207,7 +207,7 @@ def test_a_batch_on_separate_executors(tmp_path):
             assert json.loads(future.result()[-1]) == 2
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 def test_a_batch_on_a_connect_server(tmp_path):
     with (
         connect_server(tmp_path) as port,
@@ -239,7 +239,7 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 def test_the_page_about_batches(tmp_path, capsys):
     """The catalogue, job, commands and Python of docs/spark.md work; only the UUID differs."""
     config, _ = blocks("toml")

@@ -31,7 +31,7 @@ CATALOGUE = """
 """
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(java_version() is None, reason="there is no Java")
 def test_tables_and_catalogs_on_connect(tmp_path, endpoint):

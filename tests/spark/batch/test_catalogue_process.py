@@ -22,7 +22,7 @@ PEOPLE = """
 """
 
 
-@pytest.mark.spark_long  # test_catalogue.py has the same checks, in this process
+@pytest.mark.long  # test_catalogue.py has the same checks, in this process
 def test_check_prints_a_line_for_each_and_exits_with_1_if_one_fails(tmp_path):
     config = tmp_path / "catalogue.toml"
     config.write_text(f"{PEOPLE}\n[tables.missing]\nformat = 'csv'\npath = 'missing'\n[jobs]\none = 'some_jobs:one'")

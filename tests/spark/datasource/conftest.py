@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec and callspec.params.get("backend") == "postgresql" and WITH_SPARK & set(item.fixturenames):
-            item.add_marker(pytest.mark.spark_long)
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")

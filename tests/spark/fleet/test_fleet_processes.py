@@ -36,7 +36,7 @@ def test_killed_python_processes_and_executors_lose_no_call():
             eventually(lambda: not any(map(alive, processes)), SPARK_TIMEOUT_SECONDS)
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_renewed_leases_and_draining_lose_no_call():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
@@ -58,7 +58,7 @@ def test_renewed_leases_and_draining_lose_no_call():
             assert all(len(reply.result()) == 1 for reply in done)
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_second_signal_exits_immediately():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
@@ -72,7 +72,7 @@ def test_a_second_signal_exits_immediately():
             eventually(lambda: not alive(slot["pid"]), SPARK_TIMEOUT_SECONDS)
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_stuck_handler_is_replaced_with_its_process():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
@@ -110,7 +110,7 @@ print("ended in order", flush=True)
 """
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_lost_session_is_reopened():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
@@ -121,7 +121,7 @@ def test_a_lost_session_is_reopened():
             assert running.wait() == 0
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_driver_restarts_its_killed_java_process():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):

@@ -10,7 +10,7 @@ from support.fleets import HERE, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of
 from support.processes import alive, broker, eventually, process
 from support.standalone import standalone
 
-pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 FAST_HEARTBEATS = ("--heartbeat", "0.2", "--liveness", "50")
 MEMORY = ("--conf", "spark.executor.memory=512m")
 HANDLERS = str(HERE / "fleet_handlers.py")

@@ -113,7 +113,7 @@ def test_the_secrets_of_kubernetes(tmp_path):
     assert run("mdp-broker", "--check", "--access", str(tmp_path / "access.toml")).returncode == 0
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_standalone_cluster_with_keys(tmp_path):
     create_keys("A standalone cluster, with keys", tmp_path)

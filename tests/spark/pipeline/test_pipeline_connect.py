@@ -14,7 +14,7 @@ from zmdp.spark.session import java_version
 from zmdp.workers import Worker
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(java_version() is None, reason="there is no Java")
 def test_a_connect_session(tmp_path, endpoint):

@@ -46,7 +46,7 @@ def run(*command):
     return out
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @pytest.mark.skipif(java_version() is None, reason="there is no Java")
 @pytest.mark.parametrize("how", [[], ["--durable"]])
 def test_the_example(example, tmp_path, how):
