@@ -18,7 +18,7 @@ from zmdp.spark import control
 HERE = Path(__file__).parents[1] / "spark"
 SPARK_TIMEOUT_SECONDS = 90.0
 """How long tests wait for something that starts Spark, on a busy machine."""
-BEATS = ("--heartbeat", "0.2", "--liveness", "50")
+BEATS = ("--heartbeat", "0.2", "--liveness", "600")
 SMALL = (
     "--conf", "spark.ui.enabled=false",
     "--conf", "spark.driver.memory=512m",

@@ -1,22 +1,17 @@
 """`call_service` on Spark Connect: a server of its own."""
 
-import pytest
-
-pytest.importorskip("pyspark")
-
 import pyarrow.compute as pc
+import pytest
 from support.connect import connected
-from support.titanics import BEATS
+from support.sparks import BEATS
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark.pipeline import call_service, register_function
-from zmdp.spark.session import java_version
 from zmdp.workers import Worker
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(java_version() is None, reason="there is no Java")
+@pytest.mark.usefixtures("java")
+@pytest.mark.timeout(1200)
 def test_a_connect_session(tmp_path, endpoint):
     with (
         connected(tmp_path) as session,
@@ -34,7 +29,9 @@ def test_a_connect_session(tmp_path, endpoint):
         for given in ({"input": "nope"}, {"input": df.nope}, {"input": "id"}):
             with pytest.raises(SettingError):
                 call_service(df, "up", broker=endpoint, **given)
-        with Worker("length", lambda table: {"length": pc.utf8_length(table["text"])}, broker=endpoint, codec="arrow"):
+        with Worker(
+            "length", lambda table: {"length": pc.utf8_length(table["text"])}, broker=endpoint, codec="arrow", **BEATS
+        ):
             lengths = call_service(df, "length", input="text", codec="arrow", result="int", broker=endpoint)
             assert [row.reply for row in lengths.collect()] == [len(f"row {n}") for n in range(100)]
         with pytest.raises(SettingError, match="result is 'no type'; expected one of Spark's types"):
