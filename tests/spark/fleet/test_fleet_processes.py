@@ -17,7 +17,7 @@ def test_killed_python_processes_and_executors_lose_no_call():
         with fleet(endpoint, "fleet_handlers:pid", "pid", *LOCAL_CLUSTER, "--min", "2") as running:
             first, second = running.serving(2)
             assert first["executor"] != second["executor"]
-            with Calls(endpoint, "pid") as calls:
+            with Calls(endpoint, "pid", pause=0.01) as calls:  # else they would take the time of those that start
                 calls.go_on()
                 kill(first["pid"])
                 running.replaced(first, "pid")

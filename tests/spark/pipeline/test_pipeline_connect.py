@@ -9,14 +9,28 @@ from zmdp.mdp.errors import SettingError
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.workers import Worker
 
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
 
-@pytest.mark.usefixtures("java")
-@pytest.mark.timeout(1200)
-def test_a_connect_session(tmp_path, endpoint):
-    with (
-        connected(tmp_path) as session,
-        Worker("up", lambda request: [frame.upper() for frame in request], broker=endpoint, **BEATS),
-    ):
+
+@pytest.fixture
+def up(endpoint):
+    """Run a service that replies in capitals."""
+    with Worker("up", lambda request: [frame.upper() for frame in request], broker=endpoint, **BEATS):
+        yield
+
+
+@pytest.mark.usefixtures("up")
+def test_rows_get_their_replies(tmp_path, endpoint):
+    with connected(tmp_path) as session:
+        df = session.range(100).selectExpr("id", "concat('row ', id) AS text")
+        replies = call_service(df, "up", input="text", broker=endpoint)
+        assert [tuple(row) for row in replies.collect()] == [(n, f"row {n}", f"ROW {n}", 200, None) for n in range(100)]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("up")
+def test_all_ways_to_call(tmp_path, endpoint):
+    with connected(tmp_path) as session:
         df = session.range(100).selectExpr("id", "concat('row ', id) AS text", "id AS id")
         replies = call_service(df, "up", input="text", broker=endpoint, rows_per_request=7)
         assert [tuple(row) for row in replies.collect()] == [
