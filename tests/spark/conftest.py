@@ -33,10 +33,15 @@ def pytest_collection_modifyitems(items):
                     item.add_marker(pytest.mark.filterwarnings(f"ignore::{each}"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if "java" in item.fixturenames:
+        skip_without_java()  # here, because pytest reports what a fixture skips once for each test
+
+
 @pytest.fixture(scope="session")
 def java():
     """For tests that start Java themselves: they are skipped without it, as those on the session are."""
-    skip_without_java()
 
 
 @pytest.fixture(scope="session")

@@ -72,7 +72,7 @@ def test_a_second_signal_exits_immediately():
 @pytest.mark.long
 def test_a_stuck_handler_is_replaced_with_its_process():
     with broker(*QUICK) as (_, endpoint):
-        options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "1")
+        options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "5")
         with fleet(endpoint, "fleet_handlers:slow", "slow", *options) as running:
             (slot,) = running.serving(1)
             stuck = running.client.submit("slow", b"3600")

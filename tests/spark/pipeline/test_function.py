@@ -53,12 +53,6 @@ def test_rows_that_fail(endpoint, handled):
     assert sorted(handled) == [b"b", b"bad"]
 
 
-def test_a_service_that_nobody_offers(endpoint):
-    ((reply, code, error),) = called(endpoint, (["nobody"], ["a"]), timeout=0.3)
-    assert (reply, code) == (None, 404)
-    assert error == "no worker offered service 'nobody' within 0.3 s"
-
-
 def test_rows_with_keys_are_executed_once(endpoint, handled, tmp_path):
     with serving(endpoint, str(tmp_path / "titanic.db"), **BEATS):
         columns = (["up"] * 3, ["a", "b", "c"], ["k1", "k2", None])

@@ -17,7 +17,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from support.access import Folder
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import eventually, process
-from support.sparks import BEATS, LIMITS
+from support.sparks import BEATS, LIMITS, QUICK
 from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError
@@ -237,7 +237,7 @@ def test_a_worker_is_killed(spark):
     """Its requests go to the other worker."""
     with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
         at = server.endpoints[0]
-        started = [process("mdworker", "zmdp.workers.sleep:worker", MDP_BROKER=at) for _ in range(2)]
+        started = [process("mdworker", "zmdp.workers.sleep:worker", *QUICK, MDP_BROKER=at) for _ in range(2)]
         with started[0] as first, started[1]:
             eventually(lambda: len(server.broker.registry.workers) == 2)
             df = spark.range(0, 100, 1, 2).selectExpr("'50' AS milliseconds")
