@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.fleets import SMALL, SPARK_TIMEOUT_SECONDS
 from support.processes import broker, process, run
+from support.sparks import skip_without_java
 
-from zmdp.spark import session
 from zmdp.spark.fleet import executor
 from zmdp.spark.fleet.driver import SILENCE_SECONDS
 from zmdp.spark.fleet.settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS
@@ -22,10 +22,10 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.spark_long
-@pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
-@pytest.mark.timeout(300)
+@pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_the_commands_of_the_page(tmp_path):
+    skip_without_java()
     (module,) = blocks("python")
     (tmp_path / "words.py").write_text(module)
     (session_lines,) = blocks("console")

@@ -38,14 +38,14 @@ def gated(spark, folder: str, tasks: int = 2):
 
 
 def many(spark, folder: str):
-    """A hundred short tasks."""
+    """Short tasks, for minutes."""
 
     def task(index, iterator):
         (Path(folder) / f"task-{index}").touch()
         time.sleep(0.05)
         return iterator
 
-    return spark.sparkContext.parallelize(range(200), 200).mapPartitionsWithIndex(task).count()
+    return spark.sparkContext.parallelize(range(10_000), 10_000).mapPartitionsWithIndex(task).count()
 
 
 def streaming(spark, n: int = 3):

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from support.titanics import LIMITS
+from support.sparks import LIMITS, SMALL_JAVA, skip_without_java
 
 from zmdp.mdp.testing import running_broker
 from zmdp.spark import session as sessions
@@ -16,7 +16,7 @@ from zmdp.spark import session as sessions
 CONF = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": SMALL_JAVA,
     "spark.driver.memory": "1g",
 }
 JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")  # Debian's
@@ -26,11 +26,6 @@ if JDBC_DRIVER.exists():
 
 def pytest_collection_modifyitems(items):
     here = os.path.dirname(__file__)
-    if sessions.java_version() is None:
-        skip = pytest.mark.skip(reason=f"there is no Java: {sessions.NEEDS_JAVA}")
-        for item in items:
-            if str(item.path).startswith(here) and "spark" in getattr(item, "fixturenames", ()):
-                item.add_marker(skip)
     if version("pyspark").startswith(("4.0.", "4.1.")):  # they leave sockets open, which their own collect() made
         for item in items:
             if str(item.path).startswith(here):
@@ -38,8 +33,19 @@ def pytest_collection_modifyitems(items):
                     item.add_marker(pytest.mark.filterwarnings(f"ignore::{each}"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if "java" in item.fixturenames:
+        skip_without_java()  # here, because pytest reports what a fixture skips once for each test
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory):
+def java():
+    """For tests that start Java themselves: they are skipped without it, as those on the session are."""
+
+
+@pytest.fixture(scope="session")
+def spark(java, tmp_path_factory):
     """The session that all tests of this process share."""
     folder = tmp_path_factory.mktemp("spark")
     conf = {**CONF, "spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder / "local")}

@@ -142,8 +142,8 @@ def test_commands_without_java(tmp_path):
         (("--concurrency", "0"), "a whole number of requests (greater than 0)"),
     ],
 )
-def test_invalid_arguments_of_a_batch(arguments, message):
-    found = run("mdp-spark", "batch", *arguments)
+def test_invalid_arguments_of_a_batch(in_this_process, tmp_path, arguments, message):
+    found = in_this_process("mdp-spark", "batch", *arguments, JAVA_HOME=java(tmp_path, 'openjdk version "17"'))
     said = [line for line in found.stderr.splitlines() if b"starting Spark" not in line]
     assert (found.returncode, len(said)) == (2, 1), found.stderr
     assert message in found.stderr.decode()

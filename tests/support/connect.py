@@ -25,7 +25,8 @@ def connect_server(folder):
         port = free.bind_to_random_port("tcp://127.0.0.1")
     settings = {
         "spark.connect.grpc.binding.port": port, "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.sql.shuffle.partitions": 2,
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }  # fmt: skip
     options = [word for name, value in settings.items() for word in ("--conf", f"{name}={value}")]
     server = subprocess.Popen(

@@ -18,7 +18,7 @@ from zmdp.spark import control
 HERE = Path(__file__).parents[1] / "spark"
 SPARK_TIMEOUT_SECONDS = 240.0
 """How long tests wait for something that starts Spark, on a busy machine."""
-BEATS = ("--heartbeat", "0.2", "--liveness", "50")
+BEATS = ("--heartbeat", "0.2", "--liveness", "600")
 SMALL = (
     "--conf", "spark.ui.enabled=false",
     "--conf", "spark.driver.memory=512m",
@@ -90,14 +90,15 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
 
 
 class Calls:
-    """Callers that call without a pause.  Counts replies and failures, and records the longest call."""
+    """Callers that call again and again.  Counts replies and failures, and records the longest call."""
 
-    def __init__(self, endpoint, service, callers=4, **options):
+    def __init__(self, endpoint, service, callers=4, pause=0.0, **options):
         self.done = 0
         self.failed = []
         self.worst = 0.0
         self._endpoint = endpoint
         self._service = service
+        self._pause = pause
         self._options = options
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -115,6 +116,7 @@ class Calls:
                 with self._lock:
                     self.done += 1
                     self.worst = max(self.worst, took)
+                self._stop.wait(self._pause)
 
     def __enter__(self):
         for thread in self._threads:

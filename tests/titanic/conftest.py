@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
+from support.databases import Database
 from support.postgres import cluster as new_cluster
 
 from zmdp.titanic import schema, store
@@ -21,7 +22,9 @@ NOW = 1_800_000_000.0
 @pytest.fixture(scope="session")
 def cluster():
     """The PostgreSQL of this test run.  A test that stops it must start it again."""
-    with new_cluster(deadlock_timeout="100ms", full_page_writes="off", shared_buffers="16MB") as made:
+    with new_cluster(
+        deadlock_timeout="100ms", full_page_writes="off", max_prepared_transactions="2", shared_buffers="16MB"
+    ) as made:
         yield made
 
 
@@ -101,6 +104,14 @@ def own_url(backend, prepared, request, tmp_path):
         cluster = request.getfixturevalue("cluster")
         with cluster.database(made) as name:
             yield cluster.url(name)
+
+
+@pytest.fixture
+def db(own_url):
+    """The same, with shortcuts for filling and reading it."""
+    database = Database(own_url)
+    yield database
+    database.engine.dispose()
 
 
 class Tables:

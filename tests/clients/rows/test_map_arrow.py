@@ -172,6 +172,15 @@ def test_a_table_that_fails(server, client):
     assert found == [(None, 500, "ValueError: no good")] * 3
 
 
+def test_replies_that_are_no_tables_for_these_rows(server, client):
+    with worker(server, lambda received: received.slice(1), codec="arrow"):
+        found = rows(client.map_arrow("up", TEXTS, input=["text"], codec="arrow"))
+    assert found == [(None, 500, "the reply cannot be used: it has 2 rows of 1 columns, for 3 rows")] * 3
+    with worker(server, lambda request: b"not Arrow"):
+        found = rows(client.map_arrow("up", TEXTS, input=["text"], codec="arrow"))
+    assert {(reply, code) for reply, code, _ in found} == {(None, 500)}
+
+
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

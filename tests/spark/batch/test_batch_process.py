@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 from support.connect import connect_server
+from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import broker, eventually, process, run
+from support.sparks import QUICK
 
 from zmdp.clients import Client, RequestCancelled, ServiceError
-from zmdp.spark import session
 
-pytestmark = [
-    pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}"),
-    pytest.mark.timeout(400),
-]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
 HERE = Path(__file__).parents[1]
-TIMEOUT_SECONDS = 90
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
 JOBS = [part for name in ("gated", "rows", "value") for part in ("--job", f"{name}=batch_jobs:{name}")]
 
@@ -28,24 +25,16 @@ JOBS = [part for name in ("gated", "rows", "value") for part in ("--job", f"{nam
 @contextmanager
 def batch(at, *options, master=LOCAL, jobs=JOBS, cwd=HERE):
     """Run a batch and wait until it is ready."""
-    with process("mdp-spark", "batch", *master, *jobs, "--heartbeat", "0.2", "--liveness", "50",
-                 "--history", ":memory:", *options, cwd=cwd, new_group=True, MDP_BROKER=at) as running:  # fmt: skip
+    command = ("mdp-spark", "batch", *master, *jobs, *QUICK, "--history", ":memory:", *options)
+    with process(*command, cwd=cwd, new_group=True, MDP_BROKER=at) as running:
         try:
-            with Client(at, timeout=TIMEOUT_SECONDS) as client:
-                eventually_long(lambda: client.available("spark.job"), running)
+            with Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client:
+                eventually(lambda: client.available("spark.job") or running.poll() is not None, SPARK_TIMEOUT_SECONDS)
+            assert running.poll() is None, running.stderr
             yield running
         finally:
             for pid in family(running.pid):
                 kill(pid)
-
-
-def eventually_long(condition, running):
-    for _ in range(6):
-        try:
-            return eventually(condition)
-        except AssertionError:
-            assert running._popen.poll() is None, running.stderr
-    raise AssertionError(running.stderr)
 
 
 def kill(pid):
@@ -93,17 +82,19 @@ def ask(client, name, **arguments):
 
 
 def began(folder, tasks=2):
-    # The first job of a driver starts Python on a busy machine.
-    eventually(lambda: all((folder / f"task-{number}").exists() for number in range(tasks)), 3 * TIMEOUT_SECONDS)
-    return [int((folder / f"task-{number}").read_text() or 0) for number in range(tasks)]
+    """Wait until all tasks run; return the pids of their processes."""
+    told = [folder / f"task-{number}" for number in range(tasks)]
+    eventually(lambda: all(each.exists() and each.read_text() for each in told), SPARK_TIMEOUT_SECONDS)
+    return [int(each.read_text()) for each in told]
 
 
 def gone(pids):
+    """Whether none of these processes runs."""
     return not set(pids) & set(parents())
 
 
 def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
-    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
+    with broker(*QUICK) as (_, at), Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client:
         with batch(at, "--name", "one", "--conf", "spark.driver.maxResultSize=100k", "--results", str(tmp_path)) as one:
             # more than Spark passes to the driver: it is written where it is made, and can still be sent
             reply = client.request("spark.sql", b"SELECT id, uuid() AS u FROM range(0, 20000, 1, 4)")
@@ -120,7 +111,7 @@ def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
             assert ask(client, "value", a=1)["given"] == {"a": 1}
             one.line("the Spark session is lost; opening another")
             assert "Traceback" not in one.stderr
-            eventually(lambda: gone([*workers, java]))
+            eventually(lambda: gone([*workers, java]), SPARK_TIMEOUT_SECONDS)
 
             # running jobs are finished when the batch is told to stop
             (tmp_path / "again").mkdir()
@@ -132,13 +123,13 @@ def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
             (tmp_path / "again" / "go").touch()
             assert json.loads(future.result()[-1]) == 2
             assert one.wait() == 0
-            eventually(lambda: gone(left))
+            eventually(lambda: gone(left), SPARK_TIMEOUT_SECONDS)
 
 
 def test_a_large_result_costs_the_driver_little_memory(tmp_path):
     """420 MB of rows in a driver with 512 MB, while another caller's job runs."""
     small = ("--conf", "spark.driver.memory=512m", "--results", str(tmp_path / "results"))
-    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
+    with broker(*QUICK) as (_, at), Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client:
         with batch(at, *small) as running:
             neighbour = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path), "tasks": 1}).encode())
             began(tmp_path, tasks=1)
@@ -151,11 +142,10 @@ def test_a_large_result_costs_the_driver_little_memory(tmp_path):
             assert javas(running.pid) == [java]
 
 
-@pytest.mark.spark_long
 def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tmp_path):
     with ExitStack() as stack:
-        _, at = stack.enter_context(broker("--heartbeat", "0.2", "--liveness", "50"))
-        client = stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS))
+        _, at = stack.enter_context(broker(*QUICK))
+        client = stack.enter_context(Client(at, timeout=SPARK_TIMEOUT_SECONDS))
         two = stack.enter_context(batch(at, "--name", "two"))
         future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
         workers = began(tmp_path)
@@ -165,17 +155,17 @@ def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tm
         with pytest.raises(RequestCancelled):
             future.result()
         assert two.wait() == 0
-        eventually(lambda: gone(workers))
+        eventually(lambda: gone(workers), SPARK_TIMEOUT_SECONDS)
 
         (tmp_path / "again").mkdir()
         three = stack.enter_context(batch(at, "--name", "three"))
         client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
         left = [*began(tmp_path / "again"), *javas(three.pid)]
         three.end(signal.SIGKILL)
-        eventually(lambda: gone(left))
+        eventually(lambda: gone(left), SPARK_TIMEOUT_SECONDS)
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 def test_a_batch_ends_although_a_job_does_not(tmp_path):
     jobs = ("--job", "stuck=batch_jobs:stuck")
     with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
@@ -198,21 +188,20 @@ def test_a_batch_waits_for_broker_and_master():
         assert "retrying in 2 s" in line
         assert waiting.end(signal.SIGTERM) == 0
     with process("mdp-spark", "batch", *LOCAL, "--history", ":memory:", MDP_BROKER=nowhere) as waiting:
-        waiting.line("no broker at tcp://127.0.0.1:9 yet: nothing is listening there", timeout=TIMEOUT_SECONDS)
+        waiting.line("no broker at tcp://127.0.0.1:9 yet: nothing is listening there", timeout=SPARK_TIMEOUT_SECONDS)
         assert waiting.end(signal.SIGTERM) == 0
 
 
-@pytest.mark.spark_long
 def test_a_batch_on_separate_executors(tmp_path):
     master = ("--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false")
-    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
+    with broker(*QUICK) as (_, at), Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client:
         files = ("--py-files", str(HERE / "batch_jobs.py"))
         with batch(at, "--results", str(tmp_path / "results"), *files, master=master) as running:
             assert ask(client, "rows", n=2) == [{"id": 0}, {"id": 1}]
             future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
             workers = began(tmp_path)
             future.cancel()
-            eventually(lambda: gone(workers))
+            eventually(lambda: gone(workers), SPARK_TIMEOUT_SECONDS)
             # an executor that is lost costs no job
             (tmp_path / "again").mkdir()
             future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
@@ -223,12 +212,11 @@ def test_a_batch_on_separate_executors(tmp_path):
             assert json.loads(future.result()[-1]) == 2
 
 
-@pytest.mark.spark_long
 def test_a_batch_on_a_connect_server(tmp_path):
     with (
         connect_server(tmp_path) as port,
-        broker("--heartbeat", "0.2", "--liveness", "50") as (_, at),
-        Client(at, timeout=TIMEOUT_SECONDS) as client,
+        broker(*QUICK) as (_, at),
+        Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client,
     ):
         connect = ("--connect", f"sc://127.0.0.1:{port}")
         with batch(at, "--results", str(tmp_path / "results"), "--inline", "1000", master=connect):
@@ -255,7 +243,6 @@ def blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.spark_long
 def test_the_page_about_batches(tmp_path, capsys):
     """The catalogue, job, commands and Python of docs/spark.md work; only the UUID differs."""
     config, _ = blocks("toml")
@@ -263,10 +250,9 @@ def test_the_page_about_batches(tmp_path, capsys):
     (tmp_path / "catalogue.toml").write_text(config)
     (tmp_path / "people_jobs.py").write_text(job)
     (tmp_path / "people.csv").write_text("name,age\nann,3\nbob,4\nann,5\n")
-    beats = ("--heartbeat", "0.2", "--liveness", "50")
     with ExitStack() as stack:
-        _, at = stack.enter_context(broker(*beats))
-        titanic = stack.enter_context(process("titanic", "serve", *beats, cwd=tmp_path, MDP_BROKER=at))
+        _, at = stack.enter_context(broker(*QUICK))
+        titanic = stack.enter_context(process("titanic", "serve", *QUICK, cwd=tmp_path, MDP_BROKER=at))
         options = ("--config", str(tmp_path / "catalogue.toml"))
         stack.enter_context(batch(at, *options, cwd=tmp_path, jobs=()))
         titanic.line("serving")

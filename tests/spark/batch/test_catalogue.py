@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.access import Folder
+from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.postgres import cluster
 from support.processes import run
-from support.titanics import BEATS, LIMITS
+from support.sparks import BEATS, LIMITS
 
 from zmdp.clients import Client, ServiceError
 from zmdp.mdp.errors import SettingError
@@ -25,7 +26,7 @@ from zmdp.spark.batch.sessions import SessionPool
 
 JOBS = {name: each for name, each in vars(catalogue_jobs).items() if callable(each)}
 JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")
-TIMEOUT_SECONDS = 60
+pytestmark = pytest.mark.long
 DERBY = """
     class = "org.apache.spark.sql.execution.datasources.v2.jdbc.JDBCTableCatalog"
     options = { url = "jdbc:derby:memory:NAME;create=true", driver = "org.apache.derby.iapi.jdbc.AutoloadedDriver" }
@@ -81,7 +82,7 @@ def batch(spark, tmp_path_factory):
 
     with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
         made = Running(spark, server.endpoints[0], tmp_path_factory.mktemp("catalogue"))
-        with made.driver, Client(server.endpoints[0], timeout=TIMEOUT_SECONDS, retries=0) as made.client:
+        with made.driver, Client(server.endpoints[0], timeout=SPARK_TIMEOUT_SECONDS, retries=0) as made.client:
             yield made
 
 

@@ -8,16 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.connect import connected
-from support.titanics import BEATS
+from support.fleets import SPARK_TIMEOUT_SECONDS
+from support.sparks import BEATS
 
 from zmdp.clients import Client, ServiceError
 from zmdp.spark.batch import catalogue
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.sessions import SessionPool
-from zmdp.spark.session import connect_session, java_version
+from zmdp.spark.session import connect_session
 
-TIMEOUT_SECONDS = 90
 CATALOGUE = """
     [tables.people]
     format = "parquet"
@@ -31,9 +31,9 @@ CATALOGUE = """
 """
 
 
-@pytest.mark.spark_long
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(java_version() is None, reason="there is no Java")
+@pytest.mark.long
+@pytest.mark.usefixtures("java")
+@pytest.mark.timeout(1200)
 def test_tables_and_catalogs_on_connect(tmp_path, endpoint):
     (tmp_path / "people").mkdir()
     pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "people" / "a.parquet")
@@ -49,7 +49,7 @@ def test_tables_and_catalogs_on_connect(tmp_path, endpoint):
             pool, broker=endpoint, name="batch", catalogue=found, jobs=jobs, results=Results(None), concurrency=1,
             load=lambda: (catalogue.read(config), jobs), **BEATS,
         )  # fmt: skip
-        with closing(pool), driver, Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
+        with closing(pool), driver, Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, retries=0) as client:
 
             def rows(sql):
                 return json.loads(client.request("spark.sql", sql.encode())[-1])

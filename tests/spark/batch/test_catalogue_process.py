@@ -3,13 +3,13 @@
 import signal
 
 import pytest
+from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import broker, process, run
+from support.sparks import QUICK
 
 from zmdp.clients import Client, ServiceError
-from zmdp.spark import session
 
-pytestmark = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
-TIMEOUT_SECONDS = 60
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
 SMALL = (
     "--master", "local[1]", "--conf", "spark.ui.enabled=false",
     "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -22,7 +22,7 @@ PEOPLE = """
 """
 
 
-@pytest.mark.spark_long  # test_catalogue.py has the same checks, in this process
+@pytest.mark.long  # test_catalogue.py has the same checks, in this process
 def test_check_prints_a_line_for_each_and_exits_with_1_if_one_fails(tmp_path):
     config = tmp_path / "catalogue.toml"
     config.write_text(f"{PEOPLE}\n[tables.missing]\nformat = 'csv'\npath = 'missing'\n[jobs]\none = 'some_jobs:one'")
@@ -42,11 +42,11 @@ def test_sighup_reloads_and_an_invalid_file_changes_nothing(tmp_path):
     config.write_text(PEOPLE)
     (tmp_path / "people.csv").write_text("ann\n")
     with (
-        broker() as (_, at),
-        process("mdp-spark", "batch", "--broker", at, "--config", str(config), *SMALL, cwd=tmp_path) as batch,
-        Client(at, timeout=TIMEOUT_SECONDS, retries=0) as client,
+        broker(*QUICK) as (_, at),
+        process("mdp-spark", "batch", "--broker", at, "--config", str(config), *SMALL, *QUICK, cwd=tmp_path) as batch,
+        Client(at, timeout=SPARK_TIMEOUT_SECONDS, retries=0) as client,
     ):
-        batch.line("serving spark.sql and spark.job", timeout=TIMEOUT_SECONDS)
+        batch.line("serving spark.sql and spark.job", timeout=SPARK_TIMEOUT_SECONDS)
         config.write_text("tables = 3")
         batch.send_signal(signal.SIGHUP)
         batch.line("not reloaded: ")

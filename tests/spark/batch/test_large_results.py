@@ -1,6 +1,5 @@
-"""Results that are too large to send: how they are collected, and fetched."""
+"""Results that are too large to send: how Spark collects them, and how they are fetched."""
 
-import io
 import json
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -12,19 +11,19 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from support.access import Folder
+from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import eventually, run
-from support.titanics import BEATS, LIMITS
+from support.sparks import BEATS, LIMITS
 
 from zmdp.clients import Client, ServiceError
-from zmdp.spark.batch import fetching, tasks
+from zmdp.spark.batch import fetching
 from zmdp.spark.batch.catalogue import Catalogue
 from zmdp.spark.batch.history import History
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.sessions import SessionPool
-from zmdp.workers import Request
 
-TIMEOUT_SECONDS = 60
+pytestmark = pytest.mark.long
 INLINE_BYTES = 10_000
 JOB = "0123456789abcdef"
 LARGE = "SELECT id, concat('text ', id) AS t FROM range(0, 40000, 1, 4)"
@@ -93,14 +92,6 @@ def test_a_result_in_files_that_is_small_after_all_is_sent(spark, tmp_path):
     described, data = collected(results, table)
     assert [row["id"] for row in json.loads(data)] == list(range(3059))
     assert (described["path"], list(tmp_path.glob("results/*"))) == (None, [])
-
-
-def test_the_driver_gets_little_from_any_number_of_partitions():
-    most = 4 << 20
-    for parts in (1, 100, 10_000):
-        total = sum(tasks.passed_bytes(part, most) for part in range(parts))
-        assert total <= 14 * most + parts * tasks.MIN_PASSED_BYTES
-    assert tasks.passed_bytes(0, 10) == tasks.passed_bytes(10_000, 10) == 10
 
 
 @pytest.mark.parametrize("format_", ["json", "arrow"])
@@ -174,8 +165,9 @@ def running(spark, endpoint, folder, **options):
         history=history, **BEATS, **options,
     )  # fmt: skip
     try:
-        with driver, Client(endpoint, timeout=TIMEOUT_SECONDS, key=options.get("keys")) as client:
-            eventually(lambda: client.available("spark.fetch.batch") and client.available("spark.sql"))
+        with driver, Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, key=options.get("keys")) as client:
+            services = ("spark.fetch.batch", "spark.sql")
+            eventually(lambda: all(map(client.available, services)), SPARK_TIMEOUT_SECONDS)
             yield driver
     finally:
         history.close()
@@ -190,7 +182,7 @@ def at(spark, endpoint, tmp_path):
 
 @pytest.fixture
 def client(at):
-    with Client(at, timeout=TIMEOUT_SECONDS, retries=0) as made:
+    with Client(at, timeout=SPARK_TIMEOUT_SECONDS, retries=0) as made:
         yield made
 
 
@@ -224,38 +216,6 @@ def test_fetching_in_every_format(client, command, at, tmp_path, monkeypatch):
     assert len(command("fetch", job, "--broker", at).stdout.splitlines()) == 40_000
 
 
-def test_a_request_gets_a_bounded_part(client, monkeypatch):
-    monkeypatch.setattr(fetching, "CHUNK_BYTES", 100_000)
-    monkeypatch.setattr(fetching, "MESSAGE_BYTES", 30_000)
-    job = submitted(client, "spark.sql", LARGE)["job"]
-    got, position, answers = [], None, 0
-    while position is not None or not answers:
-        *parts, answer = client.stream("spark.fetch.batch", job.encode(), json.dumps({"position": position}).encode())
-        sizes = [len(part[0]) for part in parts]
-        assert sum(sizes) < 100_000 + fetching.BATCH_ROWS * 40
-        assert max(sizes) < 40_000
-        got += [part[0] for part in parts]
-        position, answers = json.loads(answer[0])["next"], answers + 1
-    assert answers > 3
-    assert pa.ipc.open_stream(io.BytesIO(b"".join(got))).read_all().num_rows == 40_000
-
-
-@pytest.mark.parametrize("format_", ["arrow", "json", "csv"])
-def test_the_first_file_of_a_result_may_be_empty(tmp_path, format_):
-    for number in range(3):  # Spark writes such a file to a URL if the first partition is empty
-        pq.write_table(pa.table({"a": pa.array(range(number), pa.int64())}), tmp_path / f"part-{number}.parquet")
-    history = History(None, "batch")
-    history.begin(JOB, user="", service="sql", what="")
-    history.end(JOB, "done", format="parquet", path=f"file://{tmp_path}")
-    settings = json.dumps({"format": format_}).encode()
-    request = Request([JOB.encode(), settings], service="spark.fetch.batch", client=b"client")
-    got = b"".join(fetching.handle(request, history))
-    if format_ == "arrow":
-        assert pa.ipc.open_stream(got).read_all().to_pylist() == [{"a": 0}, {"a": 0}, {"a": 1}]
-    else:
-        assert got == {"json": b'{"a":0}\n{"a":0}\n{"a":1}\n', "csv": b'"a"\n0\n0\n1\n'}[format_]
-
-
 def test_fetching_a_value(client, command, at, tmp_path, monkeypatch):
     monkeypatch.setattr(fetching, "MESSAGE_BYTES", 1000)
     job = submitted(client, "spark.job", "value", json.dumps({"a": "ä" * 10_000}))["job"]
@@ -280,10 +240,6 @@ def test_errors_of_fetch(client, command, at, tmp_path):
         file.unlink()
     Path(described["path"]).rmdir()
     assert "has been deleted" in failed(described["job"], code=6)
-    for settings in (b'{"position": "x"}', b'{"position": "1:-1"}', b'{"format": "xml"}', b"[]"):
-        with pytest.raises(ServiceError) as refused:
-            client.request("spark.fetch.batch", described["job"].encode(), settings)
-        assert refused.value.code == 422
 
 
 def test_only_its_owner_and_admins_fetch_a_result(spark, tmp_path):
@@ -291,7 +247,7 @@ def test_only_its_owner_and_admins_fetch_a_result(spark, tmp_path):
     with ExitStack() as stack:
         at = stack.enter_context(access.broker(limits=LIMITS)).endpoints[0]
         stack.enter_context(running(spark, at, tmp_path, keys=access.keys("driver")))
-        shop = stack.enter_context(Client(at, timeout=TIMEOUT_SECONDS, **access.settings("shop")))
+        shop = stack.enter_context(Client(at, timeout=SPARK_TIMEOUT_SECONDS, **access.settings("shop")))
         job = submitted(shop, "spark.sql", LARGE)["job"]
         for name, code in (("driver", 6), ("operator", 0), ("shop", 0)):
             done = run("mdp-spark", "fetch", job, "--broker", at, *access.options(name))
@@ -325,7 +281,7 @@ def test_the_traceback_of_code_on_executors_reaches_the_log_and_the_author(clien
 
 
 def test_jobs_of_an_earlier_driver_are_shown_and_can_be_fetched(spark, endpoint, tmp_path, in_this_process):
-    with running(spark, endpoint, tmp_path), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+    with running(spark, endpoint, tmp_path), Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS) as client:
         job = submitted(client, "spark.sql", LARGE)["job"]
     with running(spark, endpoint, tmp_path):
         assert job in in_this_process("mdp-spark", "status", "--history", "--broker", endpoint).stdout.decode()

@@ -29,7 +29,7 @@ def first_cells(text):
     return [cell for row in re.findall(r"^\| (.*?) \|", text, re.MULTILINE) for cell in re.findall(r"`([^`]+)`", row)]
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 @only_sqlite
 def test_the_examples_of_the_page_run(spark, db, capsys):
     """The examples run in order on a database whose requests took known times."""

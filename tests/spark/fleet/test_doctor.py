@@ -6,7 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import eventually, run
+from support.sparks import Shared
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import session
@@ -21,19 +23,12 @@ ALL = [
     "executors reach the broker", "cores",
 ]  # fmt: skip
 
-NEEDS_JAVA = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
 
-
-class Shared:
-    """A cluster that uses the tests' session."""
-
-    master = "local[2,3]"
-
-    def __init__(self, spark):
-        self._spark = spark
-
-    def open(self, name, *, slots=None, reserve=0):
-        return SimpleNamespace(sparkContext=self._spark.sparkContext, version=self._spark.version, stop=lambda: None)
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """Wait longer for answers than a user would."""
+    for name in ("BROKER_TIMEOUT_SECONDS", "EXECUTOR_TIMEOUT_SECONDS"):
+        monkeypatch.setattr(doctor, name, SPARK_TIMEOUT_SECONDS)
 
 
 def states(checks):
@@ -46,6 +41,7 @@ def failed(checks):
     return found
 
 
+@pytest.mark.long
 def test_all_checks_pass(spark, endpoint):
     checks = list(Doctor(Shared(spark), endpoint).checks())
     assert [check.name for check in checks] == ALL
@@ -53,6 +49,7 @@ def test_all_checks_pass(spark, endpoint):
     assert checks[-1].found == "2: 1 for slots, 1 reserved for other jobs (--reserve)"
 
 
+@pytest.mark.long
 def test_without_a_broker_dependent_checks_are_skipped(spark):
     checks = list(Doctor(Shared(spark), NOWHERE).checks())
     assert "nothing is listening there" in failed(checks).found
@@ -60,6 +57,7 @@ def test_without_a_broker_dependent_checks_are_skipped(spark):
     assert states(checks)["cores"] == "ok"
 
 
+@pytest.mark.long
 def test_executors_that_cannot_reach_the_broker(spark, endpoint):
     bad = failed(Doctor(Shared(spark), endpoint, executors_broker=NOWHERE).checks())
     assert bad.name == "executors reach the broker"
@@ -67,12 +65,14 @@ def test_executors_that_cannot_reach_the_broker(spark, endpoint):
     assert "--broker-from-executors" in bad.advice
 
 
+@pytest.mark.long
 def test_too_few_cores(spark, endpoint):
     bad = failed(Doctor(Shared(spark), endpoint, reserve=2).checks())
     assert (bad.name, bad.found) == ("cores", "2, of which 2 are reserved for other jobs: too few for 1 slots")
     assert "--reserve 0" in bad.advice
 
 
+@pytest.mark.long
 def test_executors_that_cannot_run_python(spark, endpoint, monkeypatch):
     def collect(data):
         raise RuntimeError("… ModuleNotFoundError: No module named 'zmq'")
@@ -85,6 +85,7 @@ def test_executors_that_cannot_run_python(spark, endpoint, monkeypatch):
     assert [name for name, state in states(checks).items() if state == "skipped"] == ["executors reach the broker"]
 
 
+@pytest.mark.long
 def test_executors_that_do_not_answer(spark, endpoint, monkeypatch):
     def sleep(broker, keys, rows):
         import time
@@ -97,9 +98,10 @@ def test_executors_that_do_not_answer(spark, endpoint, monkeypatch):
     bad = failed(Doctor(Shared(spark), endpoint).checks())
     assert (bad.name, bad.found) == ("executors", "no executor answered within 0.5 s")
     tracker = spark.sparkContext.statusTracker()
-    eventually(lambda: not tracker.getActiveJobsIds())
+    eventually(lambda: not tracker.getActiveJobsIds(), SPARK_TIMEOUT_SECONDS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [SparkError("no cluster"), SettingError("no master")])
 def test_no_session(spark, endpoint, monkeypatch, error):
     def refuse(name, **room):
@@ -146,7 +148,7 @@ def test_supported_versions_match_the_project():
         assert f"{name}>=" + ",<".join(dotted) in wanted
 
 
-@NEEDS_JAVA
+@pytest.mark.usefixtures("java")
 def test_the_command_with_an_unreachable_master():
     done = run("mdp-spark", "doctor", "--master", "spark://127.0.0.1:1", "--broker", NOWHERE, "--json")
     assert done.returncode == 1
@@ -168,7 +170,7 @@ def test_commands_with_invalid_settings(command):
     )
 
 
-@NEEDS_JAVA
+@pytest.mark.usefixtures("java")
 def test_an_invalid_master(endpoint):
     bad = failed(Doctor(Cluster(master="nonsense"), endpoint).checks())
     assert bad.found.startswith("'nonsense' is not a Spark master")

@@ -15,11 +15,12 @@ from support.titanics import LIMITS
 from zmdp.clients import Client
 from zmdp.mdp.certificates import read_secret
 from zmdp.mdp.errors import ServiceError
-from zmdp.spark import control, session
+from zmdp.spark import control
 
 pytestmark = [
-    pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}"),
-    pytest.mark.timeout(600),
+    pytest.mark.long,
+    pytest.mark.usefixtures("java"),
+    pytest.mark.timeout(1200),
 ]
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 ONE_EXECUTOR = ("--master", "local-cluster[1,1,1024]", "--reserve", "0")

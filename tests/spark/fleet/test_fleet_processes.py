@@ -5,20 +5,19 @@ import signal
 import pytest
 from support.fleets import HERE, LOCAL_CLUSTER, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of, kill
 from support.processes import alive, broker, eventually, process
+from support.sparks import QUICK
 
-from zmdp.spark import control, session
+from zmdp.spark import control
 
-pytestmark = pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
-FAST_HEARTBEATS = ("--heartbeat", "0.2", "--liveness", "50")
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
 
 
-@pytest.mark.timeout(300)
 def test_killed_python_processes_and_executors_lose_no_call():
-    with broker(*FAST_HEARTBEATS) as (_, endpoint):
+    with broker(*QUICK) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:pid", "pid", *LOCAL_CLUSTER, "--min", "2") as running:
             first, second = running.serving(2)
             assert first["executor"] != second["executor"]
-            with Calls(endpoint, "pid") as calls:
+            with Calls(endpoint, "pid", pause=0.01) as calls:  # else they would take the time of those that start
                 calls.go_on()
                 kill(first["pid"])
                 running.replaced(first, "pid")
@@ -36,10 +35,9 @@ def test_killed_python_processes_and_executors_lose_no_call():
             eventually(lambda: not any(map(alive, processes)), SPARK_TIMEOUT_SECONDS)
 
 
-@pytest.mark.spark_long
-@pytest.mark.timeout(300)
+@pytest.mark.long
 def test_renewed_leases_and_draining_lose_no_call():
-    with broker(*FAST_HEARTBEATS) as (_, endpoint):
+    with broker(*QUICK) as (_, endpoint):
         options = (*LOCAL_CLUSTER, "--min", "2", "--lease", "1")
         with fleet(endpoint, "fleet_handlers:pid", "pid", *options) as running:
             running.serving(2)
@@ -58,25 +56,23 @@ def test_renewed_leases_and_draining_lose_no_call():
             assert all(len(reply.result()) == 1 for reply in done)
 
 
-@pytest.mark.spark_long
-@pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_second_signal_exits_immediately():
-    with broker(*FAST_HEARTBEATS) as (_, endpoint):
+    with broker(*QUICK) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER) as running:
             (slot,) = running.serving(1)
             running.client.submit("slow", b"3600")
-            eventually(lambda: running.status()["slots"][0]["served"] == 1)
+            eventually(lambda: running.status()["slots"][0]["served"] == 1, SPARK_TIMEOUT_SECONDS)
             running.command.send_signal(signal.SIGTERM)
             running.command.line("interrupt again to exit immediately")
             assert running.command.end() == 1
             eventually(lambda: not alive(slot["pid"]), SPARK_TIMEOUT_SECONDS)
 
 
-@pytest.mark.spark_long
-@pytest.mark.timeout(300)
+@pytest.mark.long
 @pytest.mark.parametrize("told", ["by a signal", "by a command"])
 def test_a_fleet_ends_although_a_handler_does_not(told):
-    with broker(*FAST_HEARTBEATS) as (_, endpoint):
+    with broker(*QUICK) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER, "--drain-timeout", "0.5") as running:
             (slot,) = running.serving(1)
             running.client.submit("slow", b"3600")
@@ -91,11 +87,10 @@ def test_a_fleet_ends_although_a_handler_does_not(told):
             eventually(lambda: not alive(slot["pid"]), SPARK_TIMEOUT_SECONDS)
 
 
-@pytest.mark.spark_long
-@pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_stuck_handler_is_replaced_with_its_process():
-    with broker(*FAST_HEARTBEATS) as (_, endpoint):
-        options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "1")
+    with broker(*QUICK) as (_, endpoint):
+        options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "5")
         with fleet(endpoint, "fleet_handlers:slow", "slow", *options) as running:
             (slot,) = running.serving(1)
             stuck = running.client.submit("slow", b"3600")
@@ -116,7 +111,7 @@ settings = FleetSettings("fleet_handlers:pid", "pid", "stopped", broker=sys.argv
 fleet = Fleet(settings, Cluster("local[2]", {"spark.ui.enabled": "false"}))
 
 def stop():
-    with Client(sys.argv[1], timeout=90, retries=0) as client:
+    with Client(sys.argv[1], timeout=240, retries=0) as client:
         client.request("pid")
         fleet._application.context._jsc.sc().stop()
         while fleet.status()["failures"] == 0:
@@ -129,10 +124,9 @@ print("ended in order", flush=True)
 """
 
 
-@pytest.mark.spark_long
-@pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_lost_session_is_reopened():
-    with broker(*FAST_HEARTBEATS) as (_, endpoint):
+    with broker(*QUICK) as (_, endpoint):
         with process("python", "-c", STOPPED, endpoint, cwd=HERE) as running:
             running.line("the Spark session on local[2] has ended; opening another", timeout=SPARK_TIMEOUT_SECONDS)
             running.line("opened a new session on local[2]", timeout=SPARK_TIMEOUT_SECONDS)
@@ -140,10 +134,9 @@ def test_a_lost_session_is_reopened():
             assert running.wait() == 0
 
 
-@pytest.mark.spark_long
-@pytest.mark.timeout(300)
+@pytest.mark.long
 def test_a_driver_restarts_its_killed_java_process():
-    with broker(*FAST_HEARTBEATS) as (_, endpoint):
+    with broker(*QUICK) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:pid", "pid", "--master", "local[2]") as running:
             (slot,) = running.serving(1)
             kill(java_of(slot["pid"]))

@@ -8,10 +8,10 @@ import pytest
 from support import environment
 from support.fleets import HERE, SPARK_TIMEOUT_SECONDS, Calls, fleet, java_of
 from support.processes import alive, broker, eventually, process
+from support.sparks import QUICK
 from support.standalone import standalone
 
-pytestmark = [pytest.mark.spark_long, pytest.mark.timeout(400)]
-FAST_HEARTBEATS = ("--heartbeat", "0.2", "--liveness", "50")
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
 MEMORY = ("--conf", "spark.executor.memory=512m")
 HANDLERS = str(HERE / "fleet_handlers.py")
 
@@ -24,7 +24,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def endpoint():
-    with broker(*FAST_HEARTBEATS) as (_, at):
+    with broker(*QUICK) as (_, at):
         yield at
 
 
@@ -108,7 +108,7 @@ def test_no_process_survives_a_killed_driver(cluster, endpoint, tmp_path):
         processes = {slot["pid"] for slot in slots} | {java_of(slot["pid"]) for slot in slots}
         running.command.kill()
         eventually(lambda: not any(map(alive, processes)), SPARK_TIMEOUT_SECONDS)
-        eventually(lambda: not running.client.available("pid"))
+        eventually(lambda: not running.client.available("pid"), SPARK_TIMEOUT_SECONDS)
 
 
 def test_doctor_on_a_cluster(cluster, endpoint, tmp_path):

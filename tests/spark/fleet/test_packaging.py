@@ -67,7 +67,7 @@ def test_no_compiled_module_is_shipped(package):
     assert not [name for name in names if name.endswith(".so")]
 
 
-@pytest.mark.spark_long
+@pytest.mark.long
 def test_an_environment_made_by_venv_pack_runs_elsewhere(package, tmp_path):
     environment.make(tmp_path / "e.tar.gz", "msgpack")
     (tmp_path / "elsewhere").mkdir()

@@ -13,8 +13,8 @@ import pytest
 from support import environment
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import BIN, process, run
+from support.sparks import BEATS
 from support.standalone import standalone
-from support.titanics import BEATS
 
 from zmdp.clients import Client, RequestRejected
 from zmdp.mdp.cli.broker import cli as mdp_broker
@@ -38,6 +38,7 @@ def up(request):
     return text.upper()
 
 
+@pytest.mark.long
 def test_the_stream_writes_each_row_once_also_after_a_failure(spark, endpoint, tmp_path):
     stream, failed, direct = blocks("python")
     names = {"spark": spark}
@@ -113,8 +114,9 @@ def test_the_secrets_of_kubernetes(tmp_path):
     assert run("mdp-broker", "--check", "--access", str(tmp_path / "access.toml")).returncode == 0
 
 
-@pytest.mark.spark_long
-@pytest.mark.timeout(400)
+@pytest.mark.long
+@pytest.mark.usefixtures("java")
+@pytest.mark.timeout(1200)
 def test_a_standalone_cluster_with_keys(tmp_path):
     create_keys("A standalone cluster, with keys", tmp_path)
     (tmp_path / "words.py").write_text('def count(request): return b"%d" % len(request[0].split())\n')

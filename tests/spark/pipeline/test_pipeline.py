@@ -1,30 +1,31 @@
-"""`call_service` and its SQL function on Spark, with a real broker, workers and Titanic."""
+"""`call_service` and its SQL function on Spark, with a real broker, workers and Titanic.
+
+The rules for rows are tested in tests/clients/rows, those of both functions in test_arguments.py and test_function.py.
+"""
 
 import threading
 from collections import Counter
 from contextlib import contextmanager
 
-import pytest
-from support.access import Folder
-from support.processes import eventually, process
-from support.titanics import BEATS, LIMITS, serving
-
-pytest.importorskip("pyspark")
-
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+import pytest
 from pyspark import TaskContext
 from pyspark.errors import PythonException
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from support.access import Folder
+from support.fleets import SPARK_TIMEOUT_SECONDS
+from support.processes import eventually, process
+from support.sparks import BEATS, LIMITS, QUICK
+from support.titanics import serving
 
-from zmdp.mdp.errors import ServiceError, SettingError
+from zmdp.mdp.errors import SettingError
 from zmdp.mdp.testing import running_broker
 from zmdp.spark.pipeline import call_service, register_function
-from zmdp.spark.pipeline.function import call_series
-from zmdp.spark.pipeline.settings import CallSettings
 from zmdp.workers import Worker
+
+pytestmark = pytest.mark.long
 
 
 def texts(spark, count, partitions=2):
@@ -58,7 +59,7 @@ def up(endpoint):
 
 @pytest.fixture
 def titanic(endpoint, tmp_path):
-    with serving(endpoint, str(tmp_path / "titanic.db")):
+    with serving(endpoint, str(tmp_path / "titanic.db"), **BEATS):
         yield
 
 
@@ -73,15 +74,6 @@ def test_each_row_has_its_reply(spark, endpoint, up, window, rows_per_request):
     assert replies.columns == ["id", "text", "reply", "reply_code", "reply_error"]
     assert [tuple(row) for row in replies.collect()] == [(n, f"row {n}", f"ROW {n}", 200, None) for n in range(1000)]
     assert set(up.counts.values()) == {1}
-
-
-def test_rows_without_input_are_not_sent(spark, endpoint, up):
-    df = spark.sql("SELECT id, if(id % 3 = 0, NULL, concat('row ', id)) AS text FROM range(0, 100, 1, 2)")
-    replies = call_service(df, "up", input="text", broker=endpoint, rows_per_request=4).collect()
-    assert [tuple(row)[2:] for row in replies] == [
-        (None, None, None) if n % 3 == 0 else (f"ROW {n}", 200, None) for n in range(100)
-    ]
-    assert "" not in up.counts
 
 
 def test_without_rows(spark, endpoint):
@@ -227,38 +219,7 @@ def test_one_column_as_arrow(spark, endpoint):
     assert (first.reply_code, "the reply cannot be used" in first.reply_error) == (500, True)
 
 
-def test_replies_that_are_not_arrow(spark, endpoint, up):
-    replies = call_service(texts(spark, 10), "up", input="text", codec="arrow", result="string", broker=endpoint)
-    assert {(row.reply, row.reply_code) for row in replies.collect()} == {(None, 500)}
-
-
-def test_arrow_replies_with_another_number_of_rows(spark, endpoint):
-    with Worker("few", lambda table: table.slice(1), broker=endpoint, codec="arrow", **BEATS):
-        (row,) = call_service(texts(spark, 1, 1), "few", input="text", codec="arrow", broker=endpoint).collect()
-    assert (row.reply_code, row.reply_error) == (
-        500,
-        "the reply cannot be used: it has 0 rows of 1 columns, for 1 rows",
-    )
-
-
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_failed_rows_are_kept(spark, endpoint):
-    def handler(request):
-        if request[0].endswith(b"3"):
-            raise ValueError("no good")
-        if request[0].endswith(b"5"):
-            raise ServiceError(422, "odd")
-        return [b"\xff"] if request[0].endswith(b"7") else request
-
-    with working(endpoint, handler):
-        replies = call_service(texts(spark, 1000), "up", input="text", broker=endpoint).cache()
-        counts = {row[0]: row[1] for row in replies.groupBy("reply_code").count().collect()}
-    assert counts == {200: 700, 422: 100, 500: 200}
-    errors = {row.reply_error for row in replies.where("id < 6 AND reply IS NULL").collect()}
-    assert errors == {"ValueError: no good", "odd"}
-    replies.unpersist()
 
 
 def test_failed_rows_can_be_retried(spark, endpoint):
@@ -272,25 +233,11 @@ def test_failed_rows_can_be_retried(spark, endpoint):
     assert set(handled.counts.values()) == {1, 2}  # twice: without a key each plan calls again
 
 
-def test_an_unknown_service(spark, endpoint):
-    replies = call_service(texts(spark, 3000), "nobody", input="text", broker=endpoint, timeout=0.3)
-    assert {(row.reply, row.reply_code) for row in replies.collect()} == {(None, 404)}
-
-
-def test_no_broker(spark):
-    with running_broker(limits=LIMITS, drain_timeout=0.0) as gone:
-        (at,) = gone.endpoints
-    rows = call_service(texts(spark, 3000), "up", input="text", broker=at, timeout=0.3).collect()
-    assert len(rows) == 3000
-    assert {row.reply_code for row in rows} == {408}
-    assert "Is the broker running?" in rows[-1].reply_error
-
-
 def test_a_worker_is_killed(spark):
     """Its requests go to the other worker."""
     with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
         at = server.endpoints[0]
-        started = [process("mdworker", "zmdp.workers.sleep:worker", MDP_BROKER=at) for _ in range(2)]
+        started = [process("mdworker", "zmdp.workers.sleep:worker", *QUICK, MDP_BROKER=at) for _ in range(2)]
         with started[0] as first, started[1]:
             eventually(lambda: len(server.broker.registry.workers) == 2)
             df = spark.range(0, 100, 1, 2).selectExpr("'50' AS milliseconds")
@@ -317,30 +264,11 @@ def test_a_worker_is_killed(spark):
         ({"output": "text"}, "column 'text' already exists"),
         ({"output": "ID"}, "column 'ID' already exists"),
         ({"output": ""}, "expected the name of a column"),
-        ({"window": 0}, "window is 0"),
-        ({"window": 10_001}, "1 to 10000"),
-        ({"window": True}, "window is True"),
-        ({"rows_per_request": 0}, "rows_per_request is 0"),
-        ({"rows_per_request": 1005}, "expected 'auto', or 1 to 1004"),
-        ({"timeout": 0}, "timeout is 0"),
-        ({"keep": -1}, "keep is -1"),
-        ({"result": "json"}, "one of string, binary, frames"),
-        ({"result": "frames", "rows_per_request": 2}, "requires a rows_per_request of 'auto' or 1"),
-        ({"headers": {"a": 1}}, "expected a mapping of strings to strings"),
-        ({"headers": "who"}, "expected a mapping of strings to strings"),
-        ({"headers": {"a": "x" * 70_000}}, "limits: 65535 bytes"),
-        ({"broker": "nowhere"}, "'nowhere' is not a valid endpoint"),
-        ({"broker": []}, "broker is empty"),
-        ({"broker": "inproc://here"}, "executors cannot reach"),
-        ({"service": "no\nname"}, "is not a valid service name"),
-        ({"codec": "json"}, "codec is 'json'"),
-        ({"codec": "arrow", "key": "text"}, "a key belongs to a row"),
         ({"codec": "arrow", "result": "no type"}, "expected one of Spark's types"),
         ({"codec": "arrow", "result": 5}, "result is 5; expected one of Spark's types"),
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
         ({"key": "id"}, "key is 'id', a column of type bigint"),
         ({"key": 5}, "5 is not the name of a column"),
-        ({"key": "text", "rows_per_request": 2}, "with a key it must be 'auto' or 1"),
     ],
 )
 def test_invalid_arguments(spark, asked, message):
@@ -424,7 +352,7 @@ def test_rows_without_a_key(spark, endpoint):
 @pytest.fixture
 def sql(spark, endpoint):
     """`sql(query)`, with the function registered and a view `texts` of 100 rows."""
-    register_function(spark, broker=endpoint, timeout=2, rows_per_request=10)
+    register_function(spark, broker=endpoint, timeout=SPARK_TIMEOUT_SECONDS, rows_per_request=10)
     texts(spark, 100).createOrReplaceTempView("texts")
     yield spark.sql
     spark.catalog.dropTempView("texts")
@@ -441,17 +369,6 @@ def test_the_function_under_a_filter(sql, up):
     rows = sql("SELECT r.reply FROM (SELECT call_service('up', text) AS r FROM texts) WHERE r.code = 200").collect()
     assert len(rows) == 100
     assert set(up.counts.values()) == {1}
-
-
-def test_errors_of_the_function(sql, up):
-    call = "call_service(if(id = 1, NULL, if(id = 2, 'nobody', 'up')), if(id = 0, NULL, text))"
-    rows = sql(f"SELECT r.* FROM (SELECT {call} AS r FROM texts WHERE id < 4)").collect()
-    assert [tuple(row) for row in rows] == [
-        (None, None, None),
-        (None, 400, "the service is NULL; every row must name a service"),
-        (None, 404, "no worker offered service 'nobody' within 2 s"),
-        ("ROW 3", 200, None),
-    ]
 
 
 @pytest.mark.usefixtures("titanic")
@@ -476,36 +393,13 @@ def test_invalid_types_in_the_query(sql):
         sql("SELECT call_service('up', 5) AS r").collect()
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (([5], ["x"]), "the service is a int"),
-        ((["up"], [{"a": 1}]), r"the input is a dict.* to_json\(\)"),
-        ((["up"], ["x"], [5]), "the key is a int"),
-        ((["up"],), "call_service takes two or three arguments"),
-        ((["up"], ["x"], ["k"], ["l"]), "call_service takes two or three arguments"),
-    ],
-)
-def test_invalid_arguments_of_the_function(endpoint, given, message):
-    series = tuple(pd.Series(each) for each in given)
-    asked = CallSettings(broker=endpoint, window=1)
-    with pytest.raises(SettingError, match=message):
-        list(call_series(iter([series if len(series) > 1 else series[0]]), asked))
-
-
-def test_settings_of_the_function(spark):
-    with pytest.raises(SettingError, match="window is 0"):
-        register_function(spark, window=0)
-    with pytest.raises(SettingError, match="'call me' is not a valid function name"):
-        register_function(spark, "call me")
-
-
 def test_a_broker_that_requires_keys(spark, tmp_path):
     folder = Folder(tmp_path)
     keys = folder.settings("shop")
     with folder.broker(limits=LIMITS) as server:
         endpoint = server.endpoints[0]
-        with Worker("shout", lambda request: request[0].upper(), broker=endpoint, **folder.settings("resizer")):
+        settings = {**BEATS, **folder.settings("resizer")}
+        with Worker("shout", lambda request: request[0].upper(), broker=endpoint, **settings):
             replies = call_service(
                 spark.createDataFrame([("a",), ("b",)], ["text"]), "shout", input="text", broker=endpoint,
                 client_key=keys["key"], broker_key=keys["broker_key"],

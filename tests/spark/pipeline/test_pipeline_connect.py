@@ -1,27 +1,36 @@
 """`call_service` on Spark Connect: a server of its own."""
 
-import pytest
-
-pytest.importorskip("pyspark")
-
 import pyarrow.compute as pc
+import pytest
 from support.connect import connected
-from support.titanics import BEATS
+from support.sparks import BEATS
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark.pipeline import call_service, register_function
-from zmdp.spark.session import java_version
 from zmdp.workers import Worker
 
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
 
-@pytest.mark.spark_long
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(java_version() is None, reason="there is no Java")
-def test_a_connect_session(tmp_path, endpoint):
-    with (
-        connected(tmp_path) as session,
-        Worker("up", lambda request: [frame.upper() for frame in request], broker=endpoint, **BEATS),
-    ):
+
+@pytest.fixture
+def up(endpoint):
+    """Run a service that replies in capitals."""
+    with Worker("up", lambda request: [frame.upper() for frame in request], broker=endpoint, **BEATS):
+        yield
+
+
+@pytest.mark.usefixtures("up")
+def test_rows_get_their_replies(tmp_path, endpoint):
+    with connected(tmp_path) as session:
+        df = session.range(100).selectExpr("id", "concat('row ', id) AS text")
+        replies = call_service(df, "up", input="text", broker=endpoint)
+        assert [tuple(row) for row in replies.collect()] == [(n, f"row {n}", f"ROW {n}", 200, None) for n in range(100)]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("up")
+def test_all_ways_to_call(tmp_path, endpoint):
+    with connected(tmp_path) as session:
         df = session.range(100).selectExpr("id", "concat('row ', id) AS text", "id AS id")
         replies = call_service(df, "up", input="text", broker=endpoint, rows_per_request=7)
         assert [tuple(row) for row in replies.collect()] == [
@@ -34,7 +43,9 @@ def test_a_connect_session(tmp_path, endpoint):
         for given in ({"input": "nope"}, {"input": df.nope}, {"input": "id"}):
             with pytest.raises(SettingError):
                 call_service(df, "up", broker=endpoint, **given)
-        with Worker("length", lambda table: {"length": pc.utf8_length(table["text"])}, broker=endpoint, codec="arrow"):
+        with Worker(
+            "length", lambda table: {"length": pc.utf8_length(table["text"])}, broker=endpoint, codec="arrow", **BEATS
+        ):
             lengths = call_service(df, "length", input="text", codec="arrow", result="int", broker=endpoint)
             assert [row.reply for row in lengths.collect()] == [len(f"row {n}") for n in range(100)]
         with pytest.raises(SettingError, match="result is 'no type'; expected one of Spark's types"):

@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from support.titanics import BEATS, serving
-
-pytest.importorskip("pyspark")
+from support.sparks import BEATS
+from support.titanics import serving
 
 from zmdp.spark.pipeline import call_service
 from zmdp.workers import Worker
@@ -15,10 +14,11 @@ from zmdp.workers import Worker
 PAGE = Path(__file__).parents[3] / "docs" / "pipeline.md"
 
 
+@pytest.mark.long
 def test_its_python_runs(spark, endpoint, tmp_path, capsys):
     names = {}
     shout = Worker("shout", lambda request: [frame.upper() for frame in request], broker=endpoint, **BEATS)
-    with shout, serving(endpoint, str(tmp_path / "titanic.db")):
+    with shout, serving(endpoint, str(tmp_path / "titanic.db"), **BEATS):
         for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
             here = block.replace("tcp://127.0.0.1:5555", endpoint).replace('t("replies")', f't("{tmp_path}/replies")')
             exec(compile(here, str(PAGE), "exec"), names)

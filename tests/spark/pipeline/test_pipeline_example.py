@@ -10,13 +10,9 @@ from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("pyspark")
-
 import pyarrow.parquet as pq
-
-from zmdp.spark.session import java_version
+import pytest
+from support.fleets import SPARK_TIMEOUT_SECONDS
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "pipeline.py"
 
@@ -38,7 +34,7 @@ def run(*command):
         env={**os.environ, **quick},
     )  # fmt: skip
     try:
-        out, error = running.communicate(timeout=110)
+        out, error = running.communicate(timeout=2 * SPARK_TIMEOUT_SECONDS)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
@@ -46,8 +42,9 @@ def run(*command):
     return out
 
 
-@pytest.mark.spark_long
-@pytest.mark.skipif(java_version() is None, reason="there is no Java")
+@pytest.mark.long
+@pytest.mark.usefixtures("java")
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("how", [[], ["--durable"]])
 def test_the_example(example, tmp_path, how):
     out = tmp_path / "out"

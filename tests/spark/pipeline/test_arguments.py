@@ -1,0 +1,45 @@
+"""Arguments that are refused before Spark is asked for anything."""
+
+import pytest
+
+from zmdp.mdp.errors import SettingError
+from zmdp.spark.pipeline import call_service, register_function
+
+COMMON = [
+    ({"window": 0}, "window is 0"),
+    ({"window": 10_001}, "1 to 10000"),
+    ({"window": True}, "window is True"),
+    ({"rows_per_request": 0}, "rows_per_request is 0"),
+    ({"rows_per_request": 1005}, "expected 'auto', or 1 to 1004"),
+    ({"timeout": 0}, "timeout is 0"),
+    ({"keep": -1}, "keep is -1"),
+    ({"result": "json"}, "one of string, binary, frames"),
+    ({"result": "frames", "rows_per_request": 2}, "requires a rows_per_request of 'auto' or 1"),
+    ({"headers": {"a": 1}}, "expected a mapping of strings to strings"),
+    ({"headers": "who"}, "expected a mapping of strings to strings"),
+    ({"headers": {"a": "x" * 70_000}}, "limits: 65535 bytes"),
+    ({"broker": "nowhere"}, "'nowhere' is not a valid endpoint"),
+    ({"broker": []}, "broker is empty"),
+    ({"broker": "inproc://here"}, "executors cannot reach"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        *COMMON,
+        ({"service": "no\nname"}, "is not a valid service name"),
+        ({"codec": "json"}, "codec is 'json'"),
+        ({"codec": "arrow", "key": "text"}, "a key belongs to a row"),
+        ({"key": "text", "rows_per_request": 2}, "with a key it must be 'auto' or 1"),
+    ],
+)
+def test_arguments_of_a_call(asked, message):
+    with pytest.raises(SettingError, match=message):
+        call_service(None, **{"service": "up", "input": "text", "broker": "tcp://127.0.0.1:5555", **asked})
+
+
+@pytest.mark.parametrize(("asked", "message"), [*COMMON, ({"name": "call me"}, "is not a valid function name")])
+def test_arguments_of_a_function(asked, message):
+    with pytest.raises(SettingError, match=message):
+        register_function(None, **asked)

@@ -1,0 +1,130 @@
+"""Batches and fleets on the one Spark session of a test process."""
+
+import json
+import threading
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.fleets import SPARK_TIMEOUT_SECONDS
+
+from zmdp.mdp.limits import Limits
+from zmdp.spark import session as sessions
+
+HERE = Path(__file__).parents[1] / "spark"
+"""The folder with the handlers and jobs of these tests."""
+BEATS = {"heartbeat": 0.2, "liveness": 600}
+"""For all peers of a test: Java and Python may be silent for a minute or two where the machine is busy."""
+LIMITS = Limits(**BEATS)
+QUICK = ("--heartbeat", "0.2", "--liveness", "600")
+"""The same for commands."""
+SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@cache
+def _java_problem():
+    return sessions.java_problem()
+
+
+def skip_without_java():
+    """Skip the test, from here for all tests: so pytest's summary has one line, however many they are."""
+    problem = _java_problem()
+    if problem is not None:
+        pytest.skip(f"{problem}: {sessions.NEEDS_JAVA}")
+
+
+# ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def running_batch(
+    spark, endpoint, folder, *, tables="", concurrency=2, inline=10_000, name="batch", results=True, **given
+):
+    """Run a batch with the jobs of batch_jobs.py, and a catalogue and results in `folder`."""
+    import batch_jobs
+
+    from zmdp.spark.batch import catalogue
+    from zmdp.spark.batch.results import Results
+    from zmdp.spark.batch.service import Batch
+    from zmdp.spark.batch.sessions import SessionPool
+
+    jobs = {each: job for each, job in vars(batch_jobs).items() if getattr(job, "__module__", "") == "batch_jobs"}
+    config = folder / "catalogue.toml"
+    config.write_text(tables)
+    driver = Batch(
+        SessionPool(lambda: spark, 2 * concurrency), broker=endpoint, name=name, catalogue=catalogue.read(config),
+        jobs=jobs, results=Results(str(folder / "results") if results else None, inline), concurrency=concurrency,
+        **BEATS, **given,
+    )  # fmt: skip
+    try:
+        with driver:
+            yield driver
+    finally:
+        driver.cancel_all()
+
+
+def frames(*values):
+    """Return the frames of a request: texts as they are, other values as JSON."""
+    return [value.encode() if isinstance(value, str) else json.dumps(value).encode() for value in values]
+
+
+def result(client, service, *values):
+    """Return description and data of a batch's result."""
+    reply = client.request(service, *frames(*values))
+    described, data = reply[reply.collected :]
+    return json.loads(described), data
+
+
+def rows(client, sql, **settings):
+    """Return the rows of a query."""
+    described, data = result(client, "spark.sql", sql, settings)
+    assert described["rows"] == len(json.loads(data))
+    return json.loads(data)
+
+
+def free(spark):
+    """Whether Spark runs nothing."""
+    return not spark.sparkContext.statusTracker().getActiveJobsIds()
+
+
+# ── fleets ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Shared:
+    """A cluster whose session outlives the fleet, or the doctor, that uses it."""
+
+    master, conf = "local[2,3]", {}
+
+    def __init__(self, spark):
+        self._spark = spark
+
+    def open(self, name, *, slots=None, reserve=0):
+        context, version = self._spark.sparkContext, self._spark.version
+        return SimpleNamespace(sparkContext=context, version=version, stop=lambda: None)
+
+
+@contextmanager
+def running_fleet(spark, endpoint, **settings):
+    """Run a fleet in a thread.  The current folder must be that of the handlers."""
+    from zmdp.spark.fleet.driver import Fleet
+    from zmdp.spark.fleet.settings import FleetSettings
+
+    given = {"handler": "fleet_handlers:pid", "service": "pid", "name": "test", "broker": endpoint, **BEATS, **settings}
+    fleet = Fleet(FleetSettings(**given), Shared(spark))
+    ready = threading.Event()
+    thread = threading.Thread(target=fleet.run, args=(ready.set,))
+    thread.start()
+    try:
+        assert ready.wait(SPARK_TIMEOUT_SECONDS)
+        yield fleet
+    finally:
+        fleet.drain()
+        thread.join()
+
+
+def busy(client, service):
+    """Whether a worker of the service has a request."""
+    (row,) = json.loads(client.request("mmi.services", service.encode())[0])["services"]
+    return row["running"] > 0
