@@ -111,8 +111,7 @@ def test_the_limit_holds_while_python_waits_for_threads_after_the_block():
 
 def test_a_command_can_begin_to_stop_without_a_signal():
     text = (
-        "with Shutdown(limit=0.1, at_limit=partial(say, 'given up')) as shutdown:\n"
-        "  shutdown.begin()\n  stopped.wait()"
+        "with Shutdown(limit=0.1, at_limit=partial(say, 'given up')) as shutdown:\n  shutdown.begin()\n  stopped.wait()"
     )
     with command(text) as running:
         running.line("given up", "stdout")
