@@ -6,8 +6,11 @@ import math
 import os
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import click
@@ -25,27 +28,32 @@ from ..mdp.cli.console import (
     key_options,
     log_level_option,
     log_to_stderr,
-    on_stop_signals,
     run,
     version_option,
     with_default,
 )
+from ..mdp.cli.shutdown import Shutdown, counted, drain_timeout_option
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.loading import load
+from ..mdp.logs import fields_of
 from ..mdp.transport.sockets import checked_endpoints
 from .aio import DEFAULT_CONCURRENCY, AsyncWorker
-from .freelance import DEFAULT_SERVICE, freelance_worker
+from .freelance import DEFAULT_SERVICE, AsyncFreelanceWorker, FreelanceWorker, freelance_worker
 from .handling import is_async
 from .load import fetch_load, fetch_pids
 from .mdworker import Worker
-from .processes import Supervisor, command
+from .processes import END_SECONDS, Supervisor, command
+from .request import Request
 from .scaling import Load, Slots
 
 PARENT_CHECK_SECONDS: Final = 1.0
 """Interval at which a supervised process checks that its supervisor still exists."""
 
 DEFAULT_IDLE_SECONDS: Final = 60.0
+DEFAULT_DRAIN_SECONDS: Final = 30.0
+MAX_SHOWN: Final = 10
+"""Maximum number of unfinished requests that the log names."""
 
 AnyWorker = Worker | AsyncWorker
 
@@ -110,6 +118,10 @@ class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in o
 )
 @heartbeat_options(default=False)
 @handler_timeout_option
+@drain_timeout_option(
+    DEFAULT_DRAIN_SECONDS,
+    "How long running requests may take to finish after SIGTERM or Ctrl-C; then other workers get them.",
+)
 @click.option(
     "--protocol",
     type=click.Choice(["X1", "0.2", "0.1"]),
@@ -152,6 +164,7 @@ def cli(
     heartbeat: float | None,
     liveness: int | None,
     handler_timeout: float | None,
+    drain_timeout: float,
     protocol: str | None,
     freelance: str | None,
     bind: str | None,
@@ -163,15 +176,18 @@ def cli(
     """Serve requests with MODULE:WORKER: a `zmdp.workers.Worker` or `AsyncWorker`, or a function of a request.
 
     The module is looked up in the current directory, then among the installed packages.  Options override the settings
-    in the module.  SIGTERM or Ctrl-C finishes the requests in progress and exits; a second signal exits immediately.
+    in the module.
+
+    SIGTERM or Ctrl-C finishes the requests in progress and exits, at the latest after --drain-timeout, whatever the
+    handlers do; a second signal exits immediately.  Other workers get the requests that were not finished.
 
     \b
     Try it: mdworker zmdp.workers.echo:worker
 
     \b
     Exit codes:
-      0  stopped
-      1  stopped by a second signal, or --freelance cannot listen
+      0  stopped, all requests were finished
+      1  stopped before that, by --drain-timeout or a second signal; or --freelance cannot listen
       2  invalid usage, or MODULE:WORKER cannot be used
     """
     log_to_stderr(log_level)
@@ -196,8 +212,8 @@ def cli(
         rules = None if access is None else load_access(access)
         worker = freelance_worker(worker, freelance, bind=bind, access=rules, insecure=insecure)
     if processes != (1, 1) and supervised_by is None:
-        return _supervise(worker, processes, idle)
-    return _serve(worker, supervised_by)
+        return _supervise(worker, processes, idle, drain_timeout)
+    return _serve(worker, drain_timeout, supervised_by)
 
 
 _NEEDS_FREELANCE: Final = ("bind", "access", "insecure")
@@ -220,59 +236,64 @@ def _check_freelance(freelance: str | None) -> None:
             raise click.UsageError(f"{option.opts[0]} has no meaning with --freelance: {hint}", context)
 
 
-def _serve(worker: AnyWorker, supervised_by: int | None) -> int:
-    on_stop_signals(_Stopper(worker, alone=supervised_by is None).stop)
+def _serve(worker: AnyWorker, drain_timeout: float, supervised_by: int | None) -> int:
     service, concurrency = worker.service.decode(), worker.concurrency
     brokers = " or ".join(checked_endpoints(worker.broker))
     started = f"offering {service} at {brokers}, concurrency {concurrency}; Ctrl-C stops it"
-
-    def check_parent() -> None:
-        if supervised_by is not None and os.getppid() != supervised_by:
-            log.warning("the supervisor process has died: stopping")
-            worker.stop()
-
-    if isinstance(worker, AsyncWorker):
-        asyncio.run(_serve_async(worker, started, check_parent))
-        return 0
-    worker.start()
-    log.info(started)
-    while not worker.wait(PARENT_CHECK_SECONDS):
-        check_parent()
+    # A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
+    # which also kills it if need be.
+    with Shutdown(
+        worker.stop, limit=drain_timeout, unfinished=partial(_unfinished, worker), exits=supervised_by is None,
+        logger=log,
+    ) as shutdown:  # fmt: skip
+        if supervised_by is not None:
+            watching = (supervised_by, worker, shutdown)
+            threading.Thread(target=_watch_supervisor, args=watching, name="supervisor", daemon=True).start()
+        if isinstance(worker, AsyncWorker):
+            asyncio.run(_serve_async(worker, started))
+        else:
+            worker.start()
+            log.info(started)
+            worker.wait()
     return 0
 
 
-async def _serve_async(worker: AsyncWorker, started: str, check_parent: Callable[[], None]) -> None:
+async def _serve_async(worker: AsyncWorker, started: str) -> None:
     worker.start()
     log.info(started)
-    ended = asyncio.ensure_future(worker.wait())
-    while not (await asyncio.wait([ended], timeout=PARENT_CHECK_SECONDS))[0]:
-        check_parent()
+    await worker.wait()
 
 
-class _Stopper:
-    """Stops the worker on the first signal; exits the process on the second, even if a handler is stuck.
-
-    A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
-    which also kills it if need be.
-    """
-
-    def __init__(self, worker: AnyWorker, *, alone: bool) -> None:
-        self._worker = worker
-        self._alone = alone
-        self._stops = 0
-
-    def stop(self) -> None:
-        self._stops += 1
-        if self._stops > 1:
-            if self._alone:
-                os._exit(1)
-            return
-        self._worker.stop()
-        with suppress(RuntimeError):  # the signal may have interrupted this thread while it was writing to stderr
-            log.info("stopping once the requests in progress are finished; interrupt again to exit immediately")
+def _watch_supervisor(pid: int, worker: AnyWorker, shutdown: Shutdown) -> None:
+    """Stop the worker when its supervisor has died.  Runs in a thread, because handlers may block the event loop."""
+    while os.getppid() == pid:
+        time.sleep(PARENT_CHECK_SECONDS)
+    shutdown.begin()
+    log.warning("the supervisor process has died: stopping")
+    worker.stop()
 
 
-def _supervise(worker: AnyWorker, processes: tuple[int, int], idle: float) -> int:
+def _unfinished(worker: AnyWorker) -> str:
+    """Describe the requests whose handlers have not ended."""
+    requests = _held(worker)
+    if not requests:
+        return "waiting for a handler whose request has been given up before, or for the broker to confirm the end"
+    shown = [str(fields_of(request).get("request_id", "")) for request in requests[:MAX_SHOWN]]
+    names = ", ".join(shown + ["…"] * (len(requests) > MAX_SHOWN))
+    freelance = isinstance(worker, FreelanceWorker | AsyncFreelanceWorker)
+    then = "their clients try other servers" if freelance else "other workers get them"
+    return f"{counted(len(requests), 'request')} of {worker.service.decode()} ({names}); {then}"
+
+
+def _held(worker: AnyWorker) -> list[Request]:
+    """Return the requests that a worker holds."""
+    if isinstance(worker, FreelanceWorker | AsyncFreelanceWorker):
+        servers: list[Any] = [*worker._connections]
+        return [request for server in servers for request in server.session.running]
+    return [request for connection in worker._connections for request in list(connection.session.held.values())]
+
+
+def _supervise(worker: AnyWorker, processes: tuple[int, int], idle: float, drain_timeout: float) -> int:
     least, most = processes
     slots = Slots(least, most, lease=math.inf, idle=idle, concurrency=worker.concurrency)
     watch: Callable[[], tuple[Load, set[int]]] | None = None
@@ -290,8 +311,14 @@ def _supervise(worker: AnyWorker, processes: tuple[int, int], idle: float) -> in
             def watch() -> tuple[Load, set[int]]:
                 return fetch_load(client, service), fetch_pids(client, service)
 
-        supervisor = Supervisor(command("--supervised-by", str(os.getpid()), *sys.argv[1:]), slots, watch)
-        on_stop_signals(supervisor.stop)
+        processes_command = command("--supervised-by", str(os.getpid()), *sys.argv[1:])
+        supervisor = Supervisor(processes_command, slots, watch, drain_timeout=drain_timeout)
+        stack.enter_context(
+            Shutdown(
+                supervisor.stop, supervisor.stop, limit=drain_timeout, unfinished=supervisor.unfinished,
+                announcement="", grace=END_SECONDS, logger=log,
+            )
+        )  # fmt: skip
         return supervisor.run()
 
 

@@ -116,6 +116,11 @@ class FreelanceServerSession:
         self._waiting_bytes = 0
 
     @property
+    def running(self) -> list[Request]:
+        """The requests that have begun and not ended."""
+        return [held.request for held in list(self._running.values())]
+
+    @property
     def waiting(self) -> int:
         """Number of requests that have not begun."""
         return len(self._waiting)

@@ -1,6 +1,7 @@
 """Supervise worker processes: start them, restart those that die, scale with the load, stop them together."""
 
 import logging
+import math
 import signal
 import subprocess
 import sys
@@ -17,6 +18,10 @@ POLL_SECONDS: Final = 0.1
 WATCH_SECONDS: Final = 0.5
 """Interval at which the broker is asked for the load."""
 EXIT_USAGE: Final = 2
+KILL_SECONDS: Final = 1.5
+"""How long a process may take after its drain limit, at which it ends itself, before it is killed."""
+END_SECONDS: Final = 1.8
+"""How long the supervisor may take."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -29,10 +34,16 @@ class Supervisor:
         slots: Decides how many there should be, and when one that died is restarted.
         watch: Asks the broker for the service's load and for the processes that serve it, in a thread; None if the
             number of processes does not change.
+        drain_timeout: Seconds that a process has for the requests in progress when it is stopped.
     """
 
     def __init__(
-        self, command: Sequence[str], slots: Slots, watch: Callable[[], tuple[Load, set[int]]] | None = None
+        self,
+        command: Sequence[str],
+        slots: Slots,
+        watch: Callable[[], tuple[Load, set[int]]] | None = None,
+        *,
+        drain_timeout: float,
     ) -> None:
         self._command = list(command)
         self._slots = slots
@@ -40,15 +51,26 @@ class Supervisor:
         self._seen: SimpleQueue[tuple[Load | None, set[int]]] = SimpleQueue()
         """What `watch` has returned, with None if the broker did not answer."""
         self._running: dict[Lease, subprocess.Popen[bytes]] = {}
+        self._drain_timeout = drain_timeout
+        self._kill_at: dict[Lease, float] = {}
+        """When to kill the processes that were told to stop."""
         self._ended = threading.Event()
         self._stops = 0
         self._code = 0
 
     def stop(self) -> None:
-        """Send SIGTERM to all processes; called again, SIGKILL.  Safe in a signal handler."""
+        """Send SIGTERM to all processes; called again, SIGKILL.  Thread-safe."""
         self._stops += 1
-        for process in list(self._running.values()):
-            _signal(process, signal.SIGTERM if self._stops == 1 else signal.SIGKILL)
+        for lease, process in list(self._running.items()):
+            if self._stops == 1:
+                self._terminate(lease, process)
+            else:
+                _signal(process, signal.SIGKILL)
+
+    def unfinished(self) -> str:
+        """Return which processes still run."""
+        pids = [str(process.pid) for process in list(self._running.values())]
+        return f"worker processes {', '.join(pids)}" if pids else "waiting for the broker"
 
     def run(self) -> int:
         """Run until all processes have ended after `stop`.  Return the first exit code that is not 0, or 0.
@@ -62,11 +84,19 @@ class Supervisor:
                 now = time.monotonic()
                 if self._stops:
                     self._slots.drain()
+                    self._ended.set()
                 for lease in self._slots.due(now):
                     self._start(lease)
                 for lease, process in list(self._running.items()):
                     if process.poll() is not None:
                         self._reap(lease, process, now)
+                    elif now >= self._kill_at.get(lease, math.inf):
+                        self._kill_at[lease] = math.inf
+                        log.error(
+                            "worker process %d did not end within %g s: killing it; other workers get its requests",
+                            process.pid, self._drain_timeout,
+                        )  # fmt: skip
+                        _signal(process, signal.SIGKILL)
                 while not self._seen.empty():
                     self._scale(*self._seen.get(), now)
                 time.sleep(POLL_SECONDS)
@@ -78,13 +108,19 @@ class Supervisor:
     def _start(self, lease: Lease) -> None:
         stops = self._stops
         process = self._running[lease] = subprocess.Popen(self._command)  # noqa: S603 - our own command line
-        if self._stops != stops:  # a signal arrived while the process was starting
-            _signal(process, signal.SIGTERM)
+        if self._stops != stops:  # `stop` was called while the process was starting
+            self._terminate(lease, process)
+
+    def _terminate(self, lease: Lease, process: "subprocess.Popen[bytes]") -> None:
+        """Tell a process to stop, and remember when it must have ended."""
+        self._kill_at.setdefault(lease, time.monotonic() + self._drain_timeout + KILL_SECONDS)
+        _signal(process, signal.SIGTERM)
 
     def _reap(self, lease: Lease, process: "subprocess.Popen[bytes]", now: float) -> None:
         """Record that a process has ended."""
         code = process.returncode
         del self._running[lease]
+        self._kill_at.pop(lease, None)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         restarts = self._slots.ended(lease, Died(how), now)
         if self._stops == 1 and code == -signal.SIGTERM:
@@ -122,7 +158,7 @@ class Supervisor:
         unwanted = slots.unwanted()
         for lease, process in self._running.items():
             if lease in drained or lease.number in unwanted:
-                _signal(process, signal.SIGTERM)
+                self._terminate(lease, process)
 
 
 def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:

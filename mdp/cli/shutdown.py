@@ -1,0 +1,250 @@
+"""Ends a command on SIGTERM or Ctrl-C: in its own way if it can, and within a limit whatever its handlers do."""
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+import click
+
+from .console import EXIT_FAILED, Decorator, Number, with_default
+
+STOPPING: Final = "stopping once the requests in progress are finished"
+AGAIN: Final = "interrupt again to exit immediately"
+GRACE_SECONDS: Final = 1.0
+"""How long a command may take after its limit: to give up by itself, and to close what it has open."""
+LAST_RESORT_SECONDS: Final = 1.9
+"""When, after the limit, the process ends even if no Python code can run."""
+REPORT_SECONDS: Final = 0.5
+"""How long it may take to log what was given up: whoever reads the log may have stopped."""
+LONGEST_WAIT_SECONDS: Final = 3600.0
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_BEGIN: Final = 0
+_HANDLED: Final = 0x80
+"""Added to the number of a signal that Python has handled."""
+
+log = logging.getLogger("zmdp.shutdown")
+
+
+class Shutdown:
+    """Ends a command on SIGTERM or Ctrl-C, and at the latest a little after `limit` seconds.
+
+        with Shutdown(server.stop, limit=10.0, unfinished=server.describe):
+            server.run()
+
+    Each signal calls the next of `steps`; a further one exits immediately.  If the process still runs `limit` seconds
+    after the first signal, `at_limit` is called.  If it still runs `grace` seconds later, what `unfinished` returns is
+    logged, and the process exits.  Both exit with code 1.
+
+    All of this happens in threads of its own, because a handler may block the main thread: there Python would run what
+    is to happen on a signal.  Nothing waits for what it calls.
+
+    After a signal, it stays in force when the block has ended, until the process has: Python waits for all threads of
+    executors before it exits.  Without a signal, it ends with the block.  Main thread only.
+
+    Args:
+        limit: Seconds for the requests in progress.
+        unfinished: Returns what is given up, as in "gave up 2 requests of echo".
+        announcement: What the first signal logs, with the limit; empty to log nothing.
+        again: What the log says about a second signal.
+        at_limit: Gives up what is in progress, if the command does not do so by itself.
+        exits: Whether a signal after the last step exits immediately; otherwise it is ignored.
+        grace: Seconds after `limit` that the command may take to end.
+        logger: The command's.
+    """
+
+    def __init__(
+        self,
+        *steps: Callable[[], object],
+        limit: float,
+        unfinished: Callable[[], str],
+        announcement: str = STOPPING,
+        again: str = AGAIN,
+        at_limit: Callable[[], object] | None = None,
+        exits: bool = True,
+        grace: float = GRACE_SECONDS,
+        logger: logging.Logger = log,
+    ) -> None:
+        self._steps = steps
+        self._limit = limit
+        self._unfinished = unfinished
+        self._announcement = announcement and f"{announcement}, within {limit:g} s; {again}"
+        self._at_limit = at_limit
+        self._exits = exits
+        self._grace = grace
+        self._log = logger
+        self._began: float | None = None
+        """When the limit began to count."""
+        self._signals = 0
+        self._read_end, self._write_end = socket.socketpair()
+        self._write_end.setblocking(False)
+        self._thread = threading.Thread(target=self._watch, name="shutdown", daemon=True)
+
+    def begin(self) -> None:
+        """Let the limit count from now on, if it does not yet: the command is stopping for another reason.
+
+        Any thread may call it.
+        """
+        self._send(_BEGIN)
+
+    def __enter__(self) -> Self:
+        self._handlers = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        # What handles a signal in Python runs only in the main thread.  The numbers of signals are written here at
+        # once, even if the main thread does not return from C code.
+        self._wakeup = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+        if self._wakeup != -1:  # an event loop of C code, which has to learn of signals itself
+            signal.set_wakeup_fd(self._wakeup)
+        _active.append(self)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._began is None:
+            self.restore()
+            self._write_end.close()  # ends the thread
+            self._thread.join()
+            self._read_end.close()
+
+    def restore(self) -> None:
+        """Handle signals as before."""
+        _active.remove(self)
+        for number, handler in self._handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        descriptor = signal.set_wakeup_fd(-1)
+        if descriptor != self._write_end.fileno():
+            signal.set_wakeup_fd(descriptor)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self._send(number | _HANDLED)
+
+    def _send(self, number: int) -> None:
+        with suppress(OSError):  # so much has been sent that one more makes no difference
+            self._write_end.send(bytes([number]))
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _watch(self) -> None:
+        written = handled = 0
+        for number in iter(self._next, None):
+            if number == _BEGIN:
+                self._count()
+            elif number & _HANDLED:
+                handled += 1
+            elif number in _SIGNALS:
+                written += 1
+            # Each signal is written twice, unless an event loop has its own descriptor, or Python is held up.
+            while self._signals < max(written, handled):
+                self._signal()
+
+    def _next(self) -> int | None:
+        """Return what was sent, or None at the end.  Meanwhile enforces the limit."""
+        while True:
+            self._read_end.settimeout(self._enforce())
+            try:
+                return next(iter(self._read_end.recv(1)), None)
+            except TimeoutError:
+                continue
+
+    def _signal(self) -> None:
+        self._count()
+        self._signals += 1
+        if self._signals <= len(self._steps):
+            _start(self._take_step, self._signals)
+        elif self._exits:
+            os._exit(EXIT_FAILED)
+
+    def _take_step(self, number: int) -> None:
+        if number == 1 and self._announcement:
+            self._log.info(self._announcement)
+        self._steps[number - 1]()
+
+    def _count(self) -> None:
+        if self._began is None:
+            self._began = time.monotonic()
+            # This thread needs the interpreter too, which C code may never let go.
+            with suppress(Exception):  # the limit is too long, or stderr has no descriptor
+                faulthandler.dump_traceback_later(self._limit + LAST_RESORT_SECONDS, exit=True)
+
+    def _enforce(self) -> float | None:
+        """Do what is due.  Return the seconds until something else is, or None."""
+        if self._began is None:
+            return None
+        left = self._began + self._limit - time.monotonic()
+        if left <= 0 and self._at_limit is not None:
+            _start(self._at_limit)
+            self._at_limit = None
+        if self._at_limit is None:
+            left += self._grace
+        if left <= 0:
+            self._give_up()
+        return min(left, LONGEST_WAIT_SECONDS)
+
+    def _give_up(self) -> None:
+        reporter = _start(self._report)
+        if reporter is not None:
+            reporter.join(REPORT_SECONDS)
+        os._exit(EXIT_FAILED)
+
+    def _report(self) -> None:
+        self._log.error("not finished within %g s: gave up %s", self._limit, self._unfinished())
+
+
+_active: Final[list[Shutdown]] = []
+
+
+def _leave_to_parent() -> None:
+    """In a forked child, handle signals as before: they are not for the command that forked it."""
+    for shutdown in _active.copy():
+        shutdown.restore()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _start(function: Callable[..., object], *arguments: object) -> threading.Thread | None:
+    """Call a function in a thread of its own.  Return None if there can be none any more."""
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter is about to end
+        return None
+    return thread
+
+
+def in_loop(function: Callable[[], object]) -> Callable[[], object]:
+    """Return a function that has the running event loop call `function`, from any thread, unless it is closed."""
+    from asyncio import get_running_loop  # noqa: PLC0415 - not every command uses it
+
+    loop = get_running_loop()
+
+    def call() -> None:
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(function)
+
+    return call
+
+
+def counted(count: int, what: str) -> str:
+    """Return "1 request" or "2 requests"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def drain_timeout_option(default: float, text: str) -> Decorator:
+    """Return the decorator for `--drain-timeout`."""
+    return click.option(
+        "--drain-timeout",
+        type=Number("seconds", zero=True),
+        default=default,
+        help=with_default(text, default, "seconds"),
+    )

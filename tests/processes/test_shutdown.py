@@ -1,0 +1,131 @@
+"""Every command that serves ends on SIGTERM, whatever its handlers do, and says what it gave up."""
+
+import os
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.freelance import Caller
+from support.processes import alive, broker, eventually, free_endpoint, process
+
+from zmdp.clients import Client
+
+HERE = Path(__file__).parent
+PATIENCE_SECONDS = 60.0
+"""How long a test waits for a process to end before it fails."""
+LIMIT = ("--drain-timeout", "0.5")
+BEATS = ("--heartbeat", "0.2", "--liveness", "50")
+THREADS = ["sleeps", "spins"]
+LOOPS = ["awaits", "refuses_to_end", "blocks", "spins_in_loop", "blocks_in_c", "waits_for_thread"]
+
+
+def ended(running, number=signal.SIGTERM):
+    """Send a signal, wait until the process has ended, and return its exit code."""
+    running.send_signal(number)
+    assert running.poll(PATIENCE_SECONDS) is not None, running.stderr
+    return running.wait()
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    with broker(*BEATS) as (_, endpoint):
+        yield endpoint
+
+
+@pytest.fixture
+def client(endpoint):
+    with Client(endpoint, timeout=PATIENCE_SECONDS, retries=0) as client:
+        yield client
+
+
+@contextmanager
+def worker(endpoint, handler, *options, limit=LIMIT):
+    command = ("mdworker", f"stuck:{handler}", "--service", handler, "--broker", endpoint, *limit, *options)
+    with process(*command, cwd=HERE) as running:
+        yield running
+
+
+def hold(client, service, folder):
+    """Send a request, and wait until its handler has begun.  Return the handler's process, and the future reply."""
+    path = folder / "begun"
+    reply = client.submit(service, os.fsencode(path))
+    eventually(path.exists)
+    return int(path.read_text()), reply
+
+
+# ── mdworker ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("handler", [*THREADS, *LOOPS])
+def test_a_worker_ends_whatever_its_handler_does(endpoint, client, tmp_path, handler):
+    with worker(endpoint, handler) as running:
+        _, reply = hold(client, handler, tmp_path)
+        assert ended(running) == 1
+        running.line("stopping once the requests in progress are finished, within 0.5 s; interrupt again to exit")
+        running.line(f"not finished within 0.5 s: gave up 1 request of {handler} (")
+    with process("mdworker", "zmdp.workers.echo:echo", "--service", handler, "--broker", endpoint):
+        assert reply.result() == [os.fsencode(tmp_path / "begun")]  # another worker got it
+
+
+@pytest.mark.parametrize("handler", ["sleeps", "blocks"])
+def test_a_worker_of_an_older_protocol_ends(endpoint, client, tmp_path, handler):
+    with worker(endpoint, handler, "--protocol", "0.2", "--concurrency", "2") as running:
+        hold(client, handler, tmp_path)
+        assert ended(running, signal.SIGINT) == 1
+        running.line(f"gave up 1 request of {handler} (")
+
+
+@pytest.mark.parametrize("handler", ["spins", "spins_in_loop", "blocks_in_c"])
+def test_a_second_signal_ends_a_worker_immediately_whatever_its_handler_does(endpoint, client, tmp_path, handler):
+    with worker(endpoint, handler, limit=("--drain-timeout", "3600")) as running:
+        hold(client, handler, tmp_path)
+        running.send_signal(signal.SIGTERM)
+        running.line("interrupt again to exit immediately")
+        assert ended(running) == 1
+
+
+def test_a_worker_does_not_wait_for_a_broker_that_does_not_answer():
+    command = ("mdworker", "zmdp.workers.echo:echo", "--service", "echo", *BEATS, *LIMIT)
+    with broker(*BEATS) as (suspended, at), process(*command, "--broker", at) as running:
+        with Client(at, timeout=PATIENCE_SECONDS) as client:
+            client.request("echo", b"x")
+        suspended.send_signal(signal.SIGSTOP)
+        assert ended(running) == 1
+        running.line("gave up waiting for")
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        ("sleeps", "not finished within 0.5 s: gave up 1 request of sleeps ("),
+        ("blocks", "not finished within 0.5 s: gave up 1 request of blocks ("),
+        ("holds_interpreter", "did not end within 0.5 s: killing it; other workers get its requests"),
+    ],
+)
+def test_all_worker_processes_end(endpoint, client, tmp_path, handler, told):
+    with worker(endpoint, handler, "--processes", "2") as running:
+        pid, _ = hold(client, handler, tmp_path)
+        assert ended(running) == 1
+        running.line(told)
+        assert not alive(pid)
+
+
+def test_a_worker_process_ends_with_its_supervisor_although_its_event_loop_is_blocked(endpoint, client, tmp_path):
+    with worker(endpoint, "blocks", "--processes", "2") as running:
+        pid, _ = hold(client, "blocks", tmp_path)
+        os.kill(running.pid, signal.SIGKILL)
+        eventually(lambda: not alive(pid), PATIENCE_SECONDS)
+        running.line("the supervisor process has died: stopping")
+
+
+@pytest.mark.parametrize("handler", ["sleeps", "awaits", "spins_in_loop"])
+def test_a_freelance_server_ends(tmp_path, handler):
+    at, path = free_endpoint(), tmp_path / "begun"
+    command = ("mdworker", f"stuck:{handler}", "--freelance", at, *LIMIT)
+    with process(*command, cwd=HERE) as running, Caller(at) as caller:
+        running.line("offering")
+        caller.send(at, b"1", os.fsencode(path))
+        eventually(path.exists)
+        assert ended(running) == 1
+        running.line("gave up 1 request of freelance (1); their clients try other servers")
