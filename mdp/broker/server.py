@@ -98,6 +98,8 @@ class Server:
         self.limits = _with_connections(limits or Limits())
         self.broker = Broker(self.limits, now=time.monotonic(), name=name, logger=log, slow=slow)
         self._drain_timeout = drain_timeout
+        self.cut_off = False
+        """Whether it stopped before it was drained."""
         self._ports: dict[bytes, Port] = {}
         """The sockets beside the main ROUTER, by prefix."""
         self._watched: list[Port] = []
@@ -221,7 +223,9 @@ class Server:
                     drain_until = now + self._drain_timeout
                     self._start_drain(now)
                     more = True  # sending may have hidden from the descriptor that something has arrived
-                if self.forced or (self.broker.drained and not self._outbox) or now >= drain_until:
+                drained = self.broker.drained and not self._outbox
+                if self.forced or drained or now >= drain_until:
+                    self.cut_off = not drained
                     break
             if not more and not self._gone:
                 self._sleep(self._wait(now, drain_until))
@@ -526,7 +530,9 @@ class Server:
     def _finish(self, now: float) -> None:
         registry = self.broker.registry
         if registry.running or registry.queued:
-            log.warning("stopped with %d requests running and %d waiting", registry.running, registry.queued)
+            log.warning(
+                "stopped with %d requests running and %d waiting: gave them up", registry.running, registry.queued
+            )
         self._send_all(self.broker.close(now), now)
 
     def close(self) -> None:

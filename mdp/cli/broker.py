@@ -4,12 +4,12 @@ import gc
 import logging
 import re
 import resource
-import signal
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -40,10 +40,13 @@ from .console import (
     version_option,
     with_default,
 )
+from .shutdown import Shutdown, drain_timeout_option
 from .web import WebProcess, check_address, check_packages
 
 NOT_SETTINGS: Final = {"check", "config", "help", "json", "version"}
 """Options that can be neither in the environment nor in the TOML file."""
+GRACE_SECONDS: Final = 1.75
+"""How long the broker may take after its drain limit: its sockets have a second to send the last messages."""
 
 log = logging.getLogger("zmdp.broker")
 
@@ -169,8 +172,8 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     context_settings={"auto_envvar_prefix": "MDP", **CONTEXT_SETTINGS},
     epilog="Each option can also be set in the environment (MDP_HEARTBEAT=2, MDP_BIND with endpoints separated by "
     "commas) or in the TOML file (heartbeat = 2, bind = [...]). Flags override the environment, which overrides the "
-    "file. SIGTERM or Ctrl-C drains the broker: it accepts no new requests and finishes those in flight. A second "
-    "signal stops it immediately. SIGHUP makes it read the access file again.",
+    "file. SIGTERM or Ctrl-C drains the broker: it accepts no new requests and finishes those in flight, at the latest "
+    "after --drain-timeout. A second signal stops it immediately. SIGHUP makes it read the access file again.",
 )
 @click.option(
     "--bind",
@@ -239,12 +242,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     help=with_default("Permissions of the files of ipc:// endpoints, in octal.", f"{DEFAULT_IPC_MODE:04o}"),
 )
 @_limit_options
-@click.option(
-    "--drain-timeout",
-    type=Number("seconds", zero=True),
-    default=DEFAULT_DRAIN,
-    help=with_default("How long running requests may take to finish after SIGTERM.", DEFAULT_DRAIN, "seconds"),
-)
+@drain_timeout_option(DEFAULT_DRAIN, "How long running requests may take to finish after SIGTERM or Ctrl-C.")
 @click.option(
     "--slow",
     type=Number("seconds"),
@@ -289,7 +287,7 @@ def cli(
     \b
     Exit codes:
       0  drained
-      1  cannot listen, or stopped by a second signal
+      1  cannot listen; or stopped before it was drained, by --drain-timeout or a second signal
       2  invalid usage, or a package is missing
     """
     del config  # its values have become the options' defaults
@@ -318,7 +316,11 @@ def cli(
             access=rules if web is None or rules is None else web.admitted_by(rules), insecure=insecure,
             ipc_mode=ipc_mode, name=name or default_name(bind), links=[*peer, *([parent] if parent else [])], slow=slow,
         ))  # fmt: skip
-        with server.stopped_by(signal.SIGTERM, signal.SIGINT):
+        stack.enter_context(Shutdown(
+            server.stop, server.stop, limit=drain_timeout, unfinished=partial(_unfinished, server), announcement="",
+            grace=GRACE_SECONDS, logger=log,
+        ))  # fmt: skip
+        with server.stopped_by():
             endpoints = server.endpoints[: len(bind)]
             for endpoint in endpoints:
                 click.echo(endpoint)
@@ -339,7 +341,12 @@ def cli(
             # second each time, and most of the time that it takes to shut down.
             gc.disable()
             server.run()
-        return int(server.forced)
+        return int(server.forced or server.cut_off)
+
+
+def _unfinished(server: Server) -> str:
+    registry = server.broker.registry
+    return f"{registry.running} running and {registry.queued} waiting requests"
 
 
 def _check(path: Path, *, json: bool) -> int:

@@ -38,8 +38,8 @@ CALLS: Final = (f"{SPARK}*", f"{GATEWAY}*")
 """The services that it asks besides the broker itself."""
 RESTART_SECONDS: Final = (1.0, 60.0)
 """How long to wait before the process is restarted: at first, and at most."""
-END_SECONDS: Final = 2.0
-"""How long the process may take to end by itself."""
+END_SECONDS: Final = 0.5
+"""How long the process may take to end by itself.  Then it is killed: it has nothing to finish."""
 
 log = logging.getLogger("zmdp.broker")
 

@@ -222,7 +222,7 @@ def test_the_drain_is_bounded(tmp_path):
             eventually(lambda: workers_of(client, b"slow"))
             client.send("slow", str(held).encode())
             eventually(held.exists)
-            assert server.end() == 0
+            assert server.end() == 1
             server.line("stopped with 1 requests running")
             held.unlink()
 

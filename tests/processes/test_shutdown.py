@@ -129,3 +129,29 @@ def test_a_freelance_server_ends(tmp_path, handler):
         eventually(path.exists)
         assert ended(running) == 1
         running.line("gave up 1 request of freelance (1); their clients try other servers")
+
+
+# ── the broker ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_broker_ends_although_a_worker_never_answers(tmp_path):
+    with broker(*LIMIT) as (running, at), worker(at, "sleeps"), Client(at, timeout=PATIENCE_SECONDS) as client:
+        hold(client, "sleeps", tmp_path)
+        assert ended(running) == 1
+        running.line("stopped with 1 requests running and 0 waiting: gave them up")
+
+
+def test_a_broker_ends_although_its_web_server_and_worker_are_suspended(tmp_path):
+    with broker("--http", "127.0.0.1:0", *LIMIT) as (running, at), worker(at, "sleeps") as suspended:
+        with Client(at, timeout=PATIENCE_SECONDS) as client:
+            hold(client, "sleeps", tmp_path)
+            (web,) = [
+                int(entry.parent.name)
+                for entry in Path("/proc").glob("[0-9]*/stat")
+                if entry.read_text().rsplit(")", 1)[1].split()[1] == str(running.pid)
+            ]
+            os.kill(web, signal.SIGSTOP)
+            suspended.send_signal(signal.SIGSTOP)
+            assert ended(running) == 1
+            running.line("stopped with 1 requests running and 0 waiting: gave them up")
+            eventually(lambda: not alive(web))
