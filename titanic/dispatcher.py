@@ -609,8 +609,8 @@ class Dispatcher:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def drain(self, timeout: float) -> None:
-        """Stop claiming, wait for running requests, and release the rest.
+    async def drain(self, timeout: float) -> int:
+        """Stop claiming, wait for running requests, and release the rest.  Return how many had not finished.
 
         Meanwhile `run` must continue, which renews the lease.
         """
@@ -622,16 +622,22 @@ class Dispatcher:
                 self._abandon(running)
         under_way = [running for running in self._running.values() if running.sent is not None]
         if under_way:
-            log.info("waiting up to %g s for %d running requests", timeout, len(under_way))
+            log.info("waiting up to %g s for %d running requests", round(timeout, 1), len(under_way))
         tasks = {each.sent.task for each in under_way if each.sent is not None and each.sent.task is not None}
+        pending: set[asyncio.Task[None]] = set()
         try:
             if tasks:
-                await asyncio.wait(tasks, timeout=timeout)
+                _, pending = await asyncio.wait(tasks, timeout=timeout)
         finally:
             for running in under_way:
                 self._abandon(running)
+        left = [each for each in under_way if each.sent is not None and each.sent.task in pending]
+        if left:
+            services = ", ".join(sorted({each.claimed.service for each in left}))
+            log.warning("gave up %d running requests of %s: they are executed again", len(left), services)
         with suppress(StoreError):
             await self._writer.submit(store.release, self._holder)
+        return len(left)
 
 
 def _addressing(claimed: store.Claimed) -> tuple[Any, dict[str, Any]]:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 from sqlalchemy.engine import Engine
 
 from ..clients import AsyncClient
+from ..mdp.cli.shutdown import counted
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import RequestError, SettingError
 from ..mdp.keys import BrokerKey, Key, load_keys
@@ -23,6 +25,10 @@ from .service import MAX_WAITING, Service
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
 DEFAULT_DRAIN_SECONDS: Final = 10.0
+MIN_STOP_SECONDS: Final = 2.0
+"""How long Titanic's own services may take to end, even if its drain limit is shorter."""
+ABORT_SECONDS: Final = 0.2
+"""How long they may take to end once they are given up."""
 CONCURRENCY: Final = 256
 """Maximum number of requests that titanic.request and titanic.close each handle at a time."""
 DEFAULT_MAX_WAITING: Final = 1_000_000
@@ -56,7 +62,7 @@ class Server:
         max_waiting: Maximum number of requests that have not ended.
         max_deaths: Number of workers lost while they handled a request after which the request fails.
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
-        drain_timeout: Seconds that `stop` waits for running requests.
+        drain_timeout: Seconds that `stop` waits for running requests, of callers and of services.
         heartbeat: Seconds between heartbeats.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
         key: The secret certificate file of Titanic's key, for brokers that require one (docs/security.md).
@@ -101,6 +107,11 @@ class Server:
         self._max_deaths = max_deaths
         self._ttl = ttl
         self._drain_timeout = drain_timeout
+        self._drain_until: float | None = None
+        """When the drain must end, on the event loop's clock."""
+        self._workers: list[AsyncWorker] = []
+        self.cut_off = False
+        """Whether `run` ended before all running requests had."""
         self._connection: dict[str, Any] = {
             "heartbeat": heartbeat, "liveness": liveness, "key": load_keys(key, broker_key),
         }  # fmt: skip
@@ -144,6 +155,17 @@ class Server:
         running = NOTHING if self._dispatcher is None else self._dispatcher.running()
         return {**self.metrics.as_dict(), **running, "stopping": self.stopping}
 
+    def unfinished(self) -> str:
+        """Describe the requests that are running.  Any thread may call it."""
+        callers = sum(len(connection.session.held) for worker in self._workers for connection in worker._connections)
+        running = NOTHING if self._dispatcher is None else self._dispatcher.running()
+        found = []
+        if callers:
+            found.append(f"{counted(callers, 'request')} to Titanic itself")
+        if running["in_flight"]:
+            found.append(f"{counted(running['in_flight'], 'request')} to other services, which are executed again")
+        return " and ".join(found) or "waiting for the broker or the database"
+
     def abort(self) -> None:
         """Shut down without waiting for running requests, even if `stop` was called before."""
         self._drain_timeout = 0.0
@@ -171,7 +193,7 @@ class Server:
                 metrics=self.metrics,
             )  # fmt: skip
             service = Service(writer, keyed, reader, self._clock, dispatcher, self.metrics)
-            workers = [
+            workers = self._workers = [
                 AsyncWorker(
                     name,
                     handler,
@@ -192,7 +214,7 @@ class Server:
             tasks = [asyncio.ensure_future(each) for each in running]
             ending.push_async_callback(_cancelled, tasks)
             ending.push_async_callback(self._drain, dispatcher)
-            ending.push_async_callback(_stopped, workers)
+            ending.push_async_callback(self._stop_workers, workers)
             ending.callback(service.end)
             for worker in workers:
                 worker.start()
@@ -223,8 +245,28 @@ class Server:
                     )
             await asyncio.sleep(COMPARE_SECONDS)
 
+    async def _stop_workers(self, workers: Sequence[AsyncWorker]) -> None:
+        self._drain_until = asyncio.get_running_loop().time() + self._drain_timeout
+        for worker in workers:
+            worker.stop()
+        waiting = [asyncio.ensure_future(worker.wait()) for worker in workers]
+        try:
+            _, running = await asyncio.wait(waiting, timeout=max(self._drain_timeout, MIN_STOP_SECONDS))
+            if running:
+                self.cut_off = True
+                log.error("gave up %s", self.unfinished())
+                for worker in workers:
+                    _abort(worker)
+                await asyncio.wait(running, timeout=ABORT_SECONDS)
+        finally:
+            await _cancelled([each for each in waiting if not each.done()])
+
     async def _drain(self, dispatcher: Dispatcher) -> None:
-        await dispatcher.drain(self._drain_timeout)
+        left = 0.0
+        if self._drain_until is not None and self._drain_timeout:
+            left = max(0.0, self._drain_until - asyncio.get_running_loop().time())
+        if await dispatcher.drain(left):
+            self.cut_off = True
 
 
 def titanics_with_other_database(workers: Sequence[Mapping[str, Any]], name: str) -> list[tuple[str, int]]:
@@ -243,10 +285,12 @@ def titanics_with_other_database(workers: Sequence[Mapping[str, Any]], name: str
     )
 
 
-async def _stopped(workers: Sequence[AsyncWorker]) -> None:
-    for worker in workers:
-        worker.stop()
-    await asyncio.gather(*(worker.wait() for worker in workers))
+def _abort(worker: AsyncWorker) -> None:
+    """Close the connections of a worker that does not end, and cancel its handlers."""
+    for connection in worker._connections:
+        if not connection.session.ended:
+            connection.session.lose("Titanic is shutting down", time.monotonic())
+            connection._turn()
 
 
 async def _cancelled(tasks: Sequence["asyncio.Future[None]"]) -> None:

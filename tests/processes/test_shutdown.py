@@ -1,8 +1,10 @@
 """Every command that serves ends on SIGTERM, whatever its handlers do, and says what it gave up."""
 
+import json
 import os
 import signal
-from contextlib import contextmanager
+import sqlite3
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from support.freelance import Caller
 from support.processes import alive, broker, eventually, free_endpoint, process
 
 from zmdp.clients import Client
+from zmdp.titanic import Titanic
 
 HERE = Path(__file__).parent
 PATIENCE_SECONDS = 60.0
@@ -155,3 +158,53 @@ def test_a_broker_ends_although_its_web_server_and_worker_are_suspended(tmp_path
             assert ended(running) == 1
             running.line("stopped with 1 requests running and 0 waiting: gave them up")
             eventually(lambda: not alive(web))
+
+
+# ── titanic serve ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def titanic(at, db, *options):
+    with process("titanic", "serve", "--broker", at, "--db", str(db), *BEATS, *LIMIT, *options) as running:
+        running.line("serving titanic.request, titanic.reply, titanic.close")
+        yield running
+
+
+def test_titanic_ends_although_a_service_never_answers(endpoint, client, tmp_path):
+    path = tmp_path / "begun"
+    with worker(endpoint, "sleeps"), titanic(endpoint, tmp_path / "titanic.db") as running:
+        Titanic(client).submit("sleeps", os.fsencode(path))
+        eventually(path.exists)
+        assert ended(running) == 1
+        running.line("gave up 1 running requests of sleeps: they are executed again")
+
+
+def test_titanic_ends_although_its_database_is_locked(endpoint, client, tmp_path):
+    db = tmp_path / "titanic.db"
+    with titanic(endpoint, db) as running, closing(sqlite3.connect(db, isolation_level=None)) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        client.submit("titanic.request", b"anybody", b"body")
+        eventually(lambda: busy(client, "titanic.request"))
+        assert ended(running) == 1
+        running.line("not finished within 0.5 s: gave up 1 request to Titanic itself")
+
+
+def busy(client, service):
+    return sum(row["busy"] for row in json.loads(client.request("mmi.workers", service.encode())[0])["workers"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ("0.5", "not finished within 0.5 s: gave up waiting for the broker or the database"),
+        ("3", "gave up waiting for the broker or the database"),
+    ],
+)
+def test_titanic_ends_although_its_broker_does_not_answer(tmp_path, seconds, told):
+    with broker(*BEATS) as (suspended, at):
+        with titanic(at, tmp_path / "titanic.db", "--drain-timeout", seconds) as running:
+            with Client(at, timeout=PATIENCE_SECONDS) as client:
+                assert client.request("titanic.close", b"00" * 16)
+            suspended.send_signal(signal.SIGSTOP)
+            assert ended(running) == 1
+            running.line(told)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import resource
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +32,7 @@ from ...mdp.cli.console import (
     printable,
     with_default,
 )
+from ...mdp.cli.shutdown import Shutdown, in_loop
 from ...mdp.errors import BindError, TitanicError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
@@ -126,7 +126,9 @@ _ALL = click.option(
     "--drain-timeout",
     type=DURATION_FROM_0,
     default=DEFAULT_DRAIN_SECONDS,
-    help=with_default("How long running requests may take to finish after SIGTERM.", DEFAULT_DRAIN_SECONDS, "seconds"),
+    help=with_default(
+        "How long running requests may take to finish after SIGTERM or Ctrl-C.", DEFAULT_DRAIN_SECONDS, "seconds"
+    ),
 )
 @click.option(
     "--http",
@@ -162,8 +164,16 @@ def serve(
     A SQLite file is created and migrated automatically. Any number of Titanics can share one PostgreSQL database;
     `titanic db upgrade` creates and migrates its tables. A request that was answered with 200 is on disk.
 
-    SIGTERM or Ctrl-C stops accepting requests, lets the running ones finish, and exits; interrupt again to exit
-    immediately. Neither loses a request: those that were interrupted are executed again.
+    SIGTERM or Ctrl-C stops accepting requests, lets the running ones finish, and exits, at the latest after
+    --drain-timeout; interrupt again to exit immediately. Neither loses a request: those that were interrupted are
+    executed again.
+
+    \b
+    Exit codes:
+      0  stopped, all running requests were finished
+      1  stopped before that, by --drain-timeout or a second signal; or another failure
+      2  invalid usage
+      6  the database cannot be used
     """
     log_to_stderr(log_level)
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -197,25 +207,18 @@ def _web_server(address: tuple[str, int], access: Path | None, *, insecure: bool
 async def _serve(
     broker: Sequence[str], keys: ClientKeys | None, db: str, settings: dict[str, Any], web: "WebServer | None"
 ) -> int:
-    loop = asyncio.get_running_loop()
     with _database_errors(db):
         server = Server(db, broker=broker, key=keys, **settings)
     forced = False
     serving: asyncio.Task[None] | None = None
 
-    def end() -> None:
+    def abort() -> None:
         nonlocal forced
-        if server.stopping and serving is not None:
-            forced = True
-            log.info("exiting immediately; interrupted requests will be executed again")
-            server.abort()  # in case the drain has not begun
+        forced = True
+        log.info("exiting immediately; interrupted requests will be executed again")
+        server.abort()  # in case the drain has not begun
+        if serving is not None:
             serving.cancel()
-            return
-        log.info("shutting down once running requests have finished; interrupt again to exit immediately")
-        server.stop()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end)
 
     def ready() -> None:
         log.info(
@@ -228,11 +231,14 @@ async def _serve(
             click.echo(web.url)
             sys.stdout.flush()
 
-    await asyncio.to_thread(warn_if_unreachable, log, broker, keys)
-    serving = asyncio.ensure_future(server.run(ready))
-    with suppress(asyncio.CancelledError):
-        await serving
-    return int(forced)
+    with Shutdown(
+        in_loop(server.stop), in_loop(abort), limit=settings["drain_timeout"], unfinished=server.unfinished, logger=log
+    ):
+        await asyncio.to_thread(warn_if_unreachable, log, broker, keys)
+        serving = asyncio.ensure_future(server.run(ready))
+        with suppress(asyncio.CancelledError):
+            await serving
+    return int(forced or server.cut_off)
 
 
 # ── the operator ─────────────────────────────────────────────────────────────────────────────────────────────────────
