@@ -91,6 +91,16 @@ class Conversation:
         """Number of requests of the peer that have not ended."""
         return len(self._calls)
 
+    @property
+    def serving(self) -> int:
+        """Number of requests that the peer has got and not answered."""
+        return len(self._asked)
+
+    def drain(self) -> None:
+        """Take no more requests for the services that the peer offers; those that it has got can be answered."""
+        for service in self._offered:
+            self._upstream.withdraw(service)
+
     # ── the peer ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def received(self, data: bytes) -> None:

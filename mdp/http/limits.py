@@ -28,6 +28,6 @@ class ConnectionLimits:
         1000, "bytes", "How much of a body must arrive each second, on average, once --body-timeout has passed."
     )
     keep_alive: float = limit(60.0, "seconds", "How long a connection may be idle between requests.")
-    drain_timeout: float = limit(10.0, "seconds", "How long requests may take to finish after SIGTERM.")
+    drain_timeout: float = limit(10.0, "seconds", "How long requests may take to finish after SIGTERM or Ctrl-C.")
     hosts: frozenset[str] | None = None
     """Names, without ports, by which clients may address the server (the header Host); None allows all."""

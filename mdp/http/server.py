@@ -156,7 +156,10 @@ class Server:
         while self._state.connections or self._state.tasks:
             if self.forced or asyncio.get_running_loop().time() > limit:
                 self.cut_off = True
-                log.warning("stopped with %d connections open", len(self._state.connections))
+                log.warning(
+                    "gave up the requests of %d connections, which had %g s to finish",
+                    len(self._state.connections), self._limits.drain_timeout,
+                )  # fmt: skip
                 break
             await asyncio.sleep(POLL_SECONDS)
 

@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import socket
 import sqlite3
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from support.flux_client import FluxClient
 from support.freelance import Caller
 from support.processes import alive, broker, eventually, free_endpoint, process
 
@@ -208,3 +210,91 @@ def test_titanic_ends_although_its_broker_does_not_answer(tmp_path, seconds, tol
             suspended.send_signal(signal.SIGSTOP)
             assert ended(running) == 1
             running.line(told)
+
+
+# ── gateways ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+GATEWAY = ("python", "-m", "zmdp.clients.gateways.cli")
+
+
+def request_over_http(url, service, path):
+    """Send a request, and return the connection."""
+    connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), PATIENCE_SECONDS)
+    body = os.fsencode(path)
+    head = f"POST /services/{service} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def test_the_http_gateway_ends_although_a_service_never_answers(endpoint, tmp_path):
+    path = tmp_path / "begun"
+    command = (*GATEWAY, "http", "--listen", "127.0.0.1:0", "--broker", endpoint, *LIMIT)
+    with worker(endpoint, "awaits"), process(*command) as running:
+        with request_over_http(running.line("http://", "stdout"), "awaits", path):
+            eventually(path.exists)
+            assert ended(running) == 1
+            running.line("gave up the requests of 1 connections, which had 0.5 s to finish")
+
+
+def test_the_http_gateway_ends_although_its_broker_does_not_answer():
+    with broker(*BEATS) as (suspended, at):
+        with process(*GATEWAY, "http", "--listen", "127.0.0.1:0", "--broker", at, "--name", "it", *LIMIT) as running:
+            running.line("http://", "stdout")
+            with Client(at, timeout=PATIENCE_SECONDS) as client:
+                assert client.request("gateway.control.it", b'{"op": "status"}')
+            suspended.send_signal(signal.SIGSTOP)
+            assert ended(running) == 1
+            running.line("not finished within 0.5 s: gave up waiting for the broker")
+
+
+@contextmanager
+def flux(at, path):
+    with process(*GATEWAY, "flux", "--socket", str(path), "--broker", at, *LIMIT) as running:
+        running.line("local://", "stdout")
+        yield running
+
+
+def test_the_flux_gateway_ends_although_a_program_never_answers(endpoint, client, tmp_path):
+    with flux(endpoint, tmp_path / "flux") as running, FluxClient(tmp_path / "flux") as program:
+        program.rpc("service.add", {"service": "silent"})
+        reply = client.submit("silent", b"{}")
+        program.receive()
+        assert ended(running) == 1
+        running.line("gave up 1 request, which had 0.5 s to finish")
+        assert program.ends()
+    with process("mdworker", "zmdp.workers.echo:echo", "--service", "silent", "--broker", endpoint):
+        assert reply.result() == [b"{}"]
+
+
+def test_the_flux_gateway_ends_although_a_service_never_answers(endpoint, tmp_path):
+    path = tmp_path / "begun"
+    with worker(endpoint, "writes_flux"), flux(endpoint, tmp_path / "flux") as running:
+        with FluxClient(tmp_path / "flux") as program:
+            program.request("writes_flux.x", {"path": str(path)})
+            eventually(path.exists)
+            assert ended(running) == 1
+            running.line("gave up 1 request, which had 0.5 s to finish")
+    assert not (tmp_path / "flux").exists()
+
+
+def test_the_flux_gateway_finishes_requests(endpoint, client, tmp_path):
+    with process(*GATEWAY, "flux", "--socket", str(tmp_path / "flux"), "--broker", endpoint) as running:
+        running.line("local://", "stdout")
+        with FluxClient(tmp_path / "flux") as program:
+            program.rpc("service.add", {"service": "late"})
+            reply = client.submit("late", b"{}")
+            request = program.receive()
+            running.send_signal(signal.SIGTERM)
+            running.line("stopping once the requests in progress are finished, within 10 s")
+            eventually(lambda: not client.available("late"))
+            program.respond(request, {"y": 2})
+            assert reply.result() == [b'{"y": 2}']
+            assert running.poll(PATIENCE_SECONDS) == 0
+
+
+def test_the_flux_gateway_ends_although_its_broker_does_not_answer(tmp_path):
+    with broker(*BEATS) as (suspended, at), flux(at, tmp_path / "flux") as running:
+        suspended.send_signal(signal.SIGSTOP)
+        assert ended(running) == 1
+        running.line("not finished within 0.5 s: gave up waiting for the broker")
+    assert not (tmp_path / "flux").exists()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import signal
 import sys
 from contextlib import suppress
 from functools import partial
@@ -14,6 +13,7 @@ import click
 
 from ....mdp.cli.console import (
     CONTEXT_SETTINGS,
+    EXIT_FAILED,
     Number,
     brokers_option,
     key_options,
@@ -22,6 +22,7 @@ from ....mdp.cli.console import (
     version_option,
     with_default,
 )
+from ....mdp.cli.shutdown import Shutdown, counted, drain_timeout_option, in_loop
 from ....mdp.errors import SettingError
 from ....mdp.keys import ClientKeys
 from .. import control
@@ -30,6 +31,7 @@ from .instance import MAX_SERVICES
 from .server import MAX_MEMORY, MAX_UNREAD, Gateway, Settings
 from .status import status
 
+DEFAULT_DRAIN_SECONDS: Final = 10.0
 MAX_PATH: Final = 107
 """Bytes of a UNIX socket's path."""
 
@@ -84,6 +86,10 @@ log = logging.getLogger("zmdp.gateway")
     default=MAX_SERVICES,
     help=with_default("Maximum number of services that programs offer.", MAX_SERVICES),
 )
+@drain_timeout_option(
+    DEFAULT_DRAIN_SECONDS,
+    "How long the requests of programs, and to them, may take to finish after SIGTERM or Ctrl-C.",
+)
 @control.name_option
 @log_level_option
 @version_option()
@@ -100,12 +106,16 @@ def cli(
     max_unread: int,
     max_memory: int,
     max_services: int,
+    drain_timeout: float,
     name: str | None,
     log_level: str,
-) -> None:
+) -> int:
     """Let Flux programs call services and offer them, through a UNIX socket.
 
-    Prints the URI for their FLUX_URI when it is ready.  SIGTERM or Ctrl-C stops it; a second signal exits immediately.
+    Prints the URI for their FLUX_URI when it is ready.
+
+    SIGTERM or Ctrl-C finishes the requests in progress, ends the connections, and exits, at the latest after
+    --drain-timeout; a second signal exits immediately.
 
     \b
     mdp-gateway flux --socket /tmp/flux &
@@ -113,8 +123,8 @@ def cli(
 
     \b
     Exit codes:
-      0  stopped
-      1  cannot listen, or stopped by a second signal
+      0  stopped, all requests were finished
+      1  cannot listen; or stopped before that, by --drain-timeout or a second signal
       2  invalid usage, or the broker does not have this --rank
     """
     log_to_stderr(log_level)
@@ -125,32 +135,47 @@ def cli(
         absolute, rank, size, allow_guests, max_connections, max_message, max_unread, max_memory, max_services
     )
     name = control.name_of(name, "flux", os.getpid(), with_key=keys is not None)
-    asyncio.run(_serve(Gateway(broker, settings, keys=keys), name))
+    return asyncio.run(_serve(Gateway(broker, settings, keys=keys), name, drain_timeout))
 
 
-async def _serve(gateway: Gateway, name: str | None) -> None:
-    serving = asyncio.ensure_future(_serve_until_cancelled(gateway, name))
-    stopping = False
+async def _serve(gateway: Gateway, name: str | None, drain_timeout: float) -> int:
+    ready, stopping = asyncio.Event(), asyncio.Event()
+    serving = asyncio.ensure_future(_serve_until(stopping, ready, gateway, name, drain_timeout))
 
     def stop() -> None:
-        nonlocal stopping
-        if stopping:
-            os._exit(1)  # whatever it waits for, such as a broker that does not answer
-        stopping = True
-        log.info("stopping; interrupt again to exit immediately")
-        serving.cancel()
+        stopping.set()
+        if not ready.is_set():
+            serving.cancel()  # it waits for its broker
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    with suppress(asyncio.CancelledError):
-        await serving
+    def end() -> None:
+        gateway.remove_socket()
+        os._exit(EXIT_FAILED)  # whatever it waits for, such as a broker that does not answer
+
+    def unfinished() -> str:
+        left = gateway.in_progress
+        return f"{counted(left, 'request')} of programs or to them" if left else "waiting for the broker"
+
+    with (
+        Shutdown(in_loop(stop), in_loop(end), limit=drain_timeout, unfinished=unfinished, logger=log),
+        suppress(asyncio.CancelledError),
+    ):
+        return await serving
+    return 0
 
 
-async def _serve_until_cancelled(gateway: Gateway, name: str | None) -> None:
+async def _serve_until(
+    stopping: asyncio.Event, ready: asyncio.Event, gateway: Gateway, name: str | None, drain_timeout: float
+) -> int:
+    """Serve until `stopping` is set.  Return the exit code."""
     async with gateway:
         if name is not None:
             control.offer(gateway.upstream, "flux", name, gateway.uri, partial(status, gateway))
         click.echo(gateway.uri)
         sys.stdout.flush()
         log.info("ready as rank %d; Ctrl-C stops it", gateway.instance.rank)
-        await asyncio.get_running_loop().create_future()
+        ready.set()
+        await stopping.wait()
+        left = await gateway.drain(drain_timeout)
+        if left:
+            log.error("gave up %s, which had %g s to finish", counted(left, "request"), drain_timeout)
+    return EXIT_FAILED if left else 0

@@ -5,9 +5,10 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self, cast
 
 from ....mdp.errors import RequestTimeout, SettingError, ZmdpError
@@ -46,6 +47,8 @@ SWEEP_SECONDS: Final = 1.0
 CONGESTED: Final = 1 << 20
 """Unread bytes from which on nothing is read from a connection."""
 BACKLOG: Final = 4096
+POLL_SECONDS: Final = 0.02
+"""How often to see whether the last requests have ended, while the gateway drains."""
 DESCRIPTORS_PER_SERVICE: Final = 8
 """Each service has two workers."""
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -97,6 +100,9 @@ class Gateway:
         self._keys = keys
         self._stack = AsyncExitStack()
         self._publisher = Publisher()
+        self.remove_socket: Callable[[], object] = lambda: None
+        """Removes the file of the socket."""
+        self._close_listener: Callable[[], object] = lambda: None
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -112,13 +118,15 @@ class Gateway:
             subscription = Subscription(self.instance.subscribers, upstream.client)
             stack.callback(subscription.close)
             listener = listen(self.settings.path, 0o666 if self.settings.guests else 0o600)
-            stack.callback(remove, self.settings.path, os.stat(self.settings.path))
+            self.remove_socket = partial(remove, self.settings.path, os.stat(self.settings.path))
+            stack.callback(self.remove_socket)
             stack.callback(self._end_connections)
             settings = self.settings
             raise_descriptor_limit(settings.max_connections + DESCRIPTORS_PER_SERVICE * settings.max_services)
             loop = asyncio.get_running_loop()
             server = await loop.create_unix_server(lambda: Connection(self), sock=listener, backlog=BACKLOG)
             stack.callback(server.close)
+            self._close_listener = server.close
             asking = asyncio.create_task(self._ask_again())
             stack.callback(asking.cancel)
             sweeper = asyncio.create_task(self._sweep())
@@ -128,6 +136,24 @@ class Gateway:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    async def drain(self, timeout: float) -> int:
+        """Admit no more programs, and wait until no request of theirs or to them is in progress.
+
+        Returns how many still are after `timeout` seconds.
+        """
+        until = asyncio.get_running_loop().time() + timeout
+        self._close_listener()
+        for connection in list(self.connections):
+            connection.drain()
+        while self.in_progress and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(POLL_SECONDS)
+        return self.in_progress
+
+    @property
+    def in_progress(self) -> int:
+        """Number of requests of programs and to them that have not ended."""
+        return sum(each.outstanding + each.serving for each in list(self.connections))
 
     def _end_connections(self) -> None:
         for connection in list(self.connections):
@@ -218,6 +244,16 @@ class Connection(asyncio.Protocol):
     def outstanding(self) -> int:
         """Number of its requests that have not ended."""
         return 0 if self._conversation is None else self._conversation.outstanding
+
+    @property
+    def serving(self) -> int:
+        """Number of requests that its program has got and not answered."""
+        return 0 if self._conversation is None else self._conversation.serving
+
+    def drain(self) -> None:
+        """Take no more requests for what its program offers."""
+        if self._conversation is not None:
+            self._conversation.drain()
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
 

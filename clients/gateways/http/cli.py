@@ -118,13 +118,13 @@ def cli(
 
     With --key, requests are made on behalf of the callers' roles, so the broker decides what each role may call.
 
-    SIGTERM or Ctrl-C finishes the requests in progress; a second signal exits immediately.  SIGHUP makes the gateway
-    read the access file again.
+    SIGTERM or Ctrl-C finishes the requests in progress, and exits at the latest after --drain-timeout; a second signal
+    exits immediately.  SIGHUP makes the gateway read the access file again.
 
     \b
     Exit codes:
       0  stopped, all requests were finished
-      1  cannot listen, or stopped before all requests were finished: by --drain-timeout or a second signal
+      1  cannot listen; or stopped before that, by --drain-timeout or a second signal
       2  invalid usage, or a package is missing
     """
     try:

@@ -7,6 +7,7 @@ import socket
 import ssl
 from contextlib import suppress
 
+from ....mdp.cli.shutdown import Shutdown, counted, in_loop
 from ....mdp.errors import AccessError
 from ....mdp.http.server import Server
 from . import websocket
@@ -40,13 +41,17 @@ def reload(gateway: Gateway) -> None:
 
 async def serve(gateway: Gateway, server: Server) -> int:
     """Serve until SIGTERM or SIGINT.  Return the exit code."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
-    loop.add_signal_handler(signal.SIGHUP, reload, gateway)
-    try:
-        await server.run()
-    finally:
-        with suppress(asyncio.CancelledError):
-            await gateway.upstream.close()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, gateway)
+
+    def unfinished() -> str:
+        open_ = len(server.connections)
+        return f"the requests of {counted(open_, 'connection')}" if open_ else "waiting for the broker"
+
+    stop = in_loop(server.stop)
+    with Shutdown(stop, stop, limit=gateway.settings.drain_timeout, unfinished=unfinished, logger=log):
+        try:
+            await server.run()
+        finally:
+            with suppress(asyncio.CancelledError):
+                await gateway.upstream.close()
     return int(server.cut_off)
