@@ -2,12 +2,10 @@
 
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce, wraps
 from pkgutil import resolve_name
-from types import FrameType
 from typing import Any, Final, NoReturn, TextIO
 
 import click
@@ -119,17 +117,6 @@ def run(name: str, command: click.Command) -> NoReturn:
         subject = error.filename or "cannot write the output"
         _fail(name, EXIT_FAILED, f"{subject}: {error.strerror or error}")
     sys.exit(result if isinstance(result, int) else 0)
-
-
-def on_stop_signals(stop: Callable[[], object]) -> None:
-    """Call `stop` on SIGTERM and Ctrl-C."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        stop()
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
 
 
 def _open_closed_streams() -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ import click
 from ...clients.asking import BROKER
 from ...clients.bodies import pairs
 from ...mdp.cli.console import (
+    EXIT_FAILED,
     Number,
     heartbeat_options,
     key_options,
@@ -26,6 +27,7 @@ from ...mdp.cli.console import (
     printable,
     with_default,
 )
+from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.control import name_or_default
 from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
@@ -53,6 +55,10 @@ from .sessions import SessionPool
 
 POLL_SECONDS: Final = 0.2
 """Interval at which the driver checks whether it should stop."""
+DEFAULT_DRAIN_SECONDS: Final = 600.0
+"""Jobs take minutes rather than seconds, and what has been done of one that is cancelled is lost."""
+GRACE_SECONDS: Final = 1.75
+"""How long Spark may take to end after that."""
 SWEEP_SECONDS: Final = 600.0
 """Interval at which old results are deleted."""
 MAX_COLLECTED: Final = "128m"
@@ -106,6 +112,10 @@ log = logging.getLogger("zmdp.spark")
     "--keep-history", type=DURATION, default="30d", help=with_default("How long to keep records of jobs.", "30d")
 )
 @heartbeat_options()
+@drain_timeout_option(
+    DEFAULT_DRAIN_SECONDS,
+    "How long running jobs may take to finish after SIGTERM or Ctrl-C; then they are cancelled.",
+)
 @PREFIX
 @log_level_option
 def batch(
@@ -128,6 +138,7 @@ def batch(
     keep_history: float,
     heartbeat: float,
     liveness: int,
+    drain_timeout: float,
     prefix: str,
     log_level: str,
 ) -> int:
@@ -139,10 +150,15 @@ def batch(
 
     PARTIALs report progress; the FINAL has the result. Cancelling a request cancels its Spark jobs.
 
-    SIGTERM or Ctrl-C finishes running jobs and exits; a second signal cancels them. SIGHUP or `mdp-spark reload NAME`
-    reads --config again; an invalid file changes nothing.
+    SIGTERM, Ctrl-C or `mdp-spark drain NAME` finishes running jobs and exits; a second signal, or --drain-timeout,
+    cancels them; a third one exits immediately. SIGHUP or `mdp-spark reload NAME` reads --config again; an invalid file
+    changes nothing.
 
-    Exit codes of --check: 0 everything can be opened; 1 something cannot; 2 invalid usage.
+    \b
+    Exit codes:
+      0  stopped; with --check, everything can be opened
+      1  stopped by --drain-timeout or a third signal; or --check found a problem
+      2  invalid usage
     """
     log_to_stderr("error" if check else log_level)
     silence_py4j()
@@ -168,21 +184,23 @@ def batch(
         return _check(opener, catalogue, catalogue.jobs | targets)
     pool = SessionPool(opener, 2 * concurrency, catalogue.settings)
     log.info("starting Spark on %s", connect or master)
-    stopper = _Stopper()
-    if connect is not None or is_remote(master):
-        open_patiently(pool.open, lambda error, pause: log.error("%s; retrying in %g s", error, pause))
-    else:
-        pool.open()
-    kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
-    records = History(history, name)
-    driver = Batch(
-        pool, broker=broker, name=name, catalogue=catalogue, jobs=known, results=kept, concurrency=concurrency,
-        prefix=prefix, master=connect or str(master), heartbeat=heartbeat, liveness=liveness,
-        keys=keys, history=records, load=None if config is None else partial(_load, config, targets),
-    )  # fmt: skip
-    try:
+    stopper = _Stopper(drain_timeout)
+    with stopper.shutdown, ExitStack() as stack:
+        if connect is not None or is_remote(master):
+            open_patiently(pool.open, lambda error, pause: log.error("%s; retrying in %g s", error, pause))
+        else:
+            pool.open()
+        kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
+        records = History(history, name)
+        driver = Batch(
+            pool, broker=broker, name=name, catalogue=catalogue, jobs=known, results=kept, concurrency=concurrency,
+            prefix=prefix, master=connect or str(master), heartbeat=heartbeat, liveness=liveness,
+            keys=keys, history=records, load=None if config is None else partial(_load, config, targets),
+        )  # fmt: skip
+        stack.callback(records.close)
+        stack.callback(pool.close)
         with driver:
-            stopper.started = True
+            stopper.driver = driver
             warn_if_unreachable(log, broker, keys)
             services = " and ".join(driver.services)
             log.info("serving %s as %s at %s; Ctrl-C stops it", services, name, " or ".join(broker))
@@ -192,10 +210,7 @@ def batch(
                 records.prune(keep_history)
 
             _serve(driver, stopper, sweep)
-    finally:
-        pool.close()
-        records.close()
-    return 0
+    return EXIT_FAILED if stopper.gave_up else 0
 
 
 def _load(config: Path, jobs: Mapping[str, str]) -> tuple[Catalogue, dict[str, Callable[..., Any]]]:
@@ -249,9 +264,10 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
         if time.monotonic() - swept_at > SWEEP_SECONDS:
             swept_at = time.monotonic()
             sweep()
+    stopper.shutdown.begin()
     driver.stop()
     while not driver.wait(POLL_SECONDS):
-        if stopper.stops > 1:
+        if stopper.stops > 1 or stopper.gave_up:
             driver.cancel_all()
 
 
@@ -264,24 +280,42 @@ def _results_folder(results: str | None, master: str | None, connect: str | None
 
 
 class _Stopper:
-    """Counts signals to stop, which `_serve` acts on; the third one ends the process.  SIGHUP asks for a reload."""
+    """What `_serve` has been told to do: by signals, by `mdp-spark drain`, or by the limit of the drain."""
 
-    def __init__(self) -> None:
-        self.started = self.reload = False
+    def __init__(self, drain_timeout: float) -> None:
+        self.reload = False
+        """SIGHUP asks for a reload."""
         self.stops = 0
-        for each in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, self._handle)
+        """1: finish running jobs; 2: cancel them."""
+        self.gave_up = False
+        """Whether jobs were still running at the end of the limit."""
+        self.driver: Batch | None = None
+        """None while Spark is starting."""
+        self.shutdown = Shutdown(
+            self._finish, self._cancel, limit=drain_timeout, unfinished=self._unfinished, announcement="",
+            at_limit=self._give_up, grace=GRACE_SECONDS, logger=log,
+        )  # fmt: skip
+        self._drain_timeout = drain_timeout
+        signal.signal(signal.SIGHUP, self._reload)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        if number == signal.SIGHUP:
-            self.reload = True
-            return
-        self.stops += 1
-        if not self.started:
-            os._exit(0)  # Spark is still starting: nothing to finish
-        if self.stops > 2:
-            os._exit(1)
-        if self.stops == 1:
-            with suppress(RuntimeError):  # the signal may have interrupted a write to stderr
-                log.info("finishing running jobs; interrupt again to cancel them")
+    def _reload(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.reload = True
+
+    def _finish(self) -> None:
+        if self.driver is None:
+            os._exit(0)  # there is nothing to finish
+        log.info("finishing running jobs, within %g s; interrupt again to cancel them", self._drain_timeout)
+        self.stops = 1
+
+    def _cancel(self) -> None:
+        self.stops = 2
+
+    def _give_up(self) -> None:
+        running = "" if self.driver is None else self.driver.unfinished()
+        if running:
+            self.gave_up = True
+            log.error("not finished within %g s: cancelling %s", self._drain_timeout, running)
+
+    def _unfinished(self) -> str:
+        return (self.driver and self.driver.unfinished()) or "waiting for Spark to end"

@@ -139,6 +139,12 @@ class RunningJobs:
         job.cancel()
         return True
 
+    def describe(self) -> str:
+        """Name the running jobs."""
+        with self._lock:
+            running = list(self._jobs.values())
+        return ", ".join(f"job {job.id} ({job.title})" for job in running)
+
     def cancel_all(self) -> None:
         """Cancel all jobs."""
         with self._lock:

@@ -157,6 +157,10 @@ class Batch:
         for worker in self._workers:
             worker.stop()
 
+    def unfinished(self) -> str:
+        """Name the running jobs."""
+        return self._running.describe()
+
     def cancel_all(self) -> None:
         """Cancel all running jobs."""
         self._running.cancel_all()

@@ -3,9 +3,8 @@
 import logging
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -22,10 +21,10 @@ from ...mdp.cli.console import (
     log_format,
     log_level_option,
     log_to_stderr,
-    on_stop_signals,
     printable,
     with_default,
 )
+from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.control import name_or_default
 from ...mdp.keys import ClientKeys
 from ...titanic.cli.parameters import DURATION
@@ -36,6 +35,11 @@ from .cluster import Cluster
 from .doctor import Doctor
 from .driver import Fleet
 from .settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS, FleetSettings
+
+DEFAULT_DRAIN_SECONDS: Final = 30.0
+"""That of `mdworker`: handlers are the same."""
+GRACE_SECONDS: Final = 1.75
+"""How long Spark may take to end after that."""
 
 Command = Callable[..., Any]
 
@@ -119,24 +123,32 @@ def _cluster(given: dict[str, Any]) -> Cluster:
     help="Take the place of the running fleet --name, without a gap: serve beside it, then drain it.",
 )
 @handler_timeout_option
+@drain_timeout_option(
+    DEFAULT_DRAIN_SECONDS,
+    "How long running requests may take to finish after SIGTERM or Ctrl-C; then other workers get them.",
+)
 @heartbeat_options()
 @log_level_option
-def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executors: Sequence[str], **given: Any) -> int:
+def fleet(
+    *, handler: str, name: str | None, log_level: str, broker_from_executors: Sequence[str], drain_timeout: float,
+    **given: Any,
+) -> int:  # fmt: skip
     """Serve requests with MODULE:FUNCTION on the executors of a Spark cluster, as `mdworker` does on one machine.
 
     The number of slots follows the broker's queue, between --min and --max; a slot that dies is restarted.
     Executors need Python and pyzmq, installed or in an --archive: `mdp-spark doctor` checks for them. zmdp itself is
     always shipped. With a local master, modules are also imported from the current directory.
 
-    SIGTERM, Ctrl-C or `mdp-spark drain NAME` finishes running requests and exits; a second signal exits immediately.
+    SIGTERM, Ctrl-C or `mdp-spark drain NAME` finishes running requests and exits, at the latest after --drain-timeout;
+    a second signal exits immediately.
 
     \b
     Try it: mdp-spark fleet zmdp.workers.echo:echo --service echo --master 'local[2]'
 
     \b
     Exit codes:
-      0  stopped
-      1  Spark cannot be reached, or stopped by a second signal
+      0  stopped, all requests were finished
+      1  stopped before that, by --drain-timeout or a second signal; or Spark cannot be reached
       2  invalid usage
     """
     if given["replace"] and name is None:
@@ -150,22 +162,19 @@ def fleet(*, handler: str, name: str | None, log_level: str, broker_from_executo
     )  # fmt: skip
     running = Fleet(settings, cluster)
 
-    def end() -> None:
-        if running.ending:
-            os._exit(1)
-        running.drain()
-        with suppress(RuntimeError):  # the signal may have interrupted a write to stderr
-            log.info("finishing running requests; interrupt again to exit immediately")
-
     def ready() -> None:
         log.info(
             "fleet %s serves %s at %s with %s; Ctrl-C stops it",
             settings.name, settings.service, " or ".join(settings.brokers), running.status()["master"],
         )  # fmt: skip
 
-    on_stop_signals(end)
-    log.info("starting Spark on %s", cluster.master or "local[*]")
-    running.run(ready)
+    with Shutdown(
+        running.drain, limit=drain_timeout, unfinished=running.unfinished, announcement="finishing running requests",
+        grace=GRACE_SECONDS, logger=log,
+    ) as shutdown:  # fmt: skip
+        running.on_drain = shutdown.begin
+        log.info("starting Spark on %s", cluster.master or "local[*]")
+        running.run(ready)
     return 0
 
 

@@ -58,6 +58,8 @@ class Fleet:
         """The role of this fleet's executors, and so its own."""
         self.ending = False
         """Whether `drain` was called."""
+        self.on_drain: Callable[[], object] = lambda: None
+        """Called when `mdp-spark drain`, or a fleet that replaces this one, asks it to drain."""
         self._ended = threading.Event()
         self._changed = threading.Condition()
         """Guards the attributes below."""
@@ -70,6 +72,12 @@ class Fleet:
     def drain(self) -> None:
         """Stop renewing leases and finish running requests.  Takes no lock, so signal handlers may call it."""
         self.ending = True
+
+    def unfinished(self) -> str:
+        """Name the slots that have not ended."""
+        rows = self.status()["slots"]
+        slots = ", ".join(f"slot {row['slot']}" + (f" on {row['host']}" if row.get("host") else "") for row in rows)
+        return f"the requests of {slots}; other workers get them" if rows else "waiting for Spark to end"
 
     def status(self) -> dict[str, Any]:
         """Return the fleet's status; `since` of a slot is in seconds since 1970."""
@@ -262,6 +270,7 @@ class Fleet:
     def _drain(self, reason: str) -> Mapping[str, Any]:
         if not self.ending:
             log.info("draining, %s; running requests are finished first", reason)
+        self.on_drain()
         self.drain()
         with self._changed:
             return {"draining": True, "running": len(self._slots.rows())}

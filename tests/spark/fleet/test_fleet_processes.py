@@ -74,6 +74,25 @@ def test_a_second_signal_exits_immediately():
 
 @pytest.mark.spark_long
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("told", ["by a signal", "by a command"])
+def test_a_fleet_ends_although_a_handler_does_not(told):
+    with broker(*FAST_HEARTBEATS) as (_, endpoint):
+        with fleet(endpoint, "fleet_handlers:slow", "slow", *LOCAL_CLUSTER, "--drain-timeout", "0.5") as running:
+            (slot,) = running.serving(1)
+            running.client.submit("slow", b"3600")
+            eventually(lambda: running.status()["slots"][0]["served"] == 1, SPARK_TIMEOUT_SECONDS)
+            if told == "by a signal":
+                running.command.send_signal(signal.SIGTERM)
+                running.command.line("finishing running requests, within 0.5 s; interrupt again to exit immediately")
+            else:
+                control.ask(running.client, running.name, "drain")
+            assert running.command.poll(SPARK_TIMEOUT_SECONDS) == 1
+            running.command.line("not finished within 0.5 s: gave up the requests of slot 0 on ")
+            eventually(lambda: not alive(slot["pid"]), SPARK_TIMEOUT_SECONDS)
+
+
+@pytest.mark.spark_long
+@pytest.mark.timeout(300)
 def test_a_stuck_handler_is_replaced_with_its_process():
     with broker(*FAST_HEARTBEATS) as (_, endpoint):
         options = (*LOCAL_CLUSTER, "--lease", "1", "--handler-timeout", "1")
