@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 START_SECONDS = 20.0
+END_SECONDS = 35.0
+"""Seconds that a process may take to end: --drain-timeout is at most 30."""
 WORD = re.compile(r"[a-z]+")
 REPLY = "words int, distinct_words int, longest string, most_frequent string"
 """The schema of a reply, for Spark."""
@@ -100,7 +102,12 @@ def process(*command: str) -> Iterator[subprocess.Popen[str]]:
         yield running
     finally:
         running.terminate()
-        running.wait()
+        try:
+            running.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+            print(f"pipeline: killed {command[0]}: it did not end within {END_SECONDS:g} s", file=sys.stderr)
         if running.stdout:
             running.stdout.close()
 

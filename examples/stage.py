@@ -17,6 +17,8 @@ HEARTBEAT = "0.5"
 """Seconds, for the command line."""
 PATIENCE = 20.0
 """Seconds after which the demo gives up waiting for something."""
+END_SECONDS = 35.0
+"""Seconds that a process may take to end: --drain-timeout is at most 30."""
 
 
 def say(text: str = "") -> None:
@@ -30,14 +32,19 @@ def scene(number: int, title: str) -> None:
 
 
 @contextmanager
-def process(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in the background and end it with the block."""
+def process(*command: str, patience: float = END_SECONDS) -> Iterator[subprocess.Popen[str]]:
+    """Run a command in the background and end it with the block; kill it if it takes longer than `patience` seconds."""
     running = subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, text=True)
     try:
         yield running
     finally:
         running.terminate()
-        running.wait()
+        try:
+            running.wait(patience)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+            say(f"    killed {Path(command[0]).name}, pid {running.pid}: it did not end within {patience:g} s")
         if running.stdout:
             running.stdout.close()
 

@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -104,6 +105,17 @@ def test_the_demo_runs_without_spark():
     assert b"each of the 500 has its reply: True" in done.stdout
     assert b"`make demo-spark`" in done.stdout
     assert b"mdp-spark" not in done.stdout
+
+
+def test_the_demos_kill_a_process_that_does_not_end(capsys):
+    spec = importlib.util.spec_from_file_location("stage", ROOT / "examples" / "stage.py")
+    stage = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(stage)
+    text = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\nsignal.pause()"
+    with stage.process(sys.executable, "-c", text, patience=0.1) as running:
+        running.stdout.readline()
+    assert running.returncode == -signal.SIGKILL
+    assert f"pid {running.pid}: it did not end within 0.1 s" in capsys.readouterr().out
 
 
 def test_only_the_demo_of_spark_installs_pyspark():
