@@ -7,14 +7,10 @@ from attacks.suite import ATTACKS, Attack
 AMOUNT = 2000
 
 
-def expected(attack: Attack) -> list[pytest.MarkDecorator]:
-    """Return the mark of an attack that is known to succeed."""
-    return [pytest.mark.xfail(reason=attack.known, strict=False)] if attack.known else []
-
-
-@pytest.mark.parametrize("attack", [pytest.param(a, id=a.name, marks=expected(a)) for a in ATTACKS.values()])
+@pytest.mark.parametrize("attack", [pytest.param(each, id=each.name) for each in ATTACKS.values()])
 def test_the_broker_survives(attack: Attack) -> None:
     outcome = carry_out(attack, AMOUNT)
-    assert outcome.failures == []
+    # What is known costs memory, more or less of it, depending on the machine; everything else must hold all the same.
+    assert [each for each in outcome.failures if not (attack.known and each.startswith("memory:"))] == []
     assert outcome.messages
     assert outcome.calls

@@ -24,7 +24,7 @@ def blocks(language):
 
 @pytest.mark.spark_long
 @pytest.mark.skipif(session.java_version() is None, reason=f"there is no Java: {session.NEEDS_JAVA}")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_commands_of_the_page(tmp_path):
     (module,) = blocks("python")
     (tmp_path / "words.py").write_text(module)
