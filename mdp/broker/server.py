@@ -95,7 +95,6 @@ class Server:
         if access is None and not insecure:
             for endpoint in (*binds, *(endpoint for endpoint, _ in pirates)):
                 check_local(endpoint)
-        services = [service_name(service) for _, service in pirates]
         self.limits = _with_connections(limits or Limits())
         self.broker = Broker(self.limits, now=time.monotonic(), name=name, logger=log, slow=slow)
         self._drain_timeout = drain_timeout
@@ -145,8 +144,7 @@ class Server:
                 self._protect(access)
             self.endpoints = [self._main.bind(endpoint, ipc_mode) for endpoint in binds]
             self.pirate_endpoints = [
-                self._open_pirate(endpoint, service, ipc_mode)
-                for (endpoint, _), service in zip(pirates, services, strict=True)
+                self._open_pirate(endpoint, service_name(service), ipc_mode) for endpoint, service in pirates
             ]
             if links:
                 self._add_links(links, access)

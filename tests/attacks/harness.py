@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
-from support.processes import BIN, Process, eventually, process
+from support.processes import BIN, TIMEOUT_SECONDS, Process, eventually, process
 
 from zmdp import Client, Worker
 from zmdp.mdp.keys import create_keys
@@ -36,6 +36,7 @@ LIMITS: Final = {
     "max-services": 1000,
     "max-workers": 5000,
     "drain-timeout": 1,
+    "liveness": 50,
 }
 """The broker's limits: small, so that a short attack exceeds them."""
 CHARGED: Final = ("max_request_bytes", "max_outbox_bytes")
@@ -44,12 +45,6 @@ TOLERANCE: Final = 1.3
 """How much more memory than these limits the broker may use, beside what it uses when idle and for connections."""
 CONNECTION: Final = 40_000
 """Bytes that libzmq takes for a connection (measured: 31 kB).  Their number is limited otherwise."""
-TIMEOUT_SECONDS: Final = 30.0
-"""Seconds that a call may take during an attack."""
-NEWCOMER_PATIENCE: Final = 15.0
-"""Seconds within which a new worker must be registered."""
-BROKER_PATIENCE: Final = 60.0
-"""Seconds that the broker may take to end."""
 PAUSE: Final = 0.002
 """Seconds between two calls of the canary."""
 CANARY_ROLE: Final = """
@@ -103,7 +98,7 @@ class Canary:
         self._answered = 0
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self._worker = Worker("canary", digest, broker=endpoint, **keys)
+        self._worker = Worker("canary", digest, broker=endpoint, liveness=50, **keys)
         self._client = Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0, **keys)
         self._thread = threading.Thread(target=self._call_on, name="canary", daemon=True)
 
@@ -183,9 +178,9 @@ class Site:
     def greet_newcomer(self) -> None:
         """Register a worker for a new service and call it, and ask the broker whether it has seen a bug."""
         service = f"newcomer-{next(_names)}"
-        with Client(self.endpoint, timeout=NEWCOMER_PATIENCE, retries=0, **self._keys) as client:
+        with Client(self.endpoint, timeout=TIMEOUT_SECONDS, retries=0, **self._keys) as client:
             with Worker(service, digest, broker=self.endpoint, **self._keys):
-                eventually(lambda: client.available(service), NEWCOMER_PATIENCE)
+                eventually(lambda: client.available(service))
                 assert client.request(service, b"hello") == [digest([b"hello"])]
             errors = json.loads(client.request("mmi.stats")[0])["internal_errors"]
             assert errors == 0, f"{errors} internal errors: {self.broker.stderr[-5000:]}"
@@ -227,13 +222,13 @@ class Site:
         """Send SIGTERM and note how long the broker takes to end, and its memory until then."""
         started, peak = time.monotonic(), 0
         self.broker.send_signal(signal.SIGTERM)
-        while is_running(self.broker) and time.monotonic() < started + BROKER_PATIENCE:
+        while is_running(self.broker) and time.monotonic() < started + TIMEOUT_SECONDS:
             peak = max(peak, self._memory("VmHWM"))
             self.broker.poll(0.05)
         outcome.exit_seconds = round(time.monotonic() - started, 2)
         self._judge_memory(outcome, peak)
         if is_running(self.broker):
-            outcome.failures.append(f"the broker has not ended {BROKER_PATIENCE:g} s after SIGTERM")
+            outcome.failures.append(f"the broker has not ended {TIMEOUT_SECONDS:g} s after SIGTERM")
 
 
 def write_access(folder: Path, roles: str) -> Path:
@@ -291,7 +286,7 @@ def carry_out(attack: Attack, amount: int, seed: int = 1, options: Sequence[str]
         site = Site(stack, attack, options)
         started = time.monotonic()
         with _attacker(attack, site, amount, seed) as running:
-            _carry_out(running, outcome, 30 + amount / 500)
+            _carry_out(running, outcome, 2 * TIMEOUT_SECONDS + amount / 50)
             if attack.drained:
                 site.canary.prove(site.broker)
                 site.end(outcome)

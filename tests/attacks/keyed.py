@@ -16,6 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import zmq
+from support.processes import TIMEOUT_MS
 from zmq.utils.monitor import recv_monitor_message
 
 from zmdp.mdp.keys import ClientKeys, load_keys
@@ -158,7 +159,7 @@ def unknown_keys(endpoint: str, amount: int, rng: Random, keys: Path) -> None:
             peer.send(*x1_request(1, b"canary", b"let me in"))
         for peer, monitor in peers:
             with monitor:
-                assert monitor.poll(1000 * PATIENCE), "nothing became of the handshake"
+                assert monitor.poll(TIMEOUT_MS), "nothing became of the handshake"
                 assert recv_monitor_message(monitor)["event"] & FAILED, "an unknown key was let in"
                 peer.socket.disable_monitor()
             peer.close()
@@ -376,7 +377,7 @@ def _let_one_in(claimants: list[KeyedPeer]) -> None:
     poller = zmq.Poller()
     for each in claimants:
         poller.register(each.socket, zmq.POLLIN)
-    assert poller.poll(1000 * PATIENCE), "nobody gets a routing id that is free"
+    assert poller.poll(TIMEOUT_MS), "nobody gets a routing id that is free"
 
 
 def limits_of_a_role(endpoint: str, amount: int, rng: Random, keys: Path) -> None:

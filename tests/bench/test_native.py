@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch
@@ -151,7 +152,7 @@ def test_the_load_speaks_the_batched_form(native, tools, broker, body):
     assert broker.sizes[0] == most
     # So do the requests that follow replies in one message: a worker's credit is 64, and it answers in one message.
     assert max(broker.sizes[2 * math.ceil(100 / most) :]) > 1
-    assert broker.all_gone.wait(10)
+    assert broker.all_gone.wait(TIMEOUT_SECONDS)
 
 
 def test_the_load_registers_with_a_credit(native, tools, broker):

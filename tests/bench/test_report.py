@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import TIMEOUT_SECONDS
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -212,7 +213,7 @@ def test_what_was_measured_before_an_interrupt_is_kept(suite, monkeypatch, tmp_p
 
 def suite_process(*arguments):
     command = [sys.executable, BENCH / "suite.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
 
 
 def test_the_suite_lists_its_parts():

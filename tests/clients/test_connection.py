@@ -31,7 +31,7 @@ def context():
 def router(context):
     with context.socket(zmq.ROUTER) as router:
         router.linger = 10_000
-        router.rcvtimeo = 10_000
+        router.rcvtimeo = TIMEOUT_MS
         router.bind("tcp://127.0.0.1:*")
         yield router
 
@@ -280,7 +280,7 @@ DISCONNECT = [b"", b"MDPCX1", b"\x07"]
 def second(context):
     with context.socket(zmq.ROUTER) as second:
         second.linger = 0
-        second.rcvtimeo = 10_000
+        second.rcvtimeo = TIMEOUT_MS
         second.bind("tcp://127.0.0.1:*")
         yield second
 

@@ -79,7 +79,14 @@ def test_the_first_example_of_the_readme(tmp_path):
             assert told != program
             (tmp_path / name).write_text(told)
         with process(sys.executable, str(tmp_path / names[0])):
+            await_worker(at)
             assert run(sys.executable, str(tmp_path / names[1])).stdout.decode().splitlines() == printed
+
+
+def await_worker(endpoint):
+    """Wait until a worker has registered."""
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        eventually(lambda: json.loads(client.request("mmi.stats")[0])["workers"])
 
 
 def test_the_endpoint_of_the_readme_is_the_default():
@@ -147,10 +154,11 @@ def test_the_commands_about_titanic(page, tmp_path):
     uuid = next(line for line in lines if re.fullmatch("[0-9a-f]{32}", line))
     with broker() as (_, at):
         asked = {"MDP_BROKER": at, "TITANIC_DB": str(tmp_path / "titanic.db")}
-        serve = process("titanic", "serve", "--heartbeat", "0.2", **asked)
+        serve = process("titanic", "serve", "--heartbeat", "0.2", "--liveness", "50", **asked)
         worker = process("mdworker", "zmdp.workers.echo:worker", **asked)
-        with serve as titanic, worker:
-            titanic.line("serving")
+        with worker, ExitStack() as stack:
+            await_worker(at)
+            stack.enter_context(serve).line("serving")
             given = uuid
             for command, *printed in sessions(lines):
                 words = shlex.split(command.replace(uuid, given))
@@ -175,7 +183,9 @@ def sessions(lines):
 
 def test_the_examples_of_the_titanic_page(endpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with process("titanic", "serve", "--broker", endpoint, "--heartbeat", "0.2", cwd=tmp_path) as titanic:
+    with process(
+        "titanic", "serve", "--broker", endpoint, "--heartbeat", "0.2", "--liveness", "50", cwd=tmp_path
+    ) as titanic:
         titanic.line("serving")
         names = run_python("docs/titanic.md", endpoint)
         out = capsys.readouterr().out
@@ -241,6 +251,7 @@ def test_the_programs_of_the_pirates_page(tmp_path):
     with process(command, "--bind", "tcp://127.0.0.1:*", *options) as running:
         main = running.line("://", "stdout")
         with process(sys.executable, str(tmp_path / "worker.py")):
+            await_worker(main)
             printed = run(sys.executable, str(tmp_path / "client.py")).stdout.decode().strip()
             assert printed == re.search(r"  # (\[.*\])$", client, re.MULTILINE)[1]
             ((command, *printed),) = sessions(session.splitlines())
@@ -260,6 +271,7 @@ def test_the_pair_of_the_page_about_brokers():
         running = [stack.enter_context(process(*words(line))) for line in started.splitlines()]
         assert len(running) == 3
         running[0].line("linked to broker right")
+        await_worker(right)
         with Client(left, timeout=TIMEOUT_SECONDS) as client:
             eventually(lambda: b"[]" not in client.request("mmi.brokers")[0])
             answer = json.loads(client.request("mmi.brokers")[0])

@@ -14,6 +14,7 @@ import pytest
 from simulation import mutants
 from simulation.scenario import Failed
 from simulation.simulation import Simulation
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp import compiled
 
@@ -244,7 +245,7 @@ def test_nothing_depends_on_the_order_of_hashes(hash_seed: str) -> None:
         env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=TIMEOUT_SECONDS,
     )
     lines = trace_of(1)
     told = "\n".join(run.stdout.decode().splitlines()[: len(lines)])

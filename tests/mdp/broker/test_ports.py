@@ -8,7 +8,7 @@ from errno import EHOSTUNREACH
 
 import pytest
 import zmq
-from support.processes import TIMEOUT_SECONDS, eventually
+from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually
 from support.zmtp import RawPeer
 
 from zmdp.mdp.broker.outbox import Outbox
@@ -82,7 +82,7 @@ def test_prefixes_differ_from_all_routing_ids_and_each_other():
 def test_a_port_of_another_kind():
     """Everything that arrives is taken in, however much comes at once, though the descriptor is edge-triggered."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer, Server((TCP,)) as server:
-        peer.linger, peer.rcvtimeo = 0, 10_000
+        peer.linger, peer.rcvtimeo = 0, TIMEOUT_MS
         peer.bind("tcp://127.0.0.1:*")
         port = DealerPort(context, peer.get(zmq.LAST_ENDPOINT).decode().rstrip("\0"), server.broker)
         server.add_port(port)

@@ -84,14 +84,17 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
             raise RuntimeError("a bug")
         return right(self, *arguments)
 
-    with Server(("tcp://127.0.0.1:*",), limits=Limits(heartbeat=0.05)) as server, zmq.Context() as context:
+    with (
+        Server(("tcp://127.0.0.1:*",), limits=Limits(heartbeat=0.05, liveness=1000)) as server,
+        zmq.Context() as context,
+    ):
         monkeypatch.setattr(server.broker, method, MethodType(fails_once, server.broker))
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
             with context.socket(zmq.DEALER) as client, context.socket(zmq.DEALER) as worker:
                 for each in (client, worker):
-                    each.linger, each.rcvtimeo = 0, 10_000
+                    each.linger, each.rcvtimeo = 0, TIMEOUT_MS
                     each.connect(server.endpoints[0])
                 client.send_multipart([b"MDPC02", b"\x01", b"echo", b"x"])
                 worker.send_multipart([b"MDPW02", b"\x01", b"echo"])

@@ -34,7 +34,7 @@ def write(folder, roles):
 @contextmanager
 def client(context, endpoint, keys=None):
     with context.socket(zmq.DEALER) as socket:
-        socket.linger, socket.rcvtimeo = 0, 10_000
+        socket.linger, socket.rcvtimeo = 0, TIMEOUT_MS
         if keys:
             keys.apply(socket)
         socket.connect(endpoint)
@@ -85,7 +85,7 @@ def test_the_open_connections_of_a_revoked_key_end(folder, keys, context, logged
     with running_broker(access=load(folder / "access.toml")) as server, context.socket(zmq.DEALER) as shop:
         monitor = shop.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         with monitor:
-            shop.linger, shop.rcvtimeo = 0, 10_000
+            shop.linger, shop.rcvtimeo = 0, TIMEOUT_MS
             keys["shop"].apply(shop)
             shop.connect(server.endpoints[0])
             assert recv_monitor_message(monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED

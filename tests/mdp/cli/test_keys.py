@@ -11,7 +11,7 @@ import threading
 import pytest
 import zmq
 from click.testing import CliRunner
-from support.processes import broker, run
+from support.processes import TIMEOUT_MS, broker, run
 
 from zmdp.mdp.access import load
 from zmdp.mdp.certificates import read_certificate
@@ -320,7 +320,7 @@ def test_from_nothing_to_a_revoked_key(access):
     with broker("--access", str(access)) as (process, endpoint), zmq.Context() as context:
         assert load(access).public_key.decode() in process.line("access control by")
         with context.socket(zmq.DEALER) as client:
-            client.linger, client.rcvtimeo = 0, 10_000
+            client.linger, client.rcvtimeo = 0, TIMEOUT_MS
             shop.apply(client)
             client.connect(endpoint)
             client.send_multipart([b"MDPC02", b"\x01", b"mmi.service", b"echo"])

@@ -14,7 +14,7 @@ from zmdp.workers import AsyncWorker, Final, Request, Worker, current_request, e
 
 @pytest.fixture
 def mdp_limits():
-    return Limits(heartbeat=0.1, liveness=20)
+    return Limits(heartbeat=0.1, liveness=200)
 
 
 def test_a_broker_a_client_and_workers(worker, mdp_client, mdp_broker):
@@ -78,7 +78,7 @@ def test_asyncio_clients(worker, mdp_async_client):
     worker(triple)
 
     async def scenario():
-        async with mdp_async_client() as one, mdp_async_client(timeout=3, codec="msgpack") as other:
+        async with mdp_async_client() as one, mdp_async_client(timeout=TIMEOUT_SECONDS, codec="msgpack") as other:
             assert await one.call("triple", 2) == 6
             assert await other.request("triple", b"5") == [b"15"]
 

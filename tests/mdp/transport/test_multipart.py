@@ -1,7 +1,6 @@
 """Both makes of `receive` and `send`, on real sockets, beside pyzmq's own."""
 
 import threading
-import time
 import tracemalloc
 from errno import EAGAIN, EHOSTUNREACH, ENOTSOCK
 from importlib import import_module
@@ -11,7 +10,7 @@ import pytest
 import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.processes import TIMEOUT_MS
+from support.processes import TIMEOUT_MS, eventually
 from zmq.auth.thread import ThreadAuthenticator
 
 from zmdp.mdp.transport import multipart
@@ -295,11 +294,13 @@ def stopped(make, context):
 
 def settled(unsent, count, router):
     """Wait until that many bytes wait for the peers of `router`."""
-    deadline = time.monotonic() + 10
-    while unsent.bytes != count and time.monotonic() < deadline:
+
+    def is_settled():
         router.poll(0)  # libzmq does its work for a socket when it is used
         unsent.settle()
-    return unsent.bytes == count == sum(unsent.waiting().values())
+        return unsent.bytes == count == sum(unsent.waiting().values())
+
+    return eventually(is_settled)
 
 
 LASTS = [b"", b"end", b"x" * 20_000, b"x" * 100_000, memoryview(b"x" * 20_000)[1:], "shared"]

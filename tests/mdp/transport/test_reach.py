@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 import zmq
 from support.access import Folder
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import BrokerUnreachable
 from zmdp.mdp.testing import running_broker
@@ -15,6 +16,12 @@ from zmdp.mdp.transport import reach
 from zmdp.mdp.transport.reach import check_listening, warn_if_unreachable, why_refused, why_unreachable
 
 NOT_A_BROKER = "a program listens there, but it does not answer like a broker: is the port right?"
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Have probes wait as long as tests do."""
+    monkeypatch.setattr(reach, "PROBE_SECONDS", TIMEOUT_SECONDS)
 
 
 @contextmanager

@@ -168,13 +168,16 @@ def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tm
 @pytest.mark.long
 def test_a_batch_ends_although_a_job_does_not(tmp_path):
     jobs = ("--job", "stuck=batch_jobs:stuck")
-    with broker("--heartbeat", "0.2", "--liveness", "50") as (_, at), Client(at, timeout=TIMEOUT_SECONDS) as client:
+    with (
+        broker("--heartbeat", "0.2", "--liveness", "50") as (_, at),
+        Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client,
+    ):
         with batch(at, "--drain-timeout", "0.5", jobs=jobs) as running:
             client.submit("spark.job", b"stuck", json.dumps({"folder": str(tmp_path)}).encode())
-            eventually((tmp_path / "began").exists, TIMEOUT_SECONDS)
+            eventually((tmp_path / "began").exists, SPARK_TIMEOUT_SECONDS)
             left = family(running.pid)
             running.send_signal(signal.SIGTERM)
-            assert running.poll(TIMEOUT_SECONDS) == 1
+            assert running.poll(SPARK_TIMEOUT_SECONDS) == 1
             running.line("finishing running jobs, within 0.5 s; interrupt again to cancel them")
             running.line("not finished within 0.5 s: cancelling job ")
             running.line("not finished within 0.5 s: gave up job ")
