@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
@@ -157,7 +156,7 @@ class Server:
 
     def unfinished(self) -> str:
         """Describe the requests that are running.  Any thread may call it."""
-        callers = sum(len(connection.session.held) for worker in self._workers for connection in worker._connections)
+        callers = sum(len(worker.requests) for worker in self._workers)
         running = NOTHING if self._dispatcher is None else self._dispatcher.running()
         found = []
         if callers:
@@ -256,7 +255,7 @@ class Server:
                 self.cut_off = True
                 log.error("gave up %s", self.unfinished())
                 for worker in workers:
-                    _abort(worker)
+                    worker.abort()
                 await asyncio.wait(running, timeout=ABORT_SECONDS)
         finally:
             await _cancelled([each for each in waiting if not each.done()])
@@ -283,14 +282,6 @@ def titanics_with_other_database(workers: Sequence[Mapping[str, Any]], name: str
             if str(each["name"]).startswith(WORKER_NAME) and each["name"] != name
         }
     )
-
-
-def _abort(worker: AsyncWorker) -> None:
-    """Close the connections of a worker that does not end, and cancel its handlers."""
-    for connection in worker._connections:
-        if not connection.session.ended:
-            connection.session.lose("Titanic is shutting down", time.monotonic())
-            connection._turn()
 
 
 async def _cancelled(tasks: Sequence["asyncio.Future[None]"]) -> None:

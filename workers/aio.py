@@ -128,6 +128,15 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._leave)
 
+    def abort(self) -> None:
+        """End without finishing the requests in progress: cancel their handlers.  Other workers get the requests.
+
+        Call this in the event loop, and `wait` afterwards.
+        """
+        self._stopping = True
+        for connection in self._connections:
+            connection.abort()
+
     def _leave(self) -> None:
         for connection in self._connections:
             connection.leave()
@@ -200,8 +209,11 @@ class _AsyncConnection(Connection):
         self._turn()
 
     def abort(self) -> None:
-        """End immediately."""
+        """End immediately: cancel the handlers, and close the socket without telling the broker."""
         self.session.leaving = True
+        if not self.session.ended:
+            self.session.lose("closed", time.monotonic())
+        self._look()
         self.close()
         self._settle()
 

@@ -14,6 +14,7 @@ from ..mdp.transport.sockets import Context, checked_endpoints, end, own_context
 from .connection import ready_options
 from .credit import CreditController
 from .handling import HandlerAdapter, is_async
+from .request import Request
 from .session import WorkerSession
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
@@ -26,6 +27,7 @@ class BaseWorker(Generic[AnyHandler]):
     default_concurrency: ClassVar[int] = 1
     _asyncio: ClassVar[bool]
     _prefetch: ClassVar[bool] = False
+    _connections: list[Any]
     _wrong_handler: ClassVar[str]
     """The error message for a handler that this kind of worker cannot call."""
 
@@ -119,6 +121,11 @@ class BaseWorker(Generic[AnyHandler]):
             controller=controller, handler_timeout=timeout, options=ready_options(self.name, dialect=self.dialect),
             endpoints=endpoints,
         )  # fmt: skip
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that it holds: those in progress, and those that have not started."""
+        return [request for connection in self._connections for request in connection.requests]
 
     @property
     def _connection_count(self) -> int:

@@ -44,7 +44,6 @@ from .handling import is_async
 from .load import fetch_load, fetch_pids
 from .mdworker import Worker
 from .processes import END_SECONDS, Supervisor, command
-from .request import Request
 from .scaling import Load, Slots
 
 PARENT_CHECK_SECONDS: Final = 1.0
@@ -275,7 +274,7 @@ def _watch_supervisor(pid: int, worker: AnyWorker, shutdown: Shutdown) -> None:
 
 def _unfinished(worker: AnyWorker) -> str:
     """Describe the requests whose handlers have not ended."""
-    requests = _held(worker)
+    requests = worker.requests
     if not requests:
         return "waiting for a handler whose request has been given up before, or for the broker to confirm the end"
     shown = [str(fields_of(request).get("request_id", "")) for request in requests[:MAX_SHOWN]]
@@ -283,14 +282,6 @@ def _unfinished(worker: AnyWorker) -> str:
     freelance = isinstance(worker, FreelanceWorker | AsyncFreelanceWorker)
     then = "their clients try other servers" if freelance else "other workers get them"
     return f"{counted(len(requests), 'request')} of {worker.service.decode()} ({names}); {then}"
-
-
-def _held(worker: AnyWorker) -> list[Request]:
-    """Return the requests that a worker holds."""
-    if isinstance(worker, FreelanceWorker | AsyncFreelanceWorker):
-        servers: list[Any] = [*worker._connections]
-        return [request for server in servers for request in server.session.running]
-    return [request for connection in worker._connections for request in list(connection.session.held.values())]
 
 
 def _supervise(worker: AnyWorker, processes: tuple[int, int], idle: float, drain_timeout: float) -> int:

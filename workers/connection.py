@@ -175,6 +175,11 @@ class Connection:
         """Whether the connection has ended for good."""
         return self._socket is None and self.session.ended
 
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that it holds."""
+        return list(self.session.held.values())
+
     def finish(self, request: Request, outcome: list[bytes] | Failed, now: float) -> None:
         """End `request` with the result or the failure of its handler."""
         if isinstance(outcome, Failed):

@@ -302,6 +302,14 @@ class _AsyncServer(FreelanceServerConnection):
             self.session.leave()
             self._turn()
 
+    def abort(self) -> None:
+        """End immediately: cancel the handlers, and close the socket."""
+        if not self.closed:
+            self.session.leave()
+            self._end()
+        for task in list(self._tasks):
+            task.cancel()
+
     def _schedule(self) -> None:
         if self._soon is None and not self.closed:
             self._soon = self._loop.call_soon(self._turn)

@@ -234,6 +234,11 @@ class FreelanceServerConnection:
         self._log_drops(now)
         return more or sent  # sending may consume the descriptor's signal that something has arrived
 
+    @property
+    def requests(self) -> list[Request]:
+        """The requests whose handlers have not ended."""
+        return self.session.running
+
     def crashed(self, request: Request, error: BaseException) -> None:
         """End `request` after an error in our own code: its client is told, or tries another server."""
         text = "%s: an error in zmdp itself, please report it"

@@ -859,6 +859,32 @@ def test_a_worker_that_cannot_open_all_its_sockets_holds_nothing_open(endpoint, 
     assert few.closed
 
 
+def test_abort_leaves_the_requests_to_others(endpoint):
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def hang(request):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def scenario(client):
+        first = AsyncWorker("work", hang, broker=endpoint, **QUICK)
+        first.start()
+        asked = asyncio.ensure_future(client.request("work", b"x"))
+        await begun.wait()
+        assert [list(each) for each in first.requests] == [[b"x"]]
+        async with AsyncWorker("work", echo, broker=endpoint, **QUICK):
+            first.abort()
+            await first.wait()
+            assert cancelled.is_set()
+            assert first.requests == []
+            assert await asked == [b"x"]
+
+    serving(endpoint, scenario)
+
+
 def test_context_variables_of_one_handler_do_not_leak_into_the_next(endpoint):
     variable = contextvars.ContextVar("variable", default=b"clean")
 
