@@ -629,9 +629,13 @@ class Registry:
             self.proxies[client.key[0]].request_bytes += charge
 
     def used_by(self, client: Client) -> int:
-        """Return the bytes charged for all requests over the connection of `client`, which is behind a proxy."""
-        proxy = self.proxies.get(client.path[0])
-        return 0 if proxy is None else proxy.request_bytes
+        """Return the bytes charged for all requests over the connection of `client`, also for others behind it."""
+        key = client.key
+        if isinstance(key, bytes):
+            proxy = self.proxies.get(key)
+            return client.request_bytes + (0 if proxy is None else proxy.request_bytes)
+        proxy, own = self.proxies.get(key[0]), self.clients.get(key[0])
+        return (0 if proxy is None else proxy.request_bytes) + (0 if own is None else own.request_bytes)
 
     def refuse(self, request: Request) -> None:
         """End a request that is not accepted, or that the broker answered itself."""

@@ -104,7 +104,7 @@ def announce_once(announcements: Announcements, service: Any) -> None:
     """What changes is not announced."""
 
 
-def silent(links: Links, now: float) -> list[Link]:
+def silent(links: Links, now: float, heard: float) -> list[Link]:
     """Nobody notices that a link is silent, and no heartbeats are sent."""
     links._plan()
     return []
@@ -141,5 +141,5 @@ LINK_MUTANTS = [
 ]
 """Topology, class or module, name, replacement, and text that the failure must contain."""
 
-FIRST_SEEDS = {place_streams_again: 12, take_for_another: 24}
+FIRST_SEEDS = {anywhere: 3, place_streams_again: 12, take_for_another: 24}
 """The first seed that finds each of those that few seeds find.  If it no longer does, the search only takes longer."""

@@ -148,7 +148,6 @@ RARE = [
     "invalid: unknown-number",
     "late",
     "late Error",
-    "late Release",
     "late Reply",
     "lost: broker-closing",
     "lost: disconnected",

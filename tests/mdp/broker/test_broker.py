@@ -973,6 +973,15 @@ def test_clients_behind_a_proxy_share_what_its_connection_may_take():  # C36, C4
     assert 45_000 < broker.registry.request_bytes <= 51_000
 
 
+def test_a_client_shares_it_with_those_behind_its_connection():  # C36, C40
+    direct, behind = request(b"p", body=b"x" * 1000), [b"p", b"1", b"", *request(body=b"x" * 1000)[1:]]
+    for first, second in ((direct, behind), (behind, direct)):
+        broker = new_broker(max_request_bytes=100_000)
+        feed(broker, *[first] * 20, *[second] * 80)
+        assert 45_000 < broker.registry.request_bytes <= 51_000
+        assert len(broker.registry.clients) == 2
+
+
 def test_many_small_frames_are_charged_for_what_they_take():  # C40
     broker = broker_with(max_request_bytes=1_000_000)
     frames = [b"xx"] * 1000
