@@ -58,19 +58,6 @@ def test_overwriting_is_refused(spark, db, write):
     assert db.count() == 1
 
 
-def test_a_bad_row_fails_the_write_and_nothing_is_written(spark, db, write):
-    frame = spark.range(30, numPartitions=2).selectExpr("string(id) AS request", "int(if(id = 25, 11, 1)) AS priority")
-    with pytest.raises(Exception, match="BadRow") as refused:
-        write(frame, service="s")
-    assert (
-        "row 10 of partition 1 is not a valid request, so nothing was written: priority must be a whole number"
-        in str(refused.value)
-    )
-    assert "(request='25', priority=11)" in str(refused.value)
-    assert db.count() == 0
-    assert db.left_over == (0, 0)
-
-
 def rows(spark, count, partitions=2):
     return spark.range(count, numPartitions=partitions).selectExpr("string(id) AS request")
 
