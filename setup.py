@@ -36,6 +36,7 @@ MACHINES = [
     "zmdp/workers/session.py",
     "zmdp/mdp/broker/admission.py",
     "zmdp/mdp/broker/announcements.py",
+    "zmdp/mdp/broker/backlog.py",
     "zmdp/mdp/broker/connections.py",
     "zmdp/mdp/broker/drops.py",
     "zmdp/mdp/broker/exchange.py",

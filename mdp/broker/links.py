@@ -286,15 +286,15 @@ class Links:
 
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def tick(self, now: float) -> list[Link]:
-        """Send heartbeats; return the links whose other end has been silent for too long."""
+    def tick(self, now: float, heard: float) -> list[Link]:
+        """Send heartbeats; return the links whose other end has been silent for too long, until the time `heard`."""
         silent: list[Link] = []
         if self._due is None or now < self._due:
             return silent
         for link in self.by_identity.values():
             if link.state is State.DOWN:
                 continue
-            if now >= link.last_seen + self._limits.patience:
+            if heard >= link.last_seen + self._limits.patience:
                 silent.append(link)
             elif link.state is State.UP and now >= link.heartbeat_at:
                 link.heartbeat_at = now + self._limits.heartbeat

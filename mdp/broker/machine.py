@@ -214,8 +214,14 @@ class Broker:
         self.take(message, now, role)
         return self.flush(now)
 
-    def tick(self, now: float) -> list[Message]:
-        """Return what to send because of the time: heartbeats, and the consequences of silent workers and expiries."""
+    def tick(self, now: float, heard: float | None = None) -> list[Message]:
+        """Return what to send because of the time: heartbeats, and the consequences of silent workers and expiries.
+
+        Everything that had arrived at the time `heard` has been taken in; by default, everything that has arrived yet.
+        A worker is silent only if it was silent until then.
+        """
+        if heard is None:
+            heard = now
         self._journal.flush(now)
         if self.watch.active:
             self.watch.tidy(now)
@@ -223,9 +229,9 @@ class Broker:
         lost: list[tuple[Worker, Loss]] = []
         for worker in self._beats.pop_due(now):
             oversized_reply_at = worker.oversized_reply_at
-            if now >= worker.last_seen + self._patience(worker):
+            if heard >= worker.last_seen + self._patience(worker):
                 lost.append((worker, Loss.SILENT))
-            elif oversized_reply_at is not None and worker.held and now >= oversized_reply_at + self.limits.patience:
+            elif oversized_reply_at is not None and worker.held and heard >= oversized_reply_at + self.limits.patience:
                 for attempt in list(worker.held.values()):
                     self._requests.drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
                 self._refuse(worker.route, worker.header, Refusal.OVERSIZED_REPLY, now, worker.role)
@@ -234,7 +240,7 @@ class Broker:
                 self._beat(worker, now)
         self._lose(lost, now)
         if self._linked:
-            for link in self.links.tick(now):
+            for link in self.links.tick(now, heard):
                 why = f"silent for {self.limits.patience:g} s"
                 self._exchange.lose(link, why if link.name else f"it does not answer as a broker; {why}", now)
         for request in self.registry.expiries.pop_due(now):
@@ -742,7 +748,8 @@ class Broker:
             worker.last_sent = now
             beats = now + self.limits.heartbeat
             self._outgoing.say(worker, self._heartbeat_to(worker))
-        self._beats.set(worker, min(beats, worker.last_seen + self._patience(worker)))
+        due = min(beats, worker.last_seen + self._patience(worker))
+        self._beats.set(worker, max(due, now))  # it is past if the worker may have been heard, but was not taken in
 
     @staticmethod
     def _heartbeat_to(worker: Worker) -> Message:

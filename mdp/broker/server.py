@@ -26,6 +26,7 @@ from ..limits import Limits
 from ..transport.multipart import milliseconds, receive, send
 from ..transport.sockets import check_local
 from ..wire import Message, service_name
+from .backlog import Backlog
 from .connections import default_max_connections
 from .link_ports import LinkPorts, LinkTo
 from .links import valid_name
@@ -109,6 +110,7 @@ class Server:
         self._stops = 0
         self._reload = False
         self._tick_at = 0.0
+        self._backlog = Backlog(time.monotonic())
         self._wake_in, self._wake_out = _pair()
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
@@ -232,7 +234,7 @@ class Server:
         self._finish(now)
 
     def _take_turn(self, now: float) -> bool:
-        """Take in the messages that have arrived, and send the replies.  Return whether there may be more."""
+        """Take in messages that have arrived, and send the replies.  Return whether there may be more."""
         socket, broker, sources, users = self._socket, self.broker, self.connections, self._users
         role = broker.roles.everyone if self.gate is None else broker.roles.nobody
         take = receive  # in compiled code, looking up a module's name takes as long as calling a function
@@ -251,6 +253,8 @@ class Server:
                 broker.failed(now)
         if self._ports and self._take_in_at_ports(now):
             more = True
+        peers = self.connections.totals.open + len(broker.registry.workers)  # which may be inproc
+        self._backlog.turn(now, left=more, turns=peers // MAX_TURN_MESSAGES + 1)
         try:
             messages = broker.flush(now)
         except Exception:  # noqa: BLE001 - as above; what was not sent is sent at the end of the next turn
@@ -288,7 +292,7 @@ class Server:
 
     def _tick(self, now: float) -> None:
         try:
-            messages = self.broker.tick(now)
+            messages = self.broker.tick(now, self._backlog.heard)
         except Exception:  # noqa: BLE001 - a bug: it must not end the broker
             self.broker.failed(now)
             self._tick_at = now + self.limits.heartbeat  # the deadline may not have moved

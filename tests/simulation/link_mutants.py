@@ -104,7 +104,7 @@ def announce_once(announcements: Announcements, service: Any) -> None:
     """What changes is not announced."""
 
 
-def silent(links: Links, now: float) -> list[Link]:
+def silent(links: Links, now: float, heard: float) -> list[Link]:
     """Nobody notices that a link is silent, and no heartbeats are sent."""
     links._plan()
     return []

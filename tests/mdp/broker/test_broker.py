@@ -414,6 +414,20 @@ def test_a_silent_worker_is_dead_busy_or_not(busy):  # C13
     assert broker.stats.lost == {Loss.SILENT: 1}
 
 
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_a_worker_is_silent_only_until_when_the_broker_has_heard_everybody(busy):  # C13
+    broker = broker_with(b"w", heartbeat=1, liveness=3)
+    feed(broker, *[request()] * busy)
+    assert broker.tick(5, 2.9) == [heartbeat()]
+    assert broker.tick(5.9, 2.9) == []
+    assert broker.tick(6.1, 2.9) == [heartbeat()]
+    assert list(broker.registry.workers) == [b"w"]
+    broker.receive(heartbeat(), now=6.1)
+    assert broker.tick(9, 9) == [heartbeat()]
+    broker.tick(10, 9.2)
+    assert broker.stats.lost == {Loss.SILENT: 1}
+
+
 READY = {
     "0.2": [b"w", b"MDPW02", b"\x01", b"echo"],
     "0.1": [b"w", b"", b"MDPW01", b"\x01", b"echo"],

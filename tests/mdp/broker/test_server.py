@@ -3,6 +3,7 @@
 import ctypes
 import threading
 import time
+from contextlib import ExitStack
 from errno import EHOSTUNREACH
 from itertools import pairwise
 from types import MethodType
@@ -12,6 +13,7 @@ import zmq
 from support.zmtp import RawPeer
 
 from zmdp.mdp import compiled
+from zmdp.mdp.broker.backlog import Backlog
 from zmdp.mdp.broker.connections import default_max_connections
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.server import Server
@@ -26,6 +28,32 @@ def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
         server.broker.receive([b"c", b"MDPC02", b"\x01", b"nobody", b"x"], 0.0)
         assert server._wait(0.0, None) == 2000
         assert server._wait(59.0, None) in range(900, 1100)
+
+
+@pytest.mark.skipif(compiled.parts()["machines"], reason="compiled code does not look up constants")
+def test_no_worker_is_dead_whose_messages_were_not_taken_in(monkeypatch):
+    monkeypatch.setattr("zmdp.mdp.broker.server.MAX_TURN_MESSAGES", 1)
+    with Server(("inproc://server",), context=zmq.Context.instance()) as server, ExitStack() as stack:
+        peers = [stack.enter_context(zmq.Context.instance().socket(zmq.DEALER)) for _ in range(5)]
+        for peer in peers:
+            peer.connect("inproc://server")
+        peers[-1].send_multipart([b"MDPW02", b"\x01", b"echo"])
+        while not server.broker.registry.workers:
+            server._take_turn(0.0)
+        server._backlog = Backlog(0.0)
+        server.connections.totals.open = len(peers)  # inproc connections are not counted
+        for peer in peers[:-1]:
+            for _ in range(3):
+                peer.send_multipart([b"MDPC02", b"\x01", b"other", b"x"])
+        peers[-1].send_multipart([b"MDPW02", b"\x05"])
+        for turn in range(13):
+            server._take_turn(10.0 + turn)
+            server._tick(10.0 + turn)
+            assert server.broker.registry.workers
+        while server._take_turn(30.0):
+            pass
+        server._tick(30.0)
+        assert not server.broker.registry.workers
 
 
 def test_it_has_as_many_connections_as_the_limit_of_open_files_allows():
@@ -50,11 +78,11 @@ def test_it_warns_if_there_are_not_enough_descriptors(caplog):
 def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
     right, failed = getattr(Broker, method), threading.Event()
 
-    def fails_once(self, now):
+    def fails_once(self, *arguments):
         if not failed.is_set() and self.registry.unsettled + list(self.registry.workers.values()):
             failed.set()
             raise RuntimeError("a bug")
-        return right(self, now)
+        return right(self, *arguments)
 
     with Server(("tcp://127.0.0.1:*",), limits=Limits(heartbeat=0.05)) as server, zmq.Context() as context:
         monkeypatch.setattr(server.broker, method, MethodType(fails_once, server.broker))
