@@ -213,14 +213,12 @@ class LegacyDialog:
     def _receive(self, until: float) -> Message | None:
         """Return the next message, or None if none arrives before the time `until`."""
         socket = self._open()
-        message = receive(socket)
-        while message is None:
-            now = time.monotonic()
-            if now >= until:
-                return None
-            if socket.poll(milliseconds(until - now), zmq.POLLIN):
-                return receive(socket)
-        return message
+        while True:
+            now = time.monotonic()  # before the socket is read: what arrived before `until` is not late
+            message = receive(socket)
+            if message is not None or now >= until:
+                return message
+            socket.poll(milliseconds(until - now), zmq.POLLIN)
 
     def close(self) -> None:
         """Close the connection."""

@@ -440,6 +440,25 @@ def test_each_try_is_a_new_connection_with_the_same_request():
         assert first[0] != second[0]
 
 
+def test_a_legacy_reply_that_arrived_while_the_process_was_held_up_is_not_late(monkeypatch):
+    with Router() as router, Client(router.endpoint, timeout=0.1, retries=0, protocol="0.2") as client:
+        poll = zmq.Socket.poll
+
+        def is_held_up(socket, timeout, flags):
+            """Time out, and go on only after the reply has arrived."""
+            found = poll(socket, timeout, flags)
+            if not found:
+                monkeypatch.undo()
+                sender, *_ = router.recv()
+                router.send(sender, b"MDPC02", b"\x03", b"echo", b"y")
+                assert poll(socket, 10_000)
+                time.sleep(0.1)
+            return found
+
+        monkeypatch.setattr(zmq.Socket, "poll", is_held_up)
+        assert client.request("echo", b"x") == [b"y"]
+
+
 def test_without_retries_the_next_request_goes_to_the_next_broker(endpoint):
     with Client([NOBODY, endpoint], timeout=0.1, retries=0, protocol="0.2") as client:
         with pytest.raises(BrokerUnreachable):
