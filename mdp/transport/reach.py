@@ -14,7 +14,7 @@ from ..keys import ClientKeys
 from .sockets import dealer
 
 PROBE_SECONDS: Final = 1.0
-"""How long a program may take to accept a connection, and then to answer."""
+"""How long to wait for a program to accept a connection, and then for an answer; without one, nothing is concluded."""
 SIGNATURE: Final = b"\xff"
 """The first byte that a ZeroMQ socket sends over a new connection."""
 _GREETING: Final = b"\xff\0\0\0\0\0\0\0\1\x7f\3"
@@ -110,14 +110,23 @@ def _why_not_usable(probe: sockets.socket, keys: ClientKeys | None, *, ended: bo
 
     `ended` tells whether it has ended a handshake with these keys.
     """
-    greeting = b""
+    greeting, greeted = b"", False
     try:
-        greeting = probe.recv(_GREETING_BYTES)
-        if greeting.startswith(SIGNATURE):
+        try:
+            greeting = probe.recv(_GREETING_BYTES)
+        except TimeoutError:  # a broker that is held up, or a program that waits to be asked, such as an HTTP server
+            greeted = True
             probe.sendall(_GREETING)
+            greeting = probe.recv(_GREETING_BYTES)
+        if greeting.startswith(SIGNATURE):
+            if not greeted:
+                probe.sendall(_GREETING)
             while len(greeting) < _GREETING_BYTES and (more := probe.recv(_GREETING_BYTES - len(greeting))):
                 greeting += more
-    except (TimeoutError, ConnectionError):
+    except TimeoutError:
+        if not greeting:
+            return None  # silence proves nothing: the machine may be busy
+    except ConnectionError:
         pass
     if not greeting.startswith(SIGNATURE):
         return "a program listens there, but it does not answer like a broker: is the port right?"

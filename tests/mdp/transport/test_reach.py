@@ -18,8 +18,8 @@ NOT_A_BROKER = "a program listens there, but it does not answer like a broker: i
 
 
 @contextmanager
-def listener(answer):
-    """The endpoint of a TCP server that answers each connection with these bytes and reads nothing."""
+def listener(answer, *, waits=False):
+    """The endpoint of a TCP server that answers each connection with these bytes; if it `waits`, once it is asked."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         accepted = []
 
@@ -30,6 +30,8 @@ def listener(answer):
                 except OSError:
                     return
                 accepted.append(connection)
+                if waits:
+                    connection.recv(100)
                 connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
@@ -48,14 +50,30 @@ def test_a_broker(bind, tmp_path):
         check_listening(["tcp://127.0.0.1:1", *server.endpoints])
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0\r\n", b""])
-def test_another_program(answer, monkeypatch):
-    if not answer:
+@pytest.mark.parametrize("mechanism", [b"NULL", b"CURVE"])
+def test_a_broker_that_greets_late(mechanism, monkeypatch):
+    monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+    with listener(greeting, waits=True) as at:
+        assert bool(why_unreachable(at)) == (mechanism == b"CURVE")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0\r\n"])
+@pytest.mark.parametrize("waits", [False, True])
+def test_another_program(answer, waits, monkeypatch):
+    if waits:
         monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
-    with listener(answer) as at:
+    with listener(answer, waits=waits) as at:
         assert why_unreachable(at) == NOT_A_BROKER
         with pytest.raises(BrokerUnreachable, match=f"cannot reach a broker at {at}: a program listens there"):
             check_listening([at])
+
+
+def test_a_program_that_is_silent_may_be_a_broker_that_is_held_up(monkeypatch):
+    monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
+    with listener(b"") as at:
+        assert why_unreachable(at) is None
+        check_listening([at])
 
 
 def test_a_worker_warns_of_each_broker_that_is_missing(caplog):
