@@ -1,6 +1,8 @@
 """What a connection accepts, refuses and ends, byte by byte."""
 
 import contextlib
+import threading
+import time
 
 import pytest
 from support.gateways import running_gateway
@@ -340,6 +342,17 @@ class TestTime:
             client.socket.settimeout(20)
             status, _, body = client.response()
             assert (status, b"--min-body-rate" in body) == (408, True)
+
+    @pytest.mark.parametrize("head", [b"POST /services/echo", POST + HOST])
+    def test_what_arrived_while_the_process_was_held_up_is_not_late(self, hasty, head):
+        with hasty.connect() as client:
+            client.send(head)
+            held_up, arrived = threading.Event(), threading.Event()
+            hasty.loop.call_soon_threadsafe(lambda: (held_up.set(), arrived.wait(20), time.sleep(0.4)))
+            held_up.wait(20)
+            client.send(request()[len(head) :])
+            arrived.set()
+            assert client.response()[0] == 200
 
     def test_an_idle_connection_ends(self, hasty):
         with hasty.connect() as client:
