@@ -20,7 +20,7 @@ from .health import Question, Thresholds, as_dict, checks
 from .mdclient import Client
 from .top import View, lines, with_rates
 
-HEALTH_TIMEOUT_SECONDS: Final = 2.0
+HEALTH_TIMEOUT_SECONDS: Final = 10.0
 MAX_PAGES: Final = 10
 """Pages of `mmi.metrics` that `top` reads in each update: 1000 services, as many as `mmi.services` lists."""
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from prometheus_client.registry import Collector
@@ -81,7 +82,12 @@ class BrokerSection:
         return ["the broker is draining: it accepts no new requests"] if broker["draining"] else []
 
     async def _is_alive(self) -> bool:
-        return time.monotonic() - (self._observer.last_answer or self._started) < DEAD_SECONDS
+        if time.monotonic() - (self._observer.last_answer or self._started) < DEAD_SECONDS:
+            return True
+        with suppress(Unavailable):  # perhaps it was this process that was held up, and so has not asked
+            await self._observer.now("mmi.broker")
+            return True
+        return False
 
     # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -19,7 +19,7 @@ from ...mdp.control import names_in
 from ...mdp.errors import ZmdpError
 from .observer import Observer, Unavailable
 
-TIMEOUT_SECONDS: Final = 2.0
+TIMEOUT_SECONDS: Final = 5.0
 """How long an answer may take."""
 MAX_PROGRAMS: Final = 100
 """Programs that are asked; of others, only the number is shown."""

@@ -19,8 +19,8 @@ INTERVAL_SECONDS: Final = 1.0
 SHARE: Final = 0.02
 """How much of its time the broker may spend on its answers, at most."""
 MAX_INTERVAL_SECONDS: Final = 20.0
-TIMEOUT_SECONDS: Final = 2.0
-"""How long an answer may take."""
+TIMEOUT_SECONDS: Final = 5.0
+"""How long an answer may take: on a machine that is busy, each program on its way may wait for its turn."""
 RECENT_SECONDS: Final = 10.0
 """Rates and latencies that are shown as current are those of this time."""
 MAX_QUESTIONS: Final = 20

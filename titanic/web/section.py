@@ -31,6 +31,8 @@ RECENT_LOOKS: Final = 10
 """Rates are those of so many intervals."""
 DEAD_SECONDS: Final = 30.0
 """A Titanic whose event loop has not turned for so long does not live."""
+TURN_SECONDS: Final = 5.0
+"""How long it may take to turn once more, before that is said."""
 MAX_SHOWN: Final = 4000
 """Characters of a body that are shown."""
 MAX_PARTS: Final = 50
@@ -132,6 +134,11 @@ class TitanicSection:
         return found
 
     async def _is_alive(self) -> bool:
+        if time.monotonic() - self._turned_at >= DEAD_SECONDS:
+            # Perhaps it was this thread that was held up, or that waits for the database.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TURN_SECONDS):
+                    await self._note_turn()
         return time.monotonic() - self._turned_at < DEAD_SECONDS
 
     # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,7 @@ from .request_body import Disconnected, read_body
 from .service_list import list_services
 from .translation import PREFIX, Asked, body_of, frames_of, service_of
 
-HEALTH_TIMEOUT_SECONDS: Final = 1.0
+HEALTH_TIMEOUT_SECONDS: Final = 5.0
 CORS_MAX_AGE_SECONDS: Final = b"600"
 _ALLOW: Final = [(b"allow", b"POST")]
 _KINDS: Final[Mapping[int, str]] = {404: "not-found", 405: "method-not-allowed"}

@@ -1,5 +1,6 @@
 """/livez and /readyz of real processes."""
 
+import asyncio
 import os
 import signal
 import threading
@@ -9,6 +10,8 @@ from support.processes import alive, eventually, process
 from support.web import serving, web_broker, web_server_of
 
 from zmdp.clients import Client
+from zmdp.mmi.web.broker import DEAD_SECONDS, BrokerSection
+from zmdp.mmi.web.observer import Unavailable
 
 
 @pytest.fixture
@@ -77,3 +80,23 @@ def test_a_port_in_use_is_one_line(plain):
             f"mdp-broker: cannot listen on 127.0.0.1:{plain.port}: Address already in use: another program listens "
             "there; use another port, or 0 for a free one"
         ]
+
+
+class Observed:
+    """An observer that has not been answered for a long time, and the answer that it gets now."""
+
+    def __init__(self, answers):
+        self.last_answer = None
+        self.answers = answers
+
+    async def now(self, service):
+        if not self.answers:
+            raise Unavailable("no answer")
+        return service
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_web_server_that_was_held_up_asks_the_broker_before_it_says_that_it_is_dead(answers):
+    section = BrokerSection(Observed(answers))
+    section._started -= DEAD_SECONDS
+    assert asyncio.run(section.section().is_alive()) == answers

@@ -1,7 +1,12 @@
 """The charts of a Titanic."""
 
+import asyncio
+
+import pytest
+
 from zmdp.titanic import store
 from zmdp.titanic.metrics import Metrics
+from zmdp.titanic.web import section
 from zmdp.titanic.web.history import History
 
 
@@ -52,3 +57,15 @@ def test_the_charts_end_with_the_present():
     assert all(line.path for line in states.lines)
     assert found["Requests per second"].current == "0.10"
     assert found["Failures and retries per second"].current == "0"
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_a_web_server_that_was_held_up_lets_titanic_turn_before_it_says_that_it_is_dead(turns, monkeypatch):
+    async def turn():
+        if not turns:
+            await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(section, "TURN_SECONDS", 0.05)
+    made = section.TitanicSection(dict, turn, None)
+    made._turned_at -= section.DEAD_SECONDS
+    assert asyncio.run(made.section().is_alive()) == turns
