@@ -8,8 +8,8 @@ from typing import Final, Protocol
 from ...mdp.codes import Code
 from ...mdp.errors import BrokerUnreachable, RequestError, RequestTimeout, ServiceNotFound, ZmdpError
 
-PROBE_TIMEOUT_SECONDS: Final = 0.5
-"""How long an unreachable broker may take to answer when it is probed again."""
+PROBE_TIMEOUT_SECONDS: Final = 5.0
+"""How long the broker may take to answer when it is probed again.  Rows fail if it does not."""
 RECHECK_SECONDS: Final = 1.0
 """Interval between such probes; rows fail immediately in between."""
 
