@@ -32,7 +32,7 @@ ASK_SECONDS: Final = 5.0
 """How often the brokers are asked about the tree, and how long an answer may take."""
 START_SECONDS: Final = 1.0
 """How long the first answers may take before the log says that the gateway waits."""
-OFFER_SECONDS: Final = 10.0
+OFFER_SECONDS: Final = 30.0
 """How long the gateway's own services may take until the broker knows them."""
 MAX_UNREAD: Final = 64 << 20
 """Replies may be large, and arrive faster than a peer reads them."""
@@ -150,7 +150,7 @@ class Gateway:
         waiting = False
         while True:
             with suppress(RequestTimeout):
-                await self._ask(START_SECONDS)
+                await self._ask(ASK_SECONDS if waiting else START_SECONDS)
                 if self.instance.topology.size >= self.settings.size:
                     break
                 await asyncio.sleep(0.1)

@@ -41,9 +41,9 @@ from .programs import PROBE, RESERVED, Programs
 from .subscriptions import Subscriptions
 from .writer import OWNER, Writer
 
-EVENT_SECONDS: Final = 10.0
+EVENT_SECONDS: Final = 30.0
 """How long an event may take to be published: the gateway at rank 0 may be restarting."""
-PROBE_SECONDS: Final = 10.0
+PROBE_SECONDS: Final = 30.0
 """How long a program's service may take until the broker knows it."""
 
 

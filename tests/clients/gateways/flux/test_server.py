@@ -25,7 +25,7 @@ from support.processes import BIN, Process, process
 
 from zmdp.clients.gateways.descriptors import raise_descriptor_limit
 from zmdp.clients.gateways.flux import server, session
-from zmdp.mdp.errors import BindError
+from zmdp.mdp.errors import BindError, RequestTimeout
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.broker import running_broker
 
@@ -292,6 +292,19 @@ def test_a_service_that_the_broker_refuses_is_not_added(stack, tmp_path, monkeyp
         assert client.rpc("service.add", {"service": "calc"}).a == 110
         assert client.rpc("service.remove", {"service": "calc"}).a == 2
     assert not gateway.gateway.instance.programs
+
+
+def test_a_busy_broker_may_take_longer_to_answer_than_until_the_log_says_so(broker, tmp_path, monkeypatch):
+    answer = server.ask
+
+    async def slow(client, timeout):
+        if timeout < 2:
+            raise RequestTimeout("no answer yet")
+        return await answer(client, timeout)
+
+    monkeypatch.setattr(server, "ask", slow)
+    with running_gateway(broker, tmp_path / "flux") as gateway, gateway.client() as client:
+        assert client.rpc("attr.get", {"name": "rank"}).a == 0
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
