@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-START_SECONDS = 20.0
+START_SECONDS = 90.0
 WORD = re.compile(r"[a-z]+")
 REPLY = "words int, distinct_words int, longest string, most_frequent string"
 """The schema of a reply, for Spark."""

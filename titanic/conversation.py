@@ -31,8 +31,8 @@ LONG_POLL_SECONDS: Final = 15.0
 """How long one request for a reply waits.  Then the caller checks whether a Titanic is registered."""
 POLL_SECONDS: Final = (0.05, 1.0)
 """The first and the longest pause between two requests for a reply, if Titanic does not let the caller wait."""
-RESTART_SECONDS: Final = 5.0
-"""How long a call is repeated while no Titanic is registered: one may be restarting."""
+RESTART_SECONDS: Final = 15.0
+"""How long a call is repeated while no Titanic is registered: one may be restarting, perhaps on a busy machine."""
 RESTART_POLL_SECONDS: Final = 0.1
 """Pause between these calls."""
 REQUEST, REPLY, CLOSE = "titanic.request", "titanic.reply", "titanic.close"

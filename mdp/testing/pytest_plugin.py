@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from ..broker.server import Server
     from ..limits import Limits
 
-REGISTRATION_SECONDS = 10.0
-"""Time that a worker may take to register."""
+REGISTRATION_SECONDS = 60.0
+"""Time after which a worker will not register any more, also on a machine that is busy."""
 
 # Every pytest run on this machine imports this module, so fixtures import what they need themselves.
 

@@ -289,6 +289,27 @@ def test_no_titanic(here, monkeypatch):
             assert one_line(result) == told
 
 
+def test_a_titanic_that_takes_its_time_to_register(here):
+    with running_broker(limits=LIMITS) as server, ExitStack() as stack:
+        uuid = STRANGE.encode()
+        late = Worker("titanic.request", lambda request: [b"200", uuid], broker=server.endpoints[0])
+        stack.callback(late.wait)
+        stack.callback(late.stop)
+        starter = threading.Timer(2 * cli.HINT_SECONDS, late.start)
+        starter.start()
+        result = here("request", "echo", "--broker", server.endpoints[0])
+        starter.join()
+    assert (result.returncode, result.stdout) == (0, uuid + b"\n")
+    assert one_line(result) == f"titanic: no Titanic is registered at {server.endpoints[0]} yet; waiting for one"
+
+
+def test_no_titanic_within_the_timeout(here):
+    with running_broker(limits=LIMITS) as server:
+        result = here("request", "echo", "--broker", server.endpoints[0], "--timeout", "0.1")
+    assert result.returncode == 4
+    assert "start one with `titanic serve`" in one_line(result)
+
+
 def test_ctrl_c_while_waiting(endpoint, db, api):
     ticket = api.submit("nobody")
 

@@ -23,8 +23,10 @@ from ..client import Titanic
 from .parameters import UUID_TYPE, client_options, submission_options
 
 DEFAULT_TIMEOUT: Final = 15.0
-REGISTRATION_SECONDS: Final = 1.0
-"""How long a Titanic that has just started, or is restarting, may take to register."""
+REGISTRATION_SECONDS: Final = 15.0
+"""How long a Titanic that has just started, or is restarting, may take to register; `--timeout` may say less."""
+HINT_SECONDS: Final = 1.0
+"""When to tell that there is none yet."""
 POLL_SECONDS: Final = 0.05
 OPERATORS: Final = {
     name: f"zmdp.titanic.cli.operators:{name}"
@@ -159,10 +161,16 @@ def close(*, uuids: Sequence[UUID], client: Client) -> None:
 
 def _titanic(client: Client) -> Titanic:
     """Raise `ServiceNotFound` if there is no Titanic, for which a call would wait until its timeout."""
-    until = time.monotonic() + REGISTRATION_SECONDS
+    hint_at = time.monotonic() + HINT_SECONDS
+    until = time.monotonic() + min(REGISTRATION_SECONDS, click.get_current_context().params["timeout"])
+    hinted = False
     while not client.available("titanic.request"):
-        if time.monotonic() >= until:
+        now = time.monotonic()
+        if now >= until:
             raise ServiceNotFound(f"no Titanic is registered at {client.endpoint}: start one with `titanic serve`")
+        if now >= hint_at and not hinted:
+            hinted = True
+            click.echo(f"titanic: no Titanic is registered at {client.endpoint} yet; waiting for one", err=True)
         time.sleep(POLL_SECONDS)
     return Titanic(client)
 
