@@ -37,6 +37,8 @@ WATCH_SECONDS: Final = 0.5
 """Interval at which the driver checks the broker's queue and the Spark jobs."""
 SILENCE_SECONDS: Final = 30.0
 """How long a slot may go without reporting before the driver logs a likely reason."""
+BROKER_TIMEOUT_SECONDS: Final = 5.0
+"""How long the broker, or the fleet that this one replaces, may take to answer."""
 REPEAT_WARNING_SECONDS: Final = 60.0
 """How long before the same warning is logged again."""
 
@@ -141,7 +143,9 @@ class Fleet:
 
     def _client(self) -> Client:
         settings = self.settings
-        return Client(settings.broker, timeout=1.0, retries=0, heartbeat=settings.heartbeat, key=settings.keys)
+        return Client(
+            settings.broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0, heartbeat=settings.heartbeat, key=settings.keys
+        )
 
     def _control(self, name: str) -> AbstractContextManager[None]:
         self._name = name

@@ -29,7 +29,9 @@ from ...workers.scaling import Lease
 from .settings import FleetSettings
 
 REPORT_SECONDS: Final = 1.0
-"""Interval between reports to the driver, and how long the driver may take to answer."""
+"""Interval between reports to the driver."""
+REPORT_TIMEOUT_SECONDS: Final = 5.0
+"""How long the driver may take to answer one, at most until the lease ends."""
 BROKER_TIMEOUT_SECONDS: Final = 5.0
 """How long the broker may take to answer `mdp-spark doctor`."""
 STUCK_GRACE_SECONDS: Final = 5.0
@@ -72,7 +74,7 @@ def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:
         return
     # Between reports nothing is outstanding, so the client does not watch the broker's heartbeats.
     with Client(
-        settings.addresses, timeout=REPORT_SECONDS, retries=0, heartbeat=settings.heartbeat,
+        settings.addresses, timeout=REPORT_TIMEOUT_SECONDS, retries=0, heartbeat=settings.heartbeat,
         liveness=settings.liveness, key=settings.keys,
     ) as client:  # fmt: skip
         reporter = _Reporter(task, client, host, handler, worker)
@@ -204,8 +206,9 @@ class _Reporter:
     def _asks_to_drain(self) -> bool:
         """Report once.  Return whether the driver asks to drain."""
         report = json.dumps({**self._report, "served": self._handler.calls}).encode()
+        limit = min(REPORT_TIMEOUT_SECONDS, max(REPORT_SECONDS, self._until - time.monotonic()))
         try:
-            answer = json.loads(self._client.request(self._task.reports, report, wait=False)[0])
+            answer = json.loads(self._client.request(self._task.reports, report, wait=False, timeout=limit)[0])
         except (ZmdpError, ValueError):
             return False
         self.was_answered = True

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from typing import Final
 
 from ...clients import Client, ServiceNotFound
 from ...mdp.control import SPARK
@@ -10,6 +11,11 @@ from ..control import ask
 from .settings import FleetSettings
 
 log = logging.getLogger("zmdp.spark")
+
+
+LOST_SECONDS: Final = 15.0
+"""How long a predecessor that was not asked to drain must be missing before it is taken for lost: it registers again
+after a restart of the broker."""
 
 
 class Predecessor:
@@ -23,7 +29,7 @@ class Predecessor:
         self.wanted = 0
         """The number of slots that it wants."""
         self._settings = settings
-        self._lost_seconds = settings.heartbeat * settings.liveness
+        self._lost_seconds = max(LOST_SECONDS, settings.heartbeat * settings.liveness)
         self._client = client
         self._retired = False
         self._missing_since: float | None = None

@@ -266,8 +266,9 @@ def test_a_fleet_that_cannot_serve_replaces_nothing(spark, endpoint, client, log
         assert client.request("pid")
 
 
-def test_a_fleet_that_died_is_replaced(spark, endpoint, client):
+def test_a_fleet_that_died_is_replaced(spark, endpoint, client, monkeypatch):
     """The predecessor has answered once, and is gone when it should drain."""
+    monkeypatch.setattr("zmdp.spark.fleet.predecessor.LOST_SECONDS", 0.0)
     with Worker(f"{control.SPARK}test", lambda request: b'{"kind": "fleet", "service": "pid", "wanted": 1}',
                 broker=endpoint, **BEATS) as predecessor:  # fmt: skip
         announced(client, "test")

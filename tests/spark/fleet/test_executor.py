@@ -1,0 +1,42 @@
+"""A fleet without Spark: its executors on a busy machine, and the fleet that it replaces."""
+
+import time
+
+from zmdp.mdp.errors import ServiceNotFound
+from zmdp.mdp.testing import running_broker
+from zmdp.spark.fleet.executor import REPORT_SECONDS, LeaseTask, serve
+from zmdp.spark.fleet.predecessor import LOST_SECONDS, Predecessor
+from zmdp.spark.fleet.settings import FleetSettings
+from zmdp.workers import Worker
+from zmdp.workers.scaling import Lease
+
+
+def test_a_driver_that_is_busy_may_answer_a_report_late():
+    def answer(report):
+        time.sleep(1.5 * REPORT_SECONDS)
+        return {"drain": True}
+
+    with running_broker() as server, Worker("reports", answer, broker=server.endpoints[0], codec="json"):
+        settings = FleetSettings("zmdp.workers.echo:echo", "s", "f", broker=server.endpoints[0])
+        (result,) = serve(LeaseTask(settings, "run", "reports", Lease(0, 1, 4.0)), iter([]))
+    assert result["unreachable"] is None
+
+
+class Missing:
+    """A client of a broker that knows no such service."""
+
+    def request(self, service, *frames, **settings):
+        if service == "mmi.services":
+            return [b'{"services": []}']
+        raise ServiceNotFound("nobody", service=service)
+
+
+def test_a_predecessor_that_is_missing_may_register_again(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("zmdp.spark.fleet.predecessor.time.monotonic", lambda: now)
+    found = Predecessor(Missing(), FleetSettings("m:f", "s", "f"))
+    assert not found.retire()
+    now += 6.0  # the broker was restarted, and the machine is busy
+    assert not found.retire()
+    now += LOST_SECONDS
+    assert found.retire()
