@@ -202,12 +202,13 @@ COMPILED = compiled.parts()["machines"]
 
 
 # The test that follows runs the first seeds.
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(SEEDS // 2, SEEDS, CHUNK) if COMPILED else range(EXPLORED, SEEDS // 2, CHUNK))
 def test_no_rule_is_broken(first: int) -> None:
     assert events_of(first, CHUNK)["client got its reply"] > 0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.skipif(COMPILED, reason="needs many seeds: ZMDP_PURE=1 runs this test")
 def test_the_seeds_explore() -> None:
     totals = events_of(0, EXPLORED)
@@ -331,7 +332,7 @@ def run_until_it_fails(mutant: Callable[..., Any]) -> None:
 
 
 @pytest.mark.skipif(COMPILED, reason="compiled machines cannot be patched: ZMDP_PURE=1 runs this test")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("owner", "name", "mutant", "rule"), mutants.MUTANTS, ids=[mutants.name_of(each[2]) for each in mutants.MUTANTS]
 )

@@ -52,7 +52,7 @@ RARE = [
 RARE_IN_TREES = ["request passed 2 links", "request passed 3 links", "request passed 4 links"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_no_rule_is_broken_and_the_seeds_explore(topology: str) -> None:
     totals = Counter[str]()
@@ -81,7 +81,7 @@ def run_until_it_fails(topology: str, mutant: Callable[..., Any]) -> None:
 
 
 @pytest.mark.skipif(COMPILED, reason="compiled machines cannot be patched: ZMDP_PURE=1 runs this test")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("topology", "owner", "name", "mutant", "rule"), LINK_MUTANTS, ids=[name_of(each[3]) for each in LINK_MUTANTS]
 )
