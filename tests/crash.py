@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import click
 import sqlalchemy as sa
-from support.processes import BIN, eventually, free_endpoint
+from support.processes import BIN, TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.clients import Client, Reply, RequestError, RequestTimeout, ServiceError
 from zmdp.mdp.codes import Code
@@ -42,13 +42,13 @@ from zmdp.titanic.store.models import StoredPartial, StoredRequest
 SERVICES: Final = Path(__file__).parent / "titanic"
 WORKERS: Final = ("echo", "echo", "parts", "parts", "rows", "rows")
 HEARTBEAT: Final = 0.2
-LIVENESS: Final = 3
+LIVENESS: Final = 40
 LEASE: Final = 2.0
 CALL_TIMEOUT_SECONDS: Final = 3.0
 """How long callers wait for a reply."""
 AT_WORK: Final = {"broker": "ready on", "titanic": "serving titanic.", "worker": ": serving at "}
 """What programs log once they have started."""
-GRACEFUL_END: Final = 20.0
+GRACEFUL_END: Final = TIMEOUT_SECONDS
 """Maximum seconds from SIGTERM until a program has ended."""
 TICK: Final = 0.02
 SHOWN: Final = 20
@@ -274,7 +274,7 @@ class Site:
         self.programs = [Program(*each, folder, {"CRASH_LOG": str(self.executions)}) for each in commands]
 
     def wait_until_ready(self) -> None:
-        with Client(self.endpoint, timeout=CALL_TIMEOUT_SECONDS) as client:
+        with Client(self.endpoint, timeout=TIMEOUT_SECONDS) as client:
             for each in (
                 "titanic.request",
                 "titanic.reply",
@@ -304,7 +304,7 @@ class Site:
         if program.must_end_by is not None:
             if code not in {0, -signal.SIGTERM}:  # the latter: it had not come so far as to handle it
                 self._troubles.add(f"{program.name} ended with {code} after SIGTERM")
-        elif time.monotonic() < self.db.disturbed_at + 10 and not program.has_said(AT_WORK["titanic"]):
+        elif time.monotonic() < self.db.disturbed_at + TIMEOUT_SECONDS and not program.has_said(AT_WORK["titanic"]):
             self.done["Titanic found no database to start with"] += 1
         else:
             self._troubles.add(f"{program.name} ended by itself, with {code}: see its log")
@@ -901,7 +901,7 @@ def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
             troubles.add(f"not all was done {plan.settle:g} s after the last kill")
         for text in audit.troubles():
             troubles.add(text)
-        audit.fetch_all_again(time.monotonic() + 60)
+        audit.fetch_all_again(time.monotonic() + TIMEOUT_SECONDS)
         site.close()
         report = {
             "plan": vars(plan),

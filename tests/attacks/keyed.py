@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import zmq
-from support.processes import TIMEOUT_MS
+from support.processes import TIMEOUT_MS, eventually
 from zmq.utils.monitor import recv_monitor_message
 
 from zmdp.mdp.keys import ClientKeys, load_keys
@@ -342,7 +342,7 @@ def routing_ids_of_other_roles(endpoint: str, amount: int, rng: Random, keys: Pa
         client = KeyedPeer(endpoint, theirs, identity)
         client.send(*x1_request(1, b"victim", b"ask"))
         client.sync()
-        (work,) = given(source)
+        (work,) = eventually(lambda: given(source))  # noqa: B023 - the previous worker may have had it at first
         claimants = _claimants(endpoint, own, [identity, b"worker-%d" % number])
         leaves = number % 2
         if leaves:

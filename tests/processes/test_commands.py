@@ -92,7 +92,7 @@ def test_services_and_info_and_ping(mdclient):
         (["bench", "echo", "--broker", "tcp://127.0.0.1:1"], 5, "nothing is listening there"),
         (["top", "--broker", "tcp://127.0.0.1:1"], 5, "nothing is listening there"),
         (["top", "--count", "0"], 2, "expected a whole number of updates (greater than 0), got '0'"),
-        (["call", "nobody", "--wait", "--timeout", "0.05", "--retries", "1"], 3, "service 'nobody'"),
+        (["call", "nobody", "--wait", "--timeout", "1", "--retries", "1"], 3, "service 'nobody'"),
         (
             ["call", "echo", "--broker", "tcp://127.0.0.1:1"],
             5,
@@ -197,7 +197,10 @@ def test_top_until_ctrl_c(endpoint):
 
 
 def test_a_full_queue_has_its_own_exit_code():
-    with broker("--max-queue", "1") as (_, at), process("mdclient", "call", "nobody", "--wait", "--broker", at):
+    with (
+        broker("--max-queue", "1") as (_, at),
+        process("mdclient", "call", "nobody", "--wait", "--timeout", "600", "--broker", at),
+    ):
         eventually(lambda: b'"queued": 1' in run("mdclient", "services", "--json", "--broker", at).stdout)
         result = run("mdclient", "call", "nobody", "--wait", "--broker", at)
         assert (result.returncode, "(429)" in one_line(result)) == (7, True)
@@ -254,7 +257,7 @@ def test_a_file_is_not_replaced_by_a_socket(tmp_path):
 
 def test_a_request_may_wait_for_months():
     with broker("--expiry", "1e8") as (running, at):
-        assert run("mdclient", "call", "--wait", "nobody", "--timeout", "0.05", "--broker", at).returncode == 3
+        assert run("mdclient", "call", "--wait", "nobody", "--timeout", "1", "--broker", at).returncode == 3
         assert running.end() == 0
 
 
@@ -500,7 +503,8 @@ def test_mdworker_serves_a_coroutine_function_with_a_codec(endpoint, mdclient, m
         result = mdclient("call", "double", "null")
         assert (result.returncode, "TypeError" in one_line(result)) == (6, True)
     command = ("mdworker", "services_of_mine:count", "--service", "count", "--codec", "json", "--broker", endpoint)
-    with process(*command, cwd=module):
+    with process(*command, cwd=module) as worker:
+        worker.line("count: serving at ")
         assert mdclient("stream", "--wait", "count", "2").stdout == b'0\n1\n{"counted":2}\n'
 
 
@@ -509,7 +513,9 @@ def test_an_async_worker_finishes_its_requests_before_it_ends(endpoint, mdclient
     held = module / "held"
     with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
         worker.line("hold: serving at ")
-        with process("mdclient", "call", "--wait", "hold", str(held), "--broker", endpoint) as asking:
+        with process(
+            "mdclient", "call", "--wait", "--timeout", "60", "hold", str(held), "--broker", endpoint
+        ) as asking:
             eventually(held.exists)
             worker.send_signal(number)
             worker.line("stopping once the requests in progress are finished")
@@ -522,7 +528,7 @@ def test_an_async_worker_finishes_its_requests_before_it_ends(endpoint, mdclient
 def test_a_second_signal_stops_an_async_worker_immediately(endpoint, module):
     held = module / "held"
     with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
-        with process("mdclient", "call", "--wait", "hold", str(held), "--broker", endpoint):
+        with process("mdclient", "call", "--wait", "--timeout", "60", "hold", str(held), "--broker", endpoint):
             eventually(held.exists)
             worker.send_signal(signal.SIGINT)
             worker.line("interrupt again to exit immediately")

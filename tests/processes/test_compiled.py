@@ -11,7 +11,7 @@ from support.processes import TIMEOUT_SECONDS, broker
 from zmdp.clients import Client
 from zmdp.mdp import compiled
 
-QUICK = ("--heartbeat", "0.2")
+QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 PURE = {"multipart": False, "batch": False, "machines": False}
 TOLD = "import json; from zmdp.mdp import compiled; print(json.dumps([compiled.parts(), compiled.summary()]))"
 

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import pytest
 from support.access import Folder
-from support.processes import broker, eventually, free_endpoint, process
+from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process
 
 from zmdp.clients import AsyncClient, Client, RequestRejected, ServiceNotFound, StreamInterrupted, ZmdpError
 from zmdp.workers import AsyncWorker, Final, Worker
 
 HERE = Path(__file__).parent
-BEATS = {"heartbeat": 0.5, "liveness": 30}
+BEATS = {"heartbeat": 0.5, "liveness": 240}
 """Only the end of a connection is noticed, however slow the machine is."""
-OPTIONS = ("--heartbeat", "0.5", "--liveness", "30")
-TIMEOUT = 60.0
+OPTIONS = ("--heartbeat", "0.5", "--liveness", "240")
 OUTSTANDING, STREAMS = 500, 20
 PARTS = 3
 kill, drain = signal.SIGKILL, signal.SIGTERM
@@ -61,7 +60,7 @@ class Brokers:
 
     def await_links(self, name, **keys):
         """Wait until a broker reaches all the others."""
-        with Client(self.endpoints[name], timeout=TIMEOUT, **BEATS, **keys) as client:
+        with Client(self.endpoints[name], timeout=TIMEOUT_SECONDS, **BEATS, **keys) as client:
             eventually(lambda: reached(client) == self.endpoints.keys() - {name})
 
 
@@ -133,13 +132,13 @@ class Load:
         """Wait until so many more calls have ended."""
         self._wanted = self.outcomes.total() + count
         self._reached.clear()
-        async with asyncio.timeout(TIMEOUT):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             await self._reached.wait()
 
     async def stop(self):
         """End the calls that are outstanding; return how many ended in which way."""
         self._stopped = True
-        async with asyncio.timeout(TIMEOUT):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             await asyncio.gather(*self._callers)
         return self.outcomes
 
@@ -154,7 +153,7 @@ def test_no_call_fails_while_the_brokers_of_a_pair_end_in_turn(how, monkeypatch)
         for order in orders:
             await ends.enter_async_context(AsyncWorker("parts", parts, broker=order, **BEATS))
         clients = [
-            await ends.enter_async_context(AsyncClient(order, timeout=TIMEOUT, **BEATS)) for order in orders
+            await ends.enter_async_context(AsyncClient(order, timeout=TIMEOUT_SECONDS, **BEATS)) for order in orders
         ]  # fmt: skip
         load = Load(clients)
         await load.more(1000)
@@ -189,7 +188,7 @@ def test_a_long_request_is_finished_once_while_its_broker_drains(tmp_path, worke
         ends.enter_context(
             process("mdworker", "services:recorded", "--service", "recorded", *at(*order), *OPTIONS, cwd=HERE)
         )
-        client = ends.enter_context(Client([a, b], timeout=TIMEOUT, **BEATS))
+        client = ends.enter_context(Client([a, b], timeout=TIMEOUT_SECONDS, **BEATS))
         reply = client.submit("recorded", str(gate).encode(), str(begun).encode())
         eventually(begun.exists)
         draining = brokers.processes[ends_first]
@@ -223,7 +222,7 @@ def test_a_tree_of_seven_brokers():
         for name in LEAVES:
             endpoint = brokers.endpoints[name]
             ends.enter_context(Worker(f"at.{name}", partial(signed, name.encode()), broker=endpoint, **BEATS))
-            clients[name] = ends.enter_context(Client(endpoint, timeout=TIMEOUT, **BEATS))
+            clients[name] = ends.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS, **BEATS))
         call_all(clients)
         for inner, how, inside, outside in (
             ("left", kill, "c", "e"), ("right", drain, "f", "d"), ("root", kill, "d", "e"),
@@ -238,7 +237,7 @@ def test_a_tree_of_seven_brokers():
                 cut_off.request(far, b"x", wait=False)
             assert not any(each.done() for each in waiting)
             brokers.start(inner)
-            replies = [each.result(TIMEOUT) for each in waiting]
+            replies = [each.result(TIMEOUT_SECONDS) for each in waiting]
             assert replies == [[outside.encode(), b"waits"], [inside.encode(), b"waits"]]
             call_all(clients)
 
@@ -254,7 +253,7 @@ def call_all(clients):
         (at, caller, client.submit(f"at.{at}", caller.encode())) for caller, client in clients.items() for at in LEAVES
     ]
     for at, caller, reply in calls:
-        assert reply.result(TIMEOUT) == [at.encode(), caller.encode()]
+        assert reply.result(TIMEOUT_SECONDS) == [at.encode(), caller.encode()]
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -271,7 +270,9 @@ def test_commands_with_several_brokers(tmp_path, in_this_process):
         tickets = []
 
         def submit(text):
-            result = in_this_process("titanic", "request", "echo", text, "--timeout", str(TIMEOUT), MDP_BROKER=both)
+            result = in_this_process(
+                "titanic", "request", "echo", text, "--timeout", str(TIMEOUT_SECONDS), MDP_BROKER=both
+            )
             assert result.returncode == 0, result
             tickets.append((result.stdout.decode().strip(), text.encode()))
 
@@ -286,7 +287,7 @@ def test_commands_with_several_brokers(tmp_path, in_this_process):
             brokers.await_links(name)
             submit(f"after {name}")
         for uuid, text in tickets:
-            result = in_this_process("titanic", "reply", uuid, "--wait", "--timeout", str(TIMEOUT), *either)
+            result = in_this_process("titanic", "reply", uuid, "--wait", "--timeout", str(TIMEOUT_SECONDS), *either)
             assert (result.returncode, result.stdout) == (0, text), result
         assert titanic.end() == 0
 
@@ -330,10 +331,10 @@ def test_a_role_is_the_same_at_every_broker(tmp_path):
         for service in ("who", "other"):
             ends.enter_context(Worker(service, who, broker=b, **BEATS, **folder.settings("resizer")))
         shops = [
-            ends.enter_context(Client(order, timeout=TIMEOUT, **BEATS, **folder.settings("shop")))
+            ends.enter_context(Client(order, timeout=TIMEOUT_SECONDS, **BEATS, **folder.settings("shop")))
             for order in ([a, b], [b, a])
         ]
-        operator = ends.enter_context(Client(a, timeout=TIMEOUT, **BEATS, **folder.settings("operator")))
+        operator = ends.enter_context(Client(a, timeout=TIMEOUT_SECONDS, **BEATS, **folder.settings("operator")))
         assert [shop.request("who") for shop in shops] == [[b"shop"], [b"shop"]]
         assert operator.request("who") == [b"operator"]
         assert operator.request("other") == [b"operator"]

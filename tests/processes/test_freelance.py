@@ -257,7 +257,10 @@ def test_no_server(call, endpoint):
 
 
 def test_wait_waits_for_a_server(endpoint):
-    with process("mdclient", "call", "--freelance", endpoint, "x", "--wait") as client, server(endpoint):
+    with (
+        process("mdclient", "call", "--freelance", endpoint, "x", "--wait", "--timeout", "60") as client,
+        server(endpoint),
+    ):
         client.line("x", "stdout")
         assert client.wait() == 0
 

@@ -17,7 +17,9 @@ from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint
 from zmdp.clients import Client
 from zmdp.workers import Worker
 
-QUICK = ("--heartbeat", "0.2", "--liveness", "5")
+QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+ALERT = ("--heartbeat", "0.2", "--liveness", "15")
+"""For brokers that are to notice a silence."""
 
 
 @contextmanager
@@ -132,7 +134,7 @@ def texts(connection):
     connection.close()
 
 
-SILENT = "it does not answer as a broker; silent for 1 s"
+SILENT = "it does not answer as a broker; silent for 3 s"
 ENDED = "the program that listens there ended the handshake: "
 NO_BROKER = f"{ENDED}is it a broker? Does it need a key "
 
@@ -143,7 +145,7 @@ NO_BROKER = f"{ENDED}is it a broker? Does it need a key "
     ids=["silent", "closes", "NATS"],
 )
 def test_a_program_that_is_no_broker(serve, text):
-    with listener(serve) as other, broker("--name", "a", "--peer", other, *QUICK) as (running, at):
+    with listener(serve) as other, broker("--name", "a", "--peer", other, *ALERT) as (running, at):
         told(running, at, text)
 
 
@@ -151,7 +153,7 @@ def test_a_socket_that_is_no_broker():
     with zmq.Context() as context, context.socket(zmq.REP) as rep:
         rep.linger = 0
         port = rep.bind_to_random_port("tcp://127.0.0.1")
-        with broker("--name", "a", "--peer", f"tcp://127.0.0.1:{port}", *QUICK) as (running, at):
+        with broker("--name", "a", "--peer", f"tcp://127.0.0.1:{port}", *ALERT) as (running, at):
             told(running, at, SILENT)
 
 

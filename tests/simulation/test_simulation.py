@@ -209,12 +209,13 @@ def chunks() -> list[Any]:
     return [pytest.param(first, marks=pytest.mark.long if first >= firsts[0] + quick else ()) for first in firsts]
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", chunks())
 def test_no_rule_is_broken(first: int) -> None:
     assert events_of(first, CHUNK)["client got its reply"] > 0
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.pure_only  # compiled, fewer seeds are run
 def test_the_seeds_explore() -> None:
     totals = events_of(0, EXPLORED)
@@ -338,7 +339,7 @@ def run_until_it_fails(mutant: Callable[..., Any]) -> None:
 
 
 @pytest.mark.pure_only  # compiled machines cannot be patched
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("owner", "name", "mutant", "rule"), mutants.MUTANTS, ids=[mutants.name_of(each[2]) for each in mutants.MUTANTS]
 )

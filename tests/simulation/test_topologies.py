@@ -59,6 +59,7 @@ def events_of(topology: str, seeds: int) -> Counter[str]:
     return sum((LinkedSimulation(topology, seed).run() for seed in range(seeds)), Counter())
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_no_rule_is_broken(topology: str) -> None:
     assert events_of(topology, 2 if COMPILED else QUICK)["link opened"]
@@ -66,6 +67,7 @@ def test_no_rule_is_broken(topology: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.pure_only  # compiled, a few seeds suffice
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_the_seeds_explore(topology: str) -> None:
     totals = events_of(topology, SEEDS[topology])
@@ -92,7 +94,7 @@ def run_until_it_fails(topology: str, mutant: Callable[..., Any]) -> None:
 
 
 @pytest.mark.pure_only  # compiled machines cannot be patched
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("topology", "owner", "name", "mutant", "rule"), LINK_MUTANTS, ids=[name_of(each[3]) for each in LINK_MUTANTS]
 )

@@ -22,10 +22,10 @@ from zmdp.mdp.testing import running_broker
 from zmdp.titanic import admin, schema
 from zmdp.titanic.server import Server
 
-BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 50}
+BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 600}
 """For all peers of a test: long enough that a slow machine makes none seem dead."""
 LIMITS = Limits(**BEATS)
-QUICK = ("--heartbeat", "0.2", "--liveness", "50")
+QUICK = ("--heartbeat", "0.2", "--liveness", "600")
 """The same for commands."""
 
 

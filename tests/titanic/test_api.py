@@ -108,7 +108,7 @@ def running_loop():
 @contextmanager
 def opened(twin, endpoint, **settings):
     """Open the API for threads, or the one for asyncio made to look like it."""
-    settings = {"timeout": 20, **settings}
+    settings = {"timeout": TIMEOUT_SECONDS, **settings}
     if twin == "threads":
         with Client(endpoint, retries=0, **settings) as opened:
             yield Titanic(opened)
@@ -230,7 +230,7 @@ def test_result_waits_for_the_timeout(titanic, gate, pool):
             ticket.result(timeout=timeout)
     with pytest.raises(TimeoutError):
         ticket.result(0)
-    waiting = [pool.submit(ticket.result, timeout) for timeout in (None, 20)]
+    waiting = [pool.submit(ticket.result, timeout) for timeout in (None, TIMEOUT_SECONDS)]
     gate.set()
     assert [each.result() for each in waiting] == [[b"end"]] * 2
     assert ticket.ready()

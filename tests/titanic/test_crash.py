@@ -14,7 +14,7 @@ from crash import Plan, crash, told
 )
 def test_no_accepted_request_is_lost_whatever_is_killed(db, titanics, seed, kills, tmp_path):
     # Seeds that cover a bit of everything.
-    report = crash(Plan(db, titanics, kills=kills, seed=seed, pause=0.4, settle=40), tmp_path, quiet=True)
+    report = crash(Plan(db, titanics, kills=kills, seed=seed, pause=0.4, settle=300), tmp_path, quiet=True)
     assert not report["troubles"], told(report)
     assert report["kills"] >= kills
     assert report["accepted"] >= 8 * kills

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 from support.processes import TIMEOUT_SECONDS, broker, eventually, process
-from support.titanics import BEATS, LIMITS, connected, lease, operate, row, running_bench, serving, state, stored
+from support.titanics import BEATS, LIMITS, QUICK, connected, lease, operate, row, running_bench, serving, state, stored
 
 from zmdp.clients import Client, RetryLater, ServiceError, StreamInterrupted, WorkerLost
 from zmdp.mdp.broker.drops import REPORTS, Drop
@@ -26,7 +26,6 @@ from zmdp.titanic.server import titanics_with_other_database
 from zmdp.workers import Worker
 
 PROCESSES = Path(__file__).parents[1] / "processes"
-QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 """For tests that do not depend on the database."""
@@ -283,7 +282,7 @@ def test_headers_reach_the_handler(bench, titanic):
 
 def test_a_reply_expires(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
-    short, long, none = (titanic.submit("echo", b"", ttl=ttl) for ttl in (0.1, 60, None))
+    short, long, none = (titanic.submit("echo", b"", ttl=ttl) for ttl in (0.1, 3600, None))
     waits = titanic.submit("later", b"", ttl=0.1)  # it has no reply yet that could expire
     for _ in range(3):
         answer(worker)
@@ -348,7 +347,7 @@ def test_a_key_expires(bench, url, client, monkeypatch):
     with serving(bench.endpoint, url):
         titanic = Titanic(client)
         first = titanic.submit("echo", b"1", key="k", key_ttl=0.2)
-        second = eventually(lambda: new(titanic.submit("echo", b"2", key="k", key_ttl=60), first))
+        second = eventually(lambda: new(titanic.submit("echo", b"2", key="k", key_ttl=3600), first))
         assert titanic.submit("echo", b"3", key="k").uuid == second.uuid
         assert [answer(worker), answer(worker)] == [b"1", b"2"]
         assert first.result(timeout=TIMEOUT_SECONDS) == second.result(timeout=TIMEOUT_SECONDS) == [b"done"]
@@ -357,7 +356,7 @@ def test_a_key_expires(bench, url, client, monkeypatch):
 
 def test_expired_keys_are_deleted(titanic, url):
     titanic.submit("later", key="short", key_ttl=0.1)
-    titanic.submit("later", key="long", key_ttl=60)
+    titanic.submit("later", key="long", key_ttl=3600)
     titanic.submit("later", key="for ever")
     eventually(lambda: {each["key"] for each in stored(url)["keys"]} == {"long", "for ever"})
     assert len(stored(url)["requests"]) == 3
@@ -931,11 +930,11 @@ def test_two_titanics_run_each_request_once(bench, url, pool):
 @on_postgresql
 def test_c31_a_service_slower_than_every_timeout_completes_once(bench, url, client):
     # Two Titanics: if the lease were not renewed, the other would take the request.
-    with serving(bench.endpoint, url, lease=2), serving(bench.endpoint, url, lease=2):
+    with serving(bench.endpoint, url, lease=6), serving(bench.endpoint, url, lease=6):
         workers = [bench.x1_worker(b"slow") for _ in range(2)]
         ticket = Titanic(client).submit("slow")
         started = eventually(lambda: row(url, ticket.uuid)["started"])
-        eventually(lambda: lease(url) > started + 2 * 2)  # it was renewed when the first had run out
+        eventually(lambda: lease(url) > started + 6 + 1)  # it was renewed when the first had run out
         (worker,) = [each for each in workers if not only_heartbeats(each)]
         worker.final(given(worker)[0], b"done")
         assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
@@ -989,7 +988,7 @@ def test_a_crash_while_the_clock_was_ahead_does_not_block_requests(bench, url, c
 
 @on_sqlite
 def test_a_clock_that_is_set_back_does_not_interrupt_requests(bench, url, client, monkeypatch):
-    with serving(bench.endpoint, url, lease=2):
+    with serving(bench.endpoint, url, lease=6):
         worker = bench.x1_worker(b"echo")
         ticket = Titanic(client).submit("echo", b"body")
         address, _ = given(worker)
@@ -1018,7 +1017,7 @@ def held_by(path):
 
 def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):
     titanic, worker = Titanic(client), bench.x1_worker(b"slow")
-    with titanic_process(bench.endpoint, url, "--lease", "2") as first:
+    with titanic_process(bench.endpoint, url, "--lease", "5") as first:
         first.line("serving titanic.request")
         tickets = [titanic.submit("slow", b"%d" % number) for number in range(5)]
         delayed = titanic.submit("slow", b"delayed", delay=0.1)
@@ -1032,7 +1031,7 @@ def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):
     assert body == b"0"
     assert "done" not in {each["state"] for each in stored(url)["requests"]}
     with ExitStack() as stack:
-        stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "2"))
+        stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "5"))
         for name in ("slow", "later"):
             stack.enter_context(Worker(name, list, broker=bench.endpoint, **BEATS))
         assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [
@@ -1049,7 +1048,7 @@ def test_c31_requests_outlive_a_titanic_that_is_killed(bench, url, client):
 @on_postgresql
 def test_a_frozen_titanic_does_not_overwrite_anothers_outcome(bench, url, client):
     with running_bench() as elsewhere, ExitStack() as stack:
-        frozen = stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "2"))
+        frozen = stack.enter_context(titanic_process(bench.endpoint, url, "--lease", "5"))
         frozen.line("serving titanic.request")
         ticket = Titanic(client).submit("slow", b"body")
         worker, other = bench.x1_worker(b"slow"), elsewhere.x1_worker(b"slow")
@@ -1112,9 +1111,9 @@ def test_c31_requests_outlive_the_broker_that_is_killed(tmp_path, url):
     with ExitStack() as stack:
         first, endpoint = stack.enter_context(broker(*QUICK))
         # The workers notice that the broker is gone by its silence, for which the test waits.
-        alert = ("--heartbeat", "0.2", "--liveness", "10")
+        alert = ("--heartbeat", "0.2", "--liveness", "25")
         stack.enter_context(process("mdworker", "services:slow", "--broker", endpoint, *alert, cwd=PROCESSES))
-        stack.enter_context(serving(endpoint, url, liveness=10))
+        stack.enter_context(serving(endpoint, url, liveness=25))
         titanic = Titanic(stack.enter_context(Client(endpoint, timeout=TIMEOUT_SECONDS)))
         tickets = [titanic.submit("slow", str(held).encode()) for _ in range(3)]
         held_by(held)

@@ -44,14 +44,14 @@ def client(bench):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    """Shorten the timeouts of locks to a second; `impatient(seconds)` shortens them further."""
+    """Shorten the timeouts of locks to five seconds; `impatient(seconds)` shortens them further."""
 
     def shorten(seconds):
         monkeypatch.setitem(schema.open_engine.__kwdefaults__, "lock_timeout", seconds)
         monkeypatch.setitem(schema.open_engine.__kwdefaults__, "busy_timeout", seconds)
 
-    monkeypatch.setattr(schema, "BUSY_TIMEOUT_SECONDS", 1)
-    shorten(1)
+    monkeypatch.setattr(schema, "BUSY_TIMEOUT_SECONDS", 5)
+    shorten(5)
     return shorten
 
 
@@ -450,11 +450,11 @@ def test_titanics_that_restart_under_load(bench, own_url):
     load = Load(bench)
     with ExitStack() as stack:
         running = stack.enter_context(ExitStack())
-        running.enter_context(serving(bench.endpoint, own_url, drain_timeout=20))
+        running.enter_context(serving(bench.endpoint, own_url, drain_timeout=600))
         stack.enter_context(load.running())
         for _ in range(3):
             running.close()
-            running.enter_context(serving(bench.endpoint, own_url, drain_timeout=20))
+            running.enter_context(serving(bench.endpoint, own_url, drain_timeout=600))
             load.more()
     load.check(own_url)
     assert load.refused == []

@@ -3,13 +3,14 @@
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.clients import Client
-from zmdp.mdp.errors import ServiceError
+from zmdp.mdp.errors import RequestTimeout, ServiceError
 from zmdp.mdp.rows import read_reply
 from zmdp.mdp.testing import running_broker
 from zmdp.titanic import Titanic, service
@@ -97,7 +98,12 @@ def test_rows_without_a_reply_in_time(client):
         return request[0]
 
     with Worker("up", slow, broker=client.endpoint, concurrency=2, **BEATS):
-        assert ask(client, (b"k", b"slow"), (b"l", b"quick"), timeout=1) == [NO_REPLY, [b"quick"]]
+        for timeout in (1, 5, 25):
+            with suppress(RequestTimeout):
+                found = ask(client, (b"k", b"slow"), (b"l", b"quick"), timeout=timeout)
+                if found[1] != NO_REPLY:
+                    break
+        assert found == [NO_REPLY, [b"quick"]]
         release.set()
         assert ask(client, (b"k", b"slow")) == [[b"slow"]]
 

@@ -16,6 +16,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import make_url
+from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import SettingError
 from zmdp.titanic import schema, store
@@ -273,7 +274,7 @@ def test_switching_to_wal_waits_for_a_writer(empty_url, opened, pool):
     wait([upgrading], timeout=0.2)  # time to fail; whether it has begun to wait does not matter
     writing.execute("ROLLBACK")
     writing.close()
-    assert upgrading.result(20) == (None, schema.head())
+    assert upgrading.result(TIMEOUT_SECONDS) == (None, schema.head())
 
 
 @pytest.mark.parametrize("psycopg", ["is not there", "has no libpq"])
@@ -535,7 +536,7 @@ def test_concurrent_upgrades(empty_url, opened, pool):
     barrier = threading.Barrier(3)
 
     def upgrade(engine):
-        barrier.wait(20)
+        barrier.wait(TIMEOUT_SECONDS)
         return schema.upgrade(engine)
 
     outcomes = list(pool.map(upgrade, [opened(empty_url, create=True) for _ in range(3)]))

@@ -126,7 +126,7 @@ def test_headers_and_older_protocols(server):
 
 
 def test_nobody_answers(server, client):
-    found = rows(client.map_arrow("up", TEXTS, input="text", timeout=0.2))
+    found = rows(client.map_arrow("up", TEXTS, input="text", timeout=2))
     assert [code for _, code, _ in found] == [404, None, 404]
 
 
