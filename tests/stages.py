@@ -125,7 +125,9 @@ SPARK = [
     if not path.endswith(("_process.py", "_processes.py", "/test_fleet_keys.py"))
 ]
 """Tests that share one Spark session; the others start Java processes of their own."""
-ELSEWHERE = [*UNITS, *COUNTED, *PROTOCOL, *SPARK]
+END_TO_END = "tests/spark/test_end_to_end.py"
+"""All of them that `make test` runs."""
+ELSEWHERE = [*UNITS, *COUNTED, *PROTOCOL]
 
 IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")
 """In the order of their names no long file is left for the end, as it would be in xdist's."""
@@ -169,7 +171,7 @@ def quick_stages() -> list[Stage]:
 def test_stages() -> list[Stage]:
     """What `make test` runs."""
     jobs, then = units()
-    ignored = [f"--ignore={path}" for path in ELSEWHERE]
+    ignored = [f"--ignore={path}" for path in [*ELSEWHERE, END_TO_END]]
     chosen = ("-m", "not long")
     return [
         Stage(
@@ -187,7 +189,7 @@ def test_stages() -> list[Stage]:
         Stage(
             "programs", "clients, workers, Titanic, gateways, Spark: real processes that are killed; documentation",
             [
-                pytest("spark", *chosen, *SPARK),
+                pytest("spark", *chosen, END_TO_END),
                 pytest("programs", "-n", "4", *chosen, *IN_ORDER, "tests", *ignored),
             ],
         ),
