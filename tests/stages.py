@@ -427,6 +427,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # jobs run in sessions of their own
     try:
         sys.exit(main())
     except KeyboardInterrupt:
