@@ -130,13 +130,13 @@ class Batched:
 
 
 INSTRUCTIONS = {
-    "0.2": (lambda: Framed("0.2", 0), 3010),
-    "0.2, 64 waiting": (lambda: Framed("0.2", 64), 3370),
-    "X1, framed": (lambda: Framed("X1", 0), 3570),
-    "X1, framed, 64 waiting": (lambda: Framed("X1", 64), 3910),
-    "X1, 1 in a message": (lambda: Batched(1, 0), 4490),
-    "X1, 64 in a message": (lambda: Batched(64, 0), 3020),
-    "X1, 64 in a message, 64 waiting": (lambda: Batched(64, 64), 3485),
+    "0.2": (lambda: Framed("0.2", 0), 3310),
+    "0.2, 64 waiting": (lambda: Framed("0.2", 64), 3670),
+    "X1, framed": (lambda: Framed("X1", 0), 3850),
+    "X1, framed, 64 waiting": (lambda: Framed("X1", 64), 4170),
+    "X1, 1 in a message": (lambda: Batched(1, 0), 4800),
+    "X1, 64 in a message": (lambda: Batched(64, 0), 3200),
+    "X1, 64 in a message, 64 waiting": (lambda: Batched(64, 64), 3640),
 }
 """Bytecode instructions of a request and its reply, by the form of the messages and the number of waiting requests.
 
