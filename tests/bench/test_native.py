@@ -141,7 +141,7 @@ def test_the_load_speaks_the_batched_form(native, tools, broker, body):
     with native.Loading(
         tools, os.getpid(), broker.endpoint, native.BATCHED, clients=2, workers=2, outstanding=100, body=body
     ) as loading:
-        found = loading.turn(0.05)
+        found = loading.turn(0.5)
     assert found.requests >= 200
     assert broker.credits == [64, 64]
     assert broker.heartbeats == 2  # answered by a bare header, so that the broker does not change to the framed form

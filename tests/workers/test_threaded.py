@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from support.processes import TIMEOUT_SECONDS
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import Router
 from support.x1_broker import Peer
 
@@ -169,8 +169,9 @@ def test_a_stuck_handler_harms_no_other_request(logged):
             neighbour_reply = client.submit("job", b"neighbour")
             hang_reply = client.submit("job", b"hang")
             assert logged("a handler has neither returned nor yielded for 2 s")
-            neighbour.set()
             with Worker("job", second, **settings):
+                eventually(lambda: len(server.broker.registry.workers) == 2)
+                neighbour.set()  # now the first worker leaves the connection
                 assert hang_reply.result(TIMEOUT_SECONDS)[-1] == b"second"
                 assert neighbour_reply.result(TIMEOUT_SECONDS)[-1] == b"first"
                 assert attempts == {b"neighbour": 1, b"hang": 2}
