@@ -105,6 +105,7 @@ def test_a_reply_that_cannot_be_sent(kind, endpoint, monkeypatch):
     check_told(ask(kind, endpoint))
 
 
+@pytest.mark.pure_only  # compiled code does not look up its own methods
 def test_a_reply_that_fails_halfway(kind, endpoint, monkeypatch, logged):
     """The session no longer holds the request, but nothing was sent: the broker ends it when the connection does."""
     monkeypatch.setattr(session.WorkerSession, "_reply", bug)
@@ -121,6 +122,7 @@ def test_an_error_that_cannot_be_sent_either(kind, endpoint, monkeypatch):
     assert ask(kind, endpoint) == [[b"x"]] * 2
 
 
+@pytest.mark.pure_only
 def test_an_error_in_the_worker_s_loop(kind, endpoint, monkeypatch, logged):
     """Once: the worker connects again, and serves."""
     take, calls = session.WorkerSession._given, []
