@@ -418,7 +418,7 @@ def operator(harbour, tmp_path, here):
     """The command on a copy of that database, the UUIDs, and the path."""
     source, uuids = harbour
     path = tmp_path / "titanic.db"
-    with sqlite3.connect(source) as from_, sqlite3.connect(path) as to:
+    with closing(sqlite3.connect(source)) as from_, closing(sqlite3.connect(path)) as to, from_, to:
         from_.backup(to)
     from_.close()
     to.close()
@@ -452,7 +452,7 @@ def test_ls(operator):
 
 def test_the_requests_of_an_owner(operator):
     titanic, uuids, path = operator
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database, database:
         database.execute("UPDATE titanic_requests SET owner = 'shop' WHERE state = 'done'")
     database.close()
     (row,) = [json.loads(line) for line in done(titanic("ls", "--json", "--owner", "shop")).splitlines()]
@@ -500,7 +500,7 @@ def test_show(operator):
 def test_show_cuts_long_values_short(operator):
     titanic, uuids, db = operator
     body = "x" * 100_000
-    with sqlite3.connect(db) as connection:
+    with closing(sqlite3.connect(db)) as connection, connection:
         packed = len(body).to_bytes(4, "big") + body.encode()
         connection.execute("UPDATE titanic_requests SET body = ? WHERE uuid = ?", (packed, uuids["done"]))
     connection.close()
@@ -564,7 +564,7 @@ def test_a_read_only_database_can_be_read(operator, here, folder, unprivileged):
 def test_a_read_only_database_is_read_while_a_titanic_writes(operator, here, folder, unprivileged):
     _, uuids, db = operator
     copied = shutil.copy(db, folder / "titanic.db")
-    with sqlite3.connect(copied) as writer:
+    with closing(sqlite3.connect(copied)) as writer, writer:
         writer.execute("UPDATE titanic_requests SET priority = 8 WHERE uuid = ?", (uuids["done"],))
         writer.commit()
         assert os.path.exists(f"{copied}-wal")
@@ -701,7 +701,7 @@ def test_the_tables_of_sqlite(here, tmp_path):
 
 def test_tables_of_a_newer_version_are_refused(operator, endpoint):
     titanic, _, db = operator
-    with sqlite3.connect(db) as connection:
+    with closing(sqlite3.connect(db)) as connection, connection:
         connection.execute("UPDATE titanic_version SET version_num = '9999'")
     connection.close()
     for command in (["ls"], ["db", "check"], ["db", "upgrade"], ["serve", "--broker", endpoint], ["retry", "--all"]):

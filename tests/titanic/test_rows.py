@@ -3,7 +3,7 @@
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
@@ -165,7 +165,8 @@ def test_callers_learn_what_another_program_did_to_their_rows(client, tmp_path, 
     monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
     monkeypatch.setattr(service, "MAX_WATCHED", 2)
     pairs = [(b"k/%d" % number, b"") for number in range(5)]
-    with ThreadPoolExecutor() as pool, sqlite3.connect(tmp_path / "titanic.db", timeout=TIMEOUT_SECONDS) as db:
+    path = tmp_path / "titanic.db"
+    with ThreadPoolExecutor() as pool, closing(sqlite3.connect(path, timeout=TIMEOUT_SECONDS)) as db:
         asked = pool.submit(ask, client, *pairs)  # no worker offers the service
         eventually(lambda: db.execute("SELECT count(*) FROM titanic_requests").fetchone() == (5,))
         db.execute("DELETE FROM titanic_requests")

@@ -224,7 +224,10 @@ def certificates(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
     for ca in ("ca", "other"):
-        openssl(folder, "req", "-x509", *curve, "-subj", f"/CN={ca}", "-keyout", f"{ca}.key", "-out", f"{ca}.pem")
+        openssl(
+            folder, "req", "-x509", *curve, "-subj", f"/CN={ca}", "-addext", "keyUsage=critical,keyCertSign",
+            "-keyout", f"{ca}.key", "-out", f"{ca}.pem",
+        )  # fmt: skip
     for name, subject, ca in (
         ("server", "localhost", "ca"), ("shop", "shop.example", "ca"), ("stranger", "stranger", "ca"),
         ("forged", "shop.example", "other"),

@@ -1,5 +1,6 @@
 import contextlib
 import json
+import sys
 
 import pytest
 from hypothesis import given
@@ -109,15 +110,16 @@ def test_an_invalid_text_message(message, id_, why):
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
 def test_a_body_nested_as_deeply_as_the_decoder_allows(opening, closing):
-    """Between what is read and what is not, there is a depth at which only writing it again fails."""
+    """On Python 3.11, between what is read and what is not, there is a depth at which only writing it again fails."""
     outcomes = set()
-    for depth in range(900, 1100):
+    for depth in (*range(900, 1100), 200_000):
         value = opening * depth + ("1" if opening != "[" else "") + closing * depth
         try:
             decode(f'{{"id":1,"service":"s","body":{value}}}'.encode(), text=True)
         except MessageError as error:
             outcomes.add(str(error))
-    assert outcomes == {"body is nested too deeply", "a message must be a JSON object"}
+    both = {"body is nested too deeply", "a message must be a JSON object"}
+    assert outcomes == both if sys.version_info < (3, 12) else outcomes and outcomes <= both
 
 
 def test_the_depth_of_options():
