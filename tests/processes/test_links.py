@@ -284,7 +284,7 @@ class Liar:
         self.socket.send_multipart([number, b"", b"MDPCX1", b"\1", b"mmi.link", b"", body])
         while True:
             message = self.socket.recv_multipart()
-            if message[:4] == [number, b"", b"MDPCX1", message[3]]:
+            if message[:3] == [number, b"", b"MDPCX1"] and len(message) > 3:  # else it is a heartbeat
                 return message[3], message[4:]
 
     def opened(self):

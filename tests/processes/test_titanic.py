@@ -766,7 +766,7 @@ def test_serve_finishes_running_requests_and_leaves_pending_ones(port, number):
     at, titanic, db = port
     with serve(at, db) as serving, holding(at) as (held, gate):
         running = titanic.submit("hold", b"running")
-        waiting, later = titanic.submit("nobody", b"waiting"), titanic.submit("hold", delay=0.1)
+        waiting, later = titanic.submit("nobody", b"waiting"), titanic.submit("hold", delay=60)
         assert held.wait(TIMEOUT_SECONDS)
         serving.send_signal(number)
         serving.line("for 1 running requests")

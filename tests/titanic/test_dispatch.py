@@ -218,7 +218,7 @@ def test_a_delayed_request_does_not_hold_up_others(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     never = titanic.submit("echo", b"never", delay=3600)
     delayed = titanic.submit("echo", b"delayed", delay=0.3)
-    dated = titanic.submit("echo", b"dated", at=(moment := time.time() + 0.6))
+    dated = titanic.submit("echo", b"dated", at=(moment := time.time() + 0.6))  # which may have passed
     titanic.submit("echo", b"at once")
     titanic.submit("echo", b"overdue", at=0)
     assert {answer(worker) for _ in range(4)} == {b"at once", b"overdue", b"delayed", b"dated"}
@@ -226,7 +226,7 @@ def test_a_delayed_request_does_not_hold_up_others(bench, titanic, url):
         ticket.result(timeout=TIMEOUT_SECONDS)
         assert row(url, ticket.uuid)["started"] >= row(url, ticket.uuid)["due"]
     assert row(url, delayed.uuid)["due"] == pytest.approx(row(url, delayed.uuid)["created"] + 0.3)
-    assert row(url, dated.uuid)["due"] == pytest.approx(moment, abs=0.001)
+    assert row(url, dated.uuid)["due"] >= moment - 0.001
     assert state(url, never.uuid) == "delayed"
     worker.nothing()
 
