@@ -266,10 +266,11 @@ def test_the_flux_gateway_ends_although_a_program_never_answers(endpoint, client
         assert reply.result() == [b"{}"]
 
 
-def test_the_flux_gateway_ends_although_a_service_never_answers(endpoint, tmp_path):
+def test_the_flux_gateway_ends_although_a_service_never_answers(endpoint, client, tmp_path):
     path = tmp_path / "begun"
     with worker(endpoint, "writes_flux"), flux(endpoint, tmp_path / "flux") as running:
         with FluxClient(tmp_path / "flux") as program:
+            eventually(lambda: client.available("writes_flux"))
             program.request("writes_flux.x", {"path": str(path)})
             eventually(path.exists)
             assert ended(running) == 1
