@@ -156,7 +156,8 @@ def units() -> tuple[list[Job], list[Job]]:
 
 def quick_stages() -> list[Stage]:
     """What every Python runs: all but Spark, and nothing twice."""
-    ignored = [f"--ignore={path}" for path in [*ELSEWHERE, "tests/spark", "tests/docs", "tests/bench"]]
+    others = [*UNITS, *COUNTED, "tests/simulation", "tests/spark", "tests/docs", "tests/bench"]
+    ignored = [f"--ignore={path}" for path in others]
     chosen = ("-m", "not long")
     return [
         Stage(
@@ -165,7 +166,7 @@ def quick_stages() -> list[Stage]:
         ),
         Stage(
             "programs", "clients, workers, broker, Titanic, gateways: real sockets, real processes that are killed",
-            [pytest("programs", "-n", "4", "--dist", "loadfile", *chosen, "tests/conformance", "tests", *ignored)],
+            [pytest("programs", "-n", "4", "--dist", "loadfile", *chosen, "tests", *ignored)],
         ),
     ]  # fmt: skip
 
