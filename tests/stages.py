@@ -115,7 +115,7 @@ UNITS = found(
     "tests/mdp/**/test_*.py", "tests/mmi/test_*.py", "tests/clients/test_legacy_session.py",
     "tests/clients/test_session.py", "tests/clients/test_failover.py", "tests/workers/test_session.py", but=COUNTED,
 )  # fmt: skip
-BROKER = found("tests/mdp/broker/test_broker*.py", "tests/mdp/wire/test_*.py")
+BROKER = found("tests/mdp/broker/test_broker*.py", "tests/mdp/wire/test_wire*.py")
 PROTOCOL = ["tests/conformance", "tests/simulation"]
 PATCHED = ["tests/workers/test_crashes.py"]
 """Programs whose machines are patched, which cannot be done with compiled ones."""
@@ -131,6 +131,7 @@ END_TO_END = "tests/spark/test_end_to_end.py"
 """All of them that `make test` runs."""
 ELSEWHERE = [*UNITS, *COUNTED, *PROTOCOL]
 
+STEALING = ("--dist", "worksteal")
 IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")
 """In the order of their names no long file is left for the end, as it would be in xdist's."""
 
@@ -145,7 +146,7 @@ LINT = [
 def units() -> tuple[list[Job], list[Job]]:
     """Return the unit tests, with coverage, and the commands that judge the coverage."""
     rest = [path for path in UNITS if path not in BROKER]
-    jobs = [covered("broker and wire", *BROKER), covered("other units", *rest)]
+    jobs = [covered("broker", *BROKER), covered("other units", *rest)]
     report = ("-m", "coverage", "report", "--fail-under=100", f"--include={','.join(COVERED)}")
     then = [
         command("coverage", "-m", "coverage", "combine", "-q"),
@@ -183,17 +184,16 @@ def test_stages() -> list[Stage]:
         ),
         Stage(
             "protocol", "each rule over real sockets, and whole systems in the simulator while everything fails",
-            [pytest("protocol", "-n", "3", "--dist", "worksteal", *chosen, *COUNTED, *PROTOCOL, *PATCHED, pure=True)],
-        ),
-        Stage(
-            "compiled", "the same rules compiled, where compiled code differs",
-            [pytest("compiled", "-n", "3", "--dist", "worksteal", *chosen, *COMPILED_UNITS, *PROTOCOL, *COUNTED)],
+            [
+                pytest("pure", "-n", "2", *STEALING, *chosen, *COUNTED, *PATCHED, "tests/simulation", pure=True),
+                pytest("compiled", "-n", "2", *STEALING, *chosen, *COUNTED, *COMPILED_UNITS, *PROTOCOL),
+            ],
         ),
         Stage(
             "programs", "clients, workers, Titanic, gateways, Spark: real processes that are killed; documentation",
             [
                 pytest("spark", *chosen, END_TO_END),
-                pytest("programs", "-n", "4", *chosen, *IN_ORDER, "tests", *ignored),
+                pytest("programs", "-n", "5", *chosen, *IN_ORDER, "tests", *ignored),
             ],
         ),
     ]  # fmt: skip
@@ -208,9 +208,10 @@ def long_stages() -> list[Stage]:
             [pytest("units", "-n", "3", *UNITS)],
         ),
         Stage(
-            "protocol at length", "hundreds of seeds, pure and compiled",
+            "protocol at length", "hundreds of seeds, pure and compiled; each rule in pure Python too",
             [
                 pytest("pure", "-n", "1", "-m", "long", *PROTOCOL, pure=True),
+                pytest("conformance", "-m", "not long", "tests/conformance", pure=True),
                 pytest("compiled", "-n", "1", "-m", "long", *PROTOCOL),
             ],
         ),

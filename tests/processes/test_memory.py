@@ -26,7 +26,10 @@ def memory(pid, kind="VmRSS"):
 
 
 @pytest.mark.skipif(not Path(STATUS % 1).exists(), reason="memory is read from Linux's /proc")
-@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize(
+    "body",
+    [pytest.param(body, id=name, marks=pytest.mark.long if "many" in name else ()) for name, body in BODIES.items()],
+)
 def test_c40_clients_that_do_not_read_take_what_the_limit_allows(body):
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())

@@ -15,7 +15,7 @@ from zmdp.mdp import compiled
 
 SEEDS = {"mesh2": 50, "mesh5": 35, "tree": 35}
 """Seeds of each topology in which every event in `RARE` must happen."""
-QUICK = 12
+QUICK = 5
 """Seeds of each topology that `make test` runs."""
 MUTANT_SEEDS = 150
 """Seeds in which each mutant must be detected."""
@@ -81,6 +81,7 @@ def trace_of(topology: str, seed: int) -> list[str]:
     return lines
 
 
+@pytest.mark.pure_only  # compiled, a few seeds suffice
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_seed_is_repeated_message_by_message(topology: str) -> None:
     lines = trace_of(topology, 1)

@@ -230,3 +230,16 @@ def executed():
             sa.event.remove(engine, "before_cursor_execute", executing)
 
     return listening
+
+
+ABOVE_THE_STORE = {"test_dispatch.py", "test_packs.py", "test_tsp.py"}
+"""What they show does not depend on the database: on PostgreSQL, only `make test-all` runs them."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark tests as long that differ from others in the database only, though what they show does not."""
+    for item in items:
+        if item.path.name in ABOVE_THE_STORE and getattr(item, "callspec", None):
+            chosen = any(mark.args[0] == "backend" for mark in item.iter_markers("parametrize"))
+            if item.callspec.params.get("backend") == "postgresql" and not chosen:
+                item.add_marker(pytest.mark.long)

@@ -471,6 +471,8 @@ def test_cancel_that_comes_before_the_handler_begins_and_during_its_first_step()
                     if request == [b"slow"]:
                         peer.send(cancel=[int(request.client)])
                         assert connection._socket.poll(10_000)  # so that it is read before the task runs
+                        # The poll has taken the descriptor's signal.
+                        asyncio.get_running_loop().call_soon(connection._turn)
                         await asyncio.sleep(3600)
                 finally:
                     cleaned.append(request.client)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from zmdp.mdp import wire
+from zmdp.mdp import compiled, wire
 from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import NEVER
@@ -1260,5 +1260,7 @@ class BrokerMachine(RuleBasedStateMachine):
         check_books(self.broker)
 
 
-BrokerMachine.TestCase.settings = settings(deadline=None, max_examples=100, stateful_step_count=40)
+# In pure Python coverage is measured, which makes it slow.
+EXAMPLES = 200 if compiled.parts()["machines"] else 50
+BrokerMachine.TestCase.settings = settings(deadline=None, max_examples=EXAMPLES, stateful_step_count=40)
 TestBroker = BrokerMachine.TestCase

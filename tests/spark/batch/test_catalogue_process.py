@@ -37,6 +37,7 @@ def test_check_prints_a_line_for_each_and_exits_with_1_if_one_fails(tmp_path):
     assert (done.returncode, "Traceback" in done.stderr.decode()) == (1, False), done.stderr.decode()
 
 
+@pytest.mark.long
 def test_sighup_reloads_and_an_invalid_file_changes_nothing(tmp_path):
     config = tmp_path / "catalogue.toml"
     config.write_text(PEOPLE)

@@ -12,6 +12,7 @@ from zmdp.spark import control
 pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
 
 
+@pytest.mark.long
 def test_killed_python_processes_and_executors_lose_no_call():
     with broker(*QUICK) as (_, endpoint):
         with fleet(endpoint, "fleet_handlers:pid", "pid", *LOCAL_CLUSTER, "--min", "2") as running:

@@ -19,6 +19,7 @@ def up(endpoint):
         yield
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("up")
 def test_rows_get_their_replies(tmp_path, endpoint):
     with connected(tmp_path) as session:
