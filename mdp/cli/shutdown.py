@@ -84,6 +84,7 @@ class Shutdown:
         self._began: float | None = None
         """When the limit began to count."""
         self._signals = 0
+        self._first_step: threading.Thread | None = None
         self._read_end, self._write_end = socket.socketpair()
         self._write_end.setblocking(False)
         self._thread = threading.Thread(target=self._watch, name="shutdown", daemon=True)
@@ -109,6 +110,8 @@ class Shutdown:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._first_step is not None:
+            self._first_step.join(REPORT_SECONDS)  # it may be about to log
         if self._began is None:
             self.restore()
             self._write_end.close()  # ends the thread
@@ -160,14 +163,15 @@ class Shutdown:
         self._count()
         self._signals += 1
         if self._signals <= len(self._steps):
-            _start(self._take_step, self._signals)
+            step = _start(self._take_step, self._signals)
+            self._first_step = self._first_step or step
         elif self._exits:
             os._exit(EXIT_FAILED)
 
     def _take_step(self, number: int) -> None:
-        if number == 1 and self._announcement:
-            self._log.info(self._announcement)
         self._steps[number - 1]()
+        if number == 1 and self._announcement:  # afterwards, so that nothing begins after it
+            self._log.info(self._announcement)
 
     def _count(self) -> None:
         if self._began is None:
