@@ -109,7 +109,8 @@ COVERED = (
     "*/clients/call.py", "*/clients/session.py", "*/clients/legacy_session.py", "*/workers/session.py",
 )  # fmt: skip
 """The protocol's core: every branch is tested without sockets."""
-COUNTED = ["tests/mdp/broker/test_cost.py", "tests/mdp/broker/test_work.py"]
+WORK = "tests/mdp/broker/test_work.py"
+COUNTED = ["tests/mdp/broker/test_cost.py", WORK]
 """Tests that count instructions and memory, which coverage would add to."""
 UNITS = found(
     "tests/mdp/**/test_*.py", "tests/mmi/test_*.py", "tests/clients/test_legacy_session.py",
@@ -185,7 +186,7 @@ def test_stages() -> list[Stage]:
         Stage(
             "protocol", "each rule over real sockets, and whole systems in the simulator while everything fails",
             [
-                pytest("pure", "-n", "2", *STEALING, *chosen, *COUNTED, *PATCHED, "tests/simulation", pure=True),
+                pytest("pure", "-n", "2", *STEALING, *chosen, WORK, *PATCHED, "tests/simulation", pure=True),
                 pytest("compiled", "-n", "2", *STEALING, *chosen, *COUNTED, *COMPILED_UNITS, *PROTOCOL),
             ],
         ),
@@ -211,7 +212,7 @@ def long_stages() -> list[Stage]:
             "protocol at length", "hundreds of seeds, pure and compiled; each rule in pure Python too",
             [
                 pytest("pure", "-n", "1", "-m", "long", *PROTOCOL, pure=True),
-                pytest("conformance", "-m", "not long", "tests/conformance", pure=True),
+                pytest("costs, conformance", "-m", "not long", "tests/mdp/broker/test_cost.py", "tests/conformance", pure=True),
                 pytest("compiled", "-n", "1", "-m", "long", *PROTOCOL),
             ],
         ),

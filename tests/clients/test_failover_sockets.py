@@ -317,8 +317,15 @@ class SleepingAsyncio(Asyncio):
         return asyncio.run_coroutine_threadsafe(self._client.request("sleep", body), self._loop)
 
 
-@pytest.mark.parametrize("kind", [SleepingThreads, SleepingAsyncio])
-@pytest.mark.parametrize("how", [Pair.kill, Pair.drain])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (SleepingThreads, Pair.kill),
+        (SleepingAsyncio, Pair.drain),
+        pytest.param(SleepingThreads, Pair.drain, marks=pytest.mark.long),
+        pytest.param(SleepingAsyncio, Pair.kill, marks=pytest.mark.long),
+    ],
+)
 def test_no_call_fails_while_each_of_two_brokers_is_restarted(kind, how, quick_probes):
     del quick_probes
     with ExitStack() as ends:

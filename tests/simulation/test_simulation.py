@@ -22,7 +22,7 @@ SEEDS = 600
 CHUNK = 25
 """Seeds per test, few enough for the timeout of a test on a busy machine."""
 QUICK = 50
-"""Seeds that `make test` runs compiled, beside those of `EXPLORED`."""
+"""Seeds that `make test` runs in pure Python, beside those of `EXPLORED`, which it runs compiled."""
 EXPLORED = 100
 """Seeds in which every event in `RARE` must happen."""
 MUTANT_SEEDS = 300
@@ -203,9 +203,9 @@ COMPILED = compiled.parts()["machines"]
 
 def chunks() -> list[Any]:
     """Return the first seeds of all chunks of this build, of which `make test` runs `QUICK`."""
-    # In pure Python, the test that follows runs the first seeds.
-    firsts = range(SEEDS // 2, SEEDS, CHUNK) if COMPILED else range(EXPLORED, SEEDS // 2, CHUNK)
-    quick = QUICK if COMPILED else 0
+    # Compiled, the test that follows runs the first seeds.
+    firsts = range(EXPLORED, SEEDS // 2, CHUNK) if COMPILED else range(SEEDS // 2, SEEDS, CHUNK)
+    quick = 0 if COMPILED else QUICK
     return [pytest.param(first, marks=pytest.mark.long if first >= firsts[0] + quick else ()) for first in firsts]
 
 
@@ -216,7 +216,7 @@ def test_no_rule_is_broken(first: int) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.pure_only  # compiled, fewer seeds are run
+@pytest.mark.compiled_only  # in pure Python, fewer seeds are run
 def test_the_seeds_explore() -> None:
     totals = events_of(0, EXPLORED)
     assert [name for name in RARE if not totals[name]] == []

@@ -171,7 +171,7 @@ def test_an_invalid_option_is_rejected(options, said):
         ([b"echo", bytes(MAX_BODY), b"x"], "the body is too large"),
         ([b"echo", *[b""] * (MAX_BODY_FRAMES + 1)], "the body is too large"),
     ],
-    ids=lambda value: value if isinstance(value, str) else str(value)[:30],
+    ids=lambda value: value if isinstance(value, str) else None,  # the body takes long to print
 )
 def test_invalid_frames_are_rejected(frames, said):
     with pytest.raises(MalformedRequest, match=re.escape(said)):
