@@ -109,8 +109,8 @@ COVERED = (
     "*/clients/call.py", "*/clients/session.py", "*/clients/legacy_session.py", "*/workers/session.py",
 )  # fmt: skip
 """The protocol's core: every branch is tested without sockets."""
-WORK = "tests/mdp/broker/test_work.py"
-COUNTED = ["tests/mdp/broker/test_cost.py", WORK]
+COST, WORK = "tests/mdp/broker/test_cost.py", "tests/mdp/broker/test_work.py"
+COUNTED = [COST, WORK]
 """Tests that count instructions and memory, which coverage would add to."""
 UNITS = found(
     "tests/mdp/**/test_*.py", "tests/mmi/test_*.py", "tests/clients/test_legacy_session.py",
@@ -212,7 +212,7 @@ def long_stages() -> list[Stage]:
             "protocol at length", "hundreds of seeds, pure and compiled; each rule in pure Python too",
             [
                 pytest("pure", "-n", "1", "-m", "long", *PROTOCOL, pure=True),
-                pytest("costs, conformance", "-m", "not long", "tests/mdp/broker/test_cost.py", "tests/conformance", pure=True),
+                pytest("costs, conformance", "-m", "not long", COST, "tests/conformance", pure=True),
                 pytest("compiled", "-n", "1", "-m", "long", *PROTOCOL),
             ],
         ),
