@@ -76,7 +76,9 @@ def browser(folder: Path) -> Iterator[Page]:
             where = folder / "DevToolsActivePort"
             eventually(lambda: where.exists() and where.read_text().count("\n") == 1)
             port, path = where.read_text().split()
-            with connect(f"ws://127.0.0.1:{port}{path}", max_size=None, compression=None) as connection:
+            with connect(
+                f"ws://127.0.0.1:{port}{path}", max_size=None, compression=None, open_timeout=TIMEOUT_SECONDS
+            ) as connection:
                 yield Page(connection)
         finally:
             running.kill()

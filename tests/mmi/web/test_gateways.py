@@ -44,7 +44,9 @@ def test_connections_and_requests_of_an_http_gateway(broker, gateway):
         idle = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         asking = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         asking.sendall(b"POST /services/hold HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx")
-        several = stack.enter_context(connect(f"ws://127.0.0.1:{port}/ws", subprotocols=["zmdp"]))
+        several = stack.enter_context(
+            connect(f"ws://127.0.0.1:{port}/ws", subprotocols=["zmdp"], open_timeout=TIMEOUT_SECONDS)
+        )
         for number in range(3):
             several.send(json.dumps({"id": number, "service": "hold", "body": "x"}))
 

@@ -131,7 +131,9 @@ class Messages:
 
 @contextmanager
 def opened(gateway, **settings):
-    with connect(websocket_url(gateway), compression=None, max_size=None, **settings) as connection:
+    with connect(
+        websocket_url(gateway), compression=None, max_size=None, open_timeout=TIMEOUT_SECONDS, **settings
+    ) as connection:
         yield Messages(connection)
 
 
@@ -381,7 +383,7 @@ def test_a_gateway_that_stops_finishes_what_is_outstanding(endpoint, gate):
 def refusal(gateway, **settings):
     """Return the status and the kind of problem with which the handshake is refused."""
     with pytest.raises(InvalidStatus) as caught:
-        connect(websocket_url(gateway), **settings)
+        connect(websocket_url(gateway), open_timeout=TIMEOUT_SECONDS, **settings)
     response = caught.value.response
     assert response.headers["content-type"] == "application/problem+json"
     return response.status_code, json.loads(response.body)["type"].partition("#")[2]
@@ -403,7 +405,7 @@ def test_a_subprotocol_that_is_unknown_is_not_selected(gateway):
 
 def test_another_path_and_a_request_without_an_upgrade(gateway):
     with pytest.raises(InvalidStatus, match="404"):
-        connect(websocket_url(gateway) + "x")
+        connect(websocket_url(gateway) + "x", open_timeout=TIMEOUT_SECONDS)
     answer = httpx.get(gateway.url + "/ws", timeout=TIMEOUT_SECONDS)
     assert (answer.status_code, answer.headers["upgrade"]) == (426, "websocket")
 
@@ -440,7 +442,7 @@ def test_tokens(endpoint, tmp_path):
         assert refusal(gateway, subprotocols=["zmdp", "zmdp.token.wrong"]) == (401, "unauthorized")
         assert refusal(gateway, additional_headers={"Authorization": "Bearer wrong"}) == (401, "unauthorized")
         with pytest.raises(InvalidStatus, match="401"):
-            connect(websocket_url(gateway) + "?token=secret")
+            connect(websocket_url(gateway) + "?token=secret", open_timeout=TIMEOUT_SECONDS)
         for settings in (
             {"subprotocols": ["zmdp", "zmdp.token.secret"]},
             {"additional_headers": {"Authorization": "Bearer secret"}},
