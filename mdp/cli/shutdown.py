@@ -196,7 +196,9 @@ class Shutdown:
 
     def _give_up(self) -> None:
         reporter = _start(self._report)
-        if reporter is not None:
+        if reporter is None:
+            self._report()  # the last resort ends the process if nobody reads the log
+        else:
             reporter.join(REPORT_SECONDS)
         os._exit(EXIT_FAILED)
 
