@@ -45,8 +45,8 @@ MONITOR_INTERVAL: Final = 0.01
 """Seconds between two checks for ended connections while messages keep coming."""
 PORT_INTERVAL: Final = 0.0005
 """Seconds between two checks for messages at ports while messages keep coming at the main ROUTER."""
-LAST_TURNS: Final = 10
-"""Number of turns to wait for what a peer sent before it left, while messages of others keep coming."""
+PEER_MESSAGES: Final = 1000
+"""Number of messages of one peer that may wait at a socket: libzmq's default RCVHWM."""
 STALL_INTERVALS: Final = 2
 """A turn that begins this many heartbeat intervals after the last one was held up: the loop sleeps for one at most."""
 OUTBOX_RETRY: Final = 0.01
@@ -255,8 +255,7 @@ class Server:
                 broker.failed(now)
         if self._ports and self._take_in_at_ports(now):
             more = True
-        peers = self.connections.totals.open + len(broker.registry.workers)  # which may be inproc
-        self._backlog.turn(now, left=more, turns=peers // MAX_TURN_MESSAGES + 1)
+        self._backlog.turn(now, left=more, turns=self._turns_for(1))
         try:
             messages = broker.flush(now)
         except Exception:  # noqa: BLE001 - as above; what was not sent is sent at the end of the next turn
@@ -269,6 +268,11 @@ class Server:
             self._send_all(messages, now)
             return True  # sending makes libzmq notice new messages too, which the poll then does not report
         return more
+
+    def _turns_for(self, messages: int) -> int:
+        """Return the number of turns in which so many messages of each peer are taken in: sockets give peers turns."""
+        peers = self.connections.totals.open + len(self.broker.registry.workers) + 1  # workers may be inproc
+        return peers * messages // MAX_TURN_MESSAGES + 1
 
     def _take_in_at_ports(self, now: float) -> bool:
         """Take in the messages that have arrived at ports.  Return whether there may be more."""
@@ -413,7 +417,8 @@ class Server:
 
     def _note_gone(self, identity: bytes, turn: int) -> None:
         """Remember that a peer was not connected to receive a message of `turn`."""
-        first, turns = self._gone.get(identity, (turn, LAST_TURNS))
+        # What it sent before it left is taken in first, also while messages of others keep coming.
+        first, turns = self._gone.get(identity, (turn, self._turns_for(PEER_MESSAGES)))
         self._gone[identity] = min(first, turn), turns
 
     def _lose_gone(self, now: float, *, drained: bool) -> bool:

@@ -223,3 +223,36 @@ def test_c39_generated_ids_start_anywhere():
     assert len(starts) == 4
     numbers = sorted(int.from_bytes(each, "big") for each in starts)
     assert min(later - earlier for earlier, later in pairwise(numbers)) > 10
+
+
+def test_what_a_peer_sent_before_it_left_is_taken_in_however_much_others_send():
+    """A broker that was held up finds thousands of messages; the end of a connection is reported before they are."""
+    parts = 500
+    with (
+        Server(("tcp://127.0.0.1:*",)) as server,
+        RawPeer(server.endpoints[0], b"me") as worker,
+        RawPeer(server.endpoints[0]) as client,
+        ExitStack() as stack,
+    ):
+        others = [stack.enter_context(RawPeer(server.endpoints[0])) for _ in range(4)]
+        worker.send(b"MDPW02", b"\x01", b"parts")
+        turn(server)
+        client.send(b"MDPC02", b"\x01", b"parts", b"")
+        turn(server)
+        address = worker.recv()[2]
+        for other in others:
+            for _ in range(parts):
+                other.send(b"MDPC02", b"\x01", b"mmi.fence", b"")
+        for _ in range(parts):
+            worker.send(b"MDPW02", b"\x03", address, b"", b"part")
+        worker.send(b"MDPW02", b"\x04", address, b"", b"last")
+        worker.close()
+        while send(server._socket, [b"me", b""]) != EHOSTUNREACH:
+            server._socket.poll(1)
+        while b"me" not in server._gone:
+            server._look(time.monotonic())
+        while server._gone:
+            more = server._take_turn(time.monotonic())
+            server._lose_gone(time.monotonic(), drained=not more)
+        assert [client.recv() for _ in range(parts)] == [[b"MDPC02", b"\x02", b"parts", b"part"]] * parts
+        assert client.recv() == [b"MDPC02", b"\x03", b"parts", b"last"]
