@@ -28,7 +28,7 @@ help:
 	@echo "make test            check style and types, run the tests (8 minutes on two cores)"
 	@echo "make test-all        run everything: both builds, more seeds, Spark, attacks and crashes at length (half an hour)"
 	@echo "make test-loaded     make test, twice, at the lowest priority beside four busy loops"
-	@echo "make test-pythons    run the quick tests on each Python that is found: 3.11, 3.12, 3.13"
+	@echo "make test-pythons    run the quick tests on each other Python that is found: 3.11, 3.12, 3.13"
 	@echo "make lint            check style, types and the width of the documentation"
 	@echo "make unit            run the tests without sockets, with coverage of the protocol's core"
 	@echo "make sim SEEDS=10000 run the simulator for more seeds"
@@ -118,12 +118,16 @@ test-loaded: java browser $(VENV)/dev.installed
 	@$(STAGES) test --load 4
 	@$(STAGES) test --load 4
 
-# Each other Python that is found gets a virtual environment of its own.
-OTHERS := $(foreach version,3.11 3.12 3.13,$(if $(shell python$(version) --version 2>/dev/null),$(version)))
-test-pythons: $(OTHERS:%=test-python-%)
+# Each other Python that is found, also by pyenv, gets a virtual environment of its own.
+python = $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null || \
+	ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(1).*/bin/python$(1) 2>/dev/null | tail -1)
+OTHERS = $(foreach version,$(filter-out $(THIS),3.11 3.12 3.13),$(if $(call python,$(version)),$(version)))
+THIS = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+test-pythons:
+	@for version in $(OTHERS); do $(MAKE) --no-print-directory test-python-$$version || exit 1; done
 test-python-%:
 	@echo "Python $*"
-	@$(MAKE) --no-print-directory PYTHON=python$* VENV=.venv-$* quick
+	@$(MAKE) --no-print-directory PYTHON=$(call python,$*) VENV=.venv-$* quick
 
 quick: $(VENV)/dev.installed
 	@$(STAGES) quick
