@@ -15,7 +15,7 @@ from uuid import UUID
 
 import click
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
 
 from ...clients import bodies
 from ...mdp.access import load as load_access
@@ -255,17 +255,23 @@ def _database_errors(db: str) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(db: str, *, write: bool = False) -> Iterator[Callable[[], Any]]:
-    """Check the tables and yield a function that begins a transaction."""
-    url = schema.database_url(db)
-    engine = schema.open_engine(url, write=write)
+def _engine(db: str, **how: bool) -> Iterator[Engine]:
+    """Yield an engine that `schema.open_engine` opens, and close its connections."""
+    engine = schema.open_engine(schema.database_url(db), **how)
     try:
         with _database_errors(db):
-            with engine.begin() as connection:
-                schema.check(connection, url)
-            yield engine.begin
+            yield engine
     finally:
         engine.dispose()
+
+
+@contextmanager
+def _opened(db: str, *, write: bool = False) -> Iterator[Callable[[], Any]]:
+    """Check the tables and yield a function that begins a transaction."""
+    with _engine(db, write=write) as engine:
+        with engine.begin() as connection:
+            schema.check(connection, engine.url)
+        yield engine.begin
 
 
 @click.group(cls=Group)
@@ -278,8 +284,7 @@ def db() -> None:
 def upgrade(*, db: str) -> None:
     """Create the tables, or migrate them to this release's version."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    engine = schema.open_engine(schema.database_url(db), create=True)
-    with _database_errors(db):
+    with _engine(db, create=True) as engine:
         before, now = schema.upgrade(engine)
     click.echo(
         f"{schema.shown(engine.url)}: "
@@ -292,8 +297,7 @@ def upgrade(*, db: str) -> None:
 @bodies.JSON
 def current(*, db: str, as_json: bool) -> None:
     """Print the version of the tables."""
-    engine = schema.open_engine(schema.database_url(db), write=False)
-    with _database_errors(db), engine.connect() as connection:
+    with _engine(db, write=False) as engine, engine.connect() as connection:
         version = schema.current(connection)
     if as_json:
         bodies.print_json({"version": version, "needed": schema.head()})
