@@ -121,7 +121,8 @@ test-loaded: java browser $(VENV)/dev.installed
 # Each other Python that is found, also by pyenv, gets a virtual environment of its own.
 python = $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null || \
 	ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(1).*/bin/python$(1) 2>/dev/null | tail -1)
-OTHERS = $(foreach version,$(filter-out $(THIS),3.11 3.12 3.13),$(if $(call python,$(version)),$(version)))
+PYTHONS := 3.11 3.12 3.13
+OTHERS = $(foreach version,$(filter-out $(THIS),$(PYTHONS)),$(if $(call python,$(version)),$(version)))
 THIS = $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 test-pythons:
 	@for version in $(OTHERS); do $(MAKE) --no-print-directory test-python-$$version || exit 1; done
