@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Self
+from typing import Final as Constant
 
 from ..mdp import tracing
 from ..mdp.errors import ClosedError, RequestCancelled
@@ -21,6 +22,10 @@ from .threaded import ThreadedConnection
 
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]
 """A function or a generator function of a request; with a codec, of a value."""
+
+SIGNAL_SECONDS: Constant = 1.0
+"""How often a waiting thread looks for signals: one that comes just before a wait, or to another thread, does not
+interrupt it."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -123,10 +128,14 @@ class Worker(BaseWorker[Handler]):
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait up to `timeout` seconds (default: forever) for all threads to end.  Return whether they have."""
+        until = math.inf if timeout is None else time.monotonic() + timeout
         # Not Thread.join(): after Ctrl-C interrupts that, it considers the thread ended.
         with self._changed:
-            if not self._changed.wait_for(lambda: not self._running_threads, timeout):
-                return False
+            while self._running_threads:
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, SIGNAL_SECONDS))
         self._end()
         return True
 

@@ -163,10 +163,37 @@ def test_ctrl_c_on_a_script_finishes_the_running_request():
             preexec_fn=interruptible,  # noqa: PLW1509 - it only sets a signal
         )
         with script:
-            assert script.stdout.readline() == "working\n"
-            script.send_signal(signal.SIGINT)
-            assert reply.result(TIMEOUT_SECONDS) == [b"done"]
+            try:
+                assert script.stdout.readline() == "working\n"
+                script.send_signal(signal.SIGINT)
+                assert reply.result(TIMEOUT_SECONDS) == [b"done"]
+                assert script.wait(TIMEOUT_SECONDS) == 0
+            finally:
+                script.kill()
+
+
+SIGNALS_ITSELF = """
+import signal, sys, threading
+from zmdp.workers import Worker
+
+def work(request):
+    signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # which interrupts nothing in the main thread
+    return b"done"
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Worker("work", work, broker=sys.argv[1]).run()
+"""
+
+
+def test_ctrl_c_is_noticed_although_it_did_not_interrupt_the_main_thread():
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        script = subprocess.Popen([sys.executable, "-c", SIGNALS_ITSELF, endpoint])
+        try:
+            assert client.request("work") == [b"done"]
             assert script.wait(TIMEOUT_SECONDS) == 0
+        finally:
+            script.kill()
+            script.wait()
 
 
 ABANDONED = """
