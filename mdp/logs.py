@@ -33,6 +33,11 @@ def fields_of(request: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
+def counted(count: int, what: str) -> str:
+    """Return "1 request" or "2 requests"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _shown_address(address: bytes) -> str:
     """Return a client's address; in hex unless it is text, as the addresses of our own brokers are."""
     return address.decode() if address.isascii() and address.decode().isprintable() else address.hex()

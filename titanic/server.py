@@ -10,10 +10,10 @@ from typing import Any, Final
 from sqlalchemy.engine import Engine
 
 from ..clients import AsyncClient
-from ..mdp.cli.shutdown import counted
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import RequestError, SettingError
 from ..mdp.keys import BrokerKey, Key, load_keys
+from ..mdp.logs import counted
 from ..mdp.transport.sockets import checked_endpoints
 from ..workers import AsyncWorker
 from . import schema, store

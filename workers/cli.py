@@ -32,11 +32,11 @@ from ..mdp.cli.console import (
     version_option,
     with_default,
 )
-from ..mdp.cli.shutdown import Shutdown, counted, drain_timeout_option
+from ..mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.loading import load
-from ..mdp.logs import fields_of
+from ..mdp.logs import counted, fields_of
 from ..mdp.transport.sockets import checked_endpoints
 from .aio import DEFAULT_CONCURRENCY, AsyncWorker
 from .freelance import DEFAULT_SERVICE, AsyncFreelanceWorker, FreelanceWorker, freelance_worker

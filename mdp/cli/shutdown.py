@@ -17,7 +17,6 @@ import click
 from .console import EXIT_FAILED, Decorator, Number, with_default
 
 STOPPING: Final = "stopping once the requests in progress are finished"
-AGAIN: Final = "interrupt again to exit immediately"
 GRACE_SECONDS: Final = 1.0
 """How long a command may take after its limit: to give up by itself, and to close what it has open."""
 LAST_RESORT_SECONDS: Final = 1.9
@@ -54,7 +53,6 @@ class Shutdown:
         limit: Seconds for the requests in progress.
         unfinished: Returns what is given up, as in "gave up 2 requests of echo".
         announcement: What the first signal logs, with the limit; empty to log nothing.
-        again: What the log says about a second signal.
         at_limit: Gives up what is in progress, if the command does not do so by itself.
         exits: Whether a signal after the last step exits immediately; otherwise it is ignored.
         grace: Seconds after `limit` that the command may take to end.
@@ -67,7 +65,6 @@ class Shutdown:
         limit: float,
         unfinished: Callable[[], str],
         announcement: str = STOPPING,
-        again: str = AGAIN,
         at_limit: Callable[[], object] | None = None,
         exits: bool = True,
         grace: float = GRACE_SECONDS,
@@ -76,7 +73,7 @@ class Shutdown:
         self._steps = steps
         self._limit = limit
         self._unfinished = unfinished
-        self._announcement = announcement and f"{announcement}, within {limit:g} s; {again}"
+        self._announcement = announcement and f"{announcement}, within {limit:g} s; interrupt again to exit immediately"
         self._at_limit = at_limit
         self._exits = exits
         self._grace = grace
@@ -239,11 +236,6 @@ def in_loop(function: Callable[[], object]) -> Callable[[], object]:
             loop.call_soon_threadsafe(function)
 
     return call
-
-
-def counted(count: int, what: str) -> str:
-    """Return "1 request" or "2 requests"."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def drain_timeout_option(default: float, text: str) -> Decorator:

@@ -1,12 +1,14 @@
 """Databases with Titanic's tables, which tests fill and read directly."""
 
+import json
 import time
 from types import SimpleNamespace
 
+import pytest
 import sqlalchemy as sa
 
 from zmdp.titanic import enqueue, schema, store
-from zmdp.titanic.frames import pack
+from zmdp.titanic.frames import pack, unpack
 from zmdp.titanic.store import tables
 
 
@@ -62,3 +64,55 @@ def new_file(path):
     engine = schema.open_engine(schema.database_url(str(path)), create=True)
     schema.upgrade(engine)
     engine.dispose()
+
+
+class OneOfEachState:
+    """A request that is done, one that failed and one that is delayed, and how they read as rows."""
+
+    def __init__(self, db):
+        self._db = db
+        self._now = now = 1_800_000_000.123456
+        options = {"key": "k", "priority": 7, "retries": 2, "headers": {"user": "ü", "b": ""}, "ttl": 60}
+        self._done = db.add("größe", b"a", b"\0\xff", **options)
+        db.end("größe", (b"x", b""), now=now)
+        self._failed = db.add("fails")
+        db.end("fails", None, code=503, error="broken", now=now + 1)
+        self._delayed = db.add("waits", b"", delay=3600)
+
+    def check(self, rows):
+        """Check the three rows, which are in the order of their requests."""
+        done, failed, delayed = rows
+        stored = self._db.requests()
+        assert dict(done["headers"]) == {"user": "ü", "b": ""}
+        self._check(done, {
+            "id": stored[0].id, "uuid": self._done, "service": "größe", "state": "done", "priority": 7, "attempts": 1,
+            "failures": 0, "retries": 2, "key": "k", "code": None, "error": None, "request": [b"a", b"\0\xff"],
+            "reply": [b"x", b""], "started": done["finished"],
+        })  # fmt: skip
+        assert done["created"].timestamp() == pytest.approx(stored[0].created, abs=1e-6)
+        assert done["finished"].timestamp() == pytest.approx(self._now, abs=1e-6)
+        assert done["expires"].timestamp() == pytest.approx(self._now + 60, abs=1e-6)
+        told = {"uuid": self._failed, "state": "failed", "code": 503, "error": "broken", "headers": None, "reply": None}
+        self._check(failed, told)
+        nothing = dict.fromkeys(("reply", "started", "finished", "expires"))
+        self._check(delayed, {"uuid": self._delayed, "state": "delayed", "request": [b""], **nothing})
+        assert (delayed["due"] - delayed["created"]).total_seconds() == pytest.approx(3600, abs=1e-5)
+
+    @staticmethod
+    def _check(row, wanted):
+        assert {name: row[name] for name in wanted} == wanted
+
+
+def check_columns(db, at, before):
+    """Check the two requests that were written from rows: "one" with every column set, "two" with none but a delay."""
+    one, two = db.requests()
+    assert (one.service, one.state, one.priority, one.due, one.key) == ("one", "delayed", 9, at.timestamp(), "k")
+    assert (one.retries, one.backoff, one.result_ttl, one.attempts) == (3, 0.25, 3600.0, 0)
+    assert (json.loads(one.headers), unpack(one.body)) == ({"user": "ü"}, [b"a", b"\0\xff"])
+    assert before <= one.created <= time.time()
+    ((expires,),) = db.run("SELECT expires FROM titanic_keys WHERE service = 'one' AND key = 'k'")
+    assert expires == one.created + 60.5
+    assert (two.service, two.state, two.priority, two.key, unpack(two.body)) == ("two", "delayed", 0, None, [b""])
+    assert two.due == pytest.approx(two.created + 3600, abs=1e-6)
+    assert (two.retries, two.backoff, two.result_ttl, two.headers) == (0, None, None, None)
+    assert db.left_over == (0, 0)

@@ -22,9 +22,10 @@ from ....mdp.cli.console import (
     version_option,
     with_default,
 )
-from ....mdp.cli.shutdown import Shutdown, counted, drain_timeout_option, in_loop
+from ....mdp.cli.shutdown import Shutdown, drain_timeout_option, in_loop
 from ....mdp.errors import SettingError
 from ....mdp.keys import ClientKeys
+from ....mdp.logs import counted
 from .. import control
 from .framing import MAX_MESSAGE
 from .instance import MAX_SERVICES

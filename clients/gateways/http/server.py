@@ -7,9 +7,10 @@ import socket
 import ssl
 from contextlib import suppress
 
-from ....mdp.cli.shutdown import Shutdown, counted, in_loop
+from ....mdp.cli.shutdown import Shutdown, in_loop
 from ....mdp.errors import AccessError
 from ....mdp.http.server import Server
+from ....mdp.logs import counted
 from . import websocket
 from .access import load
 from .app import application

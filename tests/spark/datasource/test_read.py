@@ -3,39 +3,18 @@
 from datetime import timedelta
 
 import pytest
+from support.databases import OneOfEachState
 
 from zmdp.spark.datasource.columns import SCHEMA
 
 pytestmark = pytest.mark.long
 
 
-def seconds(moment):
-    return moment.timestamp()
-
-
 def test_each_request_is_a_row(db, read):
-    now = 1_800_000_000.123456
-    asked = db.add("größe", b"a", b"\0\xff", key="k", priority=7, retries=2, headers={"user": "ü", "b": ""}, ttl=60)
-    db.end("größe", (b"x", b""), now=now)
-    failing = db.add("fails")
-    db.end("fails", None, code=503, error="broken", now=now + 1)
-    waiting = db.add("waits", b"", delay=3600)
-    done, failed, delayed = read().orderBy("id").collect()
-    stored = db.requests()
-    assert SCHEMA.names == done.__fields__
-    assert (done.id, done.uuid, done.service, done.state, done.priority) == (stored[0].id, asked, "größe", "done", 7)
-    assert (done.attempts, done.failures, done.retries, done.key) == (1, 0, 2, "k")
-    assert (done.headers, done.code, done.error) == ({"user": "ü", "b": ""}, None, None)
-    assert (done.request, done.reply) == ([b"a", b"\0\xff"], [b"x", b""])
-    assert seconds(done.created) == pytest.approx(stored[0].created, abs=1e-6)
-    assert seconds(done.finished) == pytest.approx(now, abs=1e-6)
-    assert seconds(done.expires) == pytest.approx(now + 60, abs=1e-6)
-    assert done.started == done.finished
-    assert (failed.uuid, failed.state, failed.code, failed.error) == (failing, "failed", 503, "broken")
-    assert (failed.headers, failed.reply) == (None, None)
-    assert (delayed.uuid, delayed.state, delayed.request, delayed.reply) == (waiting, "delayed", [b""], None)
-    assert (delayed.started, delayed.finished, delayed.expires) == (None, None, None)
-    assert (delayed.due - delayed.created).total_seconds() == pytest.approx(3600, abs=1e-5)
+    requests = OneOfEachState(db)
+    rows = read().orderBy("id").collect()
+    assert SCHEMA.names == rows[0].__fields__
+    requests.check(rows)
 
 
 def test_an_empty_table(read):

@@ -1,6 +1,5 @@
 """Spark writes rows as requests; tests/titanic/arrow has the rules for rows and for writing them once."""
 
-import json
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 
 import pytest
 from pyspark import TaskContext
+from support.databases import check_columns
 from support.processes import eventually
 from support.titanics import BEATS, serving
 
@@ -38,17 +38,7 @@ def test_columns_become_requests(spark, db, write):
     before = time.time()
     write(frame.drop("delay").where("service = 'one'").coalesce(1))
     write(frame.drop("at").where("service = 'two'").coalesce(1))
-    one, two = db.requests()
-    assert (one.service, one.state, one.priority, one.due, one.key) == ("one", "delayed", 9, AT.timestamp(), "k")
-    assert (one.retries, one.backoff, one.result_ttl, one.attempts) == (3, 0.25, 3600.0, 0)
-    assert (json.loads(one.headers), unpack(one.body)) == ({"user": "ü"}, [b"a", b"\0\xff"])
-    assert before <= one.created <= time.time()
-    ((expires,),) = db.run("SELECT expires FROM titanic_keys WHERE service = 'one' AND key = 'k'")
-    assert expires == one.created + 60.5
-    assert (two.service, two.state, two.priority, two.key, unpack(two.body)) == ("two", "delayed", 0, None, [b""])
-    assert two.due == pytest.approx(two.created + 3600, abs=1e-6)
-    assert (two.retries, two.backoff, two.result_ttl, two.headers) == (0, None, None, None)
-    assert db.left_over == (0, 0)
+    check_columns(db, AT, before)
 
 
 def test_overwriting_is_refused(spark, db, write):

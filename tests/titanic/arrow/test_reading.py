@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from support.databases import OneOfEachState
 
 from zmdp.mdp.errors import ZmdpError
 from zmdp.titanic.arrow import connection, reading
@@ -31,29 +32,8 @@ def rows_of(requests):
 
 
 def test_each_request_is_a_row(db):
-    now = 1_800_000_000.123456
-    asked = db.add("größe", b"a", b"\0\xff", key="k", priority=7, retries=2, headers={"user": "ü", "b": ""}, ttl=60)
-    db.end("größe", (b"x", b""), now=now)
-    failing = db.add("fails")
-    db.end("fails", None, code=503, error="broken", now=now + 1)
-    waiting = db.add("waits", b"", delay=3600)
-    done, failed, delayed = rows_of(Requests(db.url, REQUESTS))
-    stored = db.requests()
-    wanted = {
-        "id": stored[0].id, "uuid": asked, "service": "größe", "state": "done", "priority": 7, "attempts": 1,
-        "failures": 0, "retries": 2, "key": "k", "headers": [("user", "ü"), ("b", "")], "code": None, "error": None,
-        "request": [b"a", b"\0\xff"], "reply": [b"x", b""], "started": done["finished"],
-    }  # fmt: skip
-    assert {name: done[name] for name in wanted} == wanted
-    assert done["created"].timestamp() == pytest.approx(stored[0].created, abs=1e-6)
-    assert done["finished"].timestamp() == pytest.approx(now, abs=1e-6)
-    assert done["expires"].timestamp() == pytest.approx(now + 60, abs=1e-6)
-    wanted = {"uuid": failing, "state": "failed", "code": 503, "error": "broken", "headers": None, "reply": None}
-    assert {name: failed[name] for name in wanted} == wanted
-    wanted = {"uuid": waiting, "state": "delayed", "request": [b""], "reply": None, "started": None, "finished": None,
-              "expires": None}  # fmt: skip
-    assert {name: delayed[name] for name in wanted} == wanted
-    assert (delayed["due"] - delayed["created"]).total_seconds() == pytest.approx(3600, abs=1e-5)
+    requests = OneOfEachState(db)
+    requests.check(rows_of(Requests(db.url, REQUESTS)))
 
 
 def test_an_empty_table(db):

@@ -1,6 +1,5 @@
 """Rows are written exactly once: attempts are staged, and those that count are committed together."""
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -9,6 +8,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from support.databases import check_columns
 
 from zmdp.titanic.arrow import rows as row_rules
 from zmdp.titanic.arrow.rows import BadRow, plan_rows
@@ -70,17 +70,7 @@ def test_columns_become_requests(db):
     write = writing(db, schema, delay="3600")
     before = time.time()
     write.commit(None, [write.stage([pa.RecordBatch.from_arrays(columns, schema=schema)], 0)])
-    one, two = db.requests()
-    assert (one.service, one.state, one.priority, one.due, one.key) == ("one", "delayed", 9, at.timestamp(), "k")
-    assert (one.retries, one.backoff, one.result_ttl, one.attempts) == (3, 0.25, 3600.0, 0)
-    assert (json.loads(one.headers), unpack(one.body)) == ({"user": "ü"}, [b"a", b"\0\xff"])
-    assert before <= one.created <= time.time()
-    ((expires,),) = db.run("SELECT expires FROM titanic_keys WHERE service = 'one' AND key = 'k'")
-    assert expires == one.created + 60.5
-    assert (two.service, two.state, two.priority, two.key, unpack(two.body)) == ("two", "delayed", 0, None, [b""])
-    assert two.due == pytest.approx(two.created + 3600, abs=1e-6)
-    assert (two.retries, two.backoff, two.result_ttl, two.headers) == (0, None, None, None)
-    assert db.left_over == (0, 0)
+    check_columns(db, at, before)
 
 
 def test_a_bad_row_discards_what_its_task_has_staged(db, monkeypatch):
@@ -152,7 +142,7 @@ def test_a_late_attempt_is_refused(db, monkeypatch):
 def test_aborted_writes_are_discarded(db):
     write = writing(db)
     staged = write.stage(batches("a", "b"), 0)
-    write.stage(batches("c"), 1)  # a task whose driver never hears of it
+    write.stage(batches("c"), 1)  # the driver never learns of this task
     assert db.left_over == (3, 2)
     write.abort([staged])
     assert db.left_over == (0, 0)
