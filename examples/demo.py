@@ -94,16 +94,16 @@ def fail(client: Client) -> None:
 async def in_flight(stack: ExitStack, broker: subprocess.Popen[str], endpoint: str) -> subprocess.Popen[str]:
     """Kill the broker while 500 requests are outstanding.  Return the broker that replaces it."""
     async with AsyncClient(endpoint, timeout=PATIENCE) as client:
-        say("    500 × asyncio.create_task(client.request('sleep', b'5', number)), at 4 workers")
-        asking = [asyncio.create_task(client.request("sleep", b"5", b"%d" % number)) for number in range(500)]
-        while sum(task.done() for task in asking) < 100:
-            await asyncio.sleep(0)
-        os.kill(broker.pid, signal.SIGKILL)
-        killed = time.monotonic()
-        say(f"    kill -9 {broker.pid}, the broker, with {sum(not task.done() for task in asking)} outstanding")
-        broker, _ = start_broker(stack, endpoint)
-        replies = await asyncio.gather(*asking)
-        answered = sorted(int(reply[1]) for reply in replies) == list(range(500))
+        say("    500 × group.create_task(client.request('sleep', b'5', number)), at 4 workers")
+        async with asyncio.TaskGroup() as group:
+            asking = [group.create_task(client.request("sleep", b"5", b"%d" % number)) for number in range(500)]
+            while sum(task.done() for task in asking) < 100:
+                await asyncio.sleep(0)
+            os.kill(broker.pid, signal.SIGKILL)
+            killed = time.monotonic()
+            say(f"    kill -9 {broker.pid}, the broker, with {sum(not task.done() for task in asking)} outstanding")
+            broker, _ = start_broker(stack, endpoint)
+        answered = sorted(int(task.result()[1]) for task in asking) == list(range(500))
         say(f"    {time.monotonic() - killed:.1f} s after the kill: each of the 500 has its reply: {answered}")
         if not answered:
             raise SystemExit("demo: requests were lost")

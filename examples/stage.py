@@ -10,6 +10,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from zmdp.clients import Client
+from zmdp.mdp.testing import free_endpoint
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -49,10 +50,10 @@ def process(*command: str, patience: float = END_SECONDS) -> Iterator[subprocess
             running.stdout.close()
 
 
-def start_broker(stack: ExitStack, bind: str = "tcp://127.0.0.1:*") -> tuple[subprocess.Popen[str], str]:
+def start_broker(stack: ExitStack, bind: str | None = None) -> tuple[subprocess.Popen[str], str]:
     """Start a broker, by default on a free port.  Return its process and its endpoint."""
     quiet = ("--heartbeat", HEARTBEAT, "--log-level", "error")
-    broker = stack.enter_context(process(str(BIN / "mdp-broker"), "--bind", bind, *quiet))
+    broker = stack.enter_context(process(str(BIN / "mdp-broker"), "--bind", bind or free_endpoint(), *quiet))
     endpoint = broker.stdout.readline().strip() if broker.stdout else ""
     if not endpoint:
         raise SystemExit("demo: the broker did not start; see its message above")

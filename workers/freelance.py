@@ -127,7 +127,7 @@ class _ThreadedServer(FreelanceServerConnection):
         """Wait for a request.  Return None at the time `until`, or when no more requests will arrive."""
         with self._lock:
             while True:
-                request = self.session.begin()
+                request = None if self.stopping else self.session.begin()
                 if request is not None:
                     return request
                 left = until - time.monotonic()

@@ -83,7 +83,7 @@ class ThreadedConnection(Connection):
             while True:
                 now = time.monotonic()
                 try:
-                    request = self._begin(now)
+                    request = None if self.stopping else self._begin(now)
                     if request is not None:
                         return request
                     if now >= until or self.stopping or self.session.leaving:

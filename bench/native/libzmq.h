@@ -17,7 +17,7 @@ typedef struct { void *socket; int fd; short events; short revents; } zmq_pollit
 enum { ZMQ_DEALER = 5, ZMQ_ROUTER = 6 };
 enum { ZMQ_LINGER = 17, ZMQ_SNDHWM = 23, ZMQ_RCVHWM = 24, ZMQ_LAST_ENDPOINT = 32 };
 enum { ZMQ_POLLIN = 1, ZMQ_DONTWAIT = 1, ZMQ_SNDMORE = 2 };
-enum { MAX_SOCKETS = 3 };
+enum { MAX_SOCKETS = 2 };
 
 static void *(*zmq_ctx_new) (void);
 static int (*zmq_ctx_set) (void *, int, int);

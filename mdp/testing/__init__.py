@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..tracing import handling
-    from .broker import running_broker
+    from .broker import free_endpoint, running_broker
     from .requests import request
     from .titanic import running_titanic
 
-__all__ = ["handling", "request", "running_broker", "running_titanic"]
-_MODULES = {"handling": "..tracing", "request": ".requests", "running_broker": ".broker", "running_titanic": ".titanic"}
+__all__ = ["free_endpoint", "handling", "request", "running_broker", "running_titanic"]
+_MODULES = {
+    "free_endpoint": ".broker", "handling": "..tracing", "request": ".requests", "running_broker": ".broker",
+    "running_titanic": ".titanic",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
 """A broker for tests: in this process, for a `with` block."""
 
+import random
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +14,23 @@ from ..broker.server import Server
 from ..limits import Limits
 
 FREE_PORT = "tcp://127.0.0.1:*"
+FIXED_PORTS = range(20_000, 32_000)
+"""Ports that systems do not give to connections: those of Linux begin at 32768."""
+
+
+def free_endpoint() -> str:
+    """Return an endpoint on loopback at which nothing listens, for a broker that is stopped and started again.
+
+    The port of `tcp://127.0.0.1:*` may meanwhile be given to any connection of any program.
+    """
+    while True:
+        port = random.choice(FIXED_PORTS)  # noqa: S311 - not a secret
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return f"tcp://127.0.0.1:{port}"
 
 
 @contextmanager

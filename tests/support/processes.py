@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from zmdp.mdp.testing import free_endpoint
 
 BIN = Path(sys.executable).parent
 TIMEOUT_SECONDS = 120.0
@@ -102,9 +103,9 @@ def process(*command: str, cwd: Path | None = None, new_group: bool = False, **e
 
 
 @contextmanager
-def broker(*options: str, bind: str = "tcp://127.0.0.1:*") -> Iterator[tuple[Process, str]]:
+def broker(*options: str, bind: str | None = None) -> Iterator[tuple[Process, str]]:
     """Run `mdp-broker`; yield its process and its endpoint once it is ready."""
-    with process("mdp-broker", "--bind", bind, *options) as running:
+    with process("mdp-broker", "--bind", bind or free_endpoint(), *options) as running:
         yield running, running.line("://", "stdout")
 
 
@@ -116,13 +117,6 @@ def run(
         [str(BIN / command[0]), *command[1:]],
         input=stdin, capture_output=True, timeout=timeout, env={**os.environ, **env}, check=False,
     )  # fmt: skip
-
-
-def free_endpoint() -> str:
-    """Return an endpoint on loopback at which nothing listens yet."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
 
 
 def alive(pid: int) -> bool:

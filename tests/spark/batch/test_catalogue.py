@@ -1,7 +1,6 @@
 """The catalogue with real Spark: what each request costs, new files, catalogs, databases, reloading."""
 
 import json
-import socket
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from support.access import Folder
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.postgres import cluster
-from support.processes import run
+from support.processes import free_endpoint, run
 from support.sparks import BEATS, LIMITS
 
 from zmdp.clients import Client, ServiceError
@@ -297,10 +296,8 @@ def test_a_job_does_not_change_the_catalog_of_later_requests(batch, two, three):
     not JDBC_DRIVER.exists(), reason=f"no {JDBC_DRIVER}: apt-get install libpostgresql-jdbc-java"
 )  # fmt: skip
 def test_tables_and_a_catalog_on_postgresql(batch, monkeypatch):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with cluster(listen_addresses="127.0.0.1", port=str(port)) as server:
+    port = free_endpoint().rpartition(":")[2]
+    with cluster(listen_addresses="127.0.0.1", port=port) as server:
         server.execute("CREATE TABLE sales (id int, name text, price numeric(8, 2), at timestamp)")
         server.execute("INSERT INTO sales VALUES (1, 'a', 1.50, '2026-01-02 03:04:05'), (2, NULL, 2, NULL)")
         monkeypatch.setenv("SALES_USER", "postgres")
