@@ -113,6 +113,26 @@ def test_the_guides_loop(endpoint):
         thread.join()
 
 
+def test_nothing_begins_after_stop(endpoint):
+    begun = []
+
+    def work(request):
+        begun.append(request[0])
+        (waiting,) = worker._connections
+        eventually(lambda: waiting.session.waiting == 1)
+        worker.stop()
+        return request
+
+    with Caller(endpoint) as caller:
+        worker = FreelanceWorker(endpoint, work)
+        with worker:
+            caller.send(endpoint, b"1", b"one")
+            caller.send(endpoint, b"2", b"two")
+            assert caller.recv()[1:] == [b"1", b"one"]
+            assert worker.wait(TIMEOUT_SECONDS)
+    assert begun == [b"one"]
+
+
 def test_stop_finishes_what_has_begun(endpoint):
     began, go_on = threading.Event(), threading.Event()
 
