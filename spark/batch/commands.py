@@ -305,8 +305,8 @@ class _Stopper:
     def _finish(self) -> None:
         if self.driver is None:
             os._exit(0)  # there is nothing to finish
-        log.info("finishing running jobs, within %g s; interrupt again to cancel them", self._drain_timeout)
         self.stops = 1
+        log.info("finishing running jobs, within %g s; interrupt again to cancel them", self._drain_timeout)
 
     def _cancel(self) -> None:
         self.stops = 2
