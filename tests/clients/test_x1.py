@@ -12,6 +12,7 @@ import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client, ClosedError, RequestRejected, RequestTimeout, SettingError
+from zmdp.clients.futures import FutureThread
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
@@ -167,14 +168,21 @@ def test_a_request_times_out_while_another_thread_drives(endpoint, held):
         assert driving.result(TIMEOUT_SECONDS) == [b"x"]
 
 
-def test_the_clients_thread_sleeps_while_no_future_is_outstanding(endpoint):
+def test_the_clients_thread_sleeps_while_no_future_is_outstanding(endpoint, monkeypatch):
+    naps = [0.0]
+
+    def nap(futures, seconds, nap=FutureThread._nap):
+        naps.append(seconds)
+        nap(futures, seconds)
+
+    monkeypatch.setattr(FutureThread, "_nap", nap)
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert client.submit("echo", b"x").result(TIMEOUT_SECONDS) == [b"x"]
-        futures = client._dialog._futures
         for _ in range(3):
-            eventually(lambda: futures.asleep)
+            eventually(lambda: naps[-1] == -1)  # it sleeps until it is notified
+            count = len(naps)
             assert client.request("echo", b"y") == [b"y"]
-            assert futures.asleep
+            assert len(naps) == count
             assert client.submit("echo", b"z").result(TIMEOUT_SECONDS) == [b"z"]
 
 
