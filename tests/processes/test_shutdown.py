@@ -45,8 +45,8 @@ def client(endpoint):
 
 
 @contextmanager
-def worker(endpoint, handler, *options, limit=LIMIT):
-    command = ("mdworker", f"stuck:{handler}", "--service", handler, "--broker", endpoint, *limit, *options)
+def worker(endpoint, handler, *options, service="", limit=LIMIT):
+    command = ("mdworker", f"stuck:{handler}", "--service", service or handler, "--broker", endpoint, *limit, *options)
     with process(*command, cwd=HERE) as running:
         yield running
 
@@ -226,11 +226,12 @@ def request_over_http(url, service, path):
     return connection
 
 
-def test_the_http_gateway_ends_although_a_service_never_answers(endpoint, tmp_path):
-    path = tmp_path / "begun"
+def test_the_http_gateway_ends_although_a_service_never_answers(endpoint, client, tmp_path):
+    path, service = tmp_path / "begun", "called-over-http"
     command = (*GATEWAY, "http", "--listen", "127.0.0.1:0", "--broker", endpoint, *LIMIT)
-    with worker(endpoint, "awaits"), process(*command) as running:
-        with request_over_http(running.line("http://", "stdout"), "awaits", path):
+    with worker(endpoint, "awaits", service=service), process(*command) as running:
+        eventually(lambda: client.available(service))
+        with request_over_http(running.line("http://", "stdout"), service, path):
             eventually(path.exists)
             assert ended(running) == 1
             running.line("gave up the requests of 1 connections, which had 0.5 s to finish")
