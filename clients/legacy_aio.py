@@ -1,7 +1,6 @@
 """MDP/0.2 and 0.1 for asyncio: each outstanding request has a connection of its own (C4)."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
@@ -80,18 +79,23 @@ class LegacyAsyncDialog:
         """Send a request and return the whole reply.  Raises the request's error."""
         check_legacy(wait, headers, options)
         frames: list[bytes] = []
+        until = _until(timeout)
         endpoint, failovers = self.endpoint, self._failovers
         try:
-            async with asyncio.timeout(timeout):
-                async with aclosing(self.stream(service, body, timeout=None)) as parts:
-                    async for part in parts:
-                        if part.final:
-                            part.collected = len(frames)
-                            part[:0] = frames
-                            return part
-                        frames += part
+            async with asyncio.timeout_at(until):
+                await self._connections.acquire()
         except TimeoutError:
             raise await self._timed_out(endpoint, failovers, service.decode(), timeout) from None
+        try:
+            async with aclosing(self._exchange(service, body, timeout, until)) as parts:
+                async for part in parts:
+                    if part.final:
+                        part.collected = len(frames)
+                        part[:0] = frames
+                        return part
+                    frames += part
+        finally:
+            self._connections.release()
         raise AssertionError("a stream ends with a FINAL")
 
     async def stream(
@@ -112,8 +116,9 @@ class LegacyAsyncDialog:
                 yield part
 
     async def _exchange(
-        self, service: bytes, body: Sequence[bytes], timeout: float | None
+        self, service: bytes, body: Sequence[bytes], timeout: float | None, until: float | None = None
     ) -> AsyncGenerator[Reply, None]:
+        """Send a request and yield the parts of its reply: within `timeout` each, or all of them before `until`."""
         name = service.decode()
         if self._closed:
             raise ClosedError("this client was closed")
@@ -127,9 +132,9 @@ class LegacyAsyncDialog:
             send(socket, self._session.encode(service, body))
             while held:
                 try:
-                    part = await self._next(socket, arrived, service, timeout)
+                    part = await self._next(socket, arrived, service, until or _until(timeout))
                 except TimeoutError:
-                    if not streamed:
+                    if not streamed or until:
                         raise await self._timed_out(endpoint, failovers, name, timeout) from None
                     self._fail_over(failovers)
                     text = f"the stream of service {name!r} stopped: nothing arrived for {timeout:g} s after a part"
@@ -148,10 +153,9 @@ class LegacyAsyncDialog:
                 self._release(socket, descriptor, keep=False)
 
     async def _next(
-        self, socket: zmq.Socket[bytes], arrived: asyncio.Event, service: bytes, timeout: float | None
+        self, socket: zmq.Socket[bytes], arrived: asyncio.Event, service: bytes, until: float | None
     ) -> Reply:
-        until = None if timeout is None else time.monotonic() + timeout
-        name = service.decode()
+        name, late = service.decode(), False
         while True:
             if self._closed:
                 raise ClosedError("this client was closed")
@@ -160,8 +164,13 @@ class LegacyAsyncDialog:
                 reply = self._session.decode(message)
                 if reply is not None and reply.service == name:
                     return reply
-            async with asyncio.timeout(None if until is None else until - time.monotonic()):
-                await arrived.wait()
+            if late:
+                raise TimeoutError
+            try:
+                async with asyncio.timeout_at(until):
+                    await arrived.wait()
+            except TimeoutError:
+                late = True  # look once more: the event loop may have been blocked since a reply arrived
 
     async def _timed_out(self, endpoint: str, failovers: int, service: str, timeout: float | None) -> RequestTimeout:
         """Fail over from `endpoint`, and return the exception of a request that got no reply there."""
@@ -210,3 +219,8 @@ class LegacyAsyncDialog:
             asyncio.get_running_loop().remove_reader(int(socket.get(zmq.FD)))
             socket.close(0)
             arrived.set()
+
+
+def _until(timeout: float | None) -> float | None:
+    """Return the time of the event loop after so many seconds."""
+    return None if timeout is None else asyncio.get_running_loop().time() + timeout

@@ -584,6 +584,28 @@ def test_connections_to_a_dead_broker_are_not_reused_after_failover(endpoint):
         with_client([router.endpoint, endpoint], scenario, protocol="0.2")
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_reply_that_arrived_while_the_event_loop_was_blocked_is_in_time(streamed):
+    timeout = 0.1
+
+    async def ask(client):
+        if not streamed:
+            return await client.request("echo", b"x", timeout=timeout)
+        return [frame for part in await collect(client.stream("echo", b"x", timeout=timeout)) for frame in part]
+
+    async def scenario(client):
+        asked = asyncio.create_task(ask(client))
+        await asyncio.sleep(0)  # until it waits for its reply
+        router.send(router.recv()[0], b"MDPC02", b"\x03", b"echo", b"in time")
+        (socket,) = client._dialog._busy
+        assert socket.poll(1000 * TIMEOUT_SECONDS)
+        time.sleep(2 * timeout)
+        assert await asked == [b"in time"]
+
+    with Router() as router:
+        with_client(router.endpoint, scenario, protocol="0.2")
+
+
 def test_requests_beyond_max_outstanding_wait_for_a_connection(endpoint):
     async def scenario(client):
         asked = [b"%d" % number for number in range(100)]
