@@ -1,5 +1,7 @@
-"""Call services: `Client` and `AsyncClient`, or without a broker `FreelanceClient` and `AsyncFreelanceClient`; what
-they return and what they raise."""
+"""Call services: `Client` and `AsyncClient`, what they return and what they raise.
+
+`zmdp.clients.freelance` has clients that need no broker.
+"""
 
 from ..mdp.errors import (
     BrokerUnreachable,
@@ -19,27 +21,22 @@ from ..mdp.errors import (
     ZmdpError,
 )
 from .aio import AsyncClient
-from .freelance import AsyncFreelanceClient, FreelanceClient
-from .freelance_session import ServerStatus
 from .mdclient import Client
 from .reply import Reply
 
 __all__ = [
     "AsyncClient",
-    "AsyncFreelanceClient",
     "BrokerUnreachable",
     "BusyError",
     "Client",
     "ClosedError",
     "CodecError",
-    "FreelanceClient",
     "Reply",
     "RequestCancelled",
     "RequestError",
     "RequestRejected",
     "RequestTimeout",
     "RetryLater",
-    "ServerStatus",
     "ServiceError",
     "ServiceNotFound",
     "SettingError",

@@ -76,16 +76,14 @@ def _create_requests() -> None:
         ),
         sqlite_autoincrement=True,
     )
-    for name, columns, where in (
-        ("ready", ["service", sa.text("priority DESC"), "id"], "state = 'pending'"),
-        ("due", ["due"], "state = 'delayed'"),
-        ("retry", ["due"], "state = 'delayed' AND attempts > 0"),
-        ("holder", ["holder"], "state = 'running'"),
-        ("failed", ["id"], "state = 'failed'"),
-        ("expires", ["expires"], "expires IS NOT NULL"),
-        ("ended", ["ended"], "ended IS NOT NULL"),
-    ):
-        _partial(f"titanic_requests_{name}", "titanic_requests", columns, where)
+    ready: list[str | sa.TextClause] = ["service", sa.text("priority DESC"), "id"]
+    _partial("titanic_requests_ready", "titanic_requests", ready, "state = 'pending'")
+    _partial("titanic_requests_due", "titanic_requests", ["due"], "state = 'delayed'")
+    _partial("titanic_requests_retry", "titanic_requests", ["due"], "state = 'delayed' AND attempts > 0")
+    _partial("titanic_requests_holder", "titanic_requests", ["holder"], "state = 'running'")
+    _partial("titanic_requests_failed", "titanic_requests", ["id"], "state = 'failed'")
+    _partial("titanic_requests_expires", "titanic_requests", ["expires"], "expires IS NOT NULL")
+    _partial("titanic_requests_ended", "titanic_requests", ["ended"], "ended IS NOT NULL")
     if _on_postgresql():
         op.execute(sa.schema.CreateSequence(sa.Sequence("titanic_ended")))
     op.create_table(
@@ -120,7 +118,9 @@ def _create_what_spark_writes() -> None:
         sa.Column("headers", sa.Text),
         sa.Column("body", sa.LargeBinary, nullable=False),
     )
-    if _on_postgresql():  # which halves the work; the commit counts the rows, and so detects those that a crash has lost
+    if (
+        _on_postgresql()
+    ):  # which halves the work; the commit counts the rows, and so detects those that a crash has lost
         op.execute("ALTER TABLE titanic_staged SET UNLOGGED")
     op.create_table(
         "titanic_written",

@@ -2,7 +2,6 @@
 
 - `Client`, `AsyncClient`: call services
 - `Worker`, `AsyncWorker`: offer services
-- `FreelanceClient`, `AsyncFreelanceClient`, `FreelanceWorker`, `AsyncFreelanceWorker`: the same without a broker
 - `ServiceError`: what a handler raises to fail with a code of its own, and what its callers then get
 - `Titanic`, `AsyncTitanic`: submit requests that outlive their callers (Titanic keeps them in SQL)
 
@@ -15,8 +14,9 @@ A worker and a client:
         print(client.request("shout", b"hello"))
 
 Replies, requests, tickets and the like are in `zmdp.clients`, `zmdp.workers` and `zmdp.titanic`, all exceptions in
-`zmdp.mdp.errors`, a broker for tests in `zmdp.mdp.testing`, and everything that needs PySpark in `zmdp.spark`.  The
-commands are `mdp-broker`, `mdclient`, `mdworker`, `titanic` and `mdp-spark`.
+`zmdp.mdp.errors`, a broker for tests in `zmdp.mdp.testing`, clients and servers without a broker in
+`zmdp.clients.freelance` and `zmdp.workers.freelance`, and everything that needs PySpark in `zmdp.spark`.  The commands
+are `mdp-broker`, `mdclient`, `mdworker`, `titanic` and `mdp-spark`.
 """
 
 from importlib import import_module
@@ -25,19 +25,15 @@ from typing import TYPE_CHECKING, Any
 from .pure import PURE, prefer_sources
 
 if TYPE_CHECKING:
-    from .clients import AsyncClient, AsyncFreelanceClient, Client, FreelanceClient
+    from .clients import AsyncClient, Client
     from .titanic import AsyncTitanic, Titanic
-    from .workers import AsyncFreelanceWorker, AsyncWorker, FreelanceWorker, ServiceError, Worker
+    from .workers import AsyncWorker, ServiceError, Worker
 
 __all__ = [
     "AsyncClient",
-    "AsyncFreelanceClient",
-    "AsyncFreelanceWorker",
     "AsyncTitanic",
     "AsyncWorker",
     "Client",
-    "FreelanceClient",
-    "FreelanceWorker",
     "ServiceError",
     "Titanic",
     "Worker",
@@ -47,13 +43,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "AsyncClient": "clients",
-    "AsyncFreelanceClient": "clients",
-    "AsyncFreelanceWorker": "workers",
     "AsyncTitanic": "titanic",
     "AsyncWorker": "workers",
     "Client": "clients",
-    "FreelanceClient": "clients",
-    "FreelanceWorker": "workers",
     "ServiceError": "workers",
     "Titanic": "titanic",
     "Worker": "workers",

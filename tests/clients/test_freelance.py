@@ -12,8 +12,8 @@ from support.access import Folder
 from support.freelance import plain_server
 from support.processes import TIMEOUT_SECONDS, eventually, eventually_raises, free_endpoint
 
-from zmdp import AsyncFreelanceClient, FreelanceClient, FreelanceWorker
 from zmdp.clients import freelance_connection
+from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 from zmdp.mdp.access import load
 from zmdp.mdp.errors import (
     BrokerUnreachable,
@@ -23,6 +23,7 @@ from zmdp.mdp.errors import (
     ServiceError,
     SettingError,
 )
+from zmdp.workers.freelance import FreelanceWorker
 
 
 @pytest.fixture

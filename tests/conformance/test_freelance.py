@@ -8,12 +8,12 @@ import zmq
 from support.freelance import Caller, agent, plain_server
 from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually, free_endpoint
 
-from zmdp.clients import AsyncFreelanceClient, FreelanceClient
+from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 from zmdp.mdp.errors import BindError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import error_body
-from zmdp.workers import FreelanceWorker
 from zmdp.workers import freelance_connection as module
+from zmdp.workers.freelance import FreelanceWorker
 
 MARK = b"the end"
 

@@ -14,7 +14,7 @@ from support.access import Folder
 from support.freelance import Caller
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint, process, run
 
-from zmdp.clients import AsyncFreelanceClient, FreelanceClient
+from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 
 HERE = Path(__file__).parent
 ECHO = "zmdp.workers.echo:worker"

@@ -8,7 +8,7 @@ import sys
 import threading
 from concurrent.futures import wait
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import SettingError
-from zmdp.titanic import schema, store
+from zmdp.titanic import schema
 from zmdp.titanic.schema import SchemaError, database_url, file_identity, open_engine, shown
 from zmdp.titanic.store import tables
 from zmdp.titanic.store.models import VERSION_TABLE, Base
@@ -351,78 +351,6 @@ def test_down_and_up_again_with_data_in_the_tables(own):
     assert [len(rows) for rows in contents(own)] == [0, 0, 0]
     with own.begin() as connection:
         fill(connection)
-
-
-OLD = (
-    "INSERT INTO titanic_requests (uuid, service, state, priority, created, due, finished, attempts, failures, retries,"
-    " body) VALUES ('{:032x}', 's', '{}', 0, 1, 1, {}, 1, 0, 0, '{}')"
-)
-
-
-@pytest.fixture
-def first_version(empty):
-    """A database of version 0001, with requests that have ended in another order than they arrived."""
-    with empty.begin() as connection:
-        command.upgrade(schema.config(connection), "0001")
-        for number, (state, finished) in enumerate(
-            [("done", 30), ("pending", "NULL"), ("failed", 10), ("done", 20), ("running", "NULL"), ("done", 20)], 1
-        ):
-            connection.exec_driver_sql(OLD.format(number, state, finished, "body"))
-    return empty
-
-
-def test_from_the_first_version_requests_get_numbers_as_they_have_ended(first_version, submission):
-    assert schema.upgrade(first_version) == ("0001", schema.head())
-    numbers = run(first_version, "SELECT id, ended FROM titanic_requests ORDER BY id")
-    assert numbers == [(1, 4), (2, None), (3, 1), (4, 2), (5, None), (6, 3)]
-    with first_version.begin() as connection:  # and the next one continues from there
-        store.accept(connection, [submission("next")])
-        (claimed,) = store.claim(connection, [store.Claim("next", 1, store.Lease("me", 9e9), 1.0)])[0]
-        store.finish(connection, [store.Outcome(claimed.id, "me", 1, 2.0, b"")])
-    assert run(first_version, "SELECT ended FROM titanic_requests WHERE service = 'next'") == [(5,)]
-
-
-def test_back_to_the_first_version_no_request_is_lost(own):
-    with own.begin() as connection:
-        fill(connection)
-    before = [len(rows) for rows in contents(own)]
-    with own.begin() as connection:
-        command.downgrade(schema.config(connection), "0001")
-    assert tables_of(own) == {
-        "titanic_requests", "titanic_parts", "titanic_keys", "titanic_owners", VERSION_TABLE,
-    }  # fmt: skip
-    assert "ended" not in {column["name"] for column in sa.inspect(own).get_columns("titanic_requests")}
-    assert schema.upgrade(own) == ("0001", schema.head())
-    assert [len(rows) for rows in contents(own)] == before
-
-
-def test_the_third_version_gets_owners_and_keeps_keys_and_leases(empty):
-    with empty.begin() as connection:
-        command.upgrade(schema.config(connection), "0003")
-        connection.exec_driver_sql(OLD.format(1, "running", "NULL", "body"))
-        connection.exec_driver_sql("UPDATE titanic_requests SET owner = 'me'")
-        connection.exec_driver_sql("INSERT INTO titanic_owners VALUES ('me', 5, 10)")
-        connection.exec_driver_sql(f"INSERT INTO titanic_keys VALUES ('s', 'k', '{1:032x}', 7)")
-    assert schema.upgrade(empty) == ("0003", schema.head())
-    assert run(empty, "SELECT holder, owner FROM titanic_requests") == [("me", "")]
-    assert run(empty, "SELECT holder, lease, seconds FROM titanic_holders") == [("me", 5, 10)]
-    assert run(empty, "SELECT service, key, owner, expires FROM titanic_keys") == [("s", "k", "", 7)]
-    with empty.begin() as connection:  # the key still refers to the request
-        connection.execute(sa.insert(tables.KEYS), {"service": "s", "key": "k", "uuid": uuid4(), "owner": "shop"})
-        assert connection.scalar(sa.select(tables.K.uuid).where(tables.K.owner == "")) == UUID(int=1)
-
-
-def test_back_to_the_third_version_the_keys_of_owners_are_forgotten(own):
-    with own.begin() as connection:
-        fill(connection)
-        connection.execute(sa.insert(tables.KEYS), {"service": "s", "key": "k", "uuid": uuid4(), "owner": "shop"})
-        connection.execute(sa.update(tables.REQUESTS).values(state="running", holder="me", owner="shop"))
-    with own.begin() as connection:
-        command.downgrade(schema.config(connection), "0003")
-    assert run(own, "SELECT owner FROM titanic_requests") == [("me",)]
-    assert len(run(own, "SELECT * FROM titanic_keys")) == 1
-    with pytest.raises(sa.exc.IntegrityError):
-        run(own, f"INSERT INTO titanic_keys VALUES ('s', 'k', '{1:032x}', 7)")
 
 
 def test_migrations_match_the_models(own):

@@ -7,25 +7,23 @@ import pytest
 
 from zmdp.clients import (
     AsyncClient,
-    AsyncFreelanceClient,
     Client,
-    FreelanceClient,
     RequestTimeout,
     ServiceError,
     WorkerLost,
 )
+from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import (
-    AsyncFreelanceWorker,
     AsyncWorker,
-    FreelanceWorker,
     Worker,
     aio,
     freelance_session,
     handling,
     session,
 )
+from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker
 
 TOLD = "an error in zmdp itself, at the {}: TypeError('a bug')"
 

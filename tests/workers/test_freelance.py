@@ -10,18 +10,16 @@ import zmq
 from support.freelance import Caller
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
-from zmdp.clients import AsyncFreelanceClient, FreelanceClient
+from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 from zmdp.mdp.errors import BindError, ClosedError, ServiceError, SettingError
 from zmdp.workers import (
-    AsyncFreelanceWorker,
     AsyncWorker,
     Final,
-    FreelanceWorker,
     Worker,
     current_request,
     freelance_connection,
 )
-from zmdp.workers.freelance import freelance_worker
+from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker, freelance_worker
 
 
 @pytest.fixture
