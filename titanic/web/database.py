@@ -54,7 +54,6 @@ class Database:
     def __init__(self, url: sa.URL) -> None:
         self._url = url
         self._file = schema.file_identity(url)
-        self._file = schema.file_identity(url)
         self._reading = schema.open_engine(url, write=False)
         self._writing = schema.open_engine(url)
         self._lock = threading.Lock()  # one query at a time: whoever asks for many pages waits
@@ -116,9 +115,6 @@ class Database:
         return await asyncio.to_thread(self._perform, self._writing, change)
 
     def _perform(self, engine: Engine, query: Callable[[Connection], Result]) -> Result:
-        if self._file != schema.file_identity(self._url):
-            engine.dispose()  # its connections still have the old file
-            raise DatabaseError("the file was removed or replaced")
         if self._file != schema.file_identity(self._url):
             engine.dispose()  # its connections still have the old file
             raise DatabaseError("the file was removed or replaced")
