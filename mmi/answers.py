@@ -12,23 +12,26 @@
     mmi.tail      [JSON]         JSON: requests that have ended since it was asked last
 
 An answer is one frame.  The answer to any other `mmi.*` is 501, that to a malformed question 400.  Lists are cut at
-`MAX_ROWS` rows or fewer; `more` is the number of rows that were left out.  This module sees the broker only through the
-protocols below.
+`MAX_ROWS` rows or fewer; `more` is the number of rows that were left out.  This module only reads
+the broker's state; the broker itself cancels requests, and remembers what a tail has shown.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
 from ..mdp import compiled
-from ..mdp.limits import Limits
 from ..mdp.wire import BROKER, DIALECTS, MMI
 from ..mdp.wire.names import show
+
+if TYPE_CHECKING:
+    from ..mdp.broker.machine import Broker
+    from ..mdp.broker.registry import Service
 
 MAX_ROWS: Final = 1000
 METRICS_ROWS: Final = 100
@@ -44,253 +47,6 @@ Sees = Callable[[bytes], bool]
 def _everything(service: bytes) -> bool:
     del service
     return True
-
-
-class Remote(Protocol):
-    """The workers of a service that are reached over a link."""
-
-    credit: int
-    may_hold: int
-    hops: int
-
-    @property
-    def link(self) -> Link:
-        """The link."""
-
-    @property
-    def load(self) -> int:
-        """Number of requests that they hold for this broker."""
-
-
-class Schedule(Protocol):
-    """The schedule of a service."""
-
-    capacity: int
-
-    @property
-    def remotes(self) -> Sequence[Remote]:
-        """Where it can be reached over links."""
-
-    @property
-    def free(self) -> int:
-        """Number of workers with free credit."""
-
-    def oldest(self) -> float:
-        """Return since when the oldest request has waited; inf if none does."""
-
-
-class ServiceMetrics(Protocol):
-    """What is counted for a service."""
-
-    name: bytes
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the counts by name."""
-
-
-class Metrics(Protocol):
-    """What is counted for all services."""
-
-    @property
-    def bounds(self) -> Sequence[float]:
-        """Upper bounds of the buckets of its histograms, in seconds; the last bucket has none."""
-
-    @property
-    def others(self) -> ServiceMetrics:
-        """What is counted for services that are long gone, and names that never were a service."""
-
-    def page(self, after: bytes, count: int) -> Sequence[ServiceMetrics]:
-        """Return the counts of up to `count` services whose names are greater than `after`, in their order."""
-
-
-class Role(Protocol):
-    """A role."""
-
-    name: str
-    accepted: int
-    ended: int
-    failed: int
-    running: int
-    request_bytes: int
-
-
-class Service(Protocol):
-    """A service that has a worker or a request."""
-
-    name: bytes
-    available: int
-    running: int
-    dispatched: int
-
-    @property
-    def schedule(self) -> Schedule:
-        """Its requests and free workers."""
-
-    @property
-    def workers(self) -> Collection[Worker]:
-        """Its workers."""
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait."""
-
-
-class Worker(Protocol):
-    """A registered worker."""
-
-    id: int
-    header: bytes
-    name: str
-    host: str
-    pid: int
-    version: str
-    credit: int
-    suspects: int
-    done: int
-    busy_seconds: float
-    leaving: bool
-    since: float
-    last_seen: float
-
-    @property
-    def service(self) -> Service:
-        """The service that it offers."""
-
-    @property
-    def load(self) -> int:
-        """Number of requests that it holds."""
-
-
-class Link(Protocol):
-    """A link to another broker."""
-
-    name: str
-    where: str
-    standby: bool
-    trouble: str
-    up_since: float
-    sent: int
-    received: int
-
-    @property
-    def kind(self) -> str:
-        """What the other broker is to this one: peer, parent or child."""
-
-    @property
-    def state(self) -> str:
-        """`up`, or how far it is."""
-
-    @property
-    def remotes(self) -> Mapping[bytes, Remote]:
-        """What can be reached there, by service."""
-
-    @property
-    def attempts(self) -> Collection[int]:
-        """The requests that are there."""
-
-    @property
-    def client(self) -> Client:
-        """The other broker as a client of this one."""
-
-
-class Client(Protocol):
-    """A client."""
-
-    requests: int
-
-
-class Links(Protocol):
-    """The links of a broker."""
-
-    @property
-    def by_identity(self) -> Mapping[bytes, Link]:
-        """All links, by a key of the broker's own."""
-
-
-class Registry(Protocol):
-    """All services, workers and requests."""
-
-    queued: int
-    running: int
-    request_bytes: int
-
-    @property
-    def metrics(self) -> Metrics:
-        """What is counted for each service."""
-
-    @property
-    def services(self) -> Mapping[bytes, Service]:
-        """By name."""
-
-    @property
-    def reachable(self) -> Mapping[bytes, Service]:
-        """Those that other brokers offer, by name."""
-
-    @property
-    def workers(self) -> Mapping[Any, Worker]:
-        """By a key of the broker's own."""
-
-
-class Stats(Protocol):
-    """Counts since the broker started."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the counts by name."""
-
-
-class Roles(Protocol):
-    """The roles of a broker."""
-
-    def all(self) -> Sequence[Role]:
-        """Return all roles that may do something."""
-
-
-class Watch(Protocol):
-    """The requests of a broker, as operators see them."""
-
-    def in_flight(self, name: bytes, sees: Sees, most: int, now: float) -> tuple[list[dict[str, Any]], int]:
-        """Return up to `most` rows about the requests for that service, or for all, and how many more there are."""
-
-    def page(self, name: bytes, sees: Sees, skip: int, most: int, now: float) -> tuple[list[dict[str, Any]], int]:
-        """Return the same about those that follow the first `skip`, in an order that seldom changes."""
-
-    def tail(self, asked: bytes, now: float) -> dict[str, Any] | None:
-        """Return the requests that have ended since it was asked last; None if the question is malformed."""
-
-
-class Broker(Protocol):
-    """The broker that answers."""
-
-    name: str
-    limits: Limits
-    started: float
-
-    @property
-    def links(self) -> Links:
-        """Its links to other brokers."""
-
-    @property
-    def roles(self) -> Roles:
-        """Its roles."""
-
-    @property
-    def watch(self) -> Watch:
-        """Its requests."""
-
-    def cancel(self, id_: str, now: float) -> bool:
-        """Cancel the request with that id; return whether it was in flight."""
-
-    @property
-    def draining(self) -> bool:
-        """Whether no more requests are accepted."""
-
-    @property
-    def registry(self) -> Registry:
-        """Its services, workers and requests."""
-
-    @property
-    def stats(self) -> Stats:
-        """Its counts."""
 
 
 def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: Sees = _everything) -> list[bytes]:

@@ -48,6 +48,8 @@ ALLOWED = {
 }
 """The packages from which each package may import, at any time and for any purpose, named without `zmdp.`; a package
 does not include those inside it."""
+TYPES = {"mmi": {"mdp.broker"}}
+"""The packages whose types each package names besides, and from which it imports nothing when it runs."""
 
 
 def sources():
@@ -67,25 +69,22 @@ PACKAGES = {name for name, path in SOURCES.items() if path.name == "__init__.py"
 
 
 def imports(name):
-    """Return the modules of the product that `name` imports, and whether each is imported when `name` is loaded."""
+    """Return the modules of the product that `name` imports, and when: as it is `loaded`, `later`, or for `types`."""
     found = []
 
-    def visit(node, loading):
+    def visit(node, when):
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.ImportFrom | ast.Import):
-                found.extend((target, loading) for target in targets(name, child))
+                found.extend((target, when) for target in targets(name, child))
+            elif isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+                visit(child, "types")
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                visit(child, "later")
             else:
-                visit(child, loading and not is_for_later(child))
+                visit(child, when)
 
-    visit(ast.parse(SOURCES[name].read_text()), True)
+    visit(ast.parse(SOURCES[name].read_text()), "loaded")
     return found
-
-
-def is_for_later(node):
-    """Return whether the imports in `node` are deferred until after the module is loaded."""
-    if isinstance(node, ast.If):
-        return ast.unparse(node.test).endswith("TYPE_CHECKING")
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def targets(name, statement):
@@ -111,9 +110,9 @@ def package_of(name):
 
 def test_the_modules_are_found():
     assert {"zmdp", "zmdp.pure", "zmdp.mdp.errors", "zmdp.mdp.wire.commands", "zmdp.clients"} <= SOURCES.keys()
-    assert ("zmdp.mdp.errors", True) in imports("zmdp.mdp.limits")
-    assert ("zmdp.clients", False) in imports("zmdp")
-    assert ("zmdp.mdp.wire.batch", True) in imports("zmdp.workers.session")
+    assert ("zmdp.mdp.errors", "loaded") in imports("zmdp.mdp.limits")
+    assert ("zmdp.clients", "types") in imports("zmdp")
+    assert ("zmdp.mdp.wire.batch", "loaded") in imports("zmdp.workers.session")
 
 
 def test_every_package_has_its_rule():
@@ -126,8 +125,9 @@ def test_a_package_imports_only_from_packages_below_it(folder):
         f"{name} imports {target}"
         for name in SOURCES
         if package_of(name) == folder
-        for target, _ in imports(name)
-        if package_of(target) not in ALLOWED[folder] | {folder}
+        for target, when in imports(name)
+        if package_of(target)
+        not in ALLOWED[folder] | {folder} | (TYPES.get(folder, set()) if when == "types" else set())
     ]
     assert wrong == []
 
@@ -143,7 +143,7 @@ def test_the_rules_themselves_have_no_cycle():
 def test_no_module_imports_itself_while_it_is_loaded():
     graph = {}
     for name in SOURCES:
-        loaded = {target for target, loading in imports(name) if loading}
+        loaded = {target for target, when in imports(name) if when == "loaded"}
         # Importing a module first loads the packages around it.  Those around the importer are already being loaded.
         around = {".".join(each.split(".")[:depth]) for each in loaded for depth in range(1, each.count(".") + 1)}
         graph[name] = (loaded | {each for each in around if not f"{name}.".startswith(f"{each}.")}) - {name}
