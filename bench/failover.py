@@ -35,7 +35,7 @@ from typing import Any
 from turns import BIN, echo, running
 
 from zmdp.clients import AsyncClient, StreamInterrupted, ZmdpError
-from zmdp.workers import AsyncWorker, Final
+from zmdp.workers import AsyncWorker, Last
 
 KILL_TARGET = 0.5
 """Seconds that 99 % of the calls around a kill may take."""
@@ -58,7 +58,7 @@ Times = list[tuple[float, float]]
 async def parts(request: Any) -> Any:
     for number in range(PARTS - 1):
         yield [*request, b"%d" % number]
-    yield Final([*request, b"%d" % (PARTS - 1)])
+    yield Last([*request, b"%d" % (PARTS - 1)])
 
 
 async def serve(endpoints: Sequence[str]) -> None:

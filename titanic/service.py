@@ -18,8 +18,7 @@ from typing import Final
 from uuid import UUID
 
 from ..mdp.codes import Code
-from ..workers import Final as FinalReply
-from ..workers import Request
+from ..workers import Last, Request
 from . import store
 from .batches import BatchExecutor, StoreError
 from .dispatcher import Dispatcher
@@ -209,7 +208,7 @@ class Service:
             self.changed(uuid)
         return [OK]
 
-    async def reply(self, request: Request) -> AsyncGenerator[list[bytes] | FinalReply, None]:
+    async def reply(self, request: Request) -> AsyncGenerator[list[bytes] | Last, None]:
         """`titanic.reply` (C28)."""
         try:
             wanted = parse_reply_request(request, request.options)
@@ -229,9 +228,9 @@ class Service:
             if found is not None and found.reply is None and found.size is not None:
                 reply = await self._reader.submit(store.fetch_reply, found.id)
                 found = None if reply is None else found._replace(reply=reply)  # None if it was closed meanwhile
-            yield FinalReply(_final(request, found))
+            yield Last(_final(request, found))
         except (MalformedRequest, StoreError) as error:
-            yield FinalReply(_rejection(request, error))
+            yield Last(_rejection(request, error))
 
     def _parts(self, found: store.Fetched, start: int) -> "asyncio.Future[list[bytes]]":
         return self._reader.submit(store.fetch_partials, store.PartialsQuery(found.id, found.attempt, start))

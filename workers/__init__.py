@@ -6,7 +6,7 @@
 from ..mdp.errors import ClosedError, CodecError, HandlerError, RequestCancelled, ServiceError, SettingError, ZmdpError
 from ..mdp.logs import RequestFilter
 from .aio import AsyncHandler, AsyncWorker
-from .handling import Final, Frames, current_request
+from .handling import Frames, Last, current_request
 from .mdworker import Handler, Worker
 from .request import Request
 
@@ -15,10 +15,10 @@ __all__ = [
     "AsyncWorker",
     "ClosedError",
     "CodecError",
-    "Final",
     "Frames",
     "Handler",
     "HandlerError",
+    "Last",
     "Request",
     "RequestCancelled",
     "RequestFilter",

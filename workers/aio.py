@@ -10,8 +10,7 @@ from contextvars import Context as TaskContext
 from contextvars import copy_context
 from functools import partial
 from types import CoroutineType, TracebackType
-from typing import Any, Self
-from typing import Final as Constant
+from typing import Any, Final, Self
 
 from ..mdp.errors import RequestCancelled
 from ..mdp.loading import check_not_importing
@@ -22,18 +21,18 @@ from ..mdp.transport.sockets import Context
 from .base import BaseWorker
 from .blocking import BlockingWatch
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
-from .handling import Final, failed, name_of
+from .handling import Last, failed, name_of
 from .request import Request
 from .rows import Pack, is_pack
 
 AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""
 
-DEFAULT_CONCURRENCY: Constant = 64
+DEFAULT_CONCURRENCY: Final = 64
 """Maximum number of concurrent requests: handlers that await should not queue behind each other."""
-MAX_TURN_SECONDS: Constant = 0.005
+MAX_TURN_SECONDS: Final = 0.005
 """Time after which other callbacks of the event loop get their turn."""
-MAX_PACK_TURN_SECONDS: Constant = 0.002
+MAX_PACK_TURN_SECONDS: Final = 0.002
 """The same while the rows of a pack are begun."""
 
 log = logging.getLogger("zmdp.worker")
@@ -55,7 +54,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     """Offers `service` through a broker, with an asyncio handler.
 
     A coroutine's return value is sent as the FINAL.  An async generator's yields are sent as PARTIALs, followed by an
-    empty FINAL, unless its last one is `yield Final(...)`.  Each is one frame (`bytes`), several (a list of `bytes`),
+    empty FINAL, unless its last one is `yield Last(...)`.  Each is one frame (`bytes`), several (a list of `bytes`),
     or None for one empty frame; with a `codec`, any value.
 
         worker = AsyncWorker("fetch", concurrency=100)
@@ -369,10 +368,10 @@ class _AsyncConnection(Connection):
             self._schedule()
 
     async def _stream(self, parts: AsyncGenerator[Any, None], request: Request) -> Any:
-        """Send what an async generator yields as PARTIALs.  Return the `Final` that it yields, or None."""
+        """Send what an async generator yields as PARTIALs.  Return the `Last` that it yields, or None."""
         try:
             async for part in parts:
-                if isinstance(part, Final):
+                if isinstance(part, Last):
                     return part
                 await self._partial(request, self._adapter.frames(part))
         finally:
@@ -455,7 +454,7 @@ class _AsyncConnection(Connection):
         try:
             async for part in parts:
                 frames += self._adapter.frames(part)
-                if isinstance(part, Final):
+                if isinstance(part, Last):
                     return frames
         finally:
             await parts.aclose()

@@ -24,7 +24,7 @@ from ..mdp.transport.sockets import Context, checked_endpoint
 from .aio import AsyncHandler, AsyncWorker, _AsyncConnection
 from .freelance_connection import FreelanceServerConnection, public_endpoint
 from .freelance_session import FreelanceServerSession
-from .handling import Final, failed
+from .handling import Last, failed
 from .mdworker import Handler, Worker
 from .request import Request
 from .threaded import ThreadedConnection
@@ -379,10 +379,10 @@ class _AsyncServer(FreelanceServerConnection):
         self._schedule()
 
     async def _collect(self, parts: AsyncGenerator[Any, None], request: Request) -> Any:
-        """Keep what an async generator yields for the reply.  Return the `Final` that it yields, or None."""
+        """Keep what an async generator yields for the reply.  Return the `Last` that it yields, or None."""
         try:
             async for part in parts:
-                if isinstance(part, Final):
+                if isinstance(part, Last):
                     return part
                 self.session.partial(request, self._adapter.frames(part))
         finally:

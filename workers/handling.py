@@ -51,10 +51,10 @@ def name_of(handler: object) -> str:
     return str(getattr(handler, "__qualname__", type(handler).__qualname__))
 
 
-class Final:
+class Last:
     """The last value of a stream, sent as the FINAL.
 
-    For handlers that cannot return a value, async generators: `yield Final(b"that was all")`.
+    For handlers that cannot return a value, async generators: `yield Last(b"that was all")`.
     """
 
     def __init__(self, value: Any = None) -> None:
@@ -94,7 +94,7 @@ class HandlerAdapter:
                 frame = result[0]
                 if type(frame) is bytes and len(frame) <= MAX_BODY:
                     return [frame]
-        if isinstance(result, Final):
+        if isinstance(result, Last):
             result = result.value
         return _checked(_frames(result) if self._coder is None else self._coder.encode(result))
 

@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
-from typing import Any, Self
-from typing import Final as Constant
+from typing import Any, Final, Self
 
 from ..mdp import tracing
 from ..mdp.errors import ClosedError, RequestCancelled
@@ -15,7 +14,7 @@ from ..mdp.loading import check_not_importing
 from ..mdp.rows import Outcome
 from ..mdp.tracing import handling
 from .base import BaseWorker
-from .handling import Final, Frames, failed
+from .handling import Frames, Last, failed
 from .request import Request
 from .rows import Pack, is_pack
 from .threaded import ThreadedConnection
@@ -23,7 +22,7 @@ from .threaded import ThreadedConnection
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]
 """A function or a generator function of a request; with a codec, of a value."""
 
-SIGNAL_SECONDS: Constant = 1.0
+SIGNAL_SECONDS: Final = 1.0
 """How often a waiting thread looks for signals: one that comes just before a wait, or to another thread, does not
 interrupt it."""
 
@@ -234,20 +233,20 @@ class Worker(BaseWorker[Handler]):
             except StopIteration as end:
                 return frames + self._adapter.frames(end.value)
             frames += self._adapter.frames(part)
-            if isinstance(part, Final):
+            if isinstance(part, Last):
                 if isinstance(parts, Generator):
                     parts.close()
                 return frames
 
     def _stream(self, connection: ThreadedConnection, parts: Iterator[Any], request: Request) -> Any:
-        """Send what a generator yields as PARTIALs.  Return its return value, or the `Final` that it yields."""
+        """Send what a generator yields as PARTIALs.  Return its return value, or the `Last` that it yields."""
         close = parts.close if isinstance(parts, Generator) else lambda: None
         while True:
             try:
                 part = next(parts)
             except StopIteration as end:
                 return end.value
-            if isinstance(part, Final):
+            if isinstance(part, Last):
                 close()
                 return part
             if request.cancelled or not connection.partial(request, self._adapter.frames(part)):

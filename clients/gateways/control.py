@@ -15,7 +15,7 @@ import click
 from ... import __version__
 from ...mdp.control import GATEWAY, name_or_default
 from ...workers.control import control_handler
-from ...workers.handling import Final as Last
+from ...workers.handling import Last
 from ...workers.request import Request
 from .upstream import Upstream
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, cast
 import zmq
 
 from ...mdp.errors import ClosedError, ServiceError, SettingError
-from ...workers.handling import Final as Last
+from ...workers.handling import Last
 from ...workers.request import Request
 from ..call import Call, Outcome
 from ..reply import Reply

@@ -468,7 +468,7 @@ def test_version(command):
 ASYNC = """
 import asyncio
 from pathlib import Path
-from zmdp.workers import AsyncWorker, Final
+from zmdp.workers import AsyncWorker, Last
 
 worker = AsyncWorker("hold", concurrency=2)
 
@@ -483,7 +483,7 @@ async def hold(request):
 async def count(number):
     for each in range(number):
         yield each
-    yield Final({"counted": number})
+    yield Last({"counted": number})
 """
 
 

@@ -16,7 +16,7 @@ from support.access import Folder
 from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process
 
 from zmdp.clients import AsyncClient, Client, RequestRejected, ServiceNotFound, StreamInterrupted, ZmdpError
-from zmdp.workers import AsyncWorker, Final, Worker
+from zmdp.workers import AsyncWorker, Last, Worker
 
 HERE = Path(__file__).parent
 BEATS = {"heartbeat": 0.5, "liveness": 240}
@@ -85,7 +85,7 @@ async def parts(request):
     """Reply in parts, each with the request and its own number."""
     for number in range(PARTS - 1):
         yield [*request, b"%d" % number]
-    yield Final([*request, b"%d" % (PARTS - 1)])
+    yield Last([*request, b"%d" % (PARTS - 1)])
 
 
 class Load:

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from zmdp.workers import Final
+from zmdp.workers import Last
 
 
 def pid(request):
@@ -45,7 +45,7 @@ async def count_async(request):
     """A stream, of an asyncio handler."""
     for number in range(int(request[0])):
         yield b"%d" % number
-    yield Final(b"done")
+    yield Last(b"done")
 
 
 THREADS = threading.Barrier(3)

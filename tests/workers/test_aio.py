@@ -20,7 +20,7 @@ from zmdp.clients import AsyncClient, Client, RequestRejected, ServiceError
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
-from zmdp.workers import AsyncWorker, ClosedError, Final, SettingError, Worker, connection, current_request
+from zmdp.workers import AsyncWorker, ClosedError, Last, SettingError, Worker, connection, current_request
 
 ALL = ["X1", "0.2", "0.1"]
 QUICK = {"heartbeat": 0.05, "liveness": 20}
@@ -108,7 +108,7 @@ def test_an_async_generator(endpoint, protocol):
     async def ending(request):
         try:
             yield b"part"
-            yield Final([b"the", b"end"])
+            yield Last([b"the", b"end"])
             yield b"never"
         finally:
             closed.set()
@@ -300,7 +300,7 @@ def test_values(endpoint):
     async def many(number):
         for each in range(number):
             yield each
-        yield Final({"sum": sum(range(number))})
+        yield Last({"sum": sum(range(number))})
 
     async def head(table):
         yield table.slice(0, 1)

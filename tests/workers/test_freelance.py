@@ -14,7 +14,7 @@ from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 from zmdp.mdp.errors import BindError, ClosedError, ServiceError, SettingError
 from zmdp.workers import (
     AsyncWorker,
-    Final,
+    Last,
     Worker,
     current_request,
     freelance_connection,
@@ -57,7 +57,7 @@ def test_many_requests(endpoint, concurrency):
 
 
 def test_what_handlers_may_return(endpoint):
-    results = iter([None, b"x", [b"a", b"b"], Final(b"last"), iter([b"p", Final(b"q")]), "text"])
+    results = iter([None, b"x", [b"a", b"b"], Last(b"last"), iter([b"p", Last(b"q")]), "text"])
     with (
         FreelanceWorker(endpoint, lambda request: next(results)),
         FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
@@ -239,7 +239,7 @@ def test_asyncio_generators(endpoint):
             yield b"one"
             yield [b"two", b"three"]
             if request[0] == b"final":
-                yield Final(b"last")
+                yield Last(b"last")
         finally:
             closed.append(request[0])
 

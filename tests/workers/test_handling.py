@@ -9,7 +9,7 @@ from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
 from zmdp.mdp.tracing import handling
-from zmdp.workers import Final, Request, current_request
+from zmdp.workers import Last, Request, current_request
 from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed, HandlerAdapter, Unreadable, failed, is_async
 
 
@@ -30,8 +30,8 @@ def request(*frames, cancelled=False):
         ((b"x",), [b"x"]),
         ([], [b""]),
         ((), [b""]),
-        (Final(), [b""]),
-        (Final([b"x", b"y"]), [b"x", b"y"]),
+        (Last(), [b""]),
+        (Last([b"x", b"y"]), [b"x", b"y"]),
         (request(b"a", b"b"), [b"a", b"b"]),
     ],
 )
@@ -41,7 +41,7 @@ def test_what_a_handler_may_give(result, frames):
     assert {type(frame) for frame in made} == {bytes}
 
 
-@pytest.mark.parametrize("result", ["x", 1, [b"x", "y"], [None], {b"x"}, iter([b"x"]), Final("x"), object()])
+@pytest.mark.parametrize("result", ["x", 1, [b"x", "y"], [None], {b"x"}, iter([b"x"]), Last("x"), object()])
 def test_what_a_handler_may_not_give(result):
     with pytest.raises(HandlerError, match="expected bytes, a list of bytes, or None"):
         HandlerAdapter(None).frames(result)
@@ -57,7 +57,7 @@ def test_what_no_broker_takes(result):
 def test_with_a_codec():
     coded = HandlerAdapter("json")
     assert coded.argument(request(b"[1,2]")) == [1, 2]
-    assert (coded.frames({"a": None}), coded.frames(Final("x")), coded.frames(None)) == (
+    assert (coded.frames({"a": None}), coded.frames(Last("x")), coded.frames(None)) == (
         [b'{"a":null}'],
         [b'"x"'],
         [b"null"],

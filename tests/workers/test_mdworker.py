@@ -18,7 +18,7 @@ from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import (
     ClosedError,
-    Final,
+    Last,
     Request,
     RequestCancelled,
     SettingError,
@@ -111,7 +111,7 @@ def test_final_may_be_yielded(client, endpoint, protocol):
     def stream(request):
         try:
             yield b"part"
-            yield Final([b"the", b"end"])
+            yield Last([b"the", b"end"])
             yield b"never"
         finally:
             closed.set()
@@ -119,7 +119,7 @@ def test_final_may_be_yielded(client, endpoint, protocol):
     with Worker("stream", stream, broker=endpoint, protocol=protocol):
         assert client.request("stream") == [b"part", b"the", b"end"]
         assert closed.wait(TIMEOUT_SECONDS)
-    with Worker("plain", lambda request: Final(b"x"), broker=endpoint, protocol=protocol):
+    with Worker("plain", lambda request: Last(b"x"), broker=endpoint, protocol=protocol):
         assert client.request("plain") == [b"x"]
 
 

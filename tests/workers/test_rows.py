@@ -13,7 +13,7 @@ from zmdp.clients import AsyncClient, Client
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.rows import read_reply, worked_seconds
 from zmdp.mdp.testing import running_broker
-from zmdp.workers import AsyncWorker, Final, Request, Worker, current_request, rows
+from zmdp.workers import AsyncWorker, Last, Request, Worker, current_request, rows
 from zmdp.workers.handling import MAX_BODY, Failed
 from zmdp.workers.rows import Pack, is_pack
 
@@ -91,14 +91,14 @@ def test_a_stream_is_the_reply_to_its_row(server, kind):
         if request[0] == b"bad":
             raise ValueError("no good")
         if request[0] == b"final":
-            yield Final(b"early")
+            yield Last(b"early")
         return [b"1", b"2"]
 
     async def async_stream(request):
         yield request[0]
         if request[0] == b"bad":
             raise ValueError("no good")
-        yield Final(b"early" if request[0] == b"final" else [b"1", b"2"])
+        yield Last(b"early" if request[0] == b"final" else [b"1", b"2"])
 
     with offering(server, stream if kind == "threads" else async_stream, kind):
         assert pack(server, b"a", b"bad", b"final") == [

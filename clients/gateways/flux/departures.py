@@ -15,7 +15,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from ....mdp.errors import ClosedError, SettingError
-from ....workers.handling import Final as Last
+from ....workers.handling import Last
 from ....workers.request import Request
 from ...aio import AsyncClient
 from ...call import Call, Outcome

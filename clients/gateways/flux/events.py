@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, Protocol
 
 from ....mdp.errors import ServiceError
-from ....workers.handling import Final as Last
+from ....workers.handling import Last
 from ....workers.request import Request
 from ...aio import AsyncClient
 from ...call import Call, Outcome

@@ -9,7 +9,7 @@ from zmdp.clients import ServiceNotFound
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import handling, request, running_titanic
-from zmdp.workers import AsyncWorker, Final, Request, Worker, current_request, echo
+from zmdp.workers import AsyncWorker, Last, Request, Worker, current_request, echo
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_asyncio_handlers(worker, mdp_client):
     async def count(request):
         for number in range(int(request[0])):
             yield b"%d" % number
-        yield Final(b"end")
+        yield Last(b"end")
 
     assert isinstance(worker("shout", shout), AsyncWorker)
     worker("count", count)
