@@ -127,7 +127,7 @@ SPARK = [
     for path in found("tests/spark/test_*.py", "tests/spark/*/test_*.py")
     if not path.endswith(("_process.py", "_processes.py", "/test_fleet_keys.py"))
 ]
-"""Tests that share one Spark session; the others start Java processes of their own."""
+"""Tests that share the Spark session of their process; the others start Java processes of their own."""
 END_TO_END = "tests/spark/test_end_to_end.py"
 """All of them that `make test` runs."""
 ELSEWHERE = [*UNITS, *COUNTED, *PROTOCOL]
@@ -219,8 +219,8 @@ def long_stages() -> list[Stage]:
         Stage(
             "programs at length", "Spark at length; attacks; crashes on both databases; a pair of brokers under load",
             [
-                pytest("spark", "-m", "long", *SPARK),
-                pytest("programs", "-n", "3", "-m", "long", "--dist", "loadfile", "tests", *ignored),
+                pytest("spark", "-n", "2", "-m", "long", "--dist", "loadfile", *SPARK),
+                pytest("programs", "-n", "2", "-m", "long", "--dist", "loadfile", "tests", *ignored),
             ],
         ),
     ]  # fmt: skip

@@ -123,6 +123,11 @@ class BaseWorker(Generic[AnyHandler]):
         )  # fmt: skip
 
     @property
+    def registered(self) -> bool:
+        """Whether the broker has answered, and so knows this worker: at the latest a heartbeat after READY."""
+        return bool(self._connections) and all(connection.registered for connection in self._connections)
+
+    @property
     def requests(self) -> list[Request]:
         """The requests that it holds: those in progress, and those that have not started."""
         return [request for connection in self._connections for request in connection.requests]

@@ -176,6 +176,11 @@ class Connection:
         return self._socket is None and self.session.ended
 
     @property
+    def registered(self) -> bool:
+        """Whether the broker knows the worker: it has answered READY."""
+        return self.session.heard and self.session.lost is None
+
+    @property
     def requests(self) -> list[Request]:
         """The requests that it holds."""
         return list(self.session.held.values())

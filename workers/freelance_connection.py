@@ -150,6 +150,9 @@ class FreelanceServerConnection:
     Raises `BindError` if it cannot listen.  Not thread-safe.
     """
 
+    registered: Final = True
+    """There is no broker that would have to know it."""
+
     def __init__(
         self,
         session: FreelanceServerSession,

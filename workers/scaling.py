@@ -233,7 +233,10 @@ class Slots:
         return Lease(slot.number, self._leases, self.lease * self.rng.uniform(1 - JITTER, 1 + JITTER))
 
     def report(self, number: int, lease: int, report: Mapping[str, Any], now: float) -> bool:
-        """Record a worker's report.  Return whether the worker should drain."""
+        """Record a worker's report.  Return whether the worker should drain.
+
+        The slot serves once the worker reports that it is `registered`, which the broker may learn after the report.
+        """
         slot = self._slots.get(number)
         if slot is None or slot.lease != lease:
             return True  # this lease counts as lost: the slot has another
@@ -242,7 +245,7 @@ class Slots:
         served, concurrency = report.get("served"), report.get("concurrency")
         slot.serving = served if isinstance(served, int) else slot.serving
         self.concurrency = concurrency if isinstance(concurrency, int) and concurrency > 0 else self.concurrency
-        if slot.state == "starting":
+        if slot.state == "starting" and report.get("registered"):
             slot.become("serving", now)
         return self.draining or slot.state == "draining"
 

@@ -30,6 +30,8 @@ from .settings import FleetSettings
 
 REPORT_SECONDS: Final = 1.0
 """Interval between reports to the driver."""
+START_SECONDS: Final = 0.2
+"""The interval until the broker knows the worker."""
 REPORT_TIMEOUT_SECONDS: Final = 5.0
 """How long the driver may take to answer one, at most until the lease ends."""
 BROKER_TIMEOUT_SECONDS: Final = 5.0
@@ -152,6 +154,11 @@ class _InEventLoop:
         self._running = self._loop.submit(asyncio.run, self._worker.run())
         self._loop.shutdown(wait=False)
 
+    @property
+    def registered(self) -> bool:
+        """As in `Worker`."""
+        return self._worker.registered
+
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the worker to end.  Return whether it has."""
         try:
@@ -188,7 +195,7 @@ class _Reporter:
     def report_until_due(self) -> None:
         """Report until the lease is over or the driver asks the task to drain."""
         while not self._asks_to_drain() and (left := self._until - time.monotonic()) > 0:
-            if self._worker.wait(min(REPORT_SECONDS, left)):
+            if self._worker.wait(min(REPORT_SECONDS if self._worker.registered else START_SECONDS, left)):
                 return
 
     def finish_requests(self) -> None:
@@ -205,10 +212,12 @@ class _Reporter:
 
     def _asks_to_drain(self) -> bool:
         """Report once.  Return whether the driver asks to drain."""
-        report = json.dumps({**self._report, "served": self._handler.calls}).encode()
+        report = {**self._report, "served": self._handler.calls, "registered": self._worker.registered}
         limit = min(REPORT_TIMEOUT_SECONDS, max(REPORT_SECONDS, self._until - time.monotonic()))
         try:
-            answer = json.loads(self._client.request(self._task.reports, report, wait=False, timeout=limit)[0])
+            answer = json.loads(
+                self._client.request(self._task.reports, json.dumps(report).encode(), wait=False, timeout=limit)[0]
+            )
         except (ZmdpError, ValueError):
             return False
         self.was_answered = True

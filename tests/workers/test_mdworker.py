@@ -299,6 +299,16 @@ def test_a_copy_has_the_same_settings_and_its_own_state(endpoint):
         assert client.call("double", 4) == 8
 
 
+@pytest.mark.parametrize("protocol", ["X1", "0.2"])
+def test_it_is_registered_once_the_broker_has_answered(endpoint, protocol):
+    with Router() as silent, Worker("echo", list, broker=silent.endpoint, protocol=protocol) as worker:
+        silent.recv()
+        assert not worker.registered
+    with Worker("echo", list, broker=endpoint, protocol=protocol) as worker:
+        eventually(lambda: worker.registered)
+    assert not worker.registered
+
+
 @pytest.mark.parametrize(("delay", "told"), [(0.0, "now"), (0.04, "now"), (1.5, "in 1.5 s")])
 def test_a_loss_says_when_the_worker_reconnects(endpoint, client, monkeypatch, logged, delay, told):
     with Worker("echo", list, broker=endpoint) as worker:

@@ -15,7 +15,7 @@ def slots(minimum=1, maximum=4, **settings):
 
 
 def a_report(**more):
-    return {"host": "h", "pid": 7, "executor": "0", "served": 0, **more}
+    return {"host": "h", "pid": 7, "executor": "0", "served": 0, "registered": True, **more}
 
 
 def serving(fleet, now=0.0):
@@ -296,7 +296,9 @@ def test_a_successor_wants_as_many_slots_as_its_predecessor():
     for lease in (one, other):
         fleet.report(lease.slot, lease.number, a_report(), 1.0)
         assert not fleet.succeed(9)
-    fleet.report(last.slot, last.number, a_report(), 1.0)
+    fleet.report(last.slot, last.number, a_report(registered=False), 1.0)  # the broker does not know it yet
+    assert not fleet.succeed(9)
+    fleet.report(last.slot, last.number, a_report(), 1.2)
     assert fleet.succeed(9)
     assert slots(minimum=0).succeed(0)
 

@@ -1,7 +1,11 @@
 """A fleet without Spark: its executors on a busy machine, and the fleet that it replaces."""
 
 import time
+from pathlib import Path
 
+import pytest
+
+from zmdp.clients import Client
 from zmdp.mdp.errors import ServiceNotFound
 from zmdp.mdp.testing import running_broker
 from zmdp.spark.fleet.executor import REPORT_SECONDS, LeaseTask, serve
@@ -9,6 +13,8 @@ from zmdp.spark.fleet.predecessor import LOST_SECONDS, Predecessor
 from zmdp.spark.fleet.settings import FleetSettings
 from zmdp.workers import Worker
 from zmdp.workers.scaling import Lease
+
+HERE = Path(__file__).parents[1]
 
 
 def test_a_driver_that_is_busy_may_answer_a_report_late():
@@ -20,6 +26,22 @@ def test_a_driver_that_is_busy_may_answer_a_report_late():
         settings = FleetSettings("zmdp.workers.echo:echo", "s", "f", broker=server.endpoints[0])
         (result,) = serve(LeaseTask(settings, "run", "reports", Lease(0, 1, 4.0)), iter([]))
     assert result["unreachable"] is None
+
+
+@pytest.mark.parametrize("handler", ["zmdp.workers.echo:echo", "fleet_handlers:count_async"])
+def test_a_worker_is_reported_as_registered_once_the_broker_knows_it(handler):
+    reports = []
+
+    def answer(report):
+        reports.append((report["registered"], client.available("s")))
+        return {"drain": report["registered"]}
+
+    with running_broker() as server, Client(at := server.endpoints[0]) as client:
+        with Worker("reports", answer, broker=at, codec="json"):
+            settings = FleetSettings(handler, "s", "f", broker=at, heartbeat=0.2, liveness=600)
+            tuple(serve(LeaseTask(settings, "run", "reports", Lease(0, 1, 1e6), (str(HERE),)), iter([])))
+    assert reports[-1] == (True, True)
+    assert (True, False) not in reports
 
 
 class Missing:
