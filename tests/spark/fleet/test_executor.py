@@ -7,6 +7,7 @@ import pytest
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ServiceNotFound
+from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.spark.fleet.executor import REPORT_SECONDS, LeaseTask, serve
 from zmdp.spark.fleet.predecessor import LOST_SECONDS, Predecessor
@@ -29,18 +30,21 @@ def test_a_driver_that_is_busy_may_answer_a_report_late():
 
 
 @pytest.mark.parametrize("handler", ["zmdp.workers.echo:echo", "fleet_handlers:count_async"])
-def test_a_worker_is_reported_as_registered_once_the_broker_knows_it(handler):
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_worker_is_reported_as_registered_once_the_broker_has_answered(handler, answers):
     reports = []
 
     def answer(report):
         reports.append((report["registered"], client.available("s")))
-        return {"drain": report["registered"]}
+        return {"drain": report["registered"] or (len(reports) > 2 and not answers)}
 
-    with running_broker() as server, Client(at := server.endpoints[0]) as client:
-        with Worker("reports", answer, broker=at, codec="json"):
-            settings = FleetSettings(handler, "s", "f", broker=at, heartbeat=0.2, liveness=600)
+    heartbeat = 0.2 if answers else 3600.0
+    with running_broker(limits=Limits(heartbeat=heartbeat, liveness=600)) as server:
+        at = server.endpoints[0]
+        with Client(at) as client, Worker("reports", answer, broker=at, codec="json"):
+            settings = FleetSettings(handler, "s", "f", broker=at, heartbeat=heartbeat, liveness=600)
             tuple(serve(LeaseTask(settings, "run", "reports", Lease(0, 1, 1e6), (str(HERE),)), iter([])))
-    assert reports[-1] == (True, True)
+    assert reports[-1][0] is answers
     assert (True, False) not in reports
 
 
