@@ -42,7 +42,7 @@ class Check:
     """What was found; None if it could not be found out."""
     limit: float | None
     text: str
-    """The same for people."""
+    """What was found, for people."""
 
     def line(self) -> str:
         """Return the check as a line of text."""

@@ -24,7 +24,7 @@ from .store.maintenance import MAX_BACKOFF_SECONDS
 BACKOFF_SECONDS: Final = (0.5, 60.0)
 """The first and the longest pause before another attempt; each is twice as long as the one before."""
 HANDLER_BACKOFF_SECONDS: Final = (1.0, MAX_BACKOFF_SECONDS)
-"""The same after a handler has failed.  A request's own backoff replaces the first pause."""
+"""The first and the longest pause after a handler has failed.  A request's own backoff replaces the first."""
 MAX_REPLY_BYTES: Final = MAX_BODY - 100
 """Maximum size of a reply: when it is fetched, its status comes first."""
 TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})

@@ -100,7 +100,7 @@ class Machine(Protocol):
 
 
 class ServingMachine(Machine, Protocol):
-    """The same for protocols whose peers can offer services: only its effects contain `Offer`."""
+    """The machine of a protocol whose peers can offer services: only its effects contain `Offer`."""
 
     def asked(self, number: int, request: Request) -> list[Effect]:
         """Take in a request to a service that this connection offers."""

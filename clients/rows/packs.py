@@ -17,7 +17,7 @@ WORK_SECONDS: Final = 0.01
 LONGEST_SECONDS: Final = 1.0
 """How long the request of such a pack may take, at most a tenth of the timeout: it waits in a queue."""
 TARGET_SECONDS: Final = 0.1
-"""The same if the worker does not say how long it has worked."""
+"""How long the request of a pack should take if the worker does not say how long it has worked."""
 MIN_PACKS: Final = 8
 """The default of `PackSize.min_packs`."""
 MAX_GROWTH: Final = 8

@@ -22,7 +22,7 @@ from .registry import Registry, Remote, Service
 ANNOUNCE_INTERVAL: Final = 0.05
 """Minimum seconds between two announcements over a link."""
 FREE_INTERVAL: Final = 0.25
-"""The same for services of which nothing has changed but the free credit, which does so all the time."""
+"""Minimum seconds between two announcements of a service when only its free credit has changed."""
 MAX_ANNOUNCED: Final = 1000
 """Maximum number of services in an announcement; others follow in the next."""
 BROKER_CREDIT: Final = 1_000_000

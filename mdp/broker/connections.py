@@ -104,7 +104,7 @@ class Totals:
         self.open = 0
         """Number of open connections."""
         self.addresses: Counter[str] = Counter()
-        """The same by address."""
+        """Number of open connections by address."""
         self.roles: dict[str, set[Connection]] = {}
         """The open connections of each role."""
         self.counts: Counter[str] = Counter()

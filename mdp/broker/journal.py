@@ -12,7 +12,7 @@ from ..wire.names import show
 LINES: Final = 5
 """Maximum number of log lines of one kind in a period; further ones are counted."""
 WORKER_LINES: Final = 200
-"""The same for workers that register or are lost: each is worth a line, unless a peer loops."""
+"""Maximum number of lines about workers that register or are lost: each is worth one, unless a peer loops."""
 PERIOD: Final = 10.0
 """Length of a period, in seconds."""
 Fields = Callable[[], Mapping[str, Any]] | None

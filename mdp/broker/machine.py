@@ -130,7 +130,7 @@ class Broker:
             self._take_framed(command, now)
 
     def take_pirate(self, message: Message, service: bytes, now: float, role: Role | None = None) -> None:
-        """The same for a message without a header, from a port where clients call `service` and workers offer it."""
+        """Take in a message without a header, from a port where clients call `service` and workers offer it."""
         self._role = self.roles.everyone if role is None else role
         self._take_framed(wire.decode_pirate(message, service, self._max_message, self._max_frames), now)
 
@@ -377,7 +377,7 @@ class Broker:
         return None
 
     def _x1_client(self, route: wire.Route) -> Client | None:
-        """The same; the client is answered in the form that the message has."""
+        """Return the X1 client that sent the current message, as `_client` does; answer it in that message's form."""
         client = self._client(route)
         if client is None:
             return None

@@ -41,8 +41,8 @@ NO_MONITOR: Final = -1
 def new_prefix() -> bytes:
     """Return what the identities at a new port begin with.
 
-    Identities at the main ROUTER never begin so: those that libzmq generates are shorter, and nobody can guess it who
-    chooses one (C39).
+    Identities at the main ROUTER never begin so: those that libzmq generates are shorter, and a peer that chooses its
+    own cannot guess the prefix (C39).
     """
     return b"\0" + secrets.token_bytes(PREFIX_BYTES - 1)
 
@@ -330,7 +330,7 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
 
 
 def _randomise_routing_ids() -> None:
-    """Have the next ROUTER number its peers from a random start, which nobody can guess.
+    """Have the next ROUTER number its peers from a random start, which peers cannot guess.
 
     libzmq takes the start from libc's `rand`, which it never seeds, and aborts if a peer has claimed the next number
     (C39).

@@ -281,7 +281,7 @@ class Worker(TimerNode):
         self.batched = False
         """Its last message was in the batched form, so it is answered in that form."""
         self.batch: Any = None
-        """As for clients."""
+        """The open batch of commands to it, which is sent at the end of the broker's turn."""
         self.pool: Pool | None = None
         """Kept by the schedule: the pool that it is in, its load when it was added, and a counter to tell the order."""
         self.pooled_load = 0
@@ -677,7 +677,7 @@ class Registry:
         return pair
 
     def take_next_remote(self, service: Service) -> tuple[Request, Remote] | None:
-        """The same for the next request that can be passed on to another broker."""
+        """Take the next request that can be passed on to another broker; return it with its place there, or None."""
         pair = service.schedule.next_remote_pair()
         if pair is not None:
             self._dequeued(pair[0])

@@ -90,7 +90,7 @@ class FairQueue:
         return self._take_from(turn)
 
     def take_for(self, link: Link) -> Request | None:
-        """The same for the next request that may be passed on over `link`, if there is one."""
+        """Remove and return the next request that may be passed on over `link`; None if there is none."""
         for turn in self._turns:  # all requests that came over a link have one turn, so few are passed over
             request = turn.requests.first
             if request is not None and may_pass(request, link):
@@ -256,7 +256,7 @@ class Schedule:
             pool.add(worker, load)
 
     def update_remote(self, remote: Remote) -> None:
-        """The same for the workers of another broker."""
+        """Record that the load or the credit of another broker's workers has changed, or that it is leaving."""
         free = 0 if remote.leaving else max(remote.wanted - remote.load, 0)
         self.beyond += free - remote.free
         remote.free = free

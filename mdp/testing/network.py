@@ -47,7 +47,7 @@ RECONNECT_DELAY: Final = 0.1
 LONGEST_NOTICE: Final = 20.0
 """Maximum time until an end notices that its connection is gone, in seconds."""
 LONGEST_SILENCE: Final = 60.0
-"""The same if the connection failed silently, in seconds."""
+"""Maximum time until an end notices that its connection has failed silently, in seconds."""
 _HEAD: Final = Struct(">IBQ")
 """The beginning of a record in a batch: its size (not counting the size itself), its command and its id."""
 _SIZE: Final = 4

@@ -15,7 +15,7 @@ FRAME_COST: Final = 112
 """Memory in bytes that a frame takes beside its content, as measured: 64 to 107 in libzmq, 55 to 60 in Python; a shared
 one about 450, but it has 8 kB or more."""
 MESSAGE_COST: Final = 192
-"""The same for a message: none in libzmq, about 180 in Python."""
+"""Memory in bytes that a message takes beside its frames: none in libzmq, about 180 in Python."""
 COUNTED_BYTES: Final = 16384
 """`Unsent` learns of every so many bytes to a peer that libzmq has sent them; a larger message counts by itself."""
 

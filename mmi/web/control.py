@@ -29,7 +29,7 @@ MAX_ANSWER_BYTES: Final = 1 << 20
 INTERVAL_SECONDS: Final = 0.9
 """How old an answer must be before its program is asked again."""
 RETRY_SECONDS: Final = 5.0
-"""The same if it did not answer."""
+"""How long a program that did not answer is left alone."""
 WAIT_SECONDS: Final = 0.5
 """How long a page waits for answers; those that come later are shown at its next update."""
 MAX_TEXT: Final = 300

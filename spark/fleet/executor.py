@@ -156,7 +156,7 @@ class _InEventLoop:
 
     @property
     def registered(self) -> bool:
-        """As in `Worker`."""
+        """Whether the broker knows the worker."""
         return self._worker.registered
 
     def wait(self, timeout: float) -> bool:

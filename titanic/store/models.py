@@ -154,7 +154,7 @@ class Key(Base):
     expires: Mapped[float | None] = mapped_column(Double)
     """NULL for never."""
     owner: Mapped[str] = mapped_column(Text, primary_key=True, server_default=text("''"))
-    """As in `StoredRequest`: owners do not share keys."""
+    """The role that submitted the key, or empty: owners do not share keys."""
 
 
 ENDED: Final = Sequence("titanic_ended", metadata=Base.metadata)

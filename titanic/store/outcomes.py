@@ -145,7 +145,7 @@ class Reschedule(NamedTuple):
     """How often the handler has failed, including this attempt; None if it is not to blame."""
     error: str | None = None
     deaths: int | None = None
-    """As in `Outcome`."""
+    """How many workers were lost while they handled it, in all attempts; None if no more than before."""
 
 
 _RESCHEDULE: Final = Bulk(

@@ -61,7 +61,7 @@ class Settings:
     """How a gateway is to run."""
 
     path: str
-    """Of the socket."""
+    """Path of the socket."""
     rank: int | None = None
     """The rank that the gateway's broker must have."""
     size: int = 1
