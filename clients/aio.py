@@ -5,30 +5,26 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Final, Self
-
-import zmq
+from typing import Any, Final, Self, Unpack
 
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
-from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestError, SettingError
-from ..mdp.keys import BrokerKey, Key, load_keys
-from ..mdp.transport.sockets import checked_endpoints, end, own_context
 from .arguments import (
+    RequestArguments,
+    StreamArguments,
     checked_body,
-    checked_max_outstanding,
-    checked_protocol,
     checked_timeout,
 )
 from .call import Call
-from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
+from .defaults import DEFAULT_TOTAL_TIMEOUT
 from .dialog import AsyncDialog
 from .legacy_aio import LegacyAsyncDialog
 from .many import checked_settings, chunks_async, outcomes
 from .reply import Reply, is_available
 from .rows import AUTO, Lookahead, RowSettings, answer_chunks_async
+from .settings import ConnectionArguments, ConnectionSettings
 from .x1_aio import Receiver, X1AsyncDialog
 
 _DEFAULT: Final[Any] = object()
@@ -75,46 +71,21 @@ class AsyncClient:
         broker: str | Sequence[str] = DEFAULT_ENDPOINT,
         *,
         timeout: float | None = DEFAULT_TOTAL_TIMEOUT,
-        protocol: str = "X1",
-        envelope: bool = False,
         codec: str | Codec = "json",
-        heartbeat: float = DEFAULT_HEARTBEAT,
-        liveness: int = DEFAULT_LIVENESS,
-        max_outstanding: int = MAX_OUTSTANDING,
-        key: Key | None = None,
-        broker_key: BrokerKey | None = None,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        **connection: Unpack[ConnectionArguments],
     ) -> None:
-        endpoints = Endpoints(checked_endpoints(broker))
-        self.protocol = checked_protocol(protocol)
         self._timeout = None if timeout is None else checked_timeout(timeout)
         self._coder = Coder(codec)
-        checked_max_outstanding(max_outstanding)
-        keys = load_keys(key, broker_key)
+        self._settings = settings = ConnectionSettings.checked(broker, **connection)
+        self.protocol = settings.protocol
         self._process = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self._own_context = context is None
-        self._context = own_context() if context is None else context
         self._dialog: AsyncDialog
         try:
-            if protocol == "X1":
-                self._dialog = X1AsyncDialog(
-                    endpoints, self._context, heartbeat=heartbeat, liveness=liveness, max_outstanding=max_outstanding,
-                    keys=keys,
-                )  # fmt: skip
-            else:
-                self._dialog = LegacyAsyncDialog(
-                    endpoints,
-                    self._context,
-                    protocol=protocol,
-                    envelope=envelope,
-                    max_outstanding=max_outstanding,
-                    keys=keys,
-                )
+            self._dialog = X1AsyncDialog(settings) if self.protocol == "X1" else LegacyAsyncDialog(settings)
         except BaseException:
-            if self._own_context:
-                end(self._context)
+            settings.end_context()
             raise
 
     @property
@@ -199,10 +170,7 @@ class AsyncClient:
         value: Any = None,
         *,
         codec: str | Codec | None = None,
-        timeout: float | None = _DEFAULT,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
+        **how: Unpack[RequestArguments],
     ) -> Any:
         """Call `service` with a value and return the value it replies with.
 
@@ -212,9 +180,7 @@ class AsyncClient:
         Raises `CodecError` for a value that cannot be encoded or decoded; otherwise raises as `request`.
         """
         coder = self._coder if codec is None else Coder(codec)
-        reply = await self.request(
-            service, *coder.encode(value), timeout=timeout, wait=wait, headers=headers, options=options
-        )
+        reply = await self.request(service, *coder.encode(value), **how)
         return coder.decode(reply[reply.collected :])
 
     async def call_stream(
@@ -223,21 +189,14 @@ class AsyncClient:
         value: Any = None,
         *,
         codec: str | Codec | None = None,
-        timeout: float | None = None,
-        deadline: float | None = None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
+        **how: Unpack[StreamArguments],
     ) -> AsyncGenerator[Any, None]:
         """Call `service` with a value and yield each value as it arrives; that of the FINAL unless it is None.
 
         `codec` is as in `call`, the other arguments are those of `stream`.  Raises as `call` and `stream`.
         """
         coder = self._coder if codec is None else Coder(codec)
-        parts = self.stream(
-            service, *coder.encode(value), timeout=timeout, deadline=deadline, wait=wait, headers=headers,
-            options=options,
-        )  # fmt: skip
+        parts = self.stream(service, *coder.encode(value), **how)
         async with aclosing(parts):
             async for part in parts:
                 decoded = coder.decode(part)
@@ -342,8 +301,7 @@ class AsyncClient:
             return
         self._closed = True
         self._dialog.close()
-        if self._own_context:
-            await asyncio.to_thread(end, self._context)  # it waits until the last messages have been sent
+        await asyncio.to_thread(self._settings.end_context)  # it waits until the last messages have been sent
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,13 +1,40 @@
-"""Check callers' arguments, and convert them to what the dialogs expect.  Everything here raises `SettingError`."""
+"""The arguments of a request: which there are, and how they are checked.  Each check raises `SettingError`."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypedDict
 
 from ..mdp.errors import SettingError
 from .legacy_session import HEADERS
 
 _ONLY_BYTES: Final = {bytes}
+
+
+class RequestArguments(TypedDict, total=False):
+    """The keyword arguments of a request, which `AsyncClient.request` describes."""
+
+    timeout: float | None
+    wait: bool
+    headers: Mapping[str, str] | None
+    options: Mapping[str, Any] | None
+
+
+class StreamArguments(RequestArguments, total=False):
+    """Those of a stream, which `AsyncClient.stream` describes."""
+
+    deadline: float | None
+
+
+class RetriedArguments(RequestArguments, total=False):
+    """Those of `Client.request`, which is made again when an attempt fails."""
+
+    retries: int | None
+
+
+class RetriedStreamArguments(RetriedArguments, total=False):
+    """Those of `Client.stream`."""
+
+    deadline: float | None
 
 
 def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:

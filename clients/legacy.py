@@ -6,7 +6,6 @@ from concurrent.futures import Future
 
 import zmq
 
-from ..mdp.endpoints import Endpoints
 from ..mdp.errors import (
     BrokerUnreachable,
     BusyError,
@@ -16,7 +15,6 @@ from ..mdp.errors import (
     SettingError,
     StreamInterrupted,
 )
-from ..mdp.keys import ClientKeys
 from ..mdp.limits import Limits
 from ..mdp.transport.multipart import milliseconds, receive, send
 from ..mdp.transport.reach import why_unreachable
@@ -26,6 +24,7 @@ from .arguments import check_legacy
 from .dialog import Ask
 from .legacy_session import GiveUp, LegacySession, Resend
 from .reply import Reply
+from .settings import ConnectionSettings
 
 
 class LegacyDialog:
@@ -35,21 +34,12 @@ class LegacyDialog:
     the next request if all attempts were used, goes to the next broker, as `Endpoints` says.
     """
 
-    def __init__(
-        self,
-        endpoints: Endpoints,
-        context: zmq.Context[zmq.Socket[bytes]],
-        *,
-        protocol: str,
-        envelope: bool = False,
-        linger: float,
-        keys: ClientKeys | None = None,
-    ) -> None:
-        self._endpoints = endpoints
+    def __init__(self, settings: ConnectionSettings, *, linger: float) -> None:
+        self._endpoints = settings.endpoints
         self._linger = linger
-        self._keys = keys
-        self._session = LegacySession(protocol, envelope=envelope)
-        self._context = context
+        self._keys = settings.keys
+        self._session = LegacySession(settings.protocol, envelope=settings.envelope)
+        self._context = settings.context
         self._socket: zmq.Socket[bytes] | None = None
         self._answered = False
         """The broker in use has replied since the last failover."""
@@ -58,8 +48,8 @@ class LegacyDialog:
         """Requests made with `send` whose FINAL has not been received."""
         self._last_service = ""
         self._closed = False
-        for endpoint in endpoints.all:  # raises SettingError if one is invalid
-            dealer(context, endpoint, {zmq.LINGER: 0}, keys=keys).close(0)
+        for endpoint in self._endpoints.all:  # raises SettingError if one is invalid
+            dealer(self._context, endpoint, {zmq.LINGER: 0}, keys=self._keys).close(0)
         self._connect()
 
     @property

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import zmq
 
-from ..mdp.endpoints import Endpoints
 from ..mdp.errors import (
     BrokerUnreachable,
     ClosedError,
@@ -15,13 +14,13 @@ from ..mdp.errors import (
     ServiceError,
     StreamInterrupted,
 )
-from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.reach import why_unreachable
 from ..mdp.transport.sockets import dealer
 from .arguments import check_legacy
 from .legacy_session import LegacySession
 from .reply import Reply
+from .settings import ConnectionSettings
 
 MAX_CONNECTIONS: Final = 500
 """A ZeroMQ context has 1023 sockets, and many processes may open only 1024 files; a socket takes two."""
@@ -33,20 +32,11 @@ class LegacyAsyncDialog:
     A request is sent once.  When one times out, the next goes to the next broker, as `Endpoints` says.
     """
 
-    def __init__(
-        self,
-        endpoints: Endpoints,
-        context: zmq.Context[zmq.Socket[bytes]],
-        *,
-        protocol: str,
-        envelope: bool = False,
-        max_outstanding: int,
-        keys: ClientKeys | None = None,
-    ) -> None:
-        self._endpoints = endpoints
-        self._context = context
-        self._keys = keys
-        self._session = LegacySession(protocol, envelope=envelope)
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._endpoints = settings.endpoints
+        self._context = settings.context
+        self._keys = settings.keys
+        self._session = LegacySession(settings.protocol, envelope=settings.envelope)
         self._failovers = 0
         """Number of failovers.  A connection that was opened before the last one leads to a broker no longer in use."""
         self._answered = False
@@ -57,9 +47,9 @@ class LegacyAsyncDialog:
         self._probes: dict[str, asyncio.Future[str | None]] = {}
         """Attempts to find out why an endpoint does not answer, by endpoint."""
         self._closed = False
-        self._connections = asyncio.Semaphore(min(max_outstanding, MAX_CONNECTIONS))
-        for endpoint in endpoints.all:  # raises SettingError if one is invalid
-            dealer(context, endpoint, {zmq.LINGER: 0}, keys=keys).close(0)
+        self._connections = asyncio.Semaphore(min(settings.max_outstanding, MAX_CONNECTIONS))
+        for endpoint in self._endpoints.all:  # raises SettingError if one is invalid
+            dealer(self._context, endpoint, {zmq.LINGER: 0}, keys=self._keys).close(0)
 
     @property
     def endpoint(self) -> str:

@@ -7,38 +7,31 @@ from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
-
-import zmq
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
-from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestError, SettingError
-from ..mdp.keys import BrokerKey, Key, load_keys
-from ..mdp.transport.sockets import checked_endpoints, end, own_context
 from .aio import AsyncClient
 from .arguments import (
+    RetriedArguments,
+    RetriedStreamArguments,
     checked_body,
-    checked_max_outstanding,
-    checked_protocol,
     checked_retries,
     checked_timeout,
 )
 from .defaults import (
-    DEFAULT_HEARTBEAT,
-    DEFAULT_LIVENESS,
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT,
     DEFAULT_TOTAL_TIMEOUT,
-    MAX_OUTSTANDING,
 )
 from .dialog import Ask, Dialog
 from .legacy import LegacyDialog
 from .many import checked_settings, chunks, outcomes
 from .reply import Reply, is_available
 from .rows import AUTO, Lookahead, RowSettings, answer_chunks
+from .settings import ConnectionArguments, ConnectionSettings
 from .x1 import X1Dialog
 
 if TYPE_CHECKING:
@@ -88,46 +81,24 @@ class Client:
         *,
         timeout: float = DEFAULT_TIMEOUT,
         retries: int = DEFAULT_RETRIES,
-        protocol: str = "X1",
-        envelope: bool = False,
         codec: str | Codec = "json",
-        heartbeat: float = DEFAULT_HEARTBEAT,
-        liveness: int = DEFAULT_LIVENESS,
-        max_outstanding: int = MAX_OUTSTANDING,
-        key: Key | None = None,
-        broker_key: BrokerKey | None = None,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        **connection: Unpack[ConnectionArguments],
     ) -> None:
-        endpoints = Endpoints(checked_endpoints(broker))
-        self.protocol = checked_protocol(protocol)
         self._timeout = checked_timeout(timeout)
         self._retries = checked_retries(retries)
         self._coder = Coder(codec)
-        checked_max_outstanding(max_outstanding)
-        keys = load_keys(key, broker_key)
+        self._settings = settings = ConnectionSettings.checked(broker, **connection)
+        self.protocol = settings.protocol
         self._closed = False
         self._process = os.getpid()
-        self._connect = partial(
-            AsyncClient, broker, protocol=protocol, envelope=envelope, heartbeat=heartbeat, liveness=liveness,
-            max_outstanding=max_outstanding, key=keys, context=context,
-        )  # fmt: skip
+        loaded: ConnectionArguments = {**connection, "key": settings.keys, "broker_key": None}
+        self._connect = partial(AsyncClient, broker, **loaded)
         """Make a client for `map`."""
-        self._own_context = context is None
-        self._context = own_context() if context is None else context
         self._dialog: Dialog
         try:
-            if protocol == "X1":
-                self._dialog = X1Dialog(
-                    endpoints, self._context, heartbeat=heartbeat, liveness=liveness, max_outstanding=max_outstanding,
-                    keys=keys,
-                )  # fmt: skip
-            else:
-                self._dialog = LegacyDialog(
-                    endpoints, self._context, protocol=protocol, envelope=envelope, linger=timeout, keys=keys
-                )
+            self._dialog = X1Dialog(settings) if self.protocol == "X1" else LegacyDialog(settings, linger=timeout)
         except BaseException:
-            if self._own_context:
-                end(self._context)
+            settings.end_context()
             raise
 
     @property
@@ -141,11 +112,7 @@ class Client:
         self,
         service: str | bytes,
         *frames: bytes,
-        timeout: float | None = None,
-        retries: int | None = None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
+        **how: Unpack[RetriedArguments],
     ) -> Reply:
         """Call `service` and return the frames of its reply.
 
@@ -166,18 +133,13 @@ class Client:
         handler failed, `RetryLater`, `WorkerLost`, `RequestRejected`, or `SettingError` for an invalid argument.
         """
         dialog = self._usable()
-        return dialog.request(self._ask(service, frames, timeout, retries, wait, headers, options))
+        return dialog.request(self._ask(service, frames, **how))
 
     def stream(
         self,
         service: str | bytes,
         *frames: bytes,
-        timeout: float | None = None,
-        retries: int | None = None,
-        deadline: float | None = None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
+        **how: Unpack[RetriedStreamArguments],
     ) -> Generator[Reply, None, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
@@ -198,7 +160,7 @@ class Client:
         Raises `StreamInterrupted` if the stream fails after its first part; otherwise raises as `request`.
         """
         dialog = self._usable()
-        return dialog.stream(self._ask(service, frames, timeout, retries, wait, headers, options, deadline))
+        return dialog.stream(self._ask(service, frames, **how))
 
     def call(
         self,
@@ -206,11 +168,7 @@ class Client:
         value: Any = None,
         *,
         codec: str | Codec | None = None,
-        timeout: float | None = None,
-        retries: int | None = None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
+        **how: Unpack[RetriedArguments],
     ) -> Any:
         """Call `service` with a value and return the value it replies with.
 
@@ -220,9 +178,7 @@ class Client:
         Raises `CodecError` for a value that cannot be encoded or decoded; otherwise raises as `request`.
         """
         coder = self._coder if codec is None else Coder(codec)
-        reply = self.request(
-            service, *coder.encode(value), timeout=timeout, retries=retries, wait=wait, headers=headers, options=options
-        )
+        reply = self.request(service, *coder.encode(value), **how)
         return coder.decode(reply[reply.collected :])
 
     def call_stream(
@@ -231,33 +187,20 @@ class Client:
         value: Any = None,
         *,
         codec: str | Codec | None = None,
-        timeout: float | None = None,
-        retries: int | None = None,
-        deadline: float | None = None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
+        **how: Unpack[RetriedStreamArguments],
     ) -> Generator[Any, None, None]:
         """Call `service` with a value and yield each value as it arrives; that of the FINAL unless it is None.
 
         `codec` is as in `call`, the other arguments are those of `stream`.  Raises as `call` and `stream`.
         """
         coder = self._coder if codec is None else Coder(codec)
-        parts = self.stream(
-            service, *coder.encode(value), timeout=timeout, retries=retries, deadline=deadline, wait=wait,
-            headers=headers, options=options,
-        )  # fmt: skip
-        return _decoded(coder, parts)
+        return _decoded(coder, self.stream(service, *coder.encode(value), **how))
 
     def submit(
         self,
         service: str | bytes,
         *frames: bytes,
-        timeout: float | None = None,
-        retries: int | None = None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
+        **how: Unpack[RetriedArguments],
     ) -> "Future[Reply]":
         """Call `service` and immediately return a `concurrent.futures.Future` of the reply.
 
@@ -266,7 +209,7 @@ class Client:
         are those of `request`.
         """
         dialog = self._usable()
-        return dialog.submit(self._ask(service, frames, timeout, retries, wait, headers, options))
+        return dialog.submit(self._ask(service, frames, **how))
 
     def map(
         self,
@@ -402,11 +345,12 @@ class Client:
         self,
         service: str | bytes,
         frames: Sequence[bytes],
-        timeout: float | None,
-        retries: int | None,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
         deadline: float | None = None,
     ) -> Ask:
         """Return the request that these arguments describe.  Raises `SettingError` if one is invalid."""
@@ -436,8 +380,7 @@ class Client:
             return
         self._closed = True
         self._dialog.close()
-        if self._own_context:
-            end(self._context)
+        self._settings.end_context()
 
     def __enter__(self) -> Self:
         return self

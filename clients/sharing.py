@@ -14,11 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final, Protocol
 
-import zmq
-
-from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestTimeout
-from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import milliseconds
 from .call import Call, Outcome
 from .connection import ClientConnection
@@ -26,6 +22,7 @@ from .dialog import Ask
 from .inbox import Inbox
 from .reply import Reply
 from .session import ClientSession
+from .settings import ConnectionSettings
 
 MAX_SLEEP_SECONDS: Final = 3600.0
 NEXT_REQUEST_SECONDS: Final = 0.0002
@@ -104,18 +101,9 @@ class StreamInbox(Inbox):
 class SharedConnection:
     """A connection that any number of threads share."""
 
-    def __init__(
-        self,
-        endpoints: Endpoints,
-        context: zmq.Context[zmq.Socket[bytes]],
-        *,
-        heartbeat: float,
-        liveness: int,
-        max_outstanding: int,
-        keys: ClientKeys | None = None,
-    ) -> None:
-        self.session = ClientSession(endpoints, heartbeat=heartbeat, liveness=liveness)
-        self.connection = ClientConnection(self.session, context, self._deliver, keys)
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self.session = ClientSession(settings.endpoints, heartbeat=settings.heartbeat, liveness=settings.liveness)
+        self.connection = ClientConnection(self.session, settings.context, self._deliver, settings.keys)
         self.lock = threading.Lock()
         """Held by the thread that uses the session or the socket.  The driver releases it while it sleeps."""
         self.settling = threading.Condition()
@@ -128,7 +116,7 @@ class SharedConnection:
         self.on_delivery: Callable[[], None] = _do_nothing
         """Set by the client's own thread; called when outcomes have been delivered."""
         self.deliveries = 0
-        self._max_outstanding = max_outstanding
+        self._max_outstanding = settings.max_outstanding
         self._driver_done: Callable[[], bool] = _never
         """Whether the driver has what it waits for."""
         self._driver_left = threading.Condition(self.lock)

@@ -5,36 +5,22 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 
-import zmq
-
 from ..mdp import tracing
-from ..mdp.endpoints import Endpoints
 from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ZmdpError
-from ..mdp.keys import ClientKeys
 from .call import Call, Outcome
 from .dialog import Ask
 from .futures import FutureThread, ReplyFuture
 from .inbox import Inbox
 from .reply import Reply
+from .settings import ConnectionSettings
 from .sharing import Follower, SharedConnection, SingleOutcome, StreamInbox
 
 
 class X1Dialog:
     """Requests over X1, made by threads.  It starts a thread of its own only for futures."""
 
-    def __init__(
-        self,
-        endpoints: Endpoints,
-        context: zmq.Context[zmq.Socket[bytes]],
-        *,
-        heartbeat: float,
-        liveness: int,
-        max_outstanding: int,
-        keys: ClientKeys | None = None,
-    ) -> None:
-        self._shared = SharedConnection(
-            endpoints, context, heartbeat=heartbeat, liveness=liveness, max_outstanding=max_outstanding, keys=keys
-        )
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._shared = SharedConnection(settings)
         self._futures = FutureThread(self._shared)
         self._arrived: deque[Inbox] = deque()
         """For each outcome that `recv` has not returned yet, the inbox that holds it."""

@@ -7,17 +7,14 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
-import zmq
-
 from ..mdp import tracing
-from ..mdp.endpoints import Endpoints
 from ..mdp.errors import ClosedError, RequestTimeout, ZmdpError
-from ..mdp.keys import ClientKeys
 from .call import Call, Outcome
 from .connection import ClientConnection
 from .inbox import Inbox
 from .reply import Reply
 from .session import ClientSession
+from .settings import ConnectionSettings
 
 
 class Receiver(Protocol):
@@ -30,20 +27,11 @@ class Receiver(Protocol):
 class X1AsyncDialog:
     """Requests over X1, made by the tasks of one event loop."""
 
-    def __init__(
-        self,
-        endpoints: Endpoints,
-        context: zmq.Context[zmq.Socket[bytes]],
-        *,
-        heartbeat: float,
-        liveness: int,
-        max_outstanding: int,
-        keys: ClientKeys | None = None,
-    ) -> None:
-        self._session = ClientSession(endpoints, heartbeat=heartbeat, liveness=liveness)
-        self._connection = ClientConnection(self._session, context, self._deliver, keys)
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._session = ClientSession(settings.endpoints, heartbeat=settings.heartbeat, liveness=settings.liveness)
+        self._connection = ClientConnection(self._session, settings.context, self._deliver, settings.keys)
         self._connection.before_drop = self._unwatch
-        self._max_outstanding = max_outstanding
+        self._max_outstanding = settings.max_outstanding
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._watched = -1

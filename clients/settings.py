@@ -1,0 +1,69 @@
+"""How a client connects: the keyword arguments that `Client` and `AsyncClient` share, and what becomes of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self, TypedDict
+
+from ..mdp.endpoints import Endpoints
+from ..mdp.keys import BrokerKey, ClientKeys, Key, load_keys
+from ..mdp.transport.sockets import Context, checked_endpoints, end, own_context
+from .arguments import checked_max_outstanding, checked_protocol
+from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, MAX_OUTSTANDING
+
+
+class ConnectionArguments(TypedDict, total=False):
+    """The keyword arguments, which `Client` describes."""
+
+    protocol: str
+    envelope: bool
+    heartbeat: float
+    liveness: int
+    max_outstanding: int
+    key: Key | None
+    broker_key: BrokerKey | None
+    context: Context | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """How a client connects, with everything checked and every default filled in."""
+
+    endpoints: Endpoints
+    protocol: str
+    envelope: bool
+    heartbeat: float
+    liveness: int
+    max_outstanding: int
+    keys: ClientKeys | None
+    context: Context
+    owns_context: bool
+    """Whether the client made the context, and so ends it."""
+
+    @classmethod
+    def checked(
+        cls,
+        broker: str | Sequence[str],
+        *,
+        protocol: str = "X1",
+        envelope: bool = False,
+        heartbeat: float = DEFAULT_HEARTBEAT,
+        liveness: int = DEFAULT_LIVENESS,
+        max_outstanding: int = MAX_OUTSTANDING,
+        key: Key | None = None,
+        broker_key: BrokerKey | None = None,
+        context: Context | None = None,
+    ) -> Self:
+        """Check what the caller has given.  Raises `SettingError`."""
+        endpoints = Endpoints(checked_endpoints(broker))
+        checked_protocol(protocol)
+        checked_max_outstanding(max_outstanding)
+        keys = load_keys(key, broker_key)
+        return cls(
+            endpoints, protocol, envelope, heartbeat, liveness, max_outstanding, keys,
+            own_context() if context is None else context, owns_context=context is None,
+        )  # fmt: skip
+
+    def end_context(self) -> None:
+        """End the context if the client made it, once the last messages are sent."""
+        if self.owns_context:
+            end(self.context)
