@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 from support.processes import run
+from support.results import package
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import session
@@ -108,6 +109,7 @@ def test_the_version_of_java(tmp_path, monkeypatch, text, version):
 
 
 def test_missing_or_old_java_is_reported_in_one_line(tmp_path, monkeypatch):
+    package("pyspark")
     nowhere = {"JAVA_HOME": str(tmp_path / "none"), "PATH": str(tmp_path)}
     for name, value in nowhere.items():
         monkeypatch.setenv(name, value)
@@ -121,6 +123,7 @@ def test_missing_or_old_java_is_reported_in_one_line(tmp_path, monkeypatch):
 
 
 def test_commands_without_java(tmp_path):
+    package("pyspark")
     done = run("mdp-spark", "batch", JAVA_HOME=str(tmp_path), PATH="/nowhere")
     assert (done.returncode, done.stderr.decode().count("\n")) == (1, 1), done.stderr
     assert "there is no Java in JAVA_HOME" in done.stderr.decode()
@@ -143,6 +146,7 @@ def test_commands_without_java(tmp_path):
     ],
 )
 def test_invalid_arguments_of_a_batch(in_this_process, tmp_path, arguments, message):
+    package("pyspark")
     found = in_this_process("mdp-spark", "batch", *arguments, JAVA_HOME=java(tmp_path, 'openjdk version "17"'))
     said = [line for line in found.stderr.splitlines() if b"starting Spark" not in line]
     assert (found.returncode, len(said)) == (2, 1), found.stderr

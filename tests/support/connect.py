@@ -7,9 +7,9 @@ import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
 import zmq
 from support.processes import eventually
+from support.results import package
 
 from zmdp.spark.session import SparkError, connect_session
 
@@ -20,7 +20,7 @@ CONNECT_SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
 @contextmanager
 def connect_server(folder):
     """Run a Spark Connect server; yield its port, on which it will listen."""
-    pyspark = Path(pytest.importorskip("pyspark").__file__).parent
+    pyspark = Path(package("pyspark").__file__).parent
     with zmq.Context() as context, context.socket(zmq.REP) as free:
         port = free.bind_to_random_port("tcp://127.0.0.1")
     settings = {
@@ -47,7 +47,7 @@ def connect_server(folder):
 @contextmanager
 def connected(folder):
     """Yield a session of a Spark Connect server that is started for it."""
-    pytest.importorskip("grpc")
+    package("grpc")
     with connect_server(folder) as port:
         session = eventually(lambda: attempt(port))
         yield session

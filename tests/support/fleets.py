@@ -8,8 +8,8 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import pyspark
 from support.processes import eventually, process
+from support.results import package
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ZmdpError
@@ -86,7 +86,7 @@ def fleet(endpoint, handler, service, *options, cwd=HERE, **env):
         eventually(lambda: client.available(control.SPARK + found.name))
         application = found.status()["application"]
         yield found
-    shutil.rmtree(Path(pyspark.__file__).parent / "work" / application, ignore_errors=True)
+    shutil.rmtree(Path(package("pyspark").__file__).parent / "work" / application, ignore_errors=True)
 
 
 class Calls:

@@ -11,8 +11,14 @@ from zmdp.mdp import compiled
 COMPILED = compiled.parts()["machines"]
 """Whether the machines are compiled; the other build runs with ZMDP_PURE=1."""
 
+NOT_INSTALLED = "the package {} is not installed"
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _OURS = ("zmdp", "support", "simulation", "attacks", "crash")
+
+
+def package(name):
+    """Return the package, or skip the test if it could not be installed."""
+    return pytest.importorskip(name, reason=NOT_INSTALLED.format(name))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -32,7 +38,7 @@ def pytest_make_collect_report(collector):
         missing = _MISSING.search(str(report.longrepr))
         if missing and missing[1] not in _OURS:
             report.outcome = "skipped"
-            report.longrepr = (str(collector.path), 0, f"Skipped: the package {missing[1]} is not installed")
+            report.longrepr = (str(collector.path), 0, f"Skipped: {NOT_INSTALLED.format(missing[1])}")
 
 
 def pytest_collectreport(report):

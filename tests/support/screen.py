@@ -3,10 +3,13 @@
 import base64
 import json
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .browser import Page
+from .processes import SHORT_TIMEOUTS, eventually
 
 KEYS = {"Escape": {"key": "Escape", "code": "Escape", "windowsVirtualKeyCode": 27}}
 
@@ -61,6 +64,15 @@ class Screen:
             else:
                 for each in key:
                     self._key({"key": each, "text": each})
+
+    def shortcut(self, keys: str, shows: Callable[[], Any]) -> None:
+        """Press the keys until the page shows what they lead to: the second counts only within 1.5 s of the first."""
+        for seconds in SHORT_TIMEOUTS:
+            self.press(keys)
+            with suppress(AssertionError):
+                eventually(shows, seconds)
+                return
+        raise AssertionError(f"the keys {keys!r} did not lead there")
 
     def _key(self, key: dict[str, Any]) -> None:
         for kind in ("keyDown", "keyUp"):

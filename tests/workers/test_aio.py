@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 
-import pyarrow as pa
 import pytest
 import zmq
 from support.processes import eventually, process
+from support.results import package
 from support.router import Router
 from support.x1_broker import Peer
 
@@ -294,6 +294,8 @@ def test_a_handler_chooses_code_text_and_detail(endpoint, protocol):
 
 
 def test_values(endpoint):
+    pa = package("pyarrow")
+
     async def double(number):
         return 2 * number
 

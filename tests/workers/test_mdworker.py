@@ -7,10 +7,10 @@ import sys
 import threading
 import time
 
-import pyarrow as pa
 import pytest
 import zmq
 from support.processes import TIMEOUT_SECONDS, eventually
+from support.results import package
 from support.router import Router
 
 from zmdp.clients import Client, RequestRejected, ServiceError, StreamInterrupted
@@ -591,6 +591,7 @@ def test_tables(client, endpoint, protocol):
         yield table.slice(0, 1)
         yield table.slice(1, 1)
 
+    pa = package("pyarrow")
     table = pa.table({"n": [1, 2], "text": ["a", None]})
     with Worker("head", head, broker=endpoint, codec="arrow", protocol=protocol):
         if protocol != "0.1":

@@ -1,12 +1,9 @@
 """Batches to rows and back, and rows with keys through Titanic."""
 
+import pyarrow as pa
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, serving
-
-pytest.importorskip("pyarrow")
-
-import pyarrow as pa
 
 from zmdp.clients import AsyncClient
 from zmdp.clients.rows import Lookahead, RowSettings

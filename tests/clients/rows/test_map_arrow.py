@@ -4,14 +4,11 @@ import asyncio
 import sys
 from contextlib import closing
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS
-
-pytest.importorskip("pyarrow")
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from zmdp.clients import Client, ClosedError, ServiceError, SettingError
 from zmdp.clients import arrow as arrow_module

@@ -114,12 +114,12 @@ def test_cancelling_a_request(browser, broker, client):
 
 def test_the_keyboard_is_enough(browser, broker):
     browser.open(broker.url)
-    browser.press("g", "s")
-    eventually(lambda: browser.script("return location.pathname") == "/services" and is_live(browser))
+    browser.shortcut("gs", lambda: browser.script("return location.pathname") == "/services")
+    eventually(lambda: is_live(browser))
     browser.press("/", "abc")
     eventually(lambda: browser.script("return location.search") == "?q=abc")
-    browser.press("Escape", "g", "b")
-    eventually(lambda: "This broker is alone" in browser.text)
+    browser.press("Escape")
+    browser.shortcut("gb", lambda: "This broker is alone" in browser.text)
     assert browser.script("return location.pathname") == "/brokers"
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import eventually, run
+from support.results import package
 from support.sparks import Shared
 
 from zmdp.mdp.errors import SettingError
@@ -115,6 +116,7 @@ def test_no_session(spark, endpoint, monkeypatch, error):
 
 @pytest.mark.parametrize(("version", "found"), [(None, "there is no Java"), (11, "is Java 11")])
 def test_without_java_spark_is_not_started(endpoint, monkeypatch, version, found):
+    package("pyspark")
     monkeypatch.setattr(session, "java_version", lambda: version)
     checks = list(Doctor(SimpleNamespace(), endpoint).checks())
     assert found in failed(checks).found
@@ -150,6 +152,7 @@ def test_supported_versions_match_the_project():
 
 @pytest.mark.usefixtures("java")
 def test_the_command_with_an_unreachable_master():
+    package("pyspark")
     done = run("mdp-spark", "doctor", "--master", "spark://127.0.0.1:1", "--broker", NOWHERE, "--json")
     assert done.returncode == 1
     rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -172,5 +175,6 @@ def test_commands_with_invalid_settings(command):
 
 @pytest.mark.usefixtures("java")
 def test_an_invalid_master(endpoint):
+    package("pyspark")
     bad = failed(Doctor(Cluster(master="nonsense"), endpoint).checks())
     assert bad.found.startswith("'nonsense' is not a Spark master")
