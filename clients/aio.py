@@ -13,7 +13,6 @@ from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, RequestError, SettingError
 from .arguments import (
     RequestArguments,
-    StreamArguments,
     checked_body,
     checked_timeout,
 )
@@ -189,14 +188,15 @@ class AsyncClient:
         value: Any = None,
         *,
         codec: str | Codec | None = None,
-        **how: Unpack[StreamArguments],
+        deadline: float | None = None,
+        **how: Unpack[RequestArguments],
     ) -> AsyncGenerator[Any, None]:
         """Call `service` with a value and yield each value as it arrives; that of the FINAL unless it is None.
 
         `codec` is as in `call`, the other arguments are those of `stream`.  Raises as `call` and `stream`.
         """
         coder = self._coder if codec is None else Coder(codec)
-        parts = self.stream(service, *coder.encode(value), **how)
+        parts = self.stream(service, *coder.encode(value), deadline=deadline, **how)
         async with aclosing(parts):
             async for part in parts:
                 decoded = coder.decode(part)
@@ -301,7 +301,8 @@ class AsyncClient:
             return
         self._closed = True
         self._dialog.close()
-        await asyncio.to_thread(self._settings.end_context)  # it waits until the last messages have been sent
+        if self._settings.owns_context:
+            await asyncio.to_thread(self._settings.end_context)  # it waits until the last messages have been sent
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ _ONLY_BYTES: Final = {bytes}
 
 
 class RequestArguments(TypedDict, total=False):
-    """The keyword arguments of a request, which `AsyncClient.request` describes."""
+    """Keyword arguments of a request, which `AsyncClient.request` describes."""
 
     timeout: float | None
     wait: bool
@@ -19,22 +19,10 @@ class RequestArguments(TypedDict, total=False):
     options: Mapping[str, Any] | None
 
 
-class StreamArguments(RequestArguments, total=False):
-    """Those of a stream, which `AsyncClient.stream` describes."""
-
-    deadline: float | None
-
-
 class RetriedArguments(RequestArguments, total=False):
-    """Those of `Client.request`, which is made again when an attempt fails."""
+    """Keyword arguments of a request that may take several attempts, which `Client.request` describes."""
 
     retries: int | None
-
-
-class RetriedStreamArguments(RetriedArguments, total=False):
-    """Those of `Client.stream`."""
-
-    deadline: float | None
 
 
 def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:

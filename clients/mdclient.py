@@ -16,7 +16,6 @@ from ..mdp.errors import ClosedError, RequestError, SettingError
 from .aio import AsyncClient
 from .arguments import (
     RetriedArguments,
-    RetriedStreamArguments,
     checked_body,
     checked_retries,
     checked_timeout,
@@ -139,7 +138,8 @@ class Client:
         self,
         service: str | bytes,
         *frames: bytes,
-        **how: Unpack[RetriedStreamArguments],
+        deadline: float | None = None,
+        **how: Unpack[RetriedArguments],
     ) -> Generator[Reply, None, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
@@ -160,7 +160,8 @@ class Client:
         Raises `StreamInterrupted` if the stream fails after its first part; otherwise raises as `request`.
         """
         dialog = self._usable()
-        return dialog.stream(self._ask(service, frames, **how))
+        ask = self._ask(service, frames, **how)
+        return dialog.stream(ask if deadline is None else ask._replace(deadline=checked_timeout(deadline, "deadline")))
 
     def call(
         self,
@@ -187,14 +188,15 @@ class Client:
         value: Any = None,
         *,
         codec: str | Codec | None = None,
-        **how: Unpack[RetriedStreamArguments],
+        deadline: float | None = None,
+        **how: Unpack[RetriedArguments],
     ) -> Generator[Any, None, None]:
         """Call `service` with a value and yield each value as it arrives; that of the FINAL unless it is None.
 
         `codec` is as in `call`, the other arguments are those of `stream`.  Raises as `call` and `stream`.
         """
         coder = self._coder if codec is None else Coder(codec)
-        return _decoded(coder, self.stream(service, *coder.encode(value), **how))
+        return _decoded(coder, self.stream(service, *coder.encode(value), deadline=deadline, **how))
 
     def submit(
         self,
@@ -351,7 +353,6 @@ class Client:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
-        deadline: float | None = None,
     ) -> Ask:
         """Return the request that these arguments describe.  Raises `SettingError` if one is invalid."""
         return Ask(
@@ -362,7 +363,6 @@ class Client:
             wait,
             headers,
             options,
-            None if deadline is None else checked_timeout(deadline, "deadline"),
         )
 
     def _usable(self) -> Dialog:

@@ -7,7 +7,7 @@ from typing import Unpack, get_origin, get_type_hints
 import pytest
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.clients.arguments import RequestArguments, RetriedArguments, RetriedStreamArguments, StreamArguments
+from zmdp.clients.arguments import RequestArguments, RetriedArguments
 from zmdp.clients.settings import ConnectionArguments, ConnectionSettings
 
 METHODS = [
@@ -31,8 +31,7 @@ def test_every_parameter_is_declared(kind, name):
     [
         (RequestArguments, AsyncClient.request),
         (RequestArguments, AsyncClient.begin),
-        (StreamArguments, AsyncClient.stream),
-        (RetriedStreamArguments, Client._ask),
+        (RetriedArguments, Client._ask),
         (ConnectionArguments, ConnectionSettings.checked),
     ],
 )
@@ -42,9 +41,17 @@ def test_what_is_declared_is_what_is_accepted(declared, function):
     assert get_type_hints(declared) == accepted
 
 
-def test_a_request_takes_what_a_stream_takes_except_a_deadline():
-    for request, stream in ((RequestArguments, StreamArguments), (RetriedArguments, RetriedStreamArguments)):
-        assert stream.__annotations__.keys() - request.__annotations__.keys() == {"deadline"}
+def test_a_stream_takes_what_a_request_takes_and_a_deadline():
+    hints = get_type_hints(AsyncClient.stream)
+    for given in (*RequestArguments.__annotations__, "deadline"):
+        assert given in hints
+    assert {*hints} - {*RequestArguments.__annotations__} == {"service", "frames", "deadline", "return"}
+
+
+@pytest.mark.parametrize("name", ["request", "call", "submit"])
+def test_only_a_stream_takes_a_deadline(name):
+    with Client("tcp://127.0.0.1:1") as client, pytest.raises(TypeError, match="deadline"):
+        getattr(client, name)("echo", deadline=3)
 
 
 @pytest.mark.parametrize("name", CALLS)
