@@ -136,10 +136,11 @@ STEALING = ("--dist", "worksteal")
 IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")
 """In the order of their names no long file is left for the end, as it would be in xdist's."""
 
+TYPES = command("types", "-m", "mypy", "-p", "zmdp")
 LINT = [
     command("ruff", "-m", "ruff", "check", "-q"),
     command("format", "-m", "ruff", "format", "--check", "-q"),
-    command("types", "-m", "mypy", "-p", "zmdp"),
+    TYPES,
     command("width", "docs/check_width.py"),
 ]
 
@@ -163,8 +164,8 @@ def quick_stages() -> list[Stage]:
     chosen = ("-m", "not long")
     return [
         Stage(
-            "units", "the protocol's core, without sockets",
-            [pytest("units", "-n", "2", "--dist", "loadfile", *chosen, *UNITS, pure=True)],
+            "units", "types; the protocol's core, without sockets",
+            [TYPES, pytest("units", "-n", "2", "--dist", "loadfile", *chosen, *UNITS, pure=True)],
         ),
         Stage(
             "programs", "clients, workers, broker, Titanic, gateways: real sockets, real processes that are killed",

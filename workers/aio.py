@@ -46,8 +46,10 @@ def begin_task(
     From Python 3.12 on, it has already begun, and ended if it did not wait for anything.
     """
     if sys.version_info >= (3, 12):
-        return asyncio.Task(work, loop=loop, context=context, eager_start=True)
-    return loop.create_task(work, context=context)
+        task = asyncio.Task(work, loop=loop, context=context, eager_start=True)
+    else:
+        task = loop.create_task(work, context=context)
+    return task
 
 
 class AsyncWorker(BaseWorker[AsyncHandler]):
