@@ -114,6 +114,7 @@ class Batch:
         self._suspect = threading.Semaphore()
         """Held by a request during which Spark was lost before: only one of them runs at a time."""
         self._history = History(None, name) if history is None else history
+        self._owns_history = history is None
         offered = {f"{prefix}.sql": self.sql, f"{prefix}.job": self.job, FETCH_PREFIX + name: self.fetch}
         self._workers = [
             Worker(service, handler, broker=broker, concurrency=concurrency, heartbeat=heartbeat, liveness=liveness,
@@ -145,6 +146,8 @@ class Batch:
         for worker in self._workers:
             worker.wait()
         self._control.__exit__(None, None, None)
+        if self._owns_history:
+            self._history.close()
 
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the running requests after `stop`.  Return whether all have ended."""

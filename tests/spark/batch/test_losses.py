@@ -1,12 +1,14 @@
 """What happens to a request during which Spark is lost, again and again; the sessions here have no Spark."""
 
 import json
+from contextlib import closing
 
 import pytest
 
 from zmdp.mdp import wire
 from zmdp.mdp.errors import ServiceError
 from zmdp.spark.batch.catalogue import Catalogue
+from zmdp.spark.batch.history import History
 from zmdp.spark.batch.progress import Progress
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import MAX_LOSSES, Batch
@@ -57,10 +59,11 @@ def work(spark):
 
 @pytest.fixture
 def batch():
-    return Batch(
-        Pool(), broker="tcp://127.0.0.1:9", name="batch", catalogue=Catalogue(), jobs={"lose": lose, "work": work},
-        results=Results(None), concurrency=1,
-    )  # fmt: skip
+    with closing(History(None, "batch")) as history:
+        yield Batch(
+            Pool(), broker="tcp://127.0.0.1:9", name="batch", catalogue=Catalogue(), jobs={"lose": lose, "work": work},
+            results=Results(None), concurrency=1, history=history,
+        )  # fmt: skip
 
 
 def request(name, request_id=None):
