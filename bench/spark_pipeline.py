@@ -34,7 +34,6 @@ from typing import Any
 from x1 import BIN, running, start_broker, start_worker
 
 from zmdp.clients import Client
-from zmdp.workers import Worker
 
 PART = "rows"
 TITLE = "Rows through a service"
@@ -201,18 +200,12 @@ def count_letters(request: Any) -> bytes:
     return b"%d" % sum(text.count(letter) for letter in (b"%c" % n for n in range(65, 123)))
 
 
-letters = Worker("letters", count_letters)
-
-
 def upper_case(table: Any) -> Any:
     """Return the first column in capitals."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     return pa.table({"reply": pc.utf8_upper(table.column(0))})
-
-
-upper = Worker("upper", upper_case, codec="arrow")
 
 
 def start_http(stack: ExitStack) -> str:
@@ -271,8 +264,8 @@ def by_transport(bench: Bench) -> None:
     url = start_http(bench.stack)
     few, many = bench.rows(ROWS // 10), bench.rows(5 * ROWS)
     for _ in range(2):
-        start_worker(bench.stack, bench.endpoint, "spark_pipeline:letters")
-        start_worker(bench.stack, bench.endpoint, "spark_pipeline:upper")
+        start_worker(bench.stack, bench.endpoint, "spark_workers:letters")
+        start_worker(bench.stack, bench.endpoint, "spark_workers:upper")
 
     def mapped(df: Any, function: Any) -> None:
         check(df.mapInArrow(function, f"{df._jdf.schema().toDDL()}, reply string").where("reply <> ''").count(), df)

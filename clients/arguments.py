@@ -1,4 +1,4 @@
-"""The arguments of a request: which there are, and how they are checked.  Each check raises `SettingError`."""
+"""The arguments of a request, and their checks, each of which raises `SettingError`."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -108,7 +108,10 @@ class LegacyAsyncDialog:
     async def _exchange(
         self, service: bytes, body: Sequence[bytes], timeout: float | None, until: float | None = None
     ) -> AsyncGenerator[Reply, None]:
-        """Send a request and yield the parts of its reply: within `timeout` each, or all of them before `until`."""
+        """Send a request and yield the parts of its reply.
+
+        All of them must arrive before the time `until`; if it is None, each within `timeout` after the one before.
+        """
         name = service.decode()
         if self._closed:
             raise ClosedError("this client was closed")
@@ -122,9 +125,9 @@ class LegacyAsyncDialog:
             send(socket, self._session.encode(service, body))
             while held:
                 try:
-                    part = await self._next(socket, arrived, service, until or _until(timeout))
+                    part = await self._next(socket, arrived, service, _until(timeout) if until is None else until)
                 except TimeoutError:
-                    if not streamed or until:
+                    if not streamed or until is not None:
                         raise await self._timed_out(endpoint, failovers, name, timeout) from None
                     self._fail_over(failovers)
                     text = f"the stream of service {name!r} stopped: nothing arrived for {timeout:g} s after a part"

@@ -153,7 +153,7 @@ def _looks(on: str | None) -> Callable[[Client], dict[str, Any]]:
 
 
 def _looks_at_all(connection: dict[str, Any]) -> Callable[[Client], dict[str, Any]]:
-    """Return what shows all brokers that can be reached; it computes rates since its last call."""
+    """Return a function that returns what all reachable brokers report, with rates since the previous call."""
     before: list[brokers.Seen] = []
 
     def look(client: Client) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How a client connects: the keyword arguments that `Client` and `AsyncClient` share, and what becomes of them."""
+"""How a client connects: the keyword arguments that `Client` and `AsyncClient` share, and the settings they make."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, MAX_OUTSTANDING
 
 
 class ConnectionArguments(TypedDict, total=False):
-    """The keyword arguments, which `Client` describes."""
+    """Keyword arguments of `Client` and `AsyncClient`; `Client` describes them."""
 
     protocol: str
     envelope: bool
@@ -26,7 +26,7 @@ class ConnectionArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSettings:
-    """How a client connects, with everything checked and every default filled in."""
+    """How a client connects.  Every argument is checked, and every default filled in."""
 
     endpoints: Endpoints
     protocol: str
@@ -53,7 +53,7 @@ class ConnectionSettings:
         broker_key: BrokerKey | None = None,
         context: Context | None = None,
     ) -> Self:
-        """Check what the caller has given.  Raises `SettingError`."""
+        """Return the settings for these arguments.  Raises `SettingError` if one is invalid."""
         endpoints = Endpoints(checked_endpoints(broker))
         checked_protocol(protocol)
         checked_max_outstanding(max_outstanding)

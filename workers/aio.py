@@ -33,7 +33,7 @@ DEFAULT_CONCURRENCY: Final = 64
 MAX_TURN_SECONDS: Final = 0.005
 """Time after which other callbacks of the event loop get their turn."""
 MAX_PACK_TURN_SECONDS: Final = 0.002
-"""Time after which they get their turn while the rows of a pack are begun."""
+"""Time after which other callbacks get their turn while the rows of a pack are begun."""
 
 log = logging.getLogger("zmdp.worker")
 

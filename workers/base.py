@@ -124,7 +124,7 @@ class BaseWorker(Generic[AnyHandler]):
 
     @property
     def registered(self) -> bool:
-        """Whether the broker has answered, and so knows this worker: at the latest a heartbeat after READY."""
+        """Whether the broker has answered, and so knows this worker: at the latest a heartbeat interval after READY."""
         return bool(self._connections) and all(connection.registered for connection in self._connections)
 
     @property

@@ -151,7 +151,7 @@ class FreelanceServerConnection:
     """
 
     registered: Final = True
-    """There is no broker that would have to know it."""
+    """True from the start, because there is no broker to register with."""
 
     def __init__(
         self,

@@ -151,10 +151,11 @@ class Supervisor:
         """Adjust the number of processes, given those that serve."""
         slots, before = self._slots, self._slots.wanted
         serving = {lease: process.pid for lease, process in self._running.items() if process.pid in pids}
-        drained = set()
-        for lease, pid in serving.items():
-            if slots.report(lease.slot, lease.number, {"pid": pid, "registered": True}, now):
-                drained.add(lease)
+        drained = {
+            lease
+            for lease, pid in serving.items()
+            if slots.report(lease.slot, lease.number, {"pid": pid, "registered": True}, now)
+        }
         slots.observe(load, now)
         if load is not None and slots.wanted != before:
             log.info("scaling from %d to %d processes; %d requests queued", before, slots.wanted, load.queued)

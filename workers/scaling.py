@@ -235,7 +235,7 @@ class Slots:
     def report(self, number: int, lease: int, report: Mapping[str, Any], now: float) -> bool:
         """Record a worker's report.  Return whether the worker should drain.
 
-        The slot serves once the worker reports that it is `registered`, which the broker may learn after the report.
+        The slot serves once a report says `registered`: the first report may overtake the worker's READY.
         """
         slot = self._slots.get(number)
         if slot is None or slot.lease != lease:

@@ -50,7 +50,7 @@ class Link:
         self.instance = ""
         """Distinguishes brokers of the same name, and a broker from itself before a restart."""
         self.key: tuple[str, int] = ("", 0)
-        """Decides which of several links between two brokers is used, because both ends have the same key."""
+        """Decides which of several links between two brokers is used.  Both ends of a link have the same key."""
         self.standby = False
         """There is another link to the same broker, which is used instead."""
         self.client = Client(identity, role, self)

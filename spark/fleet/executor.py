@@ -30,8 +30,8 @@ from .settings import FleetSettings
 
 REPORT_SECONDS: Final = 1.0
 """Interval between reports to the driver."""
-START_SECONDS: Final = 0.2
-"""The interval until the broker knows the worker."""
+FIRST_REPORTS_SECONDS: Final = 0.2
+"""Interval between reports until the broker knows the worker."""
 REPORT_TIMEOUT_SECONDS: Final = 5.0
 """How long the driver may take to answer one, at most until the lease ends."""
 BROKER_TIMEOUT_SECONDS: Final = 5.0
@@ -195,7 +195,7 @@ class _Reporter:
     def report_until_due(self) -> None:
         """Report until the lease is over or the driver asks the task to drain."""
         while not self._asks_to_drain() and (left := self._until - time.monotonic()) > 0:
-            if self._worker.wait(min(REPORT_SECONDS if self._worker.registered else START_SECONDS, left)):
+            if self._worker.wait(min(REPORT_SECONDS if self._worker.registered else FIRST_REPORTS_SECONDS, left)):
                 return
 
     def finish_requests(self) -> None:

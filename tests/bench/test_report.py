@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from support.processes import TIMEOUT_SECONDS
-from support.results import package
 
 BENCH = Path(__file__).parents[2] / "bench"
 
@@ -193,7 +192,6 @@ def run_parts(suite, monkeypatch, tmp_path, **parts):
 
 
 def test_a_part_that_fails_or_is_missing_does_not_end_the_others(suite, monkeypatch, tmp_path, capsys):
-    package("pyarrow")
     failing = part(cost("zmdp", [1.0]), then=OSError("no room"))
     records = run_parts(suite, monkeypatch, tmp_path, cost=failing, stacks=None, mixed=part(cost("zmdp", [2.0])))
     assert [record["rounds"] for record in records if "rounds" in record] == [[1.0], [2.0]]
@@ -219,7 +217,6 @@ def suite_process(*arguments):
 
 
 def test_the_suite_lists_its_parts():
-    package("pyarrow")
     done = suite_process("--list")
     assert done.returncode == 0, done.stderr
     assert "cost      What the broker costs\n" in done.stdout

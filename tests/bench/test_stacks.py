@@ -7,7 +7,6 @@ import struct
 import time
 
 import pytest
-from support.results import package
 
 
 def test_percentiles():
@@ -229,7 +228,6 @@ def figure_of(peers, params):
 
 
 def test_a_target_is_the_median_of_the_ratios_of_each_round():
-    package("pyarrow")
     from targets import Target
 
     target = Target("t", "≥", 3, "p", "rate", "zmdp", "NATS", {"outstanding": 64})
@@ -243,7 +241,6 @@ def test_a_target_is_the_median_of_the_ratios_of_each_round():
 
 
 def test_a_target_that_was_not_measured_is_not_reached():
-    package("pyarrow")
     from targets import Target, judge
 
     target = Target("t", "≥", 3, "p", "rate", "zmdp", "NATS", {"outstanding": 64})
@@ -255,7 +252,6 @@ def test_a_target_that_was_not_measured_is_not_reached():
 
 def test_each_target_names_a_figure_and_peers_of_its_part():
     """The part of each target measures its figure, with its peers."""
-    package("pyarrow")
     import cost
     import death
     import durable

@@ -599,7 +599,7 @@ def test_a_reply_that_arrived_while_the_event_loop_was_blocked_is_in_time(stream
         router.send(router.recv()[0], b"MDPC02", b"\x03", b"echo", b"in time")
         (socket,) = client._dialog._busy
         assert socket.poll(1000 * TIMEOUT_SECONDS)
-        time.sleep(2 * timeout)
+        time.sleep(2 * timeout)  # blocks the event loop beyond the timeout
         assert await asked == [b"in time"]
 
     with Router() as router:

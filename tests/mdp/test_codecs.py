@@ -19,6 +19,12 @@ values = st.recursive(
 )
 
 
+def check_package(name):
+    """Skip the test of a codec whose package could not be installed."""
+    if name == "arrow":
+        package("pyarrow")
+
+
 @pytest.mark.parametrize("name", ["json", "msgpack"])
 @given(value=values)
 def test_encoding_and_decoding_round_trips(name, value):
@@ -56,12 +62,6 @@ def test_arrow():
     assert coder.decode(coder.encode(table.slice(0, 0))).schema == table.schema
     assert coder.encode(None) == [b""]  # as a stream of tables ends
     assert coder.decode([b""]) is None
-
-
-def check_package(name):
-    """Skip the test of a codec whose package could not be installed."""
-    if name == "arrow":
-        package("pyarrow")
 
 
 @pytest.mark.parametrize(
