@@ -150,7 +150,7 @@ class ClientConnection:
             if self._loss_logged and session.heard and session.lost is None:
                 self._loss_logged = False
                 log.info("connected to the broker at %s", self.endpoint)
-            if self.monitor_reported and not more:
+            if self.monitor_reported and not more and session.lost is None:  # else the rest is for the old connection
                 self._check_monitor(socket, now)
         if not more or self._tick_is_overdue(now):
             self._ticked_at, self._steps = now, 0

@@ -328,13 +328,16 @@ def asked_twice(connection, router):
     return outcomes, take(router)
 
 
-def test_what_arrived_after_disconnect_is_received_in_the_same_turn(router, second, pair):
+@pytest.mark.parametrize("reported", [False, True], ids=["not reported", "reported"])
+def test_what_arrived_after_disconnect_is_received_in_the_same_turn(router, second, pair, reported):
+    """Also if the event loop was held up until the connection had ended: then the monitor has reported it already."""
     outcomes, asked = asked_twice(pair, router)
     monitor = pair.descriptors()[1]
     router.send_multipart([asked[0].sender, *DISCONNECT])
     router.send_multipart(replies((asked[0], [b"reply"])))
     router.close()
     assert readable(monitor)  # so everything before has arrived
+    pair.monitor_reported = reported
     step_while_needed(pair)
     assert outcomes == [[b"reply"]]
     assert [again.number for again in take(second)] == [asked[1].number]
