@@ -88,6 +88,8 @@ class BatchExecutor:
         self._groups: _Groups = {}
         """Work for the next transaction."""
         self._changed = threading.Condition()
+        self._due = False
+        """Whether to begin a transaction: the event loop's turn in which its first work was submitted has ended."""
         self._closed = False
         self._log_at = 0.0
         self._failed_at: float | None = None
@@ -113,13 +115,14 @@ class BatchExecutor:
             group = self._groups.get(job.work)
             if group is None:
                 if not self._groups:  # at the end of the event loop's turn, so that all its work shares a transaction
-                    self._loop.call_soon(self._wake)
+                    self._loop.call_soon(self._begin)
                 group = self._groups[job.work] = []
             group.append(job)
         return job.future
 
-    def _wake(self) -> None:
+    def _begin(self) -> None:
         with self._changed:
+            self._due = True
             self._changed.notify()
 
     async def close(self) -> None:
@@ -137,8 +140,8 @@ class BatchExecutor:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._groups or self._closed)
-                groups, self._groups = self._groups, {}
+                self._changed.wait_for(lambda: self._due or self._closed)
+                groups, self._groups, self._due = self._groups, {}, False
             if not groups:
                 self._disconnect()
                 log.debug("%s: %d items in %d transactions", self._thread.name, self._items, self._transactions)

@@ -157,6 +157,33 @@ def test_work_of_one_turn_shares_a_transaction(tables, submission):
     assert tables.count() == 50
 
 
+def test_a_transaction_does_not_begin_in_the_middle_of_a_turn(tables, monkeypatch):
+    """Though the thread, which has just ended one, finds work as soon as it looks."""
+    looked = threading.Event()
+
+    class Watched(threading.Condition):
+        def wait_for(self, predicate, timeout=None):
+            def watched():
+                looked.set()
+                return predicate()
+
+            return super().wait_for(watched, timeout)
+
+    async def scenario():
+        gate = Gate()
+        async with batches(tables.engine, gate) as made:
+            first = await gate.holding(made, 0)
+            second = made.submit(gate, 1)
+            looked.clear()
+            gate.open.set()
+            assert looked.wait(TIMEOUT_SECONDS)
+            assert await asyncio.gather(first, second, made.submit(gate, 2)) == [0, 1, 2]
+        assert gate.batches == [[0], [1, 2]]
+
+    monkeypatch.setattr(threading, "Condition", Watched)
+    running(scenario)
+
+
 def test_kinds_of_work_are_performed_in_order(tables):
     async def scenario():
         gate, seen = Gate(), []
