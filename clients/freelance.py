@@ -1,39 +1,61 @@
-"""Clients that call servers directly, without a broker (FLP, C46): `FreelanceClient` and `AsyncFreelanceClient`."""
+"""Clients that call servers directly, without a broker (FLP, C46): `FreelanceClient` and `AsyncFreelanceClient`.
+
+`AsyncFreelanceClient` owns the session and its connections.  `FreelanceClient` runs one in a thread.
+"""
 
 import asyncio
 import logging
 import os
-import select
-import socket as sockets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 import zmq
 
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, SettingError, ZmdpError
 from ..mdp.keys import BrokerKey, Key, load_keys
-from ..mdp.transport.multipart import milliseconds
-from ..mdp.transport.sockets import checked_endpoint, end, own_context
+from ..mdp.transport.sockets import Context, checked_endpoint, end, own_context
 from .arguments import checked_body, checked_max_outstanding, checked_timeout
 from .defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
 from .freelance_connection import FreelanceConnection
-from .freelance_session import PING_SECONDS, TTL_SECONDS, Call, FreelanceSession, RoundTrips, ServerStatus
+from .freelance_session import PING_SECONDS, TTL_SECONDS, FreelanceSession, RoundTrips, ServerStatus
 from .reply import Reply
 
 DEFAULT_PING_TIMEOUT: Final = 1.0
 """Seconds that `ping` waits for servers."""
 
+Result = TypeVar("Result")
+
 log = logging.getLogger("zmdp.client")
 
 
-class _Base:
-    """The settings of both clients, their session and its connections."""
+class FreelanceArguments(TypedDict, total=False):
+    """Keyword arguments of both clients; `FreelanceClient` describes them."""
+
+    timeout: float
+    codec: str | Codec
+    ping: float
+    ttl: float
+    max_outstanding: int
+    key: Key | None
+    server_key: BrokerKey | None
+    context: Context | None
+
+
+class AsyncFreelanceClient:
+    """Calls servers directly, without a broker, from asyncio.  All servers are equal.
+
+        async with AsyncFreelanceClient(["tcp://10.0.0.1:5555", "tcp://10.0.0.2:5555"]) as client:
+            await client.request(b"hello")                          # [b'hello']
+            await asyncio.gather(*(client.call([n, 1]) for n in range(500)))
+
+    A client belongs to the event loop in which it is first used.  Cancelling a task that awaits a reply ends the
+    request; a server that has it is not told.  Settings and errors are those of `FreelanceClient`.
+    """
 
     def __init__(
         self,
@@ -46,7 +68,7 @@ class _Base:
         max_outstanding: int = MAX_OUTSTANDING,
         key: Key | None = None,
         server_key: BrokerKey | None = None,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        context: Context | None = None,
     ) -> None:
         endpoints = _checked_servers(servers)
         self._timeout = checked_timeout(timeout)
@@ -56,17 +78,75 @@ class _Base:
         self._session = FreelanceSession(endpoints, ping=ping, ttl=ttl, max_outstanding=max_outstanding)
         self._closed = False
         self._process = os.getpid()
-        self._own_context = context is None
-        self._context = own_context() if context is None else context
+        self._own_context: Context | None = None
+        if context is None:
+            context = self._own_context = own_context()
         try:
-            self._connection = FreelanceConnection(self._session, endpoints, self._context, keys)
+            self._connection = FreelanceConnection(self._session, endpoints, context, keys)
         except BaseException:
-            if self._own_context:
-                end(self._context)
+            self._end_context()
             raise
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._soon: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
 
-    def _limit(self, timeout: float | None) -> float:
-        return self._timeout if timeout is None else checked_timeout(timeout)
+    async def request(self, *frames: bytes, timeout: float | None = None) -> Reply:
+        """Send a request and return the frames of its reply: see `FreelanceClient.request`."""
+        return await self._request(*self._checked(frames, timeout))
+
+    async def call(self, value: Any = None, *, codec: str | Codec | None = None, timeout: float | None = None) -> Any:
+        """Send a value and return the value that the server replies with: see `FreelanceClient.call`."""
+        coder = self._coder if codec is None else Coder(codec)
+        return coder.decode(await self.request(*coder.encode(value), timeout=timeout))
+
+    async def ping(self, timeout: float = DEFAULT_PING_TIMEOUT) -> RoundTrips:
+        """Send every server a PING, and return how long each took to answer: see `FreelanceClient.ping`."""
+        future: asyncio.Future[RoundTrips] = self._open().create_future()
+        self._session.survey(time.monotonic(), timeout=checked_timeout(timeout), receiver=future)
+        self._step_soon()
+        return await future
+
+    def servers(self) -> list[ServerStatus]:
+        """Return what is known of each server, the one that gets the next request first."""
+        self._check_usable()
+        return self._session.servers(time.monotonic())
+
+    async def close(self) -> None:
+        """End every outstanding request with `ClosedError` and close the connections.
+
+        Does nothing if the client is closed, or in a forked process.
+        """
+        if os.getpid() != self._process:
+            return
+        self._end()
+        if self._own_context is not None:
+            await asyncio.to_thread(self._end_context)
+
+    async def __aenter__(self) -> Self:
+        self._open()  # begins to connect
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _checked(self, frames: Sequence[bytes], timeout: float | None) -> tuple[Sequence[bytes], float]:
+        return checked_body(frames), self._timeout if timeout is None else checked_timeout(timeout)
+
+    async def _request(self, body: Sequence[bytes], timeout: float) -> Reply:
+        future: asyncio.Future[Reply] = self._open().create_future()
+        call = self._session.request(body, time.monotonic(), timeout=timeout, receiver=future)
+        self._step_soon()
+        try:
+            return await future
+        finally:
+            if not call.ended:
+                self._session.forget(call)
+                self._step_soon()  # another request may have its turn
+
+    # ── the connections in the event loop ────────────────────────────────────────────────────────────────────────────
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -74,8 +154,87 @@ class _Base:
         if os.getpid() != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")
 
+    def _open(self) -> asyncio.AbstractEventLoop:
+        self._check_usable()
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            for descriptor in self._connection.descriptors:
+                loop.add_reader(descriptor, self._step)
+            self._step_soon()
+        elif self._loop is not loop:
+            raise SettingError("this client belongs to another event loop: create one in each asyncio.run()")
+        return loop
 
-class FreelanceClient(_Base):
+    def _step_soon(self) -> None:
+        """Step at the end of this turn of the event loop, when all requests of the turn have been made."""
+        if self._soon is None and self._loop is not None and not self._closed:
+            self._soon = self._loop.call_soon(self._step)
+
+    def _step(self) -> None:
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+        try:
+            more = self._connection.step(time.monotonic())
+        except zmq.ContextTerminated:
+            log.warning("freelance: the ZeroMQ context was terminated")
+            self._end()
+            return
+        except Exception:
+            log.exception("freelance: unexpected error: the client is closed")
+            self._end()
+            return
+        self._deliver()
+        if more:
+            self._step_soon()
+        else:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self._connection.due()
+        if self._timer is not None and self._timer_at <= due:
+            return  # a timer that fires too early is harmless, so it is rarely replaced
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._loop is not None:
+            self._timer_at = due
+            self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._step()
+
+    def _end(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._session.close(_closed_error)
+        self._deliver()
+        for handle in (self._soon, self._timer):
+            if handle is not None:
+                handle.cancel()
+        if self._loop is not None and not self._loop.is_closed():
+            for descriptor in self._connection.descriptors:
+                self._loop.remove_reader(descriptor)
+        self._connection.close()
+
+    def _end_context(self) -> None:
+        context, self._own_context = self._own_context, None
+        if context is not None:
+            end(context)
+
+    def _deliver(self) -> None:
+        for future, outcome in self._session.take_events():
+            if future.done() or future.get_loop().is_closed():
+                continue  # its task was cancelled, or the program has left the event loop
+            if isinstance(outcome, ZmdpError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+
+class FreelanceClient:
     """Calls servers directly, without a broker.  All servers are equal: any of them can handle any request.
 
         with FreelanceClient(["tcp://10.0.0.1:5555", "tcp://10.0.0.2:5555"]) as client:
@@ -103,29 +262,13 @@ class FreelanceClient(_Base):
     Raises `SettingError` if a setting is invalid.
     """
 
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        codec: str | Codec = "json",
-        ping: float = PING_SECONDS,
-        ttl: float = TTL_SECONDS,
-        max_outstanding: int = MAX_OUTSTANDING,
-        key: Key | None = None,
-        server_key: BrokerKey | None = None,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
-    ) -> None:
-        super().__init__(
-            servers, timeout=timeout, codec=codec, ping=ping, ttl=ttl, max_outstanding=max_outstanding, key=key,
-            server_key=server_key, context=context,
-        )  # fmt: skip
+    def __init__(self, servers: str | Sequence[str], **settings: Unpack[FreelanceArguments]) -> None:
+        self._client = AsyncFreelanceClient(servers, **settings)
         self._lock = threading.Lock()
-        """Held by the thread that uses the session or the socket."""
-        self._wake_in, self._wake_out = sockets.socketpair()
-        self._wake_in.setblocking(False)
-        self._woken = False
-        """A wake-up is on its way to the client's thread."""
+        """Held while work is given to the event loop, so that nothing comes after the end."""
+        self._closed = False
+        self._closing = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="zmdp-freelance", daemon=True)
         self._thread.start()
 
@@ -140,12 +283,7 @@ class FreelanceClient(_Base):
         the handler failed, `WorkerLost` if several servers were lost while they held the request, or `SettingError` for
         an invalid argument.
         """
-        future = self.submit(*frames, timeout=timeout)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C, while it waits
-            raise
+        return self._wait(self._client.request, *frames, timeout=timeout)
 
     def call(self, value: Any = None, *, codec: str | Codec | None = None, timeout: float | None = None) -> Any:
         """Send a value and return the value that the server replies with.
@@ -153,54 +291,44 @@ class FreelanceClient(_Base):
         `codec` (default: the client's) encodes one and decodes the other; the server must use the same.  Raises
         `CodecError` for a value that cannot be encoded or decoded; otherwise raises as `request`.
         """
-        coder = self._coder if codec is None else Coder(codec)
-        return coder.decode(self.request(*coder.encode(value), timeout=timeout))
+        return self._wait(self._client.call, value, codec=codec, timeout=timeout)
 
     def submit(self, *frames: bytes, timeout: float | None = None) -> "Future[Reply]":
         """Send a request and immediately return a `concurrent.futures.Future` of the reply.
 
-        Callbacks run in the client's own thread: while one blocks, other requests wait.  Arguments and errors are those
-        of `request`.
+        Cancelling it ends the request.  Callbacks run in the client's own thread: while one blocks, other requests
+        wait.  Arguments and errors are those of `request`.
         """
-        body, limit = checked_body(frames), self._limit(timeout)
-        future: _ReplyFuture = _ReplyFuture(self)
-        with self._lock:
-            self._check_usable()
-            future.call = self._session.request(body, time.monotonic(), timeout=limit, receiver=future)
-        self._wake()
-        return future
+        return self._begin(self._client._request, *self._client._checked(frames, timeout))
 
     def ping(self, timeout: float = DEFAULT_PING_TIMEOUT) -> RoundTrips:
         """Send every server a PING, and return how many seconds each took to answer, by endpoint.
 
         Returns when all have answered, or after `timeout` seconds; the value of a server that has not answered is None.
         """
-        future: Future[Any] = Future()
-        with self._lock:
-            self._check_usable()
-            self._session.survey(time.monotonic(), timeout=checked_timeout(timeout), receiver=future)
-        self._wake()
-        found: RoundTrips = future.result()
-        return found
+        return self._wait(self._client.ping, timeout)
 
     def servers(self) -> list[ServerStatus]:
         """Return what is known of each server, the one that gets the next request first."""
-        with self._lock:
-            self._check_usable()
-            return self._session.servers(time.monotonic())
+        if threading.current_thread() is self._thread:  # in a future's callback
+            return self._client.servers()
+
+        async def servers() -> list[ServerStatus]:
+            return self._client.servers()
+
+        return self._wait(servers)
 
     def close(self) -> None:
         """End every outstanding request with `ClosedError` and close the connections.
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if os.getpid() != self._process:
+        if os.getpid() != self._client._process:
             return
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._wake()
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._closing.set)
         if threading.current_thread() is not self._thread:  # as in a future's callback
             self._thread.join()
 
@@ -212,231 +340,40 @@ class FreelanceClient(_Base):
     ) -> None:
         self.close()
 
-    def _cancel(self, call: Call) -> None:
-        with self._lock:
-            self._session.forget(call)
-        self._wake()  # another request may have its turn
-
     # ── the client's thread ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _wake(self) -> None:
-        if not self._woken:
-            self._woken = True
-            with suppress(OSError):  # the client was closed
-                self._wake_in.send(b"!")
+    def _begin(
+        self, operation: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **settings: Any
+    ) -> "Future[Result]":
+        """Perform an operation of the asyncio client in the thread's event loop, and return its future."""
+        self._client._check_usable()
+        with self._lock:
+            if self._closed:
+                raise _closed_error()
+            return asyncio.run_coroutine_threadsafe(operation(*arguments, **settings), self._loop)
+
+    def _wait(self, operation: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **settings: Any) -> Result:
+        """Perform an operation of the asyncio client, and return its result or raise its error."""
+        future = self._begin(operation, *arguments, **settings)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C, while it waits
+            raise
 
     def _run(self) -> None:
         try:
-            self._drive()
-        except zmq.ContextTerminated:
-            log.warning("freelance: the ZeroMQ context was terminated")
-        except Exception:
-            log.exception("freelance: unexpected error in the client's thread: the client is closed")
-        with self._lock:
-            self._closed = True
-            self._session.close(_closed_error)
-            events, self._session.events = self._session.events, []
-            self._connection.close()
-            self._wake_in.close()
-            self._wake_out.close()
-        self._deliver(events)
-        if self._own_context:
-            end(self._context)
-
-    def _drive(self) -> None:
-        poller = select.poll()
-        poller.register(self._wake_out, select.POLLIN)
-        for descriptor in self._connection.descriptors:
-            poller.register(descriptor, select.POLLIN)
-        session = self._session
-        while True:
-            with self._lock:
-                if self._closed:
-                    return
-                more = self._connection.step(time.monotonic())
-                events, session.events = session.events, []
-                due = self._connection.due()
-            self._deliver(events)
-            ready = poller.poll(0 if more else milliseconds(due - time.monotonic()))
-            if any(descriptor == self._wake_out.fileno() for descriptor, _ in ready):
-                self._wake_out.recv(4096)
-                self._woken = False  # before the next step, which does what this wake-up was for
-
-    def _deliver(self, events: list[tuple[Any, Any]]) -> None:
-        for future, outcome in events:
-            if not future.set_running_or_notify_cancel():
-                continue
-            if isinstance(outcome, ZmdpError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-
-class _ReplyFuture(Future[Reply]):
-    """The future of a reply.  Cancelling it ends the request."""
-
-    def __init__(self, client: FreelanceClient) -> None:
-        super().__init__()
-        self.call: Call | None = None
-        self._client = client
-
-    def cancel(self) -> bool:
-        """End the request.  Return False if its outcome has arrived."""
-        cancelled = super().cancel()
-        if cancelled and self.call is not None:
-            self._client._cancel(self.call)
-        return cancelled
-
-
-class AsyncFreelanceClient(_Base):
-    """Calls servers directly, without a broker, from asyncio.  All servers are equal.
-
-        async with AsyncFreelanceClient(["tcp://10.0.0.1:5555", "tcp://10.0.0.2:5555"]) as client:
-            await client.request(b"hello")                          # [b'hello']
-            await asyncio.gather(*(client.call([n, 1]) for n in range(500)))
-
-    A client belongs to the event loop in which it is first used.  Cancelling a task that awaits a reply ends the
-    request; a server that has it is not told.  Settings and errors are those of `FreelanceClient`.
-    """
-
-    def __init__(
-        self,
-        servers: str | Sequence[str],
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        codec: str | Codec = "json",
-        ping: float = PING_SECONDS,
-        ttl: float = TTL_SECONDS,
-        max_outstanding: int = MAX_OUTSTANDING,
-        key: Key | None = None,
-        server_key: BrokerKey | None = None,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
-    ) -> None:
-        super().__init__(
-            servers, timeout=timeout, codec=codec, ping=ping, ttl=ttl, max_outstanding=max_outstanding, key=key,
-            server_key=server_key, context=context,
-        )  # fmt: skip
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._soon: asyncio.Handle | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-
-    async def request(self, *frames: bytes, timeout: float | None = None) -> Reply:
-        """Send a request and return the frames of its reply: see `FreelanceClient.request`."""
-        body, limit = checked_body(frames), self._limit(timeout)
-        future: asyncio.Future[Reply] = self._open().create_future()
-        call = self._session.request(body, time.monotonic(), timeout=limit, receiver=future)
-        self._step_soon()
-        try:
-            return await future
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
         finally:
-            if not call.ended:
-                self._session.forget(call)
-                self._step_soon()  # another request may have its turn
+            self._client._end_context()
 
-    async def call(self, value: Any = None, *, codec: str | Codec | None = None, timeout: float | None = None) -> Any:
-        """Send a value and return the value that the server replies with: see `FreelanceClient.call`."""
-        coder = self._coder if codec is None else Coder(codec)
-        return coder.decode(await self.request(*coder.encode(value), timeout=timeout))
-
-    async def ping(self, timeout: float = DEFAULT_PING_TIMEOUT) -> RoundTrips:
-        """Send every server a PING, and return how long each took to answer: see `FreelanceClient.ping`."""
-        future: asyncio.Future[RoundTrips] = self._open().create_future()
-        self._session.survey(time.monotonic(), timeout=checked_timeout(timeout), receiver=future)
-        self._step_soon()
-        return await future
-
-    def servers(self) -> list[ServerStatus]:
-        """Return what is known of each server, the one that gets the next request first."""
-        self._check_usable()
-        return self._session.servers(time.monotonic())
-
-    async def close(self) -> None:
-        """End every outstanding request with `ClosedError` and close the connections.
-
-        Does nothing if the client is closed, or in a forked process.
-        """
-        if self._closed or os.getpid() != self._process:
-            return
-        self._end()
-        if self._own_context:
-            await asyncio.to_thread(end, self._context)
-
-    async def __aenter__(self) -> Self:
-        self._open()  # begins to connect
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    # ── the connections in the event loop ────────────────────────────────────────────────────────────────────────────
-
-    def _open(self) -> asyncio.AbstractEventLoop:
-        self._check_usable()
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-            for descriptor in self._connection.descriptors:
-                loop.add_reader(descriptor, self._step)
-            self._step_soon()
-        elif self._loop is not loop:
-            raise SettingError("this client belongs to another event loop: create one in each asyncio.run()")
-        return loop
-
-    def _step_soon(self) -> None:
-        """Step at the end of this turn of the event loop, when all requests of the turn have been made."""
-        if self._soon is None and self._loop is not None and not self._closed:
-            self._soon = self._loop.call_soon(self._step)
-
-    def _step(self) -> None:
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
-        try:
-            more = self._connection.step(time.monotonic())
-        except zmq.ContextTerminated:
-            self._end()
-            return
-        self._deliver()
-        if more:
-            self._step_soon()
-            return
-        due = self._connection.due()
-        # A timer that fires too early is harmless, so it is rarely replaced.
-        if self._timer is None or due < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._loop is not None:
-                self._timer_at = due
-                self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        self._step()
-
-    def _end(self) -> None:
-        self._closed = True
-        self._session.close(_closed_error)
-        self._deliver()
-        for handle in (self._soon, self._timer):
-            if handle is not None:
-                handle.cancel()
-        if self._loop is not None and not self._loop.is_closed():
-            for descriptor in self._connection.descriptors:
-                self._loop.remove_reader(descriptor)
-        self._connection.close()
-
-    def _deliver(self) -> None:
-        events, self._session.events = self._session.events, []
-        for future, outcome in events:
-            if future.done() or future.get_loop().is_closed():
-                continue  # its task was cancelled, or the program has left the event loop
-            if isinstance(outcome, ZmdpError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+    async def _serve(self) -> None:
+        """Keep the client open until `close` is called, then end what is outstanding."""
+        self._client._open()
+        await self._closing.wait()
+        self._client._end()
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
 
 def _checked_servers(servers: str | Sequence[str]) -> list[str]:

@@ -122,8 +122,9 @@ class FreelanceConnection:
         # After receiving, because this process may have been suspended while the servers answered.
         if not more and now >= session.deadline():
             session.tick(now)
-        while (message := session.take_message()) is not None:
-            session.sent(message, send(socket, message), now)
+        while messages := session.take_messages():
+            for message in messages:
+                session.sent(message, send(socket, message), now)
             more = True  # sending may consume the descriptor's signal that something has arrived
         return more
 

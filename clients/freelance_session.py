@@ -1,8 +1,8 @@
 """The client's side of FLP (C46) as a state machine: requests to any of several equal servers, without a broker.
 
 It uses no socket and no clock.  `FreelanceConnection` sends what `take_messages` returns, and reports with `sent`
-whether ZeroMQ had a connection to the server.  It calls `receive`, `disconnected` and `tick`, and delivers what is in
-`events`.
+whether ZeroMQ had a connection to the server.  It calls `receive`, `disconnected` and `tick`; the client delivers what
+`take_events` returns.
 
 A server is *usable* from when a PING could be sent to it until its connection ends, or until it has been silent for
 `ttl` seconds.  A request goes to the usable server that was heard last.  When that server is lost, the request goes to
@@ -12,7 +12,7 @@ so servers may handle a request more than once.
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from errno import EAGAIN
 from typing import Any, Final, NamedTuple
@@ -41,6 +41,8 @@ Outcome = Reply | ZmdpError
 """What a request results in."""
 RoundTrips = dict[str, float | None]
 """The seconds that each server took to answer a PING, by endpoint; None for those that did not answer."""
+Event = tuple[Any, Outcome | RoundTrips]
+"""The receiver of a request or a survey, and what to deliver to it."""
 
 
 class ServerStatus(NamedTuple):
@@ -138,8 +140,6 @@ class FreelanceSession:
             raise SettingError(f"ping is {ping!r}: it must be {SHORTEST_HEARTBEAT} seconds or more")
         if not ping < ttl < LARGEST:
             raise SettingError(f"ttl is {ttl!r}: it must be more than ping, which is {ping:g} seconds")
-        self.events: list[tuple[Any, Outcome | RoundTrips]] = []
-        """Receivers, and what to deliver to them.  The connection empties it."""
         self.dropped: Counter[str] = Counter()
         """Number of messages that were ignored, by reason."""
         self.trouble = ""
@@ -159,7 +159,8 @@ class FreelanceSession:
         """A heap of the due times of requests; stale where a request has another due time by now."""
         self._timers_set = 0
         self._surveys: list[_Survey] = []
-        self._messages: deque[Message] = deque()
+        self._messages: list[Message] = []
+        self._events: list[Event] = []
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -169,7 +170,7 @@ class FreelanceSession:
         return len(self._calls)
 
     def request(self, body: Sequence[bytes], now: float, *, timeout: float, receiver: Any = None) -> Call:
-        """Begin a request, which ends within `timeout` seconds: its outcome is put into `events`."""
+        """Begin a request, which ends within `timeout` seconds: its outcome is one of the events."""
         self._last_number += 1
         call = Call(b"%d" % self._last_number, body, timeout, now + timeout, receiver)
         self._calls[call.control] = call
@@ -186,7 +187,7 @@ class FreelanceSession:
             self._end(call)
 
     def survey(self, now: float, *, timeout: float, receiver: Any) -> None:
-        """Send every server a PING.  The `RoundTrips` are put into `events` when all have answered, or in time."""
+        """Send every server a PING.  The `RoundTrips` are an event once all have answered, or in time."""
         self._surveys.append(_Survey(self._servers, now, timeout, receiver))
         for server in self._servers:
             self._send_ping(server, now)
@@ -217,7 +218,7 @@ class FreelanceSession:
         for call in list(self._calls.values()):
             self._fail(call, error())
         for survey in self._surveys:
-            self.events.append((survey.receiver, error()))
+            self._events.append((survey.receiver, error()))
         self._surveys.clear()
         self._messages.clear()
 
@@ -258,7 +259,7 @@ class FreelanceSession:
 
     def _fail(self, call: Call, error: ZmdpError) -> None:
         self._end(call)
-        self.events.append((call.receiver, error))
+        self._events.append((call.receiver, error))
 
     def _overdue(self, call: Call) -> ZmdpError:
         if call in self._backlog:
@@ -304,7 +305,7 @@ class FreelanceSession:
             outcome = Reply(command.body, service=server.endpoint, final=True)
         else:
             outcome = ServiceError(*failure, service=server.endpoint)
-        self.events.append((call.receiver, outcome))
+        self._events.append((call.receiver, outcome))
 
     def _answered(self, server: _Server, now: float) -> None:
         for survey in list(self._surveys):
@@ -316,7 +317,7 @@ class FreelanceSession:
 
     def _finish(self, survey: _Survey) -> None:
         self._surveys.remove(survey)
-        self.events.append((survey.receiver, survey.found))
+        self._events.append((survey.receiver, survey.found))
 
     def _heard(self, server: _Server, now: float) -> None:
         server.heard_at = now
@@ -400,9 +401,15 @@ class FreelanceSession:
 
     # ── messages to send, and timers ──────────────────────────────────────────────────────────────────────────────────
 
-    def take_message(self) -> Message | None:
-        """Return the next message to send, or None.  Its result must be reported with `sent`."""
-        return self._messages.popleft() if self._messages else None
+    def take_messages(self) -> list[Message]:
+        """Return the messages to send.  The result of each must be reported with `sent`, which may add others."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def take_events(self) -> list[Event]:
+        """Return what to deliver, and to whom."""
+        events, self._events = self._events, []
+        return events
 
     def _send_ping(self, server: _Server, now: float) -> None:
         server.ping_at = now + self._ping

@@ -150,19 +150,6 @@ def test_a_request_that_waits_for_its_turn_is_sent_when_another_is_cancelled(end
             first.cancel()
             eventually(lambda: [b"2", b"y"] in received)
 
-        async def main():
-            limits = {"max_outstanding": 1, "timeout": 600.0, "ping": 300.0, "ttl": 500.0}
-            async with AsyncFreelanceClient(endpoint, **limits) as client:
-                tasks = [asyncio.create_task(client.request(body)) for body in (b"v", b"w")]
-                await asyncio.to_thread(eventually, lambda: [b"1", b"v"] in received)
-                assert [b"2", b"w"] not in received
-                tasks[0].cancel()
-                await asyncio.to_thread(eventually, lambda: [b"2", b"w"] in received)
-                tasks[1].cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-        asyncio.run(main())
-
 
 def test_callbacks_may_use_the_client(servers):
     done = threading.Event()
@@ -170,6 +157,7 @@ def test_callbacks_may_use_the_client(servers):
     with FreelanceClient(servers, timeout=TIMEOUT_SECONDS) as client:
 
         def again(future):
+            assert {server.endpoint for server in client.servers()} == set(servers)
             replies.append(future.result())
             client.submit(b"second").add_done_callback(lambda second: (replies.append(second.result()), done.set()))
 
@@ -244,6 +232,22 @@ def test_a_context_that_is_terminated_ends_the_client(caplog):
     assert "the ZeroMQ context was terminated" in caplog.text
 
 
+@pytest.fixture
+def broken(monkeypatch):
+    """The connection of every client has an error."""
+
+    def step(*arguments):
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(freelance_connection.FreelanceConnection, "step", step)
+
+
+def test_an_error_of_its_own_closes_the_client(broken, caplog):
+    with FreelanceClient(free_endpoint()) as client:
+        eventually_raises(ClosedError, "this client was closed", lambda: client.request(b"x"))
+    assert "unexpected error: the client is closed" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("arguments", "settings"),
     [
@@ -287,19 +291,6 @@ def test_asyncio_many_requests(servers):
             trips = await client.ping(TIMEOUT_SECONDS)
             assert None not in trips.values()
             assert all(state.alive for state in client.servers())
-
-    asyncio.run(main())
-
-
-def test_asyncio_values_and_errors(add):
-    async def main():
-        async with AsyncFreelanceClient(add, timeout=TIMEOUT_SECONDS) as client:
-            assert await client.call([1, 2, 3]) == 6
-            with pytest.raises(ServiceError):
-                await client.call(["a"])
-        async with AsyncFreelanceClient(free_endpoint(), timeout=0.05) as client:
-            with pytest.raises(BrokerUnreachable):
-                await client.request(b"x")
 
     asyncio.run(main())
 

@@ -34,22 +34,26 @@ class Network:
         """Servers that do not keep up."""
         self.sent = []
         """Messages that have left, as endpoint and frames."""
+        self.events = []
+        """Receivers and their outcomes, which the test has not looked at."""
         self.ended_at = {}
         """When each receiver's outcome was there."""
 
     def flush(self):
         """Send; return what has left since the last call, without PINGs."""
         before = len(self.sent)
-        while (message := self.session.take_message()) is not None:
-            endpoint = message[0].decode()
-            errno = 0 if endpoint in self.up else EHOSTUNREACH
-            if not errno and endpoint in self.full:
-                errno = EAGAIN
-            if not errno:
-                self.sent.append((endpoint, *message[1:]))
-            self.session.sent(message, errno, self.now)
-        for receiver, _ in self.session.events:
-            self.ended_at.setdefault(receiver, self.now)
+        while messages := self.session.take_messages():
+            for message in messages:
+                endpoint = message[0].decode()
+                errno = 0 if endpoint in self.up else EHOSTUNREACH
+                if not errno and endpoint in self.full:
+                    errno = EAGAIN
+                if not errno:
+                    self.sent.append((endpoint, *message[1:]))
+                self.session.sent(message, errno, self.now)
+        for event in self.session.take_events():
+            self.events.append(event)
+            self.ended_at.setdefault(event[0], self.now)
         return [each for each in self.sent[before:] if each[1:] != (b"PING",)]
 
     def begin(self):
@@ -93,7 +97,8 @@ class Network:
         return self.flush()
 
     def outcomes(self):
-        events, self.session.events = self.session.events, []
+        self.flush()
+        events, self.events = self.events, []
         return [outcome for _, outcome in events]
 
     def outcome(self):
@@ -559,12 +564,12 @@ def test_every_request_ends_exactly_once_and_in_time(events):
 
     def take():
         network.flush()
-        for receiver, outcome in network.session.events:
+        for receiver, outcome in network.events:
             assert receiver not in ended
             assert receiver not in forgotten
             assert isinstance(outcome, Reply | ZmdpError)
             ended.add(receiver)
-        network.session.events.clear()
+        network.events.clear()
 
     def request(timeout):
         name = len(calls) + 1
