@@ -5,7 +5,8 @@
 
 from ..mdp.errors import ClosedError, CodecError, HandlerError, RequestCancelled, ServiceError, SettingError, ZmdpError
 from ..mdp.logs import RequestFilter
-from .aio import AsyncHandler, AsyncWorker
+from .aio import AsyncWorker
+from .aio_handling import AsyncHandler
 from .handling import Frames, Last, current_request
 from .mdworker import Handler, Worker
 from .request import Request

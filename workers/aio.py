@@ -3,53 +3,30 @@
 import asyncio
 import logging
 import math
-import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextvars import Context as TaskContext
 from contextvars import copy_context
 from functools import partial
-from types import CoroutineType, TracebackType
-from typing import Any, Final, Self
+from types import TracebackType
+from typing import Final, Self
 
 from ..mdp.errors import RequestCancelled
 from ..mdp.loading import check_not_importing
 from ..mdp.logs import fields_of
-from ..mdp.rows import Failed, Outcome
-from ..mdp.tracing import handling
+from ..mdp.rows import Outcome
 from ..mdp.transport.sockets import Context
-from .base import BaseWorker
+from .aio_handling import AsyncHandler, HandlerCalls, begin_task
+from .base import AsyncSource, BaseWorker
 from .blocking import BlockingWatch
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
-from .handling import Last, failed, name_of
+from .handling import failed, name_of
 from .request import Request
-from .rows import Pack, is_pack
-
-AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
-"""A coroutine function or an async generator function of a request; with a codec, of a value."""
 
 DEFAULT_CONCURRENCY: Final = 64
 """Maximum number of concurrent requests: handlers that await should not queue behind each other."""
 MAX_TURN_SECONDS: Final = 0.005
 """Time after which other callbacks of the event loop get their turn."""
-MAX_PACK_TURN_SECONDS: Final = 0.002
-"""Time after which other callbacks get their turn while the rows of a pack are begun."""
 
 log = logging.getLogger("zmdp.worker")
-
-
-def begin_task(
-    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: TaskContext
-) -> "asyncio.Task[None]":
-    """Return a task of the running `loop` that runs `work`.
-
-    From Python 3.12 on, it has already begun, and ended if it did not wait for anything.
-    """
-    if sys.version_info >= (3, 12):
-        task = asyncio.Task(work, loop=loop, context=context, eager_start=True)
-    else:
-        task = loop.create_task(work, context=context)
-    return task
 
 
 class AsyncWorker(BaseWorker[AsyncHandler]):
@@ -81,7 +58,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
 
     def _reset(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connections: list[_AsyncConnection] = []
+        self._connections: list[AsyncSource] = []
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -109,10 +86,9 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         check_not_importing()
         handler = self._begin_start()
         self._loop = asyncio.get_running_loop()
-        context = self._open_context()
         try:
             for number in range(self._connection_count):
-                connection = _AsyncConnection(self, handler, self._loop, context, first=not number)
+                connection = self._connect(number, handler, self._loop)
                 self._connections.append(connection)
                 connection.open()
         except BaseException:
@@ -122,6 +98,10 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             raise
         if self._stopping:
             self._leave()
+
+    def _connect(self, number: int, handler: AsyncHandler, loop: asyncio.AbstractEventLoop) -> AsyncSource:
+        """Return a connection that is about to be opened."""
+        return _AsyncConnection(self, handler, loop, self._open_context(), first=not number)
 
     def stop(self) -> None:
         """Take no more requests; `run` and `wait` return when those in progress are finished.  Thread-safe."""
@@ -176,14 +156,12 @@ class _AsyncConnection(Connection):
         super().__init__(worker._session(), context, worker.keys, level)
         self.done = asyncio.Event()
         """Set when the connection and all handlers have ended."""
-        self._handler = handler
-        self._adapter = worker._adapter
+        self._calls = HandlerCalls(
+            handler, worker._adapter, self._send_partial, whole_packs=worker.rows, concurrency=worker.concurrency
+        )
         self._loop = loop
         self._worker_context = copy_context()
-        self._whole_packs = worker.rows
         self._watch = BlockingWatch(loop, worker.service.decode(), name_of(handler))
-        self._row_slots = asyncio.Semaphore(worker.concurrency)
-        """Limits the rows of packs whose handlers run concurrently."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The tasks of handlers that have not ended, by the id() of their requests."""
         self._soon: asyncio.Handle | None = None
@@ -329,30 +307,14 @@ class _AsyncConnection(Connection):
     # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _handle(self, request: Request) -> None:
-        outcome: Outcome
         try:
-            if self._whole_packs:
-                outcome = await self._handle_whole(request)
-            elif is_pack(request):
-                outcome = await self._handle_rows(request)
-            else:
-                with handling(request):
-                    result = self._handler(self._adapter.argument(request))
-                    if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
-                        last = await self._stream(result, request)
-                    else:
-                        last = await result
-                    outcome = self._adapter.frames(last)
-        except asyncio.CancelledError as error:
-            if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
-                self._handled(request, None)
-                raise
-            outcome = failed(error, request)  # something that the handler awaited was cancelled, not the handler
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
-            outcome = failed(error, request)
+            outcome = await self._calls.outcome(request)
+        except asyncio.CancelledError:
+            self._handled(request, None)
+            raise
         self._handled(request, outcome)
 
-    def _handled(self, request: Request, outcome: list[bytes] | Failed | None) -> None:
+    def _handled(self, request: Request, outcome: Outcome | None) -> None:
         """End a request whose handler has ended; the outcome is None if its task was cancelled."""
         session, now = self.session, time.monotonic()
         self._tasks.pop(id(request), None)
@@ -369,108 +331,10 @@ class _AsyncConnection(Connection):
                 self.flush(now)
             self._schedule()
 
-    async def _stream(self, parts: AsyncGenerator[Any, None], request: Request) -> Any:
-        """Send what an async generator yields as PARTIALs.  Return the `Last` that it yields, or None."""
-        try:
-            async for part in parts:
-                if isinstance(part, Last):
-                    return part
-                await self._partial(request, self._adapter.frames(part))
-        finally:
-            await parts.aclose()
-        return None
-
-    async def _partial(self, request: Request, frames: list[bytes]) -> None:
+    async def _send_partial(self, request: Request, frames: list[bytes]) -> None:
         self.session.partial(request, frames, time.monotonic())
         self._schedule()
         # Let the connection send, and receive a CANCEL; wait for a broker that does not keep up.
         await asyncio.sleep(SEND_RETRY_SECONDS if self.stalled else 0)
         while self.stalled:
             await asyncio.sleep(SEND_RETRY_SECONDS)
-
-    # ── packs ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _handle_rows(self, request: Request) -> Outcome:
-        """Call the handler for each row of a pack, concurrently.  Return the end of the reply."""
-        pack = Pack(request)
-        running: set[asyncio.Task[None]] = set()
-        crashes: list[BaseException] = []
-        slots, base = self._row_slots, self._worker_context
-        until = time.monotonic() + MAX_PACK_TURN_SECONDS
-
-        def ended(task: "asyncio.Task[None]") -> None:
-            slots.release()
-            running.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                crashes.append(error)
-
-        try:
-            for index, row in enumerate(pack):
-                await slots.acquire()
-                task = begin_task(self._handle_row(pack, index, row), self._loop, base.copy())
-                if task.done():
-                    ended(task)
-                else:
-                    running.add(task)
-                    task.add_done_callback(ended)
-                while pack.groups:
-                    await self._partial(request, pack.groups.popleft())
-                if time.monotonic() >= until:
-                    await asyncio.sleep(0)
-                    until = time.monotonic() + MAX_PACK_TURN_SECONDS
-            while running:
-                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                while pack.groups:
-                    await self._partial(request, pack.groups.popleft())
-        finally:
-            left = list(running)
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-        if crashes:
-            raise crashes[0]
-        while pack.groups:
-            await self._partial(request, pack.groups.popleft())
-        return pack.last()
-
-    async def _handle_row(self, pack: Pack, index: int, row: Request) -> None:
-        outcome: Outcome
-        try:
-            with handling(row):
-                result = self._handler(self._adapter.argument(row))
-                if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
-                    outcome = await self._collect(result)
-                else:
-                    outcome = self._adapter.frames(await result)
-        except asyncio.CancelledError as error:
-            if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
-                raise
-            outcome = failed(error, row)
-        except BaseException as error:  # noqa: BLE001 - only this row fails
-            outcome = failed(error, row)
-        pack.record(index, outcome)
-
-    async def _collect(self, parts: AsyncGenerator[Any, None]) -> list[bytes]:
-        """Return the frames of a stream that replies to a row."""
-        frames: list[bytes] = []
-        try:
-            async for part in parts:
-                frames += self._adapter.frames(part)
-                if isinstance(part, Last):
-                    return frames
-        finally:
-            await parts.aclose()
-        return frames + self._adapter.frames(None)
-
-    async def _handle_whole(self, request: Request) -> Outcome:
-        """Call a handler of whole packs.  Return the end of the reply."""
-        pack = Pack(request, coded=self._adapter.coded)
-        with handling(request):
-            results: Any = []
-            if values := pack.values(self._adapter):
-                result: Any = self._handler(values)
-                results = [part async for part in result] if isinstance(result, AsyncGenerator) else await result
-            pack.record_all(results, self._adapter)
-        while pack.groups:
-            await self._partial(request, pack.groups.popleft())
-        return pack.last()

@@ -1,7 +1,9 @@
-"""Shared by `Worker` and `AsyncWorker`: their handler and settings."""
+"""Shared by `Worker` and `AsyncWorker`: their handler and settings, and what they require of a connection."""
 
+import asyncio
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import zmq
 
@@ -10,6 +12,7 @@ from ..mdp.codecs import Codec
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.keys import BrokerKey, Key, load_keys
+from ..mdp.rows import Outcome
 from ..mdp.transport.sockets import Context, checked_endpoints, end, own_context
 from .connection import ready_options
 from .credit import CreditController
@@ -21,13 +24,72 @@ AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
 Decorated = TypeVar("Decorated", bound=Callable[[Any], Any])
 
 
+class RequestSource(Protocol):
+    """Where a worker's requests come from, and their replies go: a broker, or clients without one."""
+
+    @property
+    def registered(self) -> bool:
+        """Whether requests can arrive."""
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that it holds."""
+
+    def abort(self) -> None:
+        """End immediately, without the requests in progress."""
+
+
+class ThreadedSource(RequestSource, Protocol):
+    """A connection that the threads of a `Worker` share."""
+
+    watched: bool
+    """Whether the I/O thread has begun."""
+
+    def watch(self) -> None:
+        """Run the I/O thread, until the connection has ended."""
+
+    def receive(self, until: float = math.inf) -> Request | None:
+        """Wait for a request.  Return None at the time `until`, or when no more requests will arrive."""
+
+    def partial(self, request: Request, body: Sequence[bytes]) -> bool:
+        """Add a PARTIAL to the reply.  Return False if nobody waits for it."""
+
+    def end(self, request: Request, outcome: Outcome) -> None:
+        """End `request` with its FINAL, or with the handler's failure."""
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """End `request` after an error in our own code."""
+
+    def abandon(self, request: Request) -> None:
+        """Give `request` up without a reply."""
+
+    def stop(self) -> None:
+        """Take no more requests, and end when those in progress are finished.  Safe in a signal handler."""
+
+    def dispose(self) -> None:
+        """Close the last descriptors, after all threads have ended."""
+
+
+class AsyncSource(RequestSource, Protocol):
+    """A connection in the event loop of an `AsyncWorker`, which starts the handlers itself."""
+
+    done: asyncio.Event
+    """Set when the connection and all handlers have ended."""
+
+    def open(self) -> None:
+        """Begin to receive."""
+
+    def leave(self) -> None:
+        """Take no more requests, and end when those in progress are finished."""
+
+
 class BaseWorker(Generic[AnyHandler]):
     """A handler and its settings.  `Worker` describes them."""
 
     default_concurrency: ClassVar[int] = 1
     _asyncio: ClassVar[bool]
     _prefetch: ClassVar[bool] = False
-    _connections: list[Any]
+    _connections: Sequence[RequestSource]
     _wrong_handler: ClassVar[str]
     """The error message for a handler that this kind of worker cannot call."""
 

@@ -3,14 +3,12 @@
 import ctypes
 import ipaddress
 import logging
-import math
 import os
 import secrets
 import socket as sockets
-from collections import Counter
 from errno import EADDRINUSE, EADDRNOTAVAIL, EAGAIN
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 from zmq.utils import z85
@@ -23,7 +21,7 @@ from ..mdp.logs import fields_of
 from ..mdp.rows import Failed
 from ..mdp.transport.multipart import Unsent, receive, send
 from ..mdp.transport.sockets import Context, check_local, checked_endpoint
-from .freelance_session import FreelanceServerSession
+from .freelance_session import UNKNOWN_KEY, FreelanceServerSession
 from .request import Request
 
 MAX_MESSAGES: Final = 100
@@ -33,8 +31,6 @@ MAX_UNSENT_BYTES: Final = Limits().max_outbox_bytes
 LINGER_MS: Final = 3_000
 """Time for the last replies, which may be large, to be sent after closing."""
 HANDSHAKE_MS: Final = 5_000
-LOG_SECONDS: Final = 10.0
-"""Interval in which dropped messages are logged, at most once."""
 MAX_ENDPOINT_BYTES: Final = 255
 """Length of the longest routing id."""
 
@@ -144,8 +140,21 @@ class _Gate:
         self._socket.close()
 
 
+class Listening(NamedTuple):
+    """Where a server listens, and whom it admits."""
+
+    endpoint: str
+    """Its public name, and the routing id of its socket."""
+    bind: str
+    """Where it listens."""
+    access: Access | None
+    """The keys that it admits; None for everybody."""
+    insecure: bool
+    """Whether everybody includes other machines."""
+
+
 class FreelanceServerConnection:
-    """The socket of a server, which listens on `bind` and whose routing id is its public `endpoint`.
+    """The socket of a server.
 
     Raises `BindError` if it cannot listen.  Not thread-safe.
     """
@@ -153,37 +162,24 @@ class FreelanceServerConnection:
     registered: Final = True
     """True from the start, because there is no broker to register with."""
 
-    def __init__(
-        self,
-        session: FreelanceServerSession,
-        endpoint: str,
-        bind: str,
-        context: Context,
-        *,
-        access: Access | None = None,
-        insecure: bool = False,
-    ) -> None:
+    def __init__(self, session: FreelanceServerSession, listening: Listening, context: Context) -> None:
         self.session = session
         self.closed = False
-        self._endpoint = endpoint
-        self._access = access
+        self._access = access = listening.access
         self._unsent = Unsent()
         limits = Limits()
         self._sources = _Sources(secured=access is not None, max_frames=limits.max_frames)
-        self._logged: Counter[str] = Counter()
-        self._log_at = math.inf
-        self._may_log_at = 0.0
         self._gate: _Gate | None = None
-        if access is None and not insecure:
-            check_local(bind)
+        if access is None and not listening.insecure:
+            check_local(listening.bind)
         # libzmq numbers clients from a start that it takes from libc's `rand`, which it never seeds, and aborts if a
         # client has claimed the next number (C39).
         ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
         self._socket = context.socket(zmq.ROUTER)
         try:
-            self._socket.set(zmq.ROUTING_ID, endpoint.encode())
+            self._socket.set(zmq.ROUTING_ID, listening.endpoint.encode())
             self._socket.set(zmq.ROUTER_MANDATORY, 1)
-            self._socket.set(zmq.SNDHWM, 0)  # what clients have not read is limited in bytes: see `flush`
+            self._socket.set(zmq.SNDHWM, 0)  # what clients have not read is limited in bytes: see `_flush`
             self._socket.set(zmq.LINGER, LINGER_MS)
             self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             self._socket.set(zmq.MAXMSGSIZE, limits.max_message)
@@ -193,7 +189,7 @@ class FreelanceServerConnection:
             if access is not None:
                 self._gate = _Gate(context, access)
                 self._gate.protect(self._socket)
-            self._bind(bind)
+            self._bind(listening.bind)
         except BaseException:
             self.close(0)
             raise
@@ -228,13 +224,18 @@ class FreelanceServerConnection:
                 more = False
                 break
             if self._access is None:
-                session.receive(message)
+                session.receive(message, now)
             else:
                 role = self._access.keys.get(sources.user)
                 allowed = role is not None and self._access.roles[role].may_call(session.service)
-                session.receive(message, role or "", allowed=allowed)
-        sent = self.flush()
-        self._log_drops(now)
+                session.receive(message, now, role or "", allowed=allowed)
+        sent = self._flush()
+        if self._gate is not None and self._gate.refused:
+            session.dropped[UNKNOWN_KEY] = self._gate.refused
+        session.tick(now)
+        for dropped in session.take_events():
+            counts = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
+            log.warning("%s: dropped messages: %s", session.service.decode(), counts)
         return more or sent  # sending may consume the descriptor's signal that something has arrived
 
     @property
@@ -253,11 +254,10 @@ class FreelanceServerConnection:
             self.session.abandon(request)
             log.exception(text, request.service, extra=fields_of(request))
 
-    def flush(self) -> bool:
+    def _flush(self) -> bool:
         """Send what there is to send, without waiting for slow readers.  Return whether there was anything."""
-        found = False
-        while (message := self.session.take_message()) is not None:
-            found = True
+        messages = self.session.take_messages()
+        for message in messages:
             if self._unsent.bytes > MAX_UNSENT_BYTES:
                 self._unsent.settle()
                 if self._unsent.bytes > MAX_UNSENT_BYTES and self._unsent.waiting().get(message[0]):
@@ -269,26 +269,7 @@ class FreelanceServerConnection:
             elif errno:
                 self.session.gone(message[0])
                 self._unsent.forget(message[0])
-        return found
-
-    @property
-    def log_at(self) -> float:
-        """When `step` has something to log."""
-        return self._log_at
-
-    def _log_drops(self, now: float) -> None:
-        dropped = self.session.dropped
-        if self._gate is not None and self._gate.refused:
-            dropped["unknown-key"] = self._gate.refused
-        if dropped == self._logged:
-            return
-        if now < self._may_log_at:
-            self._log_at = self._may_log_at
-            return
-        self._log_at, self._may_log_at = math.inf, now + LOG_SECONDS
-        since = ", ".join(f"{count} {reason}" for reason, count in (dropped - self._logged).items())
-        self._logged = Counter(dropped)
-        log.warning("%s: dropped messages: %s", self.session.service.decode(), since)
+        return bool(messages)
 
     def close(self, linger: int = LINGER_MS) -> None:
         """Close the socket; the last replies have so many milliseconds to be sent."""

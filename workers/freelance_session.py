@@ -1,8 +1,8 @@
 """A server's side of FLP (C46) as a state machine: requests from any number of clients, without a broker.
 
-It uses no socket and no clock.  The shell calls `receive`, starts the requests that `begin` returns, and reports what
-came of them with `partial` and `finish`.  It sends what `take_message` returns, and reports with `sent` whether ZeroMQ
-has accepted it.
+It uses no socket and no clock.  The shell calls `receive` and `tick`, starts the requests that `begin` returns, and
+reports what came of them with `partial` and `finish`.  It sends what `take_messages` returns, and reports with `gone`
+and `not_read` what cannot be sent.  It logs what `take_events` returns: which messages were dropped.
 
 The machine answers a PING immediately, whatever the handlers do.  It holds a limited number of requests, and of bytes,
 and ignores those beyond the limit: clients then try another server.
@@ -25,6 +25,8 @@ MAX_WAITING_BYTES: Final = 1 << 28
 """Maximum memory of these requests."""
 FRAME_COST_BYTES: Final = 100
 """Memory charged for each frame, in addition to its content."""
+REPORT_SECONDS: Final = 10.0
+"""Interval in which dropped messages are reported, at most once."""
 
 MALFORMED: Final = "malformed"
 TOO_LARGE: Final = "too-large"
@@ -32,6 +34,7 @@ QUEUE_FULL: Final = "queue-full"
 STOPPING: Final = "stopping"
 CLIENT_GONE: Final = "client-gone"
 SLOW_READER: Final = "slow-reader"
+UNKNOWN_KEY: Final = "unknown-key"
 
 
 class _Held:
@@ -78,11 +81,15 @@ class FreelanceServerSession:
         self._waiting_bytes = 0
         self._running: dict[int, _Held] = {}
         """By the address of the request, which the handler may see."""
-        self._messages: deque[Message] = deque()
+        self._messages: list[Message] = []
+        self._events: list[Counter[str]] = []
+        self._reported: Counter[str] = Counter()
+        self._report_at = 0.0
+        """When dropped messages may be reported again."""
 
     # ── what clients send ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def receive(self, message: Message, user: str = "", *, allowed: bool = True) -> None:
+    def receive(self, message: Message, now: float, user: str = "", *, allowed: bool = True) -> None:
         """Process a message: with access control, from a client of the role `user`, which may make requests or not."""
         command = flp.decode_client(message)
         size = sum(map(len, message))
@@ -176,11 +183,12 @@ class FreelanceServerSession:
         address = request.address
         return address if isinstance(address, int) else 0
 
-    # ── messages to send ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── messages to send, and reports ────────────────────────────────────────────────────────────────────────────────
 
-    def take_message(self) -> Message | None:
-        """Return the next message to send, or None."""
-        return self._messages.popleft() if self._messages else None
+    def take_messages(self) -> list[Message]:
+        """Return the messages to send."""
+        messages, self._messages = self._messages, []
+        return messages
 
     def gone(self, peer: bytes) -> None:
         """Report that a client could not be sent a message because it is gone: nobody waits for its requests."""
@@ -192,3 +200,19 @@ class FreelanceServerSession:
     def not_read(self) -> None:
         """Report that a message was dropped because its client does not read."""
         self.dropped[SLOW_READER] += 1
+
+    def tick(self, now: float) -> None:
+        """Report what was dropped since the last report, if that is due."""
+        if now >= self._report_at and self.dropped != self._reported:
+            self._events.append(self.dropped - self._reported)
+            self._reported = Counter(self.dropped)
+            self._report_at = now + REPORT_SECONDS
+
+    def deadline(self) -> float | None:
+        """Return when `tick` has something to report, or None."""
+        return None if self.dropped == self._reported else self._report_at
+
+    def take_events(self) -> list[Counter[str]]:
+        """Return the reports: for each, the number of messages that were dropped since the one before, by reason."""
+        events, self._events = self._events, []
+        return events

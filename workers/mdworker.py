@@ -13,7 +13,7 @@ from ..mdp.errors import ClosedError, RequestCancelled
 from ..mdp.loading import check_not_importing
 from ..mdp.rows import Outcome
 from ..mdp.tracing import handling
-from .base import BaseWorker
+from .base import BaseWorker, ThreadedSource
 from .handling import Frames, Last, failed
 from .request import Request
 from .rows import Pack, is_pack
@@ -80,7 +80,7 @@ class Worker(BaseWorker[Handler]):
     _wrong_handler = "for asyncio: it needs an AsyncWorker"
 
     def _reset(self) -> None:
-        self._connections: list[ThreadedConnection] = []
+        self._connections: list[ThreadedSource] = []
         self._changed = threading.Condition()
         self._expected: set[str] = set()
         """Names of the threads that have not begun."""
@@ -149,14 +149,14 @@ class Worker(BaseWorker[Handler]):
         self.close()
         self.wait()
 
-    def _serve(self, connection: ThreadedConnection, handler: Handler) -> None:
+    def _serve(self, connection: ThreadedSource, handler: Handler) -> None:
         while (request := connection.receive()) is not None:
             try:
                 self._handle(connection, handler, request)
             except Exception as error:  # noqa: BLE001 - an error in our own code: the caller gets it
                 connection.fail(request, error)
 
-    def _handle(self, connection: ThreadedConnection, handler: Handler, request: Request) -> None:
+    def _handle(self, connection: ThreadedSource, handler: Handler, request: Request) -> None:
         outcome: Outcome
         try:
             if self.rows:
@@ -173,7 +173,7 @@ class Worker(BaseWorker[Handler]):
             outcome = failed(error, request)
         connection.end(request, outcome)
 
-    def _handle_rows(self, connection: ThreadedConnection, handler: Handler, request: Request) -> Outcome:
+    def _handle_rows(self, connection: ThreadedSource, handler: Handler, request: Request) -> Outcome:
         """Call the handler for each row of a pack.  Return the end of the reply."""
         pack = Pack(request)
         traced = tracing.opentelemetry_trace() is not None
@@ -205,7 +205,7 @@ class Worker(BaseWorker[Handler]):
             return self._collect(result)
         return self._adapter.frames(result)
 
-    def _handle_whole(self, connection: ThreadedConnection, handler: Handler, request: Request) -> Outcome:
+    def _handle_whole(self, connection: ThreadedSource, handler: Handler, request: Request) -> Outcome:
         """Call a handler of whole packs.  Return the end of the reply."""
         pack = Pack(request, coded=self._adapter.coded)
         call: Callable[[Any], Any] = handler
@@ -216,7 +216,7 @@ class Worker(BaseWorker[Handler]):
         self._send_groups(connection, pack, request)
         return pack.last()
 
-    def _send_groups(self, connection: ThreadedConnection, pack: Pack, request: Request) -> None:
+    def _send_groups(self, connection: ThreadedSource, pack: Pack, request: Request) -> None:
         """Send the groups that are ready.  Raises `RequestCancelled`."""
         if request.cancelled:
             raise RequestCancelled("the client no longer wants the rows")
@@ -238,7 +238,7 @@ class Worker(BaseWorker[Handler]):
                     parts.close()
                 return frames
 
-    def _stream(self, connection: ThreadedConnection, parts: Iterator[Any], request: Request) -> Any:
+    def _stream(self, connection: ThreadedSource, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs.  Return its return value, or the `Last` that it yields."""
         close = parts.close if isinstance(parts, Generator) else lambda: None
         while True:
@@ -300,12 +300,15 @@ class Worker(BaseWorker[Handler]):
 
     def _open(self, number: int) -> None:
         """Open a connection, and start its I/O thread."""
-        level = logging.DEBUG if number else logging.WARNING  # connections are mostly lost together: warn once
-        connection = ThreadedConnection(self._session(), self._open_context(), self.keys, level)
+        connection = self._connect(number)
         self._connections.append(connection)
         if self._stopping:
             connection.stop()
         self._start(f"{self.service.decode()}-io-{number}", connection.watch)
+
+    def _connect(self, number: int) -> ThreadedSource:
+        level = logging.DEBUG if number else logging.WARNING  # connections are mostly lost together: warn once
+        return ThreadedConnection(self._session(), self._open_context(), self.keys, level)
 
     def _start(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
         with self._changed:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.processes import free_endpoint, process, run
 
-from zmdp.workers import freelance_connection, freelance_session
+from zmdp.workers import freelance_session
 from zmdp.workers.echo import worker
 from zmdp.workers.freelance import freelance_worker
 
@@ -49,7 +49,7 @@ def test_the_examples_in_python(capsys):
 
 def test_the_limits_and_reasons():
     reasons = [value for name, value in vars(freelance_session).items() if name.isupper() and isinstance(value, str)]
-    assert len(reasons) == 6
-    assert [reason for reason in [*reasons, "unknown-key"] if f"`{reason}`" not in PAGE] == []
+    assert len(reasons) == 7
+    assert [reason for reason in reasons if f"`{reason}`" not in PAGE] == []
     assert f"up to {freelance_session.MAX_WAITING:,} or {freelance_session.MAX_WAITING_BYTES >> 20}" in PAGE
-    assert f"every {freelance_connection.LOG_SECONDS:g} seconds" in PAGE
+    assert f"every {freelance_session.REPORT_SECONDS:g} seconds" in PAGE

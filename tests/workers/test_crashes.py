@@ -93,7 +93,7 @@ def test_a_handler_that_cannot_be_started(endpoint, monkeypatch, logged):
 def test_a_failure_that_cannot_be_reported(kind, endpoint, monkeypatch):
     """The handler's result cannot be converted, and then its error cannot be either."""
     monkeypatch.setattr(handling.HandlerAdapter, "frames", bug)
-    for module in ("mdworker", "aio"):
+    for module in ("mdworker", "aio_handling"):
         monkeypatch.setattr(f"zmdp.workers.{module}.failed", bug)
     check_told(ask(kind, endpoint))
 
@@ -194,7 +194,7 @@ def test_a_request_that_is_cancelled_before_its_task_begins(endpoint):
 def test_freelance_servers_tell_as_well(kind, monkeypatch, tmp_path):
     place = f"ipc://{tmp_path}/server"
     monkeypatch.setattr(handling.HandlerAdapter, "frames", bug)
-    for module in ("mdworker", "freelance"):
+    for module in ("mdworker", "aio_handling"):
         monkeypatch.setattr(f"zmdp.workers.{module}.failed", bug)
     if kind is FreelanceWorker:
         with FreelanceWorker(place, with_handler(kind)), FreelanceClient(place, timeout=60) as client:

@@ -10,6 +10,7 @@ from zmdp.workers import freelance_session as module
 from zmdp.workers.freelance_session import FreelanceServerSession
 from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed
 
+NOW = 100.0
 SMALL = {"max_message": 1000, "max_frames": 10}
 
 
@@ -17,40 +18,32 @@ def session(**settings):
     return FreelanceServerSession(b"echo", **settings)
 
 
-def taken(server):
-    """Return everything that is to be sent."""
-    found = []
-    while (message := server.take_message()) is not None:
-        found.append(message)
-    return found
-
-
 def test_a_ping_is_answered_at_once():
     server = session()
-    server.receive([b"amy", b"1", b"slow"])
+    server.receive([b"amy", b"1", b"slow"], NOW)
     assert server.begin() == [b"slow"]
-    server.receive([b"amy", b"PING"])
-    assert taken(server) == [[b"amy", b"PONG"]]
+    server.receive([b"amy", b"PING"], NOW)
+    assert server.take_messages() == [[b"amy", b"PONG"]]
 
 
 def test_the_control_frame_returns_unmodified():
     server = session(concurrency=4)
     for control in (b"1", b"", b"PING", bytes(range(256))):
-        server.receive([b"amy", control, b"a", b"b"])
+        server.receive([b"amy", control, b"a", b"b"], NOW)
         request = server.begin()
         assert request == [b"a", b"b"]
         server.finish(request, [b"c", b"d"])
-        assert taken(server) == [[b"amy", control, b"c", b"d"]]
+        assert server.take_messages() == [[b"amy", control, b"c", b"d"]]
 
 
 def test_what_a_handler_sees_of_a_request():
     server = session()
-    server.receive([b"amy", b"1", b"x"], "shop")
+    server.receive([b"amy", b"1", b"x"], NOW, "shop")
     request = server.begin()
     assert (request.service, request.client, request.user, request.attempt) == ("echo", b"1", "shop", 1)
     assert (request.headers, request.deadline, request.cancelled) == ({}, None, False)
     server.finish(request, [b""])
-    server.receive([b"amy", b"1", b"x"])
+    server.receive([b"amy", b"1", b"x"], NOW)
     request = server.begin()
     assert (request.client, request.user, request.options) == (b"2", "", {})
 
@@ -58,44 +51,44 @@ def test_what_a_handler_sees_of_a_request():
 def test_requests_begin_in_order_and_no_more_than_handlers():
     server = session(concurrency=2)
     for number in (b"1", b"2", b"3"):
-        server.receive([b"amy", number, number])
+        server.receive([b"amy", number, number], NOW)
     first, second = server.begin(), server.begin()
     assert (first, second, server.begin(), server.waiting) == ([b"1"], [b"2"], None, 1)
     server.finish(second, [b"two"])
     assert server.begin() == [b"3"]
-    assert taken(server) == [[b"amy", b"2", b"two"]]
+    assert server.take_messages() == [[b"amy", b"2", b"two"]]
 
 
 def test_two_requests_with_the_same_control_frame_are_two_requests():
     server = session(concurrency=2)
-    server.receive([b"amy", b"1", b"x"])
-    server.receive([b"amy", b"1", b"x"])
+    server.receive([b"amy", b"1", b"x"], NOW)
+    server.receive([b"amy", b"1", b"x"], NOW)
     for request in (server.begin(), server.begin()):
         server.finish(request, [b"y"])
-    assert taken(server) == [[b"amy", b"1", b"y"]] * 2
+    assert server.take_messages() == [[b"amy", b"1", b"y"]] * 2
 
 
 def test_parts_arrive_with_the_last_one():
     server = session()
-    server.receive([b"amy", b"1", b"x"])
+    server.receive([b"amy", b"1", b"x"], NOW)
     request = server.begin()
     assert server.partial(request, [b"a"])
     assert server.partial(request, [b"b", b"c"])
-    assert taken(server) == []
+    assert server.take_messages() == []
     server.finish(request, [b"d"])
-    assert taken(server) == [[b"amy", b"1", b"a", b"b", b"c", b"d"]]
+    assert server.take_messages() == [[b"amy", b"1", b"a", b"b", b"c", b"d"]]
 
 
 def test_parts_that_are_too_large_together():
     server = session()
     part = [bytes(MAX_BODY // 2)]
     for parts in ([part] * 4, [[b""]] * (MAX_BODY_FRAMES + 7), [part, part]):
-        server.receive([b"amy", b"1", b"x"])
+        server.receive([b"amy", b"1", b"x"], NOW)
         request = server.begin()
         for each in parts:
             server.partial(request, each)
         server.finish(request, [b"x"])
-        ((_, _, *body),) = taken(server)
+        ((_, _, *body),) = server.take_messages()
         code, text = parse_error(body)
         assert code == 413
         assert "the parts of the reply together have more than" in text
@@ -103,85 +96,88 @@ def test_parts_that_are_too_large_together():
 
 def test_a_failure_after_parts_is_a_failure():
     server = session()
-    server.receive([b"amy", b"1", b"x"])
+    server.receive([b"amy", b"1", b"x"], NOW)
     request = server.begin()
     server.partial(request, [b"a"])
     server.finish(request, Failed(500, "ValueError: no good"))
-    assert taken(server) == [[b"amy", b"1", *error_body(500, "ValueError: no good")]]
+    assert server.take_messages() == [[b"amy", b"1", *error_body(500, "ValueError: no good")]]
 
 
 def test_what_is_no_command_is_dropped_and_counted():
     server = session(**SMALL)
     for message in ([b"amy"], [b"amy", b""], [b"amy", b"1"], [b"amy", b"PONG"]):
-        server.receive(message)
+        server.receive(message, NOW)
     assert server.dropped == {module.MALFORMED: 4}
-    server.receive([b"amy", b"1", bytes(1001)])
-    server.receive([b"amy", b"1", *[b""] * 9])
+    server.receive([b"amy", b"1", bytes(1001)], NOW)
+    server.receive([b"amy", b"1", *[b""] * 9], NOW)
     assert server.dropped == {module.MALFORMED: 4, module.TOO_LARGE: 2}
-    assert (server.waiting, taken(server)) == (0, [])
-    server.receive([b"amy", b"1", *[b""] * 8])
+    assert (server.waiting, server.take_messages()) == (0, [])
+    server.receive([b"amy", b"1", *[b""] * 8], NOW)
     assert server.waiting == 1
 
 
 def test_the_number_of_waiting_requests_is_limited():
     server = session(max_waiting=2)
     for _ in range(5):
-        server.receive([b"amy", b"1", b"x"])
+        server.receive([b"amy", b"1", b"x"], NOW)
     assert (server.waiting, server.dropped) == (2, {module.QUEUE_FULL: 3})
-    server.receive([b"amy", b"PING"])
-    assert taken(server) == [[b"amy", b"PONG"]]
+    server.receive([b"amy", b"PING"], NOW)
+    assert server.take_messages() == [[b"amy", b"PONG"]]
     server.finish(server.begin(), [b"y"])
-    server.receive([b"amy", b"1", b"x"])
+    server.receive([b"amy", b"1", b"x"], NOW)
     assert server.waiting == 2
 
 
 def test_the_memory_of_waiting_requests_is_limited():
     server = session(max_waiting_bytes=10_000)
     for _ in range(100):
-        server.receive([b"amy", b"1", bytes(2000)])
+        server.receive([b"amy", b"1", bytes(2000)], NOW)
     assert server.waiting == 4
     for _ in range(100):  # each takes memory, even if it is empty
-        server.receive([b"amy", b"", b""])
+        server.receive([b"amy", b"", b""], NOW)
     assert server.waiting < 10
     while (request := server.begin()) is not None:
         server.finish(request, [b""])
     for _ in range(100):
-        server.receive([b"amy", b"1", bytes(2000)])
+        server.receive([b"amy", b"1", bytes(2000)], NOW)
     assert server.waiting == 4
 
 
 def test_a_role_that_may_not_call_is_told_so():
     server = session()
-    server.receive([b"amy", b"1", b"x"], "intern", allowed=False)
-    server.receive([b"amy", b"PING"], "intern", allowed=False)
-    assert taken(server) == [[b"amy", b"1", *error_body(403, "the role intern may not call 'echo'")], [b"amy", b"PONG"]]
+    server.receive([b"amy", b"1", b"x"], NOW, "intern", allowed=False)
+    server.receive([b"amy", b"PING"], NOW, "intern", allowed=False)
+    assert server.take_messages() == [
+        [b"amy", b"1", *error_body(403, "the role intern may not call 'echo'")],
+        [b"amy", b"PONG"],
+    ]
     assert server.begin() is None
 
 
 def test_leaving_finishes_what_has_begun():
     server = session()
     for number in (b"1", b"2", b"3"):
-        server.receive([b"amy", number, b"x"])
+        server.receive([b"amy", number, b"x"], NOW)
     request = server.begin()
     server.leave()
-    server.receive([b"amy", b"4", b"x"])
-    server.receive([b"amy", b"PING"])
-    assert (server.begin(), server.ended, taken(server)) == (None, False, [])
+    server.receive([b"amy", b"4", b"x"], NOW)
+    server.receive([b"amy", b"PING"], NOW)
+    assert (server.begin(), server.ended, server.take_messages()) == (None, False, [])
     assert server.dropped == {module.STOPPING: 4}
     server.finish(request, [b"y"])
     assert not server.ended
-    assert taken(server) == [[b"amy", b"1", b"y"]]
+    assert server.take_messages() == [[b"amy", b"1", b"y"]]
     assert server.ended
 
 
 def test_a_request_that_is_abandoned_gets_no_reply():
     server = session()
-    server.receive([b"amy", b"1", b"x"])
+    server.receive([b"amy", b"1", b"x"], NOW)
     request = server.begin()
     server.abandon(request)
     server.finish(request, [b"y"])
     assert not server.partial(request, [b"y"])
-    assert taken(server) == []
+    assert server.take_messages() == []
     server.leave()
     assert server.ended
 
@@ -189,13 +185,31 @@ def test_a_request_that_is_abandoned_gets_no_reply():
 def test_the_requests_of_a_client_that_is_gone_are_cancelled():
     server = session(concurrency=3)
     for client in (b"amy", b"ben"):
-        server.receive([client, b"1", b"x"])
+        server.receive([client, b"1", b"x"], NOW)
     amy, ben = server.begin(), server.begin()
     server.gone(b"amy")
     assert (amy.cancelled, ben.cancelled) == (True, False)
     assert (server.partial(amy, [b"a"]), server.partial(ben, [b"a"])) == (False, True)
     server.not_read()
     assert server.dropped == {module.CLIENT_GONE: 1, module.SLOW_READER: 1}
+
+
+def test_what_is_dropped_is_reported_at_a_bounded_rate():
+    server = session()
+    assert server.deadline() is None
+    server.receive([b"amy"], NOW)
+    assert server.deadline() <= NOW
+    server.tick(NOW)
+    assert (server.take_events(), server.take_events(), server.deadline()) == ([{module.MALFORMED: 1}], [], None)
+    for _ in range(2):
+        server.receive([b"amy"], NOW + 1)
+    server.not_read()
+    server.tick(NOW + 1)
+    assert (server.take_events(), server.deadline()) == ([], NOW + module.REPORT_SECONDS)
+    server.tick(NOW + module.REPORT_SECONDS)
+    assert server.take_events() == [{module.MALFORMED: 2, module.SLOW_READER: 1}]
+    server.tick(NOW + 10 * module.REPORT_SECONDS)
+    assert server.take_events() == []
 
 
 FRAMES = st.lists(st.binary(max_size=5) | st.sampled_from([b"PING", b"PONG"]), min_size=1, max_size=4)
@@ -206,13 +220,13 @@ def test_each_request_gets_one_reply_and_each_ping_one_pong(messages, concurrenc
     server = session(concurrency=concurrency)
     expected = Counter()
     for client, frames in messages:
-        server.receive([client, *frames])
+        server.receive([client, *frames], NOW)
         if len(frames) > 1:
             expected[(client, *frames)] += 1
         elif frames == [b"PING"]:
             expected[client, b"PONG"] += 1
     while (request := server.begin()) is not None:
         server.finish(request, list(request))
-    assert Counter(map(tuple, taken(server))) == expected
+    assert Counter(map(tuple, server.take_messages())) == expected
     server.leave()
     assert server.ended

@@ -1,0 +1,189 @@
+"""Calls an asyncio handler: for a request, or for the rows of a pack, and sends what it yields."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextvars import Context as TaskContext
+from contextvars import copy_context
+from types import CoroutineType
+from typing import Any, Final
+
+from ..mdp.rows import Outcome
+from ..mdp.tracing import handling
+from .handling import HandlerAdapter, Last, failed
+from .request import Request
+from .rows import Pack, is_pack
+
+AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
+"""A coroutine function or an async generator function of a request; with a codec, of a value."""
+SendPartial = Callable[[Request, list[bytes]], Awaitable[None]]
+
+MAX_PACK_TURN_SECONDS: Final = 0.002
+"""Time after which other callbacks get their turn while the rows of a pack are begun."""
+
+
+def begin_task(
+    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: TaskContext
+) -> "asyncio.Task[None]":
+    """Return a task of the running `loop` that runs `work`.
+
+    From Python 3.12 on, it has already begun, and ended if it did not wait for anything.
+    """
+    if sys.version_info >= (3, 12):
+        task = asyncio.Task(work, loop=loop, context=context, eager_start=True)
+    else:
+        task = loop.create_task(work, context=context)
+    return task
+
+
+class HandlerCalls:
+    """The calls of a worker's handler in an event loop.
+
+    Args:
+        handler: The worker's handler.
+        adapter: Converts its argument and its results.
+        send_partial: Sends what the handler yields, as a PARTIAL of the request.
+        whole_packs: Whether the handler gets all rows of a pack at once.
+        concurrency: The maximum number of rows that are handled concurrently.
+    """
+
+    def __init__(
+        self,
+        handler: AsyncHandler,
+        adapter: HandlerAdapter,
+        send_partial: SendPartial,
+        *,
+        whole_packs: bool = False,
+        concurrency: int = 1,
+    ) -> None:
+        self._handler = handler
+        self._adapter = adapter
+        self._send_partial = send_partial
+        self._whole_packs = whole_packs
+        self._context = copy_context()
+        self._row_slots = asyncio.Semaphore(concurrency)
+
+    async def outcome(self, request: Request) -> Outcome:
+        """Call the handler, and return the FINAL of the request or its failure.
+
+        Raises only `CancelledError`, if this task was cancelled.
+        """
+        try:
+            if self._whole_packs:
+                return await self._handle_whole(request)
+            if is_pack(request):
+                return await self._handle_rows(request)
+            with handling(request):
+                result = self._handler(self._adapter.argument(request))
+                if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
+                    last = await self._stream(result, request)
+                else:
+                    last = await result
+                return self._adapter.frames(last)
+        except asyncio.CancelledError as error:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
+                raise
+            return failed(error, request)  # something that the handler awaited was cancelled, not the handler
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
+            return failed(error, request)
+
+    async def _stream(self, parts: AsyncGenerator[Any, None], request: Request) -> Any:
+        """Send what an async generator yields as PARTIALs.  Return the `Last` that it yields, or None."""
+        try:
+            async for part in parts:
+                if isinstance(part, Last):
+                    return part
+                await self._send_partial(request, self._adapter.frames(part))
+        finally:
+            await parts.aclose()
+        return None
+
+    # ── packs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _handle_rows(self, request: Request) -> Outcome:
+        """Call the handler for each row of a pack, concurrently.  Return the end of the reply."""
+        pack = Pack(request)
+        running: set[asyncio.Task[None]] = set()
+        crashes: list[BaseException] = []
+        slots, base, loop = self._row_slots, self._context, asyncio.get_running_loop()
+        until = time.monotonic() + MAX_PACK_TURN_SECONDS
+
+        def ended(task: "asyncio.Task[None]") -> None:
+            slots.release()
+            running.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                crashes.append(error)
+
+        try:
+            for index, row in enumerate(pack):
+                await slots.acquire()
+                task = begin_task(self._handle_row(pack, index, row), loop, base.copy())
+                if task.done():
+                    ended(task)
+                else:
+                    running.add(task)
+                    task.add_done_callback(ended)
+                if pack.groups:
+                    await self._send_groups(pack, request)
+                if time.monotonic() >= until:
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + MAX_PACK_TURN_SECONDS
+            while running:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                await self._send_groups(pack, request)
+        finally:
+            left = list(running)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+        if crashes:
+            raise crashes[0]
+        await self._send_groups(pack, request)
+        return pack.last()
+
+    async def _handle_row(self, pack: Pack, index: int, row: Request) -> None:
+        outcome: Outcome
+        try:
+            with handling(row):
+                result = self._handler(self._adapter.argument(row))
+                if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
+                    outcome = await self._collect(result)
+                else:
+                    outcome = self._adapter.frames(await result)
+        except asyncio.CancelledError as error:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
+                raise
+            outcome = failed(error, row)
+        except BaseException as error:  # noqa: BLE001 - only this row fails
+            outcome = failed(error, row)
+        pack.record(index, outcome)
+
+    async def _collect(self, parts: AsyncGenerator[Any, None]) -> list[bytes]:
+        """Return the frames of a stream that replies to a row."""
+        frames: list[bytes] = []
+        try:
+            async for part in parts:
+                frames += self._adapter.frames(part)
+                if isinstance(part, Last):
+                    return frames
+        finally:
+            await parts.aclose()
+        return frames + self._adapter.frames(None)
+
+    async def _handle_whole(self, request: Request) -> Outcome:
+        """Call a handler of whole packs.  Return the end of the reply."""
+        pack = Pack(request, coded=self._adapter.coded)
+        with handling(request):
+            results: Any = []
+            if values := pack.values(self._adapter):
+                result: Any = self._handler(values)
+                results = [part async for part in result] if isinstance(result, AsyncGenerator) else await result
+            pack.record_all(results, self._adapter)
+        await self._send_groups(pack, request)
+        return pack.last()
+
+    async def _send_groups(self, pack: Pack, request: Request) -> None:
+        """Send the groups that are ready."""
+        while pack.groups:
+            await self._send_partial(request, pack.groups.popleft())
