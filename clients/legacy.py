@@ -1,28 +1,20 @@
 """MDP/0.2 and 0.1 for threads: one request at a time, sent again over a new connection after a silence (C4, C5)."""
 
+import math
 import time
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
 
 import zmq
 
-from ..mdp.errors import (
-    BrokerUnreachable,
-    BusyError,
-    ClosedError,
-    RequestTimeout,
-    ServiceError,
-    SettingError,
-    StreamInterrupted,
-)
-from ..mdp.limits import Limits
+from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ServiceError, SettingError
 from ..mdp.transport.multipart import milliseconds, receive, send
 from ..mdp.transport.reach import why_unreachable
 from ..mdp.transport.sockets import dealer
 from ..mdp.wire import Message
 from .arguments import check_legacy
 from .dialog import Ask
-from .legacy_session import GiveUp, LegacySession, Resend
+from .legacy_session import LegacySession, Resend
 from .reply import Reply
 from .settings import ConnectionSettings
 
@@ -76,60 +68,44 @@ class LegacyDialog:
 
     def _exchange(self, ask: Ask, *, stream: bool) -> Generator[Reply, None, None]:
         """Send a request and yield its replies, the FINAL last."""
-        service, body, timeout = ask.service, ask.body, ask.timeout
         self._check_free()
-        self._last_service = service.decode()
+        self._last_service = ask.service.decode()
         session = self._session
+        session.request(
+            ask.service, ask.body, time.monotonic(), timeout=ask.timeout, retries=ask.retries, stream=stream
+        )
         finished = False
         self._busy = True
         try:
-            now = time.monotonic()
-            message = session.request(service, body, now, timeout=timeout, retries=ask.retries, stream=stream)
-            self._send(message, now + timeout)
-            while True:
-                arrived = self._receive(session.deadline() or now)
-                now = time.monotonic()
-                reply = session.receive(arrived, now) if arrived is not None else None
-                if reply is not None:
-                    self._answered = True
-                    if reply.final:
-                        finished, self._busy = True, False
-                    _raise_failure(reply)
-                    yield reply
-                    if finished:
-                        return
-                    continue
-                step = session.tick(now)
-                if isinstance(step, Resend):
-                    self._disconnect()
-                    self._fail_over()
-                    self._send(step.message, now + timeout)
-                elif isinstance(step, GiveUp):
-                    error = self._gave_up(step, service.decode(), timeout, sum(map(len, body)))
-                    self._fail_over()
-                    raise error
+            while not finished:
+                until = session.deadline() or math.inf
+                for message in session.take_messages():
+                    self._send(message, until)
+                arrived = self._receive(until)
+                if arrived is None:
+                    session.tick(time.monotonic())
+                else:
+                    session.receive(arrived, time.monotonic())
+                for event in session.take_events():
+                    if isinstance(event, Reply):
+                        self._answered = True
+                        if event.final:
+                            finished, self._busy = True, False
+                        _raise_failure(event)
+                        yield event
+                    elif isinstance(event, Resend):
+                        self._disconnect()
+                        self._fail_over()
+                    else:
+                        reason = None if session.streamed else why_unreachable(self.endpoint, self._keys)
+                        error = session.error(self.endpoint, reason)
+                        self._fail_over()
+                        raise error
         finally:
             if not finished:
                 self._busy = False
                 # A reply to this request may still arrive; a new connection cannot mistake it for another's.
                 self._disconnect()
-
-    def _gave_up(self, step: GiveUp, service: str, timeout: float, size: int) -> Exception:
-        endpoint = self.endpoint
-        if step.streamed:
-            text = f"the stream of service {service!r} stopped: nothing arrived for {timeout:g} s after a part"
-            return StreamInterrupted(text, service=service)
-        tries = "1 try" if step.tries == 1 else f"{step.tries} tries"
-        if service.startswith("mmi."):
-            text = f"the broker at {endpoint} does not answer {service} ({tries}, {timeout:g} s each)"
-        else:
-            text = f"no reply from service {service!r} through {endpoint} ({tries}, {timeout:g} s each)"
-        reason = why_unreachable(endpoint, self._keys)
-        if reason is not None:
-            return BrokerUnreachable(f"{text}: {reason}", service=service)
-        if size > Limits().max_message // 2:
-            text += f"; the request has {size} bytes: does that exceed the broker's max_message?"
-        return RequestTimeout(text, service=service)
 
     # ── the Guide's lower level ──────────────────────────────────────────────────────────────────────────────────────
 

@@ -427,7 +427,7 @@ def test_no_request_within_a_stream(endpoint):
 def test_a_timeout_counts_for_each_try(old):
     with pytest.raises(RequestTimeout, match=r"no reply from service 'nobody' through .* \(3 tries, 0.02 s each\)"):
         old.request("nobody", timeout=0.02, retries=2)
-    with pytest.raises(RequestTimeout, match=r"does not answer mmi.service|1 try, 0.02 s"):
+    with pytest.raises(RequestTimeout, match=r"no reply from service 'nobody' through .* within 0.02 s"):
         old.request("nobody", timeout=0.02, retries=0)
 
 

@@ -369,7 +369,7 @@ def asleep(session: LegacySession, now: float) -> None:
 
 def repeat_stream(session: LegacySession, now: float, tick: Any = LegacySession.tick) -> Any:
     """A client sends again though a part was handed out."""
-    session._streamed = False
+    session.streamed = False
     return tick(session, now)
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from zmdp.clients.legacy_session import GiveUp, LegacySession, Resend
+from zmdp.clients.legacy_session import LegacySession, Resend
+from zmdp.clients.reply import Reply
 from zmdp.mdp import wire
 from zmdp.mdp.testing.network import Dealer
 from zmdp.mdp.wire import Message
@@ -78,12 +79,16 @@ class PirateProcess(Process):
         number = f"{self.name}.{self.world.number()}".encode()
         body = [call.about] if call.is_mmi else [number, b"please"]
         self._came, self._handed_out = Stream(number), Stream(number)
-        message = self.session.request(
+        self.session.request(
             call.service, body, self.world.now, timeout=call.timeout, retries=call.retries, stream=call.stream
         )
-        if self._dealer is None:
-            self._dealer = self._connect(self.world.network, self.name, self._arrived)
-        self._dealer.send(message)
+        self._send()
+
+    def _send(self) -> None:
+        for message in self.session.take_messages():
+            if self._dealer is None:
+                self._dealer = self._connect(self.world.network, self.name, self._arrived)
+            self._dealer.send(message)
 
     def _arrived(self, dealer: Socket, message: Message) -> None:
         self.do(partial(self._receive, dealer, message))
@@ -102,10 +107,13 @@ class PirateProcess(Process):
             self._came.add(answer.body)
             check(self._came.ended == answer.final, f"C3: {message} is not what the worker sent")
         self._heard_at = self.world.now
-        reply = self.session.receive(message, self.world.now)
-        check((reply is not None) == (answer.final or call.stream), f"C5: handed out {reply} for {message}")
-        if reply is None:
+        self.session.receive(message, self.world.now)
+        replies = self.session.take_events()
+        check(len(replies) == (answer.final or call.stream), f"C5: handed out {replies} for {message}")
+        if not replies:
             return
+        (reply,) = replies
+        assert isinstance(reply, Reply)
         if not call.is_mmi:
             self._handed_out.add(reply)
             check(self._handed_out.ended == reply.final, f"C5: handed out {reply}")
@@ -118,27 +126,23 @@ class PirateProcess(Process):
             self._ended()
 
     def tick(self) -> None:
-        step = self.session.tick(self.world.now)
-        if step is not None:
+        self.session.tick(self.world.now)
+        for event in self.session.take_events():
             assert self._call is not None
             silence = self.world.now - self._heard_at
             check(silence >= self._call.timeout - EPSILON, f"C5: {self.name} waited for {silence} s only")
             self._heard_at = self.world.now
-        match step:
-            case Resend(message):
+            assert self._dealer is not None
+            self._dealer.close()
+            self._dealer = None
+            if isinstance(event, Resend):
                 self.world.events["client sent again"] += 1
-                assert self._dealer is not None
-                self._dealer.close()
-                self._dealer = self._connect(self.world.network, self.name, self._arrived)
                 self._came = Stream(self._came.number)
-                self._dealer.send(message)
-            case GiveUp(_, streamed):
+            else:
                 self.world.note(f"{self.name} gives up")
-                self.world.events["stream interrupted" if streamed else "client gave up"] += 1
-                assert self._dealer is not None
-                self._dealer.close()
-                self._dealer = None
+                self.world.events["stream interrupted" if self.session.streamed else "client gave up"] += 1
                 self._ended()
+        self._send()
 
     def _ended(self) -> None:
         self.idle = True

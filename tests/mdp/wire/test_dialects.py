@@ -104,12 +104,15 @@ class PirateCaller(Caller):
     def __init__(self, protocol):
         super().__init__()
         self.session = LegacySession(protocol)
+        self.take_messages = self.session.take_messages
 
     def ask(self, *body):
-        self.messages = [self.session.request(b"echo", body, 0, timeout=100, retries=0, stream=True)]
+        self.session.request(b"echo", body, 0, timeout=100, stream=True)
 
     def receive(self, message, now):
-        self.tell(self.session.receive(message, now))
+        self.session.receive(message, now)
+        for event in self.session.take_events():
+            self.tell(event)
 
 
 class Server:
