@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from zmdp.clients.cli import cli as mdclient
+from zmdp.clients.cli.main import cli as mdclient
 from zmdp.clients.gateways.cli import cli as mdp_gateway
 from zmdp.mdp.cli.broker import cli as mdp_broker
 from zmdp.mdp.cli.console import CONTEXT_SETTINGS
 from zmdp.mdp.cli.keys import cli as mdp_keys
 from zmdp.spark.cli import cli as mdp_spark
 from zmdp.titanic.cli.main import cli as titanic
-from zmdp.workers.cli import cli as mdworker
+from zmdp.workers.cli.main import cli as mdworker
 
 WIDTH = 100
 

@@ -30,10 +30,14 @@ ALLOWED = {
     "mdp.testing": LEAVES | {"mdp.broker", "clients", "workers", "titanic"},
     "clients": LEAVES | {"mdp.cli", "clients.rows"},
     "clients.rows": LEAVES,
+    "clients.freelance": LEAVES | {"clients"},
+    "clients.cli": LEAVES | {"mdp.cli", "clients", "clients.freelance"},
     "clients.gateways": CALLERS,
     "clients.gateways.flux": CALLERS | {"clients.gateways"},
     "clients.gateways.http": CALLERS | {"clients.gateways", "mdp.http", "titanic"},
-    "workers": LEAVES | {"mdp.cli", "clients"},  # a supervisor asks the broker for the load
+    "workers": LEAVES | {"clients"},  # a supervisor asks the broker for the load
+    "workers.freelance": LEAVES | {"workers"},
+    "workers.cli": LEAVES | {"mdp.cli", "clients", "workers", "workers.freelance"},
     "titanic": CALLERS | {"clients.rows", "titanic.store"},
     "titanic.arrow": CALLERS | {"titanic", "titanic.store"},
     "migrations": {"titanic", "titanic.store"},
@@ -174,7 +178,7 @@ def test_importing_the_package_loads_no_subpackage():
     assert {name for name in loaded_by("import zmdp") if name.startswith("zmdp")} == {"zmdp", "zmdp.pure"}
 
 
-@pytest.mark.parametrize("statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.cli"])
+@pytest.mark.parametrize("statement", ["from zmdp import Client, AsyncClient", "import zmdp.clients.cli.main"])
 def test_importing_a_client_loads_no_workers_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "clients" in packages
@@ -188,7 +192,7 @@ def test_what_some_users_lack_is_not_imported(statement):
     assert not {"pyarrow", "pyspark", "pandas"} & loaded_by(statement)
 
 
-@pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.cli"])
+@pytest.mark.parametrize("statement", ["from zmdp import Worker, AsyncWorker", "import zmdp.workers.cli.main"])
 def test_importing_a_worker_loads_no_clients_titanic_or_broker(statement):
     packages = {package_of(name) for name in loaded_by(statement) if name in SOURCES}
     assert "workers" in packages

@@ -173,4 +173,4 @@ def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
 
 def command(*arguments: str) -> list[str]:
     """Return the command line that runs `mdworker` with `arguments` on this Python interpreter."""
-    return [sys.executable, "-m", "zmdp.workers.cli", *arguments]
+    return [sys.executable, "-m", "zmdp.workers.cli.main", *arguments]

@@ -13,7 +13,7 @@ from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS, broker, eventuall
 
 from zmdp.clients import Client
 from zmdp.clients.brokers import Seen, all_lines, all_with_rates, lines, summary
-from zmdp.clients.cli import cli
+from zmdp.clients.cli.main import cli
 from zmdp.clients.top import View, elsewhere
 from zmdp.mdp.access import load
 from zmdp.mdp.broker.link_ports import LinkTo

@@ -11,7 +11,7 @@ from support.processes import TIMEOUT_SECONDS, broker, process
 from support.router import Router
 
 from zmdp.clients import Client, ServiceError
-from zmdp.clients.cli import cli
+from zmdp.clients.cli.main import cli
 from zmdp.clients.tail_view import line, rows
 from zmdp.mdp.errors import RequestRejected
 from zmdp.workers import Worker

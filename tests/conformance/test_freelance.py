@@ -12,8 +12,8 @@ from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 from zmdp.mdp.errors import BindError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import error_body
-from zmdp.workers import freelance_connection as module
 from zmdp.workers.freelance import FreelanceWorker
+from zmdp.workers.freelance import connection as module
 
 MARK = b"the end"
 

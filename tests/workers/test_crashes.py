@@ -19,11 +19,11 @@ from zmdp.workers import (
     AsyncWorker,
     Worker,
     aio,
-    freelance_session,
     handling,
     session,
 )
 from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker
+from zmdp.workers.freelance.session import FreelanceServerSession
 
 TOLD = "an error in zmdp itself, at the {}: TypeError('a bug')"
 
@@ -214,7 +214,7 @@ def test_freelance_servers_tell_as_well(kind, monkeypatch, tmp_path):
 
 
 def test_a_freelance_server_whose_session_fails_serves_the_next_client(monkeypatch, tmp_path):
-    place, finish, calls = f"ipc://{tmp_path}/server", freelance_session.FreelanceServerSession.finish, []
+    place, finish, calls = f"ipc://{tmp_path}/server", FreelanceServerSession.finish, []
 
     def once(*arguments):
         calls.append(arguments)
@@ -222,7 +222,7 @@ def test_a_freelance_server_whose_session_fails_serves_the_next_client(monkeypat
             bug()
         finish(*arguments)
 
-    monkeypatch.setattr(freelance_session.FreelanceServerSession, "finish", once)
+    monkeypatch.setattr(FreelanceServerSession, "finish", once)
     with FreelanceWorker(place, lambda request: request) as worker:
         with (
             FreelanceClient(place, timeout=1) as client,

@@ -7,8 +7,8 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from ..mdp import wire
-from ..mdp.cli.console import (
+from ...mdp import wire
+from ...mdp.cli.console import (
     CONTEXT_SETTINGS,
     EXIT_FAILED,
     Group,
@@ -17,17 +17,17 @@ from ..mdp.cli.console import (
     version_option,
     with_default,
 )
-from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
-from ..mdp.transport.reach import check_listening
-from . import bodies, brokers
-from .aio import AsyncClient
-from .asking import OF, ON, addressed, advice, ask, connection_options, new_client, total_timeout
-from .defaults import MAX_OUTSTANDING
-from .freelance_cli import FREELANCE, call_servers
-from .load import Progress, Result, mixed, one_by_one, pipelined
-from .mdclient import Client
+from ...mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
+from ...mdp.transport.reach import check_listening
+from .. import bodies, brokers
+from ..aio import AsyncClient
+from ..asking import OF, ON, addressed, advice, ask, connection_options, new_client, total_timeout
+from ..defaults import MAX_OUTSTANDING
+from ..load import Progress, Result, mixed, one_by_one, pipelined
+from ..mdclient import Client
+from ..top import elsewhere
+from .freelance import FREELANCE, call_servers
 from .monitoring import health, tail, top
-from .top import elsewhere
 
 MMI_TIMEOUT_SECONDS: Final = 0.5
 """How long a broker may take to say whether a service has workers: one that implements MMI answers immediately."""

@@ -8,12 +8,12 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ..mdp.errors import SettingError
-from ..mdp.keys import ClientKeys
-from ..mdp.limits import Limits
-from ..mdp.transport.multipart import receive, send
-from ..mdp.transport.reach import HANDSHAKE_FAILED, why_refused
-from .freelance_session import FreelanceSession
+from ...mdp.errors import SettingError
+from ...mdp.keys import ClientKeys
+from ...mdp.limits import Limits
+from ...mdp.transport.multipart import receive, send
+from ...mdp.transport.reach import HANDSHAKE_FAILED, why_refused
+from .session import FreelanceSession
 
 MAX_MESSAGES: Final = 100
 """Messages processed before their outcomes are delivered."""

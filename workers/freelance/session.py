@@ -12,12 +12,12 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Final
 
-from ..mdp import wire
-from ..mdp.codes import Code
-from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES, Limits
-from ..mdp.rows import Failed
-from ..mdp.wire import Invalid, Message, flp
-from .request import Request
+from ...mdp import wire
+from ...mdp.codes import Code
+from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES, Limits
+from ...mdp.rows import Failed
+from ...mdp.wire import Invalid, Message, flp
+from ..request import Request
 
 MAX_WAITING: Final = 10_000
 """Maximum number of requests that wait for a handler."""

@@ -16,9 +16,9 @@ from typing import Any, Final, NoReturn
 import click
 from click.core import ParameterSource
 
-from ..mdp import wire
-from ..mdp.access import load as load_access
-from ..mdp.cli.console import (
+from ...mdp import wire
+from ...mdp.access import load as load_access
+from ...mdp.cli.console import (
     CONTEXT_SETTINGS,
     Endpoint,
     Number,
@@ -32,19 +32,19 @@ from ..mdp.cli.console import (
     version_option,
     with_default,
 )
-from ..mdp.cli.shutdown import Shutdown, drain_timeout_option
-from ..mdp.errors import SettingError
-from ..mdp.keys import ClientKeys
-from ..mdp.loading import load
-from ..mdp.logs import counted, fields_of
-from ..mdp.transport.sockets import checked_endpoints
-from .aio import DEFAULT_CONCURRENCY, AsyncWorker
-from .freelance import DEFAULT_SERVICE, AsyncFreelanceWorker, FreelanceWorker, freelance_worker
-from .handling import is_async
-from .load import fetch_load, fetch_pids
-from .mdworker import Worker
-from .processes import END_SECONDS, Supervisor, command
-from .scaling import Load, Slots
+from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
+from ...mdp.errors import SettingError
+from ...mdp.keys import ClientKeys
+from ...mdp.loading import load
+from ...mdp.logs import counted, fields_of
+from ...mdp.transport.sockets import checked_endpoints
+from ..aio import DEFAULT_CONCURRENCY, AsyncWorker
+from ..freelance import DEFAULT_SERVICE, AsyncFreelanceWorker, FreelanceWorker, freelance_worker
+from ..handling import is_async
+from ..load import fetch_load, fetch_pids
+from ..mdworker import Worker
+from ..processes import END_SECONDS, Supervisor, command
+from ..scaling import Load, Slots
 
 PARENT_CHECK_SECONDS: Final = 1.0
 """Interval at which a supervised process checks that its supervisor still exists."""
@@ -292,7 +292,7 @@ def _supervise(worker: AnyWorker, processes: tuple[int, int], idle: float, drain
         if least < most:
             if worker.protocol != "X1":
                 raise SettingError("--processes MIN-MAX needs X1, in which workers tell the broker their process ids")
-            from ..clients import Client  # noqa: PLC0415 - workers do without it otherwise
+            from ...clients import Client  # noqa: PLC0415 - workers do without it otherwise
 
             client = stack.enter_context(
                 Client(worker.broker, timeout=1.0, retries=0, heartbeat=worker.heartbeat, key=worker.keys)

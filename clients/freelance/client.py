@@ -15,15 +15,15 @@ from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 import zmq
 
-from ..mdp.codecs import Codec, Coder
-from ..mdp.errors import ClosedError, SettingError, ZmdpError
-from ..mdp.keys import BrokerKey, Key, load_keys
-from ..mdp.transport.sockets import Context, checked_endpoint, end, own_context
-from .arguments import checked_body, checked_max_outstanding, checked_timeout
-from .defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
-from .freelance_connection import FreelanceConnection
-from .freelance_session import PING_SECONDS, TTL_SECONDS, FreelanceSession, RoundTrips, ServerStatus
-from .reply import Reply
+from ...mdp.codecs import Codec, Coder
+from ...mdp.errors import ClosedError, SettingError, ZmdpError
+from ...mdp.keys import BrokerKey, Key, load_keys
+from ...mdp.transport.sockets import Context, checked_endpoint, end, own_context
+from ..arguments import checked_body, checked_max_outstanding, checked_timeout
+from ..defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
+from ..reply import Reply
+from .connection import FreelanceConnection
+from .session import PING_SECONDS, TTL_SECONDS, FreelanceSession, RoundTrips, ServerStatus
 
 DEFAULT_PING_TIMEOUT: Final = 1.0
 """Seconds that `ping` waits for servers."""

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmdp.mdp.wire import error_body, parse_error
-from zmdp.workers import freelance_session as module
-from zmdp.workers.freelance_session import FreelanceServerSession
+from zmdp.workers.freelance import session as module
+from zmdp.workers.freelance.session import FreelanceServerSession
 from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed
 
 NOW = 100.0

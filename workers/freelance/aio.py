@@ -7,12 +7,12 @@ from functools import partial
 
 import zmq
 
-from ..mdp.transport.sockets import Context
-from .aio_handling import AsyncHandler, HandlerCalls
-from .freelance_connection import FreelanceServerConnection, Listening
-from .freelance_session import FreelanceServerSession
-from .handling import HandlerAdapter
-from .request import Request
+from ...mdp.transport.sockets import Context
+from ..aio_handling import AsyncHandler, HandlerCalls
+from ..handling import HandlerAdapter
+from ..request import Request
+from .connection import FreelanceServerConnection, Listening
+from .session import FreelanceServerSession
 
 log = logging.getLogger("zmdp.worker")
 

@@ -6,12 +6,12 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from ..mdp.cli.console import Endpoints, all_endpoints
-from ..mdp.errors import BrokerUnreachable
-from ..mdp.keys import ClientKeys
-from ..mdp.transport.reach import why_unreachable
-from .freelance import FreelanceClient
-from .reply import Reply
+from ...mdp.cli.console import Endpoints, all_endpoints
+from ...mdp.errors import BrokerUnreachable
+from ...mdp.keys import ClientKeys
+from ...mdp.transport.reach import why_unreachable
+from ..freelance import FreelanceClient
+from ..reply import Reply
 
 FREELANCE: Final = click.option(
     "--freelance",

@@ -13,16 +13,16 @@ from typing import Final, NamedTuple
 import zmq
 from zmq.utils import z85
 
-from ..mdp.access import Access
-from ..mdp.codes import Code
-from ..mdp.errors import BindError, SettingError
-from ..mdp.limits import Limits
-from ..mdp.logs import fields_of
-from ..mdp.rows import Failed
-from ..mdp.transport.multipart import Unsent, receive, send
-from ..mdp.transport.sockets import Context, check_local, checked_endpoint
-from .freelance_session import UNKNOWN_KEY, FreelanceServerSession
-from .request import Request
+from ...mdp.access import Access
+from ...mdp.codes import Code
+from ...mdp.errors import BindError, SettingError
+from ...mdp.limits import Limits
+from ...mdp.logs import fields_of
+from ...mdp.rows import Failed
+from ...mdp.transport.multipart import Unsent, receive, send
+from ...mdp.transport.sockets import Context, check_local, checked_endpoint
+from ..request import Request
+from .session import UNKNOWN_KEY, FreelanceServerSession
 
 MAX_MESSAGES: Final = 100
 """Messages taken in before requests are started and replies are sent."""

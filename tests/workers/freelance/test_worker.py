@@ -17,9 +17,9 @@ from zmdp.workers import (
     Last,
     Worker,
     current_request,
-    freelance_session,
 )
 from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker, freelance_worker
+from zmdp.workers.freelance import session as server_session
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_the_last_reply_arrives_even_if_it_is_large(endpoint):
 
 
 def test_what_is_dropped_is_logged_at_a_bounded_rate(endpoint, logged, monkeypatch):
-    monkeypatch.setattr(freelance_session, "REPORT_SECONDS", 0.1)
+    monkeypatch.setattr(server_session, "REPORT_SECONDS", 0.1)
     with FreelanceWorker(endpoint, list), Caller(endpoint) as caller:
         caller.send(endpoint, b"garbage")
         assert logged("freelance: dropped messages: 1 malformed")

@@ -12,8 +12,7 @@ from support.access import Folder
 from support.freelance import plain_server
 from support.processes import TIMEOUT_SECONDS, eventually, eventually_raises, free_endpoint
 
-from zmdp.clients import freelance_connection
-from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
+from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient, connection
 from zmdp.mdp.access import load
 from zmdp.mdp.errors import (
     BrokerUnreachable,
@@ -239,7 +238,7 @@ def broken(monkeypatch):
     def step(*arguments):
         raise TypeError("a bug")
 
-    monkeypatch.setattr(freelance_connection.FreelanceConnection, "step", step)
+    monkeypatch.setattr(connection.FreelanceConnection, "step", step)
 
 
 def test_an_error_of_its_own_closes_the_client(broken, caplog):
@@ -381,7 +380,7 @@ def ask(client):
 
 
 def test_a_client_that_was_refused_tries_again(folder, endpoints, monkeypatch):
-    monkeypatch.setattr(freelance_connection, "REFUSED_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(connection, "REFUSED_RETRY_SECONDS", 0.05)
     (endpoint, _) = endpoints
     with FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS, **keyed(folder, "stranger")) as client:
         with FreelanceWorker(endpoint, whose, access=load(folder.access)):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zmdp.clients.freelance_session import MAX_LOSSES, FreelanceSession
+from zmdp.clients.freelance.session import MAX_LOSSES, FreelanceSession
 from zmdp.clients.reply import Reply
 from zmdp.mdp import wire
 from zmdp.mdp.errors import (

@@ -3,17 +3,17 @@
 import asyncio
 from typing import Any, Self
 
-from ..mdp.access import Access
-from ..mdp.codecs import Codec
-from ..mdp.transport.sockets import Context, checked_endpoint
-from .aio import AsyncWorker
-from .aio_handling import AsyncHandler
-from .base import AnyHandler, BaseWorker
-from .freelance_aio import AsyncServer
-from .freelance_connection import Listening, public_endpoint
-from .freelance_session import FreelanceServerSession
-from .freelance_threads import ThreadedServer
-from .mdworker import Handler, Worker
+from ...mdp.access import Access
+from ...mdp.codecs import Codec
+from ...mdp.transport.sockets import Context, checked_endpoint
+from ..aio import AsyncWorker
+from ..aio_handling import AsyncHandler
+from ..base import AnyHandler, BaseWorker
+from ..mdworker import Handler, Worker
+from .aio import AsyncServer
+from .connection import Listening, public_endpoint
+from .session import FreelanceServerSession
+from .threads import ThreadedServer
 
 DEFAULT_SERVICE = "freelance"
 """The name that requests show to the handler, and that the log shows."""

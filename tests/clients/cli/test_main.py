@@ -10,7 +10,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import Router
 
 from zmdp.clients import Client
-from zmdp.clients.cli import cli
+from zmdp.clients.cli.main import cli
 from zmdp.mdp.errors import RequestTimeout, ServiceNotFound, WorkerLost
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker

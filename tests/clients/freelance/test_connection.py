@@ -6,8 +6,8 @@ import pytest
 import zmq
 from support.processes import TIMEOUT_SECONDS, free_endpoint
 
-from zmdp.clients.freelance_connection import FreelanceConnection
-from zmdp.clients.freelance_session import FreelanceSession
+from zmdp.clients.freelance.connection import FreelanceConnection
+from zmdp.clients.freelance.session import FreelanceSession
 
 
 @pytest.fixture

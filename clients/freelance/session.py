@@ -17,12 +17,12 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from errno import EAGAIN
 from typing import Any, Final, NamedTuple
 
-from ..mdp import wire
-from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceError, SettingError, WorkerLost, ZmdpError
-from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT
-from ..mdp.wire import Invalid, Message, flp
-from .defaults import MAX_OUTSTANDING
-from .reply import Reply
+from ...mdp import wire
+from ...mdp.errors import BrokerUnreachable, RequestTimeout, ServiceError, SettingError, WorkerLost, ZmdpError
+from ...mdp.limits import LARGEST, SHORTEST_HEARTBEAT
+from ...mdp.wire import Invalid, Message, flp
+from ..defaults import MAX_OUTSTANDING
+from ..reply import Reply
 
 PING_SECONDS: Final = 2.0
 """Silence after which a server is sent a PING."""

@@ -11,14 +11,14 @@ from typing import Any, Final
 
 import click
 
-from ..mdp.cli.console import EXIT_FAILED, Number, with_default
-from ..mdp.errors import RequestRejected, RequestTimeout
-from ..mdp.transport.reach import check_listening
-from . import bodies, brokers, tail_view
-from .asking import OF, addressed, advice, ask, connection_options, new_client
-from .health import Question, Thresholds, as_dict, checks
-from .mdclient import Client
-from .top import View, lines, with_rates
+from ...mdp.cli.console import EXIT_FAILED, Number, with_default
+from ...mdp.errors import RequestRejected, RequestTimeout
+from ...mdp.transport.reach import check_listening
+from .. import bodies, brokers, tail_view
+from ..asking import OF, addressed, advice, ask, connection_options, new_client
+from ..health import Question, Thresholds, as_dict, checks
+from ..mdclient import Client
+from ..top import View, lines, with_rates
 
 HEALTH_TIMEOUT_SECONDS: Final = 10.0
 MAX_PAGES: Final = 10

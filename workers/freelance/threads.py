@@ -11,12 +11,12 @@ from contextlib import suppress
 
 import zmq
 
-from ..mdp.rows import Outcome
-from ..mdp.transport.multipart import milliseconds
-from ..mdp.transport.sockets import Context
-from .freelance_connection import FreelanceServerConnection, Listening
-from .freelance_session import FreelanceServerSession
-from .request import Request
+from ...mdp.rows import Outcome
+from ...mdp.transport.multipart import milliseconds
+from ...mdp.transport.sockets import Context
+from ..request import Request
+from .connection import FreelanceServerConnection, Listening
+from .session import FreelanceServerSession
 
 log = logging.getLogger("zmdp.worker")
 
