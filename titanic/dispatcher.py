@@ -13,7 +13,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from contextvars import copy_context
 from functools import partial
@@ -27,6 +27,7 @@ from ..mdp.rows import OPTION, read_reply, worked_seconds
 from ..mdp.tracing import REQUEST_ID
 from . import store
 from .batches import BatchExecutor, StoreError
+from .callers import Callers
 from .frames import LENGTH, pack, unpack
 from .lanes import Lane, Running, Sent, Turn, pack_size
 from .metrics import Metrics
@@ -73,9 +74,7 @@ class Dispatcher:
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
         max_waiting: Maximum number of requests that have not ended.
         max_deaths: Lost workers after which a request fails.
-        changed: Called with the UUID of each request whose state or PARTIALs have changed, and with its outcome if
-            that was stored.
-        is_row: Returns whether a request was submitted as a row by a caller that waits for it.
+        callers: Told of each request whose state or PARTIALs have changed.
         metrics: Counts attempts and outcomes.
     """
 
@@ -90,8 +89,7 @@ class Dispatcher:
         ttl: float | None,
         max_waiting: int,
         max_deaths: int,
-        changed: Callable[[UUID, store.Outcome | None], None],
-        is_row: Callable[[UUID], bool],
+        callers: Callers,
         metrics: Metrics,
     ) -> None:
         self._metrics = metrics
@@ -100,8 +98,7 @@ class Dispatcher:
         self._keyed = keyed
         self._clock = clock
         self._max_waiting = max_waiting
-        self._changed = changed
-        self._is_row = is_row
+        self._callers = callers
         self._context = copy_context()
         self._holder = secrets.token_hex(8)
         self._lease = store.Lease(self._holder, lease)
@@ -346,7 +343,7 @@ class Dispatcher:
         if done.cancelled() or done.exception() is not None:
             return  # the writer has logged the error; the next maintenance tries again
         for claimed in done.result():
-            self._add(lane, claimed, row=self._is_row(claimed.uuid))
+            self._add(lane, claimed, row=self._callers.is_row(claimed.uuid))
         if len(done.result()) < limit and lane.accepted == accepted:
             lane.pending = False
         self._send(lane)
@@ -445,13 +442,13 @@ class Dispatcher:
             else:
                 self._metrics.retries += 1
                 self._wake.set()
-                self._changed(running.claimed.uuid, None)
+                self._callers.changed(running.claimed.uuid)
 
     def _ended(self, running: Running, outcome: store.Outcome, current: bool) -> None:
         """Record that the outcome of a request was stored, if it was `current`."""
         self._waiting -= 1
         self._metrics.ended(outcome.code)
-        self._changed(running.claimed.uuid, outcome if current else None)
+        self._callers.changed(running.claimed.uuid, outcome if current else None)
 
     def _executed(self, sent: Sent) -> None:
         """Record that the service has finished a request, and send it the next one."""
@@ -568,7 +565,7 @@ class Dispatcher:
 
     async def _store_partial(self, uuid: UUID, part: store.Partial) -> None:
         await self._stored(part, self._submit(part))
-        self._changed(uuid, None)
+        self._callers.changed(uuid)
 
     def _submit(self, item: store.Outcome | store.Reschedule | store.Partial) -> "asyncio.Future[Any]":
         if isinstance(item, store.Outcome):

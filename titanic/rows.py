@@ -5,11 +5,9 @@ reply is that to a pack (see "Rows" in docs/x1.md), but may cover only the first
 others, which is safe because each has a key.
 """
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
-from uuid import UUID
 
 from ..mdp.codes import Code
 from ..mdp.rows import OPTION, Failed, Outcome
@@ -79,27 +77,6 @@ def remaining_seconds(request: Request) -> float | None:
         return None
     left = request.deadline - time.monotonic()
     return max(0.0, left - min(max(left / 10, MIN_ANSWER_SECONDS), MAX_ANSWER_SECONDS))
-
-
-class RowsWaiter:
-    """A caller of `titanic.request` that waits until the requests of its rows change."""
-
-    def __init__(self) -> None:
-        self._happened = asyncio.Event()
-        self._changed: dict[UUID, store.Outcome | None] = {}
-
-    def wake(self, uuid: UUID, outcome: store.Outcome | None = None) -> None:
-        """Note that the request with this UUID may have changed, or has ended with this outcome."""
-        if outcome is not None or uuid not in self._changed:
-            self._changed[uuid] = outcome
-        self._happened.set()
-
-    async def changes(self) -> dict[UUID, store.Outcome | None]:
-        """Wait until requests may have changed, and return them with the outcomes that are known."""
-        await self._happened.wait()
-        self._happened.clear()
-        changed, self._changed = self._changed, {}
-        return changed
 
 
 class RowReplies(Pack):

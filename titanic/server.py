@@ -18,9 +18,10 @@ from ..mdp.transport.sockets import checked_endpoints
 from ..workers import AsyncWorker
 from . import schema, store
 from .batches import BatchExecutor
+from .callers import MAX_WAITING, Callers
 from .dispatcher import NOTHING, Dispatcher
 from .metrics import Metrics
-from .service import MAX_WAITING, Service
+from .service import Service
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
 DEFAULT_DRAIN_SECONDS: Final = 10.0
@@ -184,14 +185,13 @@ class Server:
                 engine = schema.open_engine(self.url, lock_timeout=KEY_LOCK_SECONDS)
                 keyed = BatchExecutor("titanic-keys", engine, ACCEPTS, self.metrics.commits["keys"])
                 ending.push_async_callback(keyed.close)
+            callers = Callers(reader)
             dispatcher = self._dispatcher = Dispatcher(
                 client, writer, keyed, self._clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
                 max_deaths=self._max_deaths,
-                changed=lambda uuid, outcome: service.changed(uuid, outcome),  # noqa: PLW0108 - there is no service yet
-                is_row=lambda uuid: service.is_row(uuid),  # noqa: PLW0108
-                metrics=self.metrics,
+                callers=callers, metrics=self.metrics,
             )  # fmt: skip
-            service = Service(writer, keyed, reader, self._clock, dispatcher, self.metrics)
+            service = Service(writer, keyed, reader, self._clock, dispatcher, callers, self.metrics)
             workers = self._workers = [
                 AsyncWorker(
                     name,
@@ -209,7 +209,7 @@ class Server:
                     ("titanic.close", service.close, CONCURRENCY),
                 )
             ]
-            running = (dispatcher.run(), service.watch(), self._compare_databases(client))
+            running = (dispatcher.run(), callers.watch(), self._compare_databases(client))
             tasks = [asyncio.ensure_future(each) for each in running]
             ending.push_async_callback(_cancelled, tasks)
             ending.push_async_callback(self._drain, dispatcher)

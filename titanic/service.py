@@ -11,9 +11,8 @@ which third-party programs compare (C37).  `titanic/submission.py` has the optio
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import nullcontext, suppress
 from typing import Final
 from uuid import UUID
 
@@ -21,44 +20,19 @@ from ..mdp.codes import Code
 from ..workers import Last, Request
 from . import store
 from .batches import BatchExecutor, StoreError
+from .callers import Callers, RowsWaiter
 from .dispatcher import Dispatcher
 from .frames import unpack
 from .metrics import Metrics
-from .rows import RowReplies, RowsWaiter, asks_for_rows, ended_as, outcome_of, parse_rows, remaining_seconds
-from .submission import MalformedRequest, ReplyRequest, Submission, parse_close, parse_reply_request, parse_submission
+from .rows import RowReplies, asks_for_rows, ended_as, outcome_of, parse_rows, remaining_seconds
+from .submission import MalformedRequest, Submission, parse_close, parse_reply_request, parse_submission
 
 OK: Final = b"200"
 NOT_YET: Final = b"300"
-WATCH_SECONDS: Final = 0.5
-"""Interval at which changes by other Titanics or an operator are detected, of requests that callers wait for."""
-MAX_WATCHED: Final = 10_000
-"""Requests in one query for such changes: databases limit the parameters of a statement."""
-MAX_WAITING: Final = 1000
-"""Maximum number of callers that wait for replies.  Beyond it, those that have waited longest are answered with 300."""
 FULL: Final = "500 full: too many requests have not ended; try again later"
 UNKNOWN: Final = "400 unknown uuid"
 UUID_IN_USE: Final = "400 uuid cannot be used: choose another"
 """Another owner's request has it."""
-
-
-class _Waiter:
-    """A caller of `titanic.reply` that waits for its request to change."""
-
-    __slots__ = ("dismissed", "happened")
-
-    def __init__(self, *, dismissed: bool) -> None:
-        self.happened = asyncio.Event()
-        self.dismissed = dismissed
-        """Whether to answer with the current state."""
-
-    def wake(self, _: UUID, __: store.Outcome | None) -> None:
-        """Note that the request may have changed."""
-        self.happened.set()
-
-    def dismiss(self) -> None:
-        """Stop waiting."""
-        self.dismissed = True
-        self.happened.set()
 
 
 class Service:
@@ -70,6 +44,7 @@ class Service:
         reader: Executes statements that read.
         clock: The database's clock.
         dispatcher: Executes the requests.
+        callers: Those that wait for replies.
         metrics: Counts the requests.
     """
 
@@ -80,6 +55,7 @@ class Service:
         reader: BatchExecutor,
         clock: store.Clock,
         dispatcher: Dispatcher,
+        callers: Callers,
         metrics: Metrics,
     ) -> None:
         self._metrics = metrics
@@ -88,10 +64,7 @@ class Service:
         self._reader = reader
         self._clock = clock
         self._dispatcher = dispatcher
-        self._waiters: dict[_Waiter, None] = {}
-        """Callers that wait for replies, the longest-waiting first."""
-        self._waiting: defaultdict[UUID, set[_Waiter | RowsWaiter]] = defaultdict(set)
-        self._ending = False
+        self._callers = callers
 
     async def request(self, request: Request) -> list[bytes]:
         """`titanic.request` (C27)."""
@@ -123,8 +96,8 @@ class Service:
             if not self._dispatcher.room():
                 self._metrics.rejected["full"] += 1
                 return [_status(request, FULL)]
-            replies, waiter = RowReplies(len(parsed)), RowsWaiter()
-            with self._waiting_for_rows(waiter) as watch:
+            replies = RowReplies(len(parsed))
+            with self._callers.waiting_for_rows() as (waiter, watch):
                 submitted: dict[int, Submission] = {}
                 for index, each in enumerate(parsed):
                     if isinstance(each, Submission):
@@ -154,7 +127,7 @@ class Service:
         """Wait until the requests `rows` have ended, or their time has passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(remaining_seconds(request)):
-                while rows and not self._ending and not replies.groups:
+                while rows and not self._callers.ending and not replies.groups:
                     changes = await waiter.changes()
                     lookups = {
                         uuid: self._reader.submit(store.fetch, _lookup(request, uuid))
@@ -175,27 +148,6 @@ class Service:
                             for index in rows.pop(uuid):
                                 replies.put(index, outcome)
 
-    @contextmanager
-    def _waiting_for_rows(self, waiter: RowsWaiter) -> Iterator[Callable[[UUID], None]]:
-        """Yield a function that registers `waiter` for a request."""
-        watched: set[UUID] = set()
-
-        def watch(uuid: UUID) -> None:
-            watched.add(uuid)
-            self._waiting[uuid].add(waiter)
-
-        try:
-            yield watch
-        finally:
-            for uuid in watched:
-                self._forget(uuid, waiter)
-
-    def _forget(self, uuid: UUID, waiter: "_Waiter | RowsWaiter") -> None:
-        waiting = self._waiting[uuid]
-        waiting.discard(waiter)
-        if not waiting:
-            del self._waiting[uuid]
-
     async def close(self, request: Request) -> list[bytes]:
         """`titanic.close` (C29)."""
         try:
@@ -205,7 +157,7 @@ class Service:
             return _rejection(request, error)
         if found is not None:
             self._dispatcher.gone(found)
-            self.changed(uuid)
+            self._callers.changed(uuid)
         return [OK]
 
     async def reply(self, request: Request) -> AsyncGenerator[list[bytes] | Last, None]:
@@ -213,18 +165,17 @@ class Service:
         try:
             wanted = parse_reply_request(request, request.options)
             sent = wanted.start
-            with self._waiting_for(wanted) as waiter:
+            with self._callers.waiting_for_reply(wanted.uuid) if wanted.wait else nullcontext() as waiter:
                 while True:
-                    waiter.happened.clear()  # before the query, so that no change after it is missed
                     found = await self._reader.submit(store.fetch, _lookup(request, wanted.uuid))
                     if found is not None and wanted.partials:
                         while parts := await self._parts(found, sent):
                             for part in parts:
                                 sent += 1
                                 yield unpack(part)
-                    if found is None or found.ended or waiter.dismissed or self._ending:
+                    if found is None or found.ended or waiter is None or waiter.dismissed or self._callers.ending:
                         break
-                    await waiter.happened.wait()
+                    await waiter.change()
             if found is not None and found.reply is None and found.size is not None:
                 reply = await self._reader.submit(store.fetch_reply, found.id)
                 found = None if reply is None else found._replace(reply=reply)  # None if it was closed meanwhile
@@ -235,67 +186,10 @@ class Service:
     def _parts(self, found: store.Fetched, start: int) -> "asyncio.Future[list[bytes]]":
         return self._reader.submit(store.fetch_partials, store.PartialsQuery(found.id, found.attempt, start))
 
-    @contextmanager
-    def _waiting_for(self, wanted: ReplyRequest) -> Iterator["_Waiter"]:
-        """Register a caller that waits for the request, if it wants to wait."""
-        waiter = _Waiter(dismissed=not wanted.wait)
-        if waiter.dismissed:
-            yield waiter
-            return
-        if len(self._waiters) >= MAX_WAITING:
-            oldest = next(iter(self._waiters))
-            del self._waiters[oldest]
-            oldest.dismiss()
-        self._waiters[waiter] = None
-        self._waiting[wanted.uuid].add(waiter)
-        try:
-            yield waiter
-        finally:
-            self._waiters.pop(waiter, None)
-            self._forget(wanted.uuid, waiter)
-
-    def changed(self, uuid: UUID, outcome: store.Outcome | None = None) -> None:
-        """Wake the callers that wait for this request.  `outcome` is how it has ended, if that is known."""
-        for each in self._waiting.get(uuid, ()):
-            each.wake(uuid, outcome)
-
-    def _moved(self, uuid: UUID) -> None:
-        """Wake the callers that wait for more than the end of this request."""
-        for each in self._waiting.get(uuid, ()):
-            if not isinstance(each, RowsWaiter):
-                each.wake(uuid, None)
-
-    def is_row(self, uuid: UUID) -> bool:
-        """Return whether a caller waits for the request that has submitted it as a row."""
-        return any(isinstance(each, RowsWaiter) for each in self._waiting.get(uuid, ()))
-
-    async def watch(self) -> None:
-        """Wake callers whose requests another program has changed.  Runs until cancelled."""
-        before: dict[UUID, store.Progress] = {}
-        known: set[UUID] = set()
-        while True:
-            await asyncio.sleep(WATCH_SECONDS)
-            # Only those that were there the last time: this Titanic has executed most rows before they are looked up.
-            waiting = [uuid for uuid in self._waiting if uuid in known]
-            known = set(self._waiting)
-            now: dict[UUID, store.Progress] = {}
-            with suppress(StoreError):  # the callers get the error when they query the database themselves
-                for first in range(0, len(waiting), MAX_WATCHED):
-                    now |= await self._reader.submit(store.progress, frozenset(waiting[first : first + MAX_WATCHED]))
-                for uuid in waiting:
-                    found = now.get(uuid)
-                    if found is None or found.ended:
-                        self.changed(uuid)
-                    elif found != before.get(uuid):
-                        self._moved(uuid)
-                before = now
-
     def end(self) -> None:
         """Answer all callers that wait."""
-        self._ending = True
         self._dispatcher.end_turns()
-        for uuid in list(self._waiting):
-            self.changed(uuid)
+        self._callers.end()
 
 
 def _lookup(request: Request, uuid: UUID) -> store.Lookup:

@@ -21,7 +21,8 @@ from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.mmi import answers
-from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, retries, service, store
+from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, retries, store
+from zmdp.titanic import callers as callers_module
 from zmdp.titanic.server import titanics_with_other_database
 from zmdp.workers import Worker
 
@@ -610,7 +611,7 @@ def test_large_partials(bench, titanic):
 
 
 def test_partials_can_be_followed_live(bench, titanic, monkeypatch):
-    monkeypatch.setattr(service, "WATCH_SECONDS", 3600)  # so that no poll finds it
+    monkeypatch.setattr(callers_module, "WATCH_SECONDS", 3600)  # so that no poll finds it
     worker, early, late = bench.x1_worker(b"count"), bench.x1_client(), bench.x1_client()
     ticket = titanic.submit("count")
     follow(early, ticket)
@@ -707,7 +708,7 @@ def test_a_second_attempt_may_have_fewer_partials(bench, titanic, url):
 
 @on_postgresql
 def test_partials_can_be_followed_at_another_titanic(bench, url, monkeypatch):
-    monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(callers_module, "WATCH_SECONDS", 0.1)
     # The other Titanic and its callers have a broker of their own; only the database is shared.
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
@@ -762,7 +763,7 @@ def test_waiting_callers_get_a_failure(bench, titanic):
 
 @on_sqlite
 def test_too_many_waiting_callers_the_longest_waiting_get_300(bench, titanic, monkeypatch):
-    monkeypatch.setattr(service, "MAX_WAITING", 2)
+    monkeypatch.setattr(callers_module, "MAX_WAITING", 2)
     worker, clients = bench.x1_worker(b"count"), [bench.x1_client() for _ in range(5)]
     ticket = titanic.submit("count")
     address, _ = given(worker)
@@ -808,7 +809,7 @@ def test_waiting_callers_learn_that_the_request_was_closed(bench, titanic):
 
 @on_sqlite
 def test_waiting_callers_get_300_when_titanic_shuts_down(bench, url, client, monkeypatch):
-    monkeypatch.setattr(service, "WATCH_SECONDS", 3600)
+    monkeypatch.setattr(callers_module, "WATCH_SECONDS", 3600)
     caller, worker = bench.x1_client(), bench.x1_worker(b"count")
     with serving(bench.endpoint, url):
         ticket = Titanic(client).submit("count")
@@ -821,7 +822,7 @@ def test_waiting_callers_get_300_when_titanic_shuts_down(bench, url, client, mon
 
 
 def test_waiting_callers_learn_what_another_titanic_did(bench, url, monkeypatch):
-    monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(callers_module, "WATCH_SECONDS", 0.1)
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))

@@ -361,7 +361,7 @@ def test_rows_that_get_their_turn_as_their_caller_goes_away_leave_their_place():
 
 def new_dispatcher(writer=None):
     return Dispatcher(
-        None, writer, None, store.Clock(), lease=10, ttl=None, max_waiting=9, max_deaths=1, changed=None, is_row=None,
+        None, writer, None, store.Clock(), lease=10, ttl=None, max_waiting=9, max_deaths=1, callers=None,
         metrics=Metrics(),
     )  # fmt: skip
 

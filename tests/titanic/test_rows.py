@@ -13,7 +13,7 @@ from zmdp.clients import Client
 from zmdp.mdp.errors import RequestTimeout, ServiceError
 from zmdp.mdp.rows import read_reply
 from zmdp.mdp.testing import running_broker
-from zmdp.titanic import Titanic, service
+from zmdp.titanic import Titanic, callers
 from zmdp.titanic import rows as titanic_rows
 from zmdp.titanic.rows import NO_REPLY, asks_for_rows, parse_rows
 from zmdp.titanic.submission import MalformedRequest, Submission
@@ -162,8 +162,8 @@ def test_an_answer_before_the_deadline():
 
 
 def test_callers_learn_what_another_program_did_to_their_rows(client, tmp_path, monkeypatch):
-    monkeypatch.setattr(service, "WATCH_SECONDS", 0.1)
-    monkeypatch.setattr(service, "MAX_WATCHED", 2)
+    monkeypatch.setattr(callers, "WATCH_SECONDS", 0.1)
+    monkeypatch.setattr(callers, "MAX_WATCHED", 2)
     pairs = [(b"k/%d" % number, b"") for number in range(5)]
     path = tmp_path / "titanic.db"
     with ThreadPoolExecutor() as pool, closing(sqlite3.connect(path, timeout=TIMEOUT_SECONDS)) as db:
