@@ -17,7 +17,7 @@ WATCH_SECONDS: Final = 0.5
 """Interval at which changes by other Titanics or an operator are detected."""
 MAX_WATCHED: Final = 10_000
 """Requests in one query for such changes: databases limit the parameters of a statement."""
-MAX_WAITING: Final = 1000
+MAX_CALLERS: Final = 1000
 """Maximum number of callers that wait for replies.  Beyond it, those that have waited longest are dismissed."""
 
 
@@ -83,7 +83,7 @@ class Callers:
     @contextmanager
     def waiting_for_reply(self, uuid: UUID) -> Iterator[Waiter]:
         """Wake the waiter that is yielded whenever the request may have changed."""
-        if len(self._replies) >= MAX_WAITING:
+        if len(self._replies) >= MAX_CALLERS:
             oldest = next(iter(self._replies))
             del self._replies[oldest]
             oldest.dismiss()

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from sqlalchemy.engine import Engine
-
 from ..clients import AsyncClient
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import RequestError, SettingError
@@ -17,8 +15,8 @@ from ..mdp.logs import counted
 from ..mdp.transport.sockets import checked_endpoints
 from ..workers import AsyncWorker
 from . import schema, store
-from .batches import BatchExecutor
-from .callers import MAX_WAITING, Callers
+from .callers import MAX_CALLERS, Callers
+from .database import Database, prepare
 from .dispatcher import NOTHING, Dispatcher
 from .metrics import Metrics
 from .service import Service
@@ -33,20 +31,11 @@ CONCURRENCY: Final = 256
 """Maximum number of requests that titanic.request and titanic.close each handle at a time."""
 DEFAULT_MAX_WAITING: Final = 1_000_000
 DEFAULT_MAX_DEATHS: Final = 5
-KEY_LOCK_SECONDS: Final = 1.0
-"""How long a request with a key waits for another transaction with the same key."""
 MIN_LEASE_SECONDS: Final = 2.0
 WORKER_NAME: Final = "titanic, database "
 """The name of Titanic's workers, before the identity of its database."""
 COMPARE_SECONDS: Final = 60.0
 """Interval at which Titanic looks for others at the broker that use another database."""
-ACCEPTS: Final = (store.accept, store.accept_running)
-WRITES: Final = (
-    *ACCEPTS, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
-    store.release, store.pending_after,
-)  # fmt: skip
-"""The order of statements within a transaction.  A PARTIAL must be stored before its FINAL."""
-READS: Final = (store.fetch, store.fetch_reply, store.fetch_partials, store.progress)
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -117,29 +106,8 @@ class Server:
         }  # fmt: skip
         self._stopping = asyncio.Event()
         self._clock = store.Clock()
-        self._write_engine = self._prepare_database()
-
-    def _prepare_database(self) -> Engine:
-        engine = schema.open_engine(self.url, create=True)
-        try:
-            if schema.is_sqlite(self.url):
-                before, now = schema.upgrade(engine)
-                if before != now:
-                    log.info("%s: migrated tables: %s → %s", schema.shown(self.url), before or "none", now)
-            else:
-                self._check(engine)
-            with engine.connect() as connection:
-                self._worker_name = WORKER_NAME + schema.identity(connection)
-        finally:
-            engine.dispose()  # it reconnects when it is used
-        return engine
-
-    def _check(self, engine: Engine) -> None:
-        with engine.connect() as connection:
-            schema.check(connection, self.url)
-            store.set_clock(connection, self._clock)
-            if connection.exec_driver_sql("SHOW fsync").scalar() != "on":
-                log.warning("the PostgreSQL server runs with fsync=off: commits may not survive a power failure")
+        self._engine, identity = prepare(self.url, self._clock)
+        self._worker_name = WORKER_NAME + identity
 
     @property
     def stopping(self) -> bool:
@@ -175,23 +143,16 @@ class Server:
         """Serve until `stop` is called.  Calls `ready` once the workers have started."""
         async with AsyncExitStack() as ending:  # which ends in reverse order
             client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._connection))
-            reader = BatchExecutor("titanic-reader", schema.open_engine(self.url, write=False), READS)
-            ending.push_async_callback(reader.close)
-            writer = BatchExecutor("titanic-writer", self._write_engine, WRITES, self.metrics.commits["writer"])
-            ending.push_async_callback(writer.close)
-            keyed = writer
-            if not schema.is_sqlite(self.url):
-                # Another program may have inserted a key and not committed.  Requests without keys must not wait.
-                engine = schema.open_engine(self.url, lock_timeout=KEY_LOCK_SECONDS)
-                keyed = BatchExecutor("titanic-keys", engine, ACCEPTS, self.metrics.commits["keys"])
-                ending.push_async_callback(keyed.close)
-            callers = Callers(reader)
+            database = Database(self._engine, self._clock, self.metrics)
+            ending.push_async_callback(database.close)
+            callers = Callers(database.reader)
             dispatcher = self._dispatcher = Dispatcher(
-                client, writer, keyed, self._clock, lease=self._lease, ttl=self._ttl, max_waiting=self._max_waiting,
-                max_deaths=self._max_deaths,
-                callers=callers, metrics=self.metrics,
+                client, database.writer, database.keyed, self._clock, lease=self._lease, ttl=self._ttl,
+                max_waiting=self._max_waiting, max_deaths=self._max_deaths, callers=callers, metrics=self.metrics,
             )  # fmt: skip
-            service = Service(writer, keyed, reader, self._clock, dispatcher, callers, self.metrics)
+            service = Service(
+                database.writer, database.keyed, database.reader, self._clock, dispatcher, callers, self.metrics
+            )
             workers = self._workers = [
                 AsyncWorker(
                     name,
@@ -204,8 +165,8 @@ class Server:
                 )
                 for broker in self._brokers
                 for name, handler, concurrency in (
-                    ("titanic.request", service.request, CONCURRENCY + MAX_WAITING),
-                    ("titanic.reply", service.reply, CONCURRENCY + MAX_WAITING),
+                    ("titanic.request", service.request, CONCURRENCY + MAX_CALLERS),
+                    ("titanic.reply", service.reply, CONCURRENCY + MAX_CALLERS),
                     ("titanic.close", service.close, CONCURRENCY),
                 )
             ]

@@ -491,7 +491,7 @@ def test_waiting_survives_a_restart_of_titanic(twin, endpoint, url, gate, pool, 
 
 @pytest.mark.usefixtures("held")
 def test_a_caller_that_cannot_wait_polls(titanic, gate, pool, monkeypatch):
-    monkeypatch.setattr(callers, "MAX_WAITING", 1)
+    monkeypatch.setattr(callers, "MAX_CALLERS", 1)
     ticket = titanic.submit("held", b"body")
     waiting = [pool.submit(ticket.result) for _ in range(5)]
     following = [pool.submit(lambda: [part[0] for part in ticket.partials()]) for _ in range(2)]
@@ -528,7 +528,7 @@ def test_many_tasks_share_one_client(endpoint):
 
 
 def test_a_cancelled_task_stops_waiting(endpoint, url, monkeypatch):
-    monkeypatch.setattr(callers, "MAX_WAITING", 1)
+    monkeypatch.setattr(callers, "MAX_CALLERS", 1)
 
     async def scenario():
         async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as asynchronous:

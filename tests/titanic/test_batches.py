@@ -16,7 +16,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from zmdp.titanic import batches as batches_module
 from zmdp.titanic import schema, store
 from zmdp.titanic.batches import MAX_REASON_CHARS, BatchExecutor, StoreError
-from zmdp.titanic.server import READS, WRITES
+from zmdp.titanic.database import READS, WRITES
 from zmdp.titanic.store import tables as sql
 
 NOW = 1_800_000_000.0

@@ -763,7 +763,7 @@ def test_waiting_callers_get_a_failure(bench, titanic):
 
 @on_sqlite
 def test_too_many_waiting_callers_the_longest_waiting_get_300(bench, titanic, monkeypatch):
-    monkeypatch.setattr(callers_module, "MAX_WAITING", 2)
+    monkeypatch.setattr(callers_module, "MAX_CALLERS", 2)
     worker, clients = bench.x1_worker(b"count"), [bench.x1_client() for _ in range(5)]
     ticket = titanic.submit("count")
     address, _ = given(worker)

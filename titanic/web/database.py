@@ -45,7 +45,7 @@ class Periodic:
         return self.value
 
 
-class Database:
+class AdminDatabase:
     """The requests of one database.  The methods are coroutines; each query runs in a thread.
 
     `url` is the database.  Raises `DatabaseError`.

@@ -22,7 +22,7 @@ from ..frames import unpack
 from ..store.models import STATES
 from ..submission import parse_uuid
 from .collector import TitanicCollector
-from .database import Database, DatabaseError
+from .database import AdminDatabase, DatabaseError
 from .history import History
 
 INTERVAL_SECONDS: Final = 1.0
@@ -51,7 +51,7 @@ class TitanicSection:
         database: Its database.
     """
 
-    def __init__(self, snapshot: Snapshot, turn: Callable[[], Awaitable[None]], database: Database) -> None:
+    def __init__(self, snapshot: Snapshot, turn: Callable[[], Awaitable[None]], database: AdminDatabase) -> None:
         self._snapshot = snapshot
         self._turn = turn
         self._database = database

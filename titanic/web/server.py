@@ -18,7 +18,7 @@ from ...mdp.transport.tcp import is_loopback, listen
 from ...mmi.web.limits import LIMITS
 from ...mmi.web.shell import Shell
 from ...mmi.web.visitors import Visitor, Visitors
-from .database import Database
+from .database import AdminDatabase
 from .section import TitanicSection
 
 END_SECONDS: Final = 5.0
@@ -75,7 +75,7 @@ class WebServer:
     async def _serve(
         self, db: URL, snapshot: Callable[[], dict[str, Any]], turn: Callable[[], Awaitable[None]]
     ) -> None:
-        database = Database(db)
+        database = AdminDatabase(db)
         section = TitanicSection(snapshot, turn, database)
         shell = Shell(lambda: "Titanic", [section.section()], self._visitors)
         server = Server(shell.application, LIMITS, self._listener)

@@ -1,0 +1,74 @@
+"""The database as a running Titanic uses it: prepared at the start, then through threads that commit in groups."""
+
+import logging
+from contextlib import AsyncExitStack
+from typing import Final
+
+from sqlalchemy.engine import URL, Engine
+
+from . import schema, store
+from .batches import BatchExecutor
+from .metrics import Metrics
+
+KEY_LOCK_SECONDS: Final = 1.0
+"""How long a request with a key waits for another transaction with the same key."""
+ACCEPTS: Final = (store.accept, store.accept_running)
+WRITES: Final = (
+    *ACCEPTS, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
+    store.release, store.pending_after,
+)  # fmt: skip
+"""The order of statements within a transaction.  A PARTIAL must be stored before its FINAL."""
+READS: Final = (store.fetch, store.fetch_reply, store.fetch_partials, store.progress)
+
+log = logging.getLogger("zmdp.titanic")
+
+
+class Database:
+    """The threads of a Titanic that use its database, and the database's clock.
+
+    Args:
+        engine: The database, from `prepare`.
+        clock: Its clock.
+        metrics: Counts the transactions.
+    """
+
+    def __init__(self, engine: Engine, clock: store.Clock, metrics: Metrics) -> None:
+        self.clock = clock
+        self.reader = BatchExecutor("titanic-reader", schema.open_engine(engine.url, write=False), READS)
+        """Executes statements that read."""
+        self.writer = BatchExecutor("titanic-writer", engine, WRITES, metrics.commits["writer"])
+        """Executes statements that write."""
+        self.keyed = self.writer
+        """Stores requests with keys."""
+        if not schema.is_sqlite(engine.url):
+            # Another program may have inserted a key and not committed.  Requests without keys must not wait.
+            locking = schema.open_engine(engine.url, lock_timeout=KEY_LOCK_SECONDS)
+            self.keyed = BatchExecutor("titanic-keys", locking, ACCEPTS, metrics.commits["keys"])
+
+    async def close(self) -> None:
+        """Perform the work that was submitted, and end the threads."""
+        async with AsyncExitStack() as closing:  # which closes all, even if one fails, and the reader last
+            for each in dict.fromkeys((self.reader, self.writer, self.keyed)):
+                closing.push_async_callback(each.close)
+
+
+def prepare(url: URL, clock: store.Clock) -> tuple[Engine, str]:
+    """Return an engine that writes, and the database's identity, and set `clock` by the database's.
+
+    A SQLite file is created and migrated.  Raises `SchemaError` if PostgreSQL's tables have another version.
+    """
+    engine = schema.open_engine(url, create=True)
+    try:
+        if schema.is_sqlite(url):
+            before, now = schema.upgrade(engine)
+            if before != now:
+                log.info("%s: migrated tables: %s → %s", schema.shown(url), before or "none", now)
+        with engine.connect() as connection:
+            if not schema.is_sqlite(url):
+                schema.check(connection, url)
+                store.set_clock(connection, clock)
+                if connection.exec_driver_sql("SHOW fsync").scalar() != "on":
+                    log.warning("the PostgreSQL server runs with fsync=off: commits may not survive a power failure")
+            return engine, schema.identity(connection)
+    finally:
+        engine.dispose()  # it reconnects when it is used
