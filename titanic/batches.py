@@ -160,7 +160,7 @@ class BatchExecutor:
                 # even if the transaction was committed and only the answer was lost.
                 return self._transact(groups)
         except Exception as error:  # noqa: BLE001 - every error goes to the callers
-            self._metrics.failures += 1
+            self._metrics.failed()
             jobs = [job for work in self._in_order(groups) for job in groups[work]]
             if len(jobs) > 1 and _is_full(error):
                 return self._perform_smaller_half_first(jobs, error)

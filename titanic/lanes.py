@@ -7,7 +7,9 @@ from then on, so that one request does not use up the attempts of the others.
 
 import asyncio
 from collections import deque
-from typing import Final
+from collections.abc import Coroutine
+from contextvars import Context
+from typing import Any, Final, NamedTuple
 
 from ..clients.rows import PackSize
 from ..clients.rows.packs import MAX_PACKED_BYTES
@@ -39,6 +41,10 @@ class Running:
         self.sent: Sent | None = None
         """What it was sent to the broker in."""
 
+    def join(self, sent: "Sent") -> None:
+        """Record what it is sent in."""
+        self.sent = sent
+
 
 class Sent:
     """A request to the broker, in which one or more requests are executed."""
@@ -54,6 +60,16 @@ class Sent:
         self.abandoned: set[int] = set()
         """The ids of requests that were given up: they belong to another Titanic now, or were closed."""
 
+    def start(self, work: Coroutine[Any, Any, None], context: Context) -> asyncio.Task[None]:
+        """Begin to execute the requests, in a task of its own."""
+        self.task = asyncio.get_running_loop().create_task(work, context=context)
+        return self.task
+
+    def executed(self) -> None:
+        """Record that the service has finished."""
+        self.answered = True
+        self.lane.executed(self)
+
     def abandon(self, running: Running) -> None:
         """Give up a request.  Cancels the task once it works for none."""
         self.abandoned.add(running.claimed.id)
@@ -61,46 +77,32 @@ class Sent:
             self.task.cancel()
 
 
-class Turn:
+class Turn(NamedTuple):
     """The turn of one caller's rows, which wait for it, not stored yet."""
 
-    __slots__ = ("given", "over", "rows")
-
-    def __init__(self, rows: int, over: "asyncio.Future[None]") -> None:
-        self.rows = rows
-        self.over = over
-        """Done once the wait is over."""
-        self.given = False
-
-    def give(self) -> None:
-        """Let the rows be stored and run."""
-        self.given = True
-        self.end()
-
-    def end(self) -> None:
-        """End the wait."""
-        if not self.over.done():
-            self.over.set_result(None)
+    rows: int
+    given: "asyncio.Future[None]"
+    """Done once the rows may be stored and run."""
 
 
 class Lane:
     """The requests of one service that are claimed or being executed."""
 
     __slots__ = (
-        "accepted", "ahead", "buffer", "claiming", "credit", "ended", "held", "in_flight", "packed", "packs", "pending",
+        "ahead", "arrived", "buffer", "claiming", "credit", "ended", "held", "in_flight", "packed", "packs", "pending",
         "service", "size", "turns",
     )  # fmt: skip
 
-    def __init__(self, service: str, size: PackSize) -> None:
+    def __init__(self, service: str, credit: int, size: PackSize) -> None:
         self.service = service
-        self.size = size
-        self.credit = 0
+        self.credit = credit
         """How many requests all workers of the service take at a time."""
+        self.size = size
         self.pending = False
         """Whether there may be requests to claim."""
-        self.accepted = 0
-        """Counts accepted requests, to notice if one arrives during a claim."""
         self.claiming = False
+        self.arrived = False
+        """Whether a request was stored since the last claim began."""
         self.turns: deque[Turn] = deque()
         """Of rows that are to be stored once there is room for them."""
         self.buffer: deque[Running] = deque()
@@ -118,15 +120,55 @@ class Lane:
         self.ahead = 0
         """How many requests to claim beyond those that are sent to the broker."""
 
+    def offer(self, credit: int) -> None:
+        """Set how many requests all workers of the service take at a time."""
+        self.credit = credit
+
+    # ── what there is to claim ───────────────────────────────────────────────────────────────────────────────────────
+
+    def look(self) -> None:
+        """Note that the database has requests for the service."""
+        self.pending = True
+
+    def arrive(self) -> None:
+        """Note that a request for the service was stored."""
+        self.pending = self.arrived = True
+
+    def begin_claim(self) -> int:
+        """Return how many requests to claim now; if there are any, `end_claim` must follow."""
+        if not self.pending or not self.credit or self.claiming:
+            return 0
+        if self.held * 4 > self.room * 3:  # claiming several costs little more than claiming one
+            return 0
+        self.claiming = True
+        self.arrived = False
+        return self.room - self.held
+
+    def end_claim(self, *, exhausted: bool) -> None:
+        """End a claim; `exhausted`, if it has found fewer requests than were wanted."""
+        self.claiming = False
+        if exhausted and not self.arrived:
+            self.pending = False
+
+    # ── turns of rows that are not stored yet ────────────────────────────────────────────────────────────────────────
+
+    def give_turns(self) -> None:
+        """Let rows run that are not stored yet, if there is room, and no stored request is waiting for it."""
+        while self.turns and self.credit and not self.pending and not self.claiming and self.held < self.room:
+            turn = self.turns.popleft()
+            turn.given.set_result(None)
+            self.held += turn.rows
+
+    def release(self, rows: int) -> None:
+        """Free the room of rows that had their turn: they are claimed now, or their caller has gone away."""
+        self.held -= rows
+
+    # ── requests that are claimed ────────────────────────────────────────────────────────────────────────────────────
+
     @property
     def room(self) -> int:
         """How many requests may be claimed in all."""
         return min(self.credit * PREFETCH_FACTOR * self.packed + self.ahead, MAX_CLAIMED)
-
-    @property
-    def gives_turns(self) -> bool:
-        """Whether rows that are not stored yet may run: there is room, and no stored request is waiting for it."""
-        return bool(self.credit) and not self.pending and not self.claiming and self.held < self.room
 
     def is_free(self, *, patient: bool = True) -> bool:
         """Return whether the broker may get the next request.
@@ -161,7 +203,7 @@ class Lane:
         self.packs += first.row
         sent = Sent(members)
         for each in members:
-            each.sent = sent
+            each.join(sent)
         return sent
 
     def drop(self, running: Running) -> bool:

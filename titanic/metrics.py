@@ -63,6 +63,10 @@ class CommitMetrics:
         self.seconds.add(seconds)
         self.items.add(items)
 
+    def failed(self) -> None:
+        """Count a transaction that failed."""
+        self.failures += 1
+
     def as_dict(self) -> dict[str, Any]:
         """Return the counts by name, ready for JSON."""
         return {"seconds": self.seconds.as_dict(), "items": self.items.as_dict(), "failures": self.failures}
@@ -89,6 +93,27 @@ class Metrics:
         """Requests that ended: `OK`, or the code of the failure."""
         self.commits = {"writer": CommitMetrics(), "keys": CommitMetrics()}
         """By thread; that of the keys is used with PostgreSQL only."""
+
+    def stored(self, new: int, repeated: int) -> None:
+        """Count requests that were stored, and requests whose key was known."""
+        self.accepted += new
+        self.repeated += repeated
+
+    def refused(self, reason: str) -> None:
+        """Count a request that was not stored."""
+        self.rejected[reason] += 1
+
+    def attempted(self, count: int) -> None:
+        """Count attempts that begin."""
+        self.attempts += count
+
+    def lost(self, workers: int) -> None:
+        """Count workers that were lost while they handled a request."""
+        self.deaths += workers
+
+    def retried(self) -> None:
+        """Count an attempt after which the request waits for another."""
+        self.retries += 1
 
     def ended(self, code: int | None) -> None:
         """Count a request that ended: with a reply, or with a failure of this code."""

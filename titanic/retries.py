@@ -9,7 +9,7 @@ import logging
 import random
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from ..clients import RequestError, RequestRejected, ServiceError, StreamInterrupted, WorkerLost
 from ..mdp.codes import Code
@@ -34,6 +34,9 @@ _ATTEMPT: Final = re.compile(r"this was attempt (\d+) of")
 _LINKS_LOST: Final = re.compile(r"the links over which it was passed")
 """In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
 gives up."""
+
+AttemptResult: TypeAlias = store.Outcome | store.Reschedule
+"""What follows an attempt: the request has ended, or another attempt follows."""
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -73,18 +76,18 @@ class RetryPolicy:
         now = self._clock.now()
         return store.Outcome(claimed.id, self._holder, claimed.attempt, now, detail, code, text, self._ttl, deaths)
 
-    def after_row(self, claimed: store.Claimed, outcome: list[bytes] | Failed) -> store.Outcome | store.Reschedule:
+    def after_row(self, claimed: store.Claimed, outcome: list[bytes] | Failed) -> AttemptResult:
         """Return what follows an attempt that was made in a pack, in which the worker has reported `outcome`."""
         if isinstance(outcome, Failed):
             return self.after_error(claimed, ServiceError(outcome.code, outcome.text, *outcome.detail))
         return self.success(claimed, outcome)
 
-    def after_error(self, claimed: store.Claimed, error: RequestError) -> store.Outcome | store.Reschedule:
+    def after_error(self, claimed: store.Claimed, error: RequestError) -> AttemptResult:
         """Return what follows an attempt that has ended with `error`."""
         text, code = error.text or str(error), error.code
         if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
             lost = workers_lost(error)
-            self._metrics.deaths += lost
+            self._metrics.lost(lost)
             deaths = claimed.deaths + lost
             if deaths > claimed.deaths and deaths >= self._max_deaths:
                 reason = f"given up after {deaths} workers were lost while they handled it; the last error: {text}"

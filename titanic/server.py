@@ -1,11 +1,12 @@
-"""Titanic as a program: the database, three workers that offer its services, and the dispatcher."""
+"""Titanic as a program: the database, three workers that offer its services, and what executes the requests."""
 
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..clients import AsyncClient
 from ..mdp.defaults import DEFAULT_ENDPOINT
@@ -15,10 +16,17 @@ from ..mdp.logs import counted
 from ..mdp.transport.sockets import checked_endpoints
 from ..workers import AsyncWorker
 from . import schema, store
+from .acceptance import Acceptance
+from .attempts import Attempts
+from .backlog import Backlog
 from .callers import MAX_CALLERS, Callers
 from .database import Database, prepare
-from .dispatcher import NOTHING, Dispatcher
+from .discovery import Discovery
+from .dispatcher import Dispatcher
+from .maintenance import Maintenance
 from .metrics import Metrics
+from .results import Results
+from .retries import RetryPolicy
 from .service import Service
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
@@ -36,8 +44,21 @@ WORKER_NAME: Final = "titanic, database "
 """The name of Titanic's workers, before the identity of its database."""
 COMPARE_SECONDS: Final = 60.0
 """Interval at which Titanic looks for others at the broker that use another database."""
+NOTHING: Final[dict[str, Any]] = {"broker": False, "claimed": 0, "in_flight": 0, "unstored": 0, "services": 0}
+"""What `snapshot` tells of before `run`."""
 
 log = logging.getLogger("zmdp.titanic")
+
+
+class _Rooms(NamedTuple):
+    """The parts of a running Titanic, each of which knows only some of those above it."""
+
+    callers: Callers
+    dispatcher: Dispatcher
+    discovery: Discovery
+    acceptance: Acceptance
+    maintenance: Maintenance
+    service: Service
 
 
 class Server:
@@ -89,7 +110,7 @@ class Server:
         self.url = schema.database_url(db)
         self.metrics = Metrics()
         """What it counts."""
-        self._dispatcher: Dispatcher | None = None
+        self._rooms: _Rooms | None = None
         self._brokers = checked_endpoints(broker)
         self._lease = lease
         self._max_waiting = max_waiting
@@ -120,18 +141,22 @@ class Server:
 
     def snapshot(self) -> dict[str, Any]:
         """Return what it has counted, and what it has now, ready for JSON.  Any thread may call it."""
-        running = NOTHING if self._dispatcher is None else self._dispatcher.running()
-        return {**self.metrics.as_dict(), **running, "stopping": self.stopping}
+        return {**self.metrics.as_dict(), **self._counts(), "stopping": self.stopping}
+
+    def _counts(self) -> dict[str, Any]:
+        if self._rooms is None:
+            return NOTHING
+        return {"broker": self._rooms.discovery.answered, **self._rooms.dispatcher.counts()}
 
     def unfinished(self) -> str:
         """Describe the requests that are running.  Any thread may call it."""
         callers = sum(len(worker.requests) for worker in self._workers)
-        running = NOTHING if self._dispatcher is None else self._dispatcher.running()
+        in_flight = self._counts()["in_flight"]
         found = []
         if callers:
             found.append(f"{counted(callers, 'request')} to Titanic itself")
-        if running["in_flight"]:
-            found.append(f"{counted(running['in_flight'], 'request')} to other services, which are executed again")
+        if in_flight:
+            found.append(f"{counted(in_flight, 'request')} to other services, which are executed again")
         return " and ".join(found) or "waiting for the broker or the database"
 
     def abort(self) -> None:
@@ -145,14 +170,7 @@ class Server:
             client = await ending.enter_async_context(AsyncClient(self._brokers, timeout=None, **self._connection))
             database = Database(self._engine, self._clock, self.metrics)
             ending.push_async_callback(database.close)
-            callers = Callers(database.reader)
-            dispatcher = self._dispatcher = Dispatcher(
-                client, database.writer, database.keyed, self._clock, lease=self._lease, ttl=self._ttl,
-                max_waiting=self._max_waiting, max_deaths=self._max_deaths, callers=callers, metrics=self.metrics,
-            )  # fmt: skip
-            service = Service(
-                database.writer, database.keyed, database.reader, self._clock, dispatcher, callers, self.metrics
-            )
+            rooms = self._rooms = self._connect(client, database)
             workers = self._workers = [
                 AsyncWorker(
                     name,
@@ -165,17 +183,19 @@ class Server:
                 )
                 for broker in self._brokers
                 for name, handler, concurrency in (
-                    ("titanic.request", service.request, CONCURRENCY + MAX_CALLERS),
-                    ("titanic.reply", service.reply, CONCURRENCY + MAX_CALLERS),
-                    ("titanic.close", service.close, CONCURRENCY),
+                    ("titanic.request", rooms.service.request, CONCURRENCY + MAX_CALLERS),
+                    ("titanic.reply", rooms.service.reply, CONCURRENCY + MAX_CALLERS),
+                    ("titanic.close", rooms.service.close, CONCURRENCY),
                 )
             ]
-            running = (dispatcher.run(), callers.watch(), self._compare_databases(client))
+            running = (
+                rooms.maintenance.run(), rooms.discovery.run(), rooms.callers.watch(), self._compare_databases(client)
+            )  # fmt: skip
             tasks = [asyncio.ensure_future(each) for each in running]
             ending.push_async_callback(_cancelled, tasks)
-            ending.push_async_callback(self._drain, dispatcher)
+            ending.push_async_callback(self._drain, rooms)
             ending.push_async_callback(self._stop_workers, workers)
-            ending.callback(service.end)
+            ending.callback(rooms.service.end)
             for worker in workers:
                 worker.start()
             ready()
@@ -186,6 +206,22 @@ class Server:
                 stopping.cancel()
             for each in done:
                 each.result()  # these tasks never end by themselves: raises the bug that ended one
+
+    def _connect(self, client: AsyncClient, database: Database) -> _Rooms:
+        lease = store.Lease(secrets.token_hex(8), self._lease)
+        retries = RetryPolicy(
+            lease.holder, self._clock, ttl=self._ttl, max_deaths=self._max_deaths, metrics=self.metrics
+        )
+        callers = Callers(database.reader)
+        backlog = Backlog(self.metrics, self._max_waiting)
+        results = Results(database.writer, callers, backlog)
+        attempts = Attempts(client, retries, results, self.metrics)
+        dispatcher = Dispatcher(database, attempts, results, callers, lease)
+        discovery = Discovery(client, database.writer, dispatcher, backlog)
+        acceptance = Acceptance(database, dispatcher, discovery, backlog, lease)
+        maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)
+        service = Service(database, acceptance, backlog, dispatcher, callers, self.metrics)
+        return _Rooms(callers, dispatcher, discovery, acceptance, maintenance, service)
 
     async def _compare_databases(self, client: AsyncClient) -> None:
         """Log an error while another Titanic at the broker uses another database.  Runs until cancelled."""
@@ -221,11 +257,13 @@ class Server:
         finally:
             await _cancelled([each for each in waiting if not each.done()])
 
-    async def _drain(self, dispatcher: Dispatcher) -> None:
+    async def _drain(self, rooms: _Rooms) -> None:
         left = 0.0
         if self._drain_until is not None and self._drain_timeout:
             left = max(0.0, self._drain_until - asyncio.get_running_loop().time())
-        if await dispatcher.drain(left):
+        rooms.dispatcher.stop()
+        await rooms.acceptance.settle()  # what it claims is released, too
+        if await rooms.dispatcher.drain(left):
             self.cut_off = True
 
 

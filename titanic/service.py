@@ -19,8 +19,11 @@ from uuid import UUID
 from ..mdp.codes import Code
 from ..workers import Last, Request
 from . import store
-from .batches import BatchExecutor, StoreError
+from .acceptance import Acceptance
+from .backlog import Backlog
+from .batches import StoreError
 from .callers import Callers, RowsWaiter
+from .database import Database
 from .dispatcher import Dispatcher
 from .frames import unpack
 from .metrics import Metrics
@@ -39,87 +42,78 @@ class Service:
     """The handlers of Titanic's services.
 
     Args:
-        writer: Executes statements that write.
-        keyed: Stores requests with keys, which may have to wait for other programs' transactions.
-        reader: Executes statements that read.
-        clock: The database's clock.
-        dispatcher: Executes the requests.
+        database: Has the requests.
+        acceptance: Stores requests.
+        backlog: Says whether there is room for more.
+        dispatcher: Executes them.
         callers: Those that wait for replies.
-        metrics: Counts the requests.
+        metrics: Counts what is rejected.
     """
 
     def __init__(
         self,
-        writer: BatchExecutor,
-        keyed: BatchExecutor,
-        reader: BatchExecutor,
-        clock: store.Clock,
+        database: Database,
+        acceptance: Acceptance,
+        backlog: Backlog,
         dispatcher: Dispatcher,
         callers: Callers,
         metrics: Metrics,
     ) -> None:
-        self._metrics = metrics
-        self._writer = writer
-        self._keyed = keyed
-        self._reader = reader
-        self._clock = clock
+        self._database = database
+        self._acceptance = acceptance
+        self._backlog = backlog
         self._dispatcher = dispatcher
         self._callers = callers
+        self._metrics = metrics
 
     async def request(self, request: Request) -> list[bytes]:
         """`titanic.request` (C27)."""
-        if asks_for_rows(request):
-            return await self._rows(request)
         try:
-            owner = request.user
-            wanted = parse_submission(request, request.options, self._clock.now(), owner)
-            if not self._dispatcher.room():
-                self._metrics.rejected["full"] += 1
-                return [_status(request, FULL)]
-            uuid = await (self._writer if wanted.key is None else self._keyed).submit(store.accept, wanted)
+            return await (self._rows(request) if asks_for_rows(request) else self._single(request))
         except (MalformedRequest, StoreError) as error:
-            self._metrics.rejected["malformed" if isinstance(error, MalformedRequest) else "database"] += 1
+            self._metrics.refused("malformed" if isinstance(error, MalformedRequest) else "database")
             return _rejection(request, error)
+
+    async def _single(self, request: Request) -> list[bytes]:
+        """Submit a request."""
+        wanted = parse_submission(request, request.options, self._database.clock.now(), request.user)
+        if not self._backlog.has_room():
+            return self._rejected(request, "full", FULL)
+        uuid = await self._acceptance.accept(wanted)
         if uuid is None:
-            self._metrics.rejected["uuid-in-use"] += 1
-            return [_status(request, UUID_IN_USE)]
-        if uuid == wanted.uuid:
-            self._dispatcher.accepted(wanted.service, wanted.due)
-        else:
-            self._metrics.repeated += 1
+            return self._rejected(request, "uuid-in-use", UUID_IN_USE)
         return [OK, uuid.hex.encode()]
 
     async def _rows(self, request: Request) -> list[bytes]:
         """Submit the rows of `request`, and wait for their replies."""
-        try:
-            parsed = parse_rows(request, request.options, self._clock.now(), request.user)
-            if not self._dispatcher.room():
-                self._metrics.rejected["full"] += 1
-                return [_status(request, FULL)]
-            replies = RowReplies(len(parsed))
-            with self._callers.waiting_for_rows() as (waiter, watch):
-                submitted: dict[int, Submission] = {}
-                for index, each in enumerate(parsed):
-                    if isinstance(each, Submission):
-                        submitted[index] = each
-                    else:
-                        self._metrics.rejected["malformed"] += 1
-                        replies.put(index, each)
-                rows: dict[UUID, list[int]] = {}  # several, if they have the same key
-                if submitted:
-                    uuids = await self._dispatcher.accept_rows(list(submitted.values()), remaining_seconds(request))
-                    for (index, each), uuid in zip(submitted.items(), uuids, strict=True):
-                        if uuid is not None:
-                            rows.setdefault(uuid, []).append(index)
-                            watch(uuid)
-                            if uuid != each.uuid:
-                                waiter.wake(uuid)
-                await self._collect_rows(request, rows, waiter, replies)
-            replies.fill()
-            return replies.frames()
-        except (MalformedRequest, StoreError) as error:
-            self._metrics.rejected["malformed" if isinstance(error, MalformedRequest) else "database"] += 1
-            return _rejection(request, error)
+        parsed = parse_rows(request, request.options, self._database.clock.now(), request.user)
+        if not self._backlog.has_room():
+            return self._rejected(request, "full", FULL)
+        replies = RowReplies(len(parsed))
+        with self._callers.waiting_for_rows() as (waiter, watch):
+            submitted: dict[int, Submission] = {}
+            for index, each in enumerate(parsed):
+                if isinstance(each, Submission):
+                    submitted[index] = each
+                else:
+                    self._metrics.refused("malformed")
+                    replies.put(index, each)
+            rows: dict[UUID, list[int]] = {}  # several, if they have the same key
+            if submitted:
+                uuids = await self._acceptance.accept_rows(list(submitted.values()), remaining_seconds(request))
+                for (index, each), uuid in zip(submitted.items(), uuids, strict=True):
+                    if uuid is not None:
+                        rows.setdefault(uuid, []).append(index)
+                        watch(uuid)
+                        if uuid != each.uuid:
+                            waiter.wake(uuid)
+            await self._collect_rows(request, rows, waiter, replies)
+        replies.fill()
+        return replies.frames()
+
+    def _rejected(self, request: Request, reason: str, status: str) -> list[bytes]:
+        self._metrics.refused(reason)
+        return [_status(request, status)]
 
     async def _collect_rows(
         self, request: Request, rows: dict[UUID, list[int]], waiter: RowsWaiter, replies: RowReplies
@@ -130,7 +124,7 @@ class Service:
                 while rows and not self._callers.ending and not replies.groups:
                     changes = await waiter.changes()
                     lookups = {
-                        uuid: self._reader.submit(store.fetch, _lookup(request, uuid))
+                        uuid: self._database.reader.submit(store.fetch, _lookup(request, uuid))
                         for uuid, ended in changes.items()
                         if ended is None and uuid in rows
                     }
@@ -141,7 +135,7 @@ class Service:
                     for uuid, lookup in lookups.items():
                         found = await lookup
                         if found is not None and found.reply is None and found.size is not None and found.ended:
-                            reply = await self._reader.submit(store.fetch_reply, found.id)
+                            reply = await self._database.reader.submit(store.fetch_reply, found.id)
                             found = None if reply is None else found._replace(reply=reply)
                         outcome = outcome_of(found)
                         if outcome is not None:
@@ -152,11 +146,11 @@ class Service:
         """`titanic.close` (C29)."""
         try:
             uuid = parse_close(request, request.options)
-            found = await self._writer.submit(store.close, _lookup(request, uuid))
+            found = await self._database.writer.submit(store.close, _lookup(request, uuid))
         except (MalformedRequest, StoreError) as error:
             return _rejection(request, error)
         if found is not None:
-            self._dispatcher.gone(found)
+            self._dispatcher.closed(found)
             self._callers.changed(uuid)
         return [OK]
 
@@ -167,7 +161,7 @@ class Service:
             sent = wanted.start
             with self._callers.waiting_for_reply(wanted.uuid) if wanted.wait else nullcontext() as waiter:
                 while True:
-                    found = await self._reader.submit(store.fetch, _lookup(request, wanted.uuid))
+                    found = await self._database.reader.submit(store.fetch, _lookup(request, wanted.uuid))
                     if found is not None and wanted.partials:
                         while parts := await self._parts(found, sent):
                             for part in parts:
@@ -177,18 +171,18 @@ class Service:
                         break
                     await waiter.change()
             if found is not None and found.reply is None and found.size is not None:
-                reply = await self._reader.submit(store.fetch_reply, found.id)
+                reply = await self._database.reader.submit(store.fetch_reply, found.id)
                 found = None if reply is None else found._replace(reply=reply)  # None if it was closed meanwhile
             yield Last(_final(request, found))
         except (MalformedRequest, StoreError) as error:
             yield Last(_rejection(request, error))
 
     def _parts(self, found: store.Fetched, start: int) -> "asyncio.Future[list[bytes]]":
-        return self._reader.submit(store.fetch_partials, store.PartialsQuery(found.id, found.attempt, start))
+        return self._database.reader.submit(store.fetch_partials, store.PartialsQuery(found.id, found.attempt, start))
 
     def end(self) -> None:
         """Answer all callers that wait."""
-        self._dispatcher.end_turns()
+        self._acceptance.end_turns()
         self._callers.end()
 
 

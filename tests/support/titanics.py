@@ -1,6 +1,7 @@
 """Runs Titanics in threads of this process, and reads their databases."""
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +15,19 @@ from uuid import UUID
 import httpx
 import sqlalchemy as sa
 import zmq
-from support.peers import Bench
+from support.peers import Bench, X1Client, X1Worker
 from support.processes import TIMEOUT_SECONDS, eventually, process
 
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
-from zmdp.titanic import admin, schema
+from zmdp.titanic import Ticket, admin, schema, store
+from zmdp.titanic.acceptance import Acceptance
+from zmdp.titanic.backlog import Backlog
+from zmdp.titanic.dispatcher import Dispatcher
+from zmdp.titanic.maintenance import Maintenance
+from zmdp.titanic.metrics import Metrics
+from zmdp.titanic.results import Results
+from zmdp.titanic.retries import RetryPolicy
 from zmdp.titanic.server import Server
 
 BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 600}
@@ -123,3 +131,39 @@ def operate(db: str, what: Callable[..., Any], *uuids: str) -> list[str]:
     """Apply `admin.retry` or `admin.cancel` to requests; return the UUIDs of those that changed."""
     with connected(db) as connection:
         return [uuid.hex for uuid in what(connection, [UUID(uuid) for uuid in uuids], time.time())]
+
+
+def given(worker: X1Worker) -> tuple[bytes, bytes]:
+    """Return the X1 worker's next request: the address, and the first frame of the body."""
+    while (message := worker.command())[1] == b"\x08":
+        pass  # a CANCEL that has met the FINAL
+    head, command, address, empty, _, body, *_ = message
+    assert (head, command, empty) == (b"MDPWX1", b"\x02", b"")
+    return address, body
+
+
+def answer(worker: X1Worker, reply: bytes = b"done") -> bytes:
+    """Let the worker execute its next request, and return the first frame of its body."""
+    address, body = given(worker)
+    worker.final(address, reply)
+    return body
+
+
+def follow(client: X1Client, ticket: Ticket, start: int = 0) -> None:
+    """Let a handwritten X1 client follow a request live."""
+    options = {"partials": True, "wait": True, "from": start}
+    client.request(b"titanic.reply", ticket.uuid.encode(), options=json.dumps(options).encode())
+
+
+def rooms_of(writer: Any = None) -> SimpleNamespace:
+    """Return what executes requests, without a broker, and with `writer` for a database."""
+    database: Any = SimpleNamespace(writer=writer, keyed=writer, clock=store.Clock())
+    nothing: Any = None
+    lease = store.Lease("me", 10)
+    metrics = Metrics()
+    backlog = Backlog(metrics, 9)
+    retries = RetryPolicy("me", database.clock, ttl=None, max_deaths=1, metrics=metrics)
+    dispatcher = Dispatcher(database, nothing, Results(writer, nothing, backlog), nothing, lease)
+    acceptance = Acceptance(database, dispatcher, nothing, backlog, lease)
+    maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)
+    return SimpleNamespace(dispatcher=dispatcher, acceptance=acceptance, maintenance=maintenance)

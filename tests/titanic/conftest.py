@@ -10,8 +10,11 @@ import pytest
 import sqlalchemy as sa
 from support.databases import Database
 from support.postgres import cluster as new_cluster
+from support.processes import TIMEOUT_SECONDS
+from support.titanics import running_bench, serving
 
-from zmdp.titanic import schema, store
+from zmdp.clients import Client
+from zmdp.titanic import Titanic, schema, store
 from zmdp.titanic.frames import pack
 from zmdp.titanic.store import tables as sql
 from zmdp.titanic.submission import Submission
@@ -181,7 +184,7 @@ class StoppedClock(store.Clock):
 
 
 def a_round(lease, now=NOW, renew=False, count_up_to=None, offered=()):
-    return store.Maintenance(
+    return store.MaintenanceRound(
         lease=lease,
         clock=StoppedClock(now),
         renew_at=0.0 if renew else math.inf,
@@ -232,7 +235,37 @@ def executed():
     return listening
 
 
-ABOVE_THE_STORE = {"test_dispatch.py", "test_packs.py", "test_tsp.py"}
+@pytest.fixture
+def url(engine):
+    return engine.url.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+def bench():
+    with running_bench() as bench:
+        yield bench
+
+
+@pytest.fixture
+def server(bench, url):
+    """A Titanic with the database `url`."""
+    with serving(bench.endpoint, url) as server:
+        yield server
+
+
+@pytest.fixture
+def client(bench):
+    with Client(bench.endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def titanic(client, server):
+    """A client of that Titanic."""
+    return Titanic(client)
+
+
+ABOVE_THE_STORE = {"test_callers.py", "test_discovery.py", "test_dispatch.py", "test_packs.py", "test_tsp.py"}
 """What they show does not depend on the database: on PostgreSQL, only `make test-all` runs them."""
 
 

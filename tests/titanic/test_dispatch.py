@@ -13,15 +13,27 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 from support.processes import TIMEOUT_SECONDS, broker, eventually, process
-from support.titanics import BEATS, LIMITS, QUICK, connected, lease, operate, row, running_bench, serving, state, stored
+from support.titanics import (
+    BEATS,
+    QUICK,
+    answer,
+    connected,
+    follow,
+    given,
+    lease,
+    operate,
+    row,
+    running_bench,
+    serving,
+    state,
+    stored,
+)
 
 from zmdp.clients import Client, RetryLater, ServiceError, StreamInterrupted, WorkerLost
 from zmdp.mdp.broker.drops import REPORTS, Drop
-from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
-from zmdp.mmi import answers
-from zmdp.titanic import Titanic, UnknownTicket, admin, dispatcher, retries, store
+from zmdp.titanic import Titanic, UnknownTicket, admin, maintenance, retries, store
 from zmdp.titanic import callers as callers_module
 from zmdp.titanic.server import titanics_with_other_database
 from zmdp.workers import Worker
@@ -35,55 +47,9 @@ on_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True
 
 
 @pytest.fixture
-def url(engine):
-    return engine.url.render_as_string(hide_password=False)
-
-
-@pytest.fixture
-def bench():
-    with running_bench() as bench:
-        yield bench
-
-
-@pytest.fixture
-def server(bench, url):
-    """A Titanic with the database `url`."""
-    with serving(bench.endpoint, url) as server:
-        yield server
-
-
-@pytest.fixture
-def client(bench):
-    with Client(bench.endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
-        yield client
-
-
-@pytest.fixture
-def titanic(client, server):
-    """A client of that Titanic."""
-    return Titanic(client)
-
-
-@pytest.fixture
 def quick_retries(monkeypatch):
     """Make the pauses before further attempts short."""
     monkeypatch.setattr(retries, "BACKOFF_SECONDS", (0.01, 0.02))
-
-
-def given(worker):
-    """Return the X1 worker's next request: the address, and the first frame of the body."""
-    while (message := worker.command())[1] == b"\x08":
-        pass  # a CANCEL that has met the FINAL
-    head, command, address, empty, _, body, *_ = message
-    assert (head, command, empty) == (b"MDPWX1", b"\x02", b"")
-    return address, body
-
-
-def answer(worker, reply=b"done"):
-    """Let the worker execute its next request, and return the first frame of its body."""
-    address, body = given(worker)
-    worker.final(address, reply)
-    return body
 
 
 def services(bench):
@@ -102,20 +68,6 @@ def failed(ticket):
 
 
 @on_sqlite
-def test_c31_requests_without_workers_are_not_sent_to_the_broker(bench, titanic, url):
-    for number in range(20):
-        titanic.submit("later", b"%d" % number)
-    worker = bench.x1_worker(b"now")
-    ticket = titanic.submit("now", b"")
-    answer(worker)
-    ticket.result(timeout=TIMEOUT_SECONDS)
-    assert set(services(bench)) == {"now", "titanic.request", "titanic.reply", "titanic.close"}
-    assert {each["state"] for each in stored(url)["requests"]} == {"pending", "done"}
-    later = bench.x1_worker(b"later")
-    assert [answer(later) for _ in range(20)] == [b"%d" % number for number in range(20)]
-
-
-@on_sqlite
 def test_the_broker_gets_twice_the_credit_of_a_worker(bench, titanic, url):
     for number in range(50):
         titanic.submit("slow", b"%d" % number)
@@ -129,37 +81,6 @@ def test_the_broker_gets_twice_the_credit_of_a_worker(bench, titanic, url):
     bench.until(lambda: services(bench)["slow"]["running"] == 0)
     worker.credit(50)
     assert sorted(int(given(worker)[1]) for _ in range(45)) == list(range(5, 50))
-
-
-@on_sqlite
-def test_what_the_workers_of_other_brokers_can_take_counts(url):
-    together = threading.Barrier(5, timeout=TIMEOUT_SECONDS)
-
-    def far(request):
-        together.wait()  # with fewer than five at a time, it never returns
-        return b"done"
-
-    with running_broker(name="b", limits=LIMITS, drain_timeout=0.0) as b:
-        link = LinkTo("peer", b.endpoints[0])
-        with running_broker(name="a", limits=LIMITS, links=[link], drain_timeout=0.0) as a, ExitStack() as stack:
-            stack.enter_context(serving(a.endpoints[0], url))
-            client = stack.enter_context(Client(a.endpoints[0], timeout=TIMEOUT_SECONDS, retries=0))
-            stack.enter_context(Worker("far", far, broker=b.endpoints[0], concurrency=5, **BEATS))
-            tickets = [Titanic(client).submit("far", b"%d" % number) for number in range(20)]
-            assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[b"done"]] * 20
-
-
-@pytest.mark.parametrize(
-    ("row", "capacity"),
-    [
-        ({"credit": 3, "running": 2}, 5),  # a broker without links
-        ({"credit": 3, "running": 2, "remote_credit": 0, "remote_running": 0}, 5),
-        ({"credit": 0, "running": 2, "remote_credit": 4, "remote_running": 2}, 4),
-        ({"credit": 1, "running": 3, "remote_credit": 4, "remote_running": 1}, 7),
-    ],
-)
-def test_the_capacity_of_a_service(row, capacity):
-    assert dispatcher._capacity(row) == capacity
 
 
 @on_sqlite
@@ -231,20 +152,6 @@ def test_a_delayed_request_does_not_hold_up_others(bench, titanic, url):
     assert row(url, dated.uuid)["due"] == pytest.approx(due, abs=0.001)
     assert state(url, never.uuid) == "delayed"
     worker.nothing()
-
-
-@on_sqlite
-def test_all_requests_run_if_the_broker_cannot_list_all_services(bench, titanic, monkeypatch):
-    monkeypatch.setattr(answers, "MAX_ROWS", 2)
-    monkeypatch.setattr(dispatcher, "DISCOVERY_PAGE", 3)
-    names = [f"service {number}" for number in range(12)]
-    tickets = [titanic.submit(name, name.encode()) for name in names]
-    with ExitStack() as stack:
-        for name in names[::2]:
-            stack.enter_context(Worker(name, list, broker=bench.endpoint, **BEATS))
-        for ticket, name in list(zip(tickets, names, strict=True))[::2]:
-            assert ticket.result(timeout=TIMEOUT_SECONDS) == [name.encode()]
-    assert not any(ticket.ready() for ticket in tickets[1::2])
 
 
 @on_sqlite
@@ -344,7 +251,7 @@ def test_a_key_outlives_its_request(bench, titanic, url):
 
 
 def test_a_key_expires(bench, url, client, monkeypatch):
-    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # so that maintenance does not delete it
+    monkeypatch.setattr(maintenance, "MAINTENANCE_SECONDS", 3600)  # so that maintenance does not delete it
     worker = bench.x1_worker(b"echo")
     with serving(bench.endpoint, url):
         titanic = Titanic(client)
@@ -575,12 +482,6 @@ def parts(ticket, start=0):
     return [part[0] for part in ticket.partials(start, timeout=TIMEOUT_SECONDS)]
 
 
-def follow(client, ticket, start=0):
-    """Let a handwritten X1 client follow a request live."""
-    options = {"partials": True, "wait": True, "from": start}
-    client.request(b"titanic.reply", ticket.uuid.encode(), options=json.dumps(options).encode())
-
-
 def test_partials_are_kept_in_order_and_replayed_from_anywhere(bench, titanic, url):
     worker = bench.x1_worker(b"count")
     ticket = titanic.submit("count")
@@ -728,123 +629,11 @@ def test_partials_can_be_followed_at_another_titanic(bench, url, monkeypatch):
             reader.final(b"titanic.reply", b"200", b"end")
 
 
-# ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def wait(client, ticket):
-    """Let a handwritten X1 client wait for a reply."""
-    client.request(b"titanic.reply", ticket.uuid.encode(), options=b'{"wait":true}')
-
-
-@on_sqlite
-def test_many_callers_can_wait_for_one_reply(bench, titanic):
-    worker, clients = bench.x1_worker(b"echo"), [bench.x1_client() for _ in range(40)]
-    ticket = titanic.submit("echo")
-    for client in clients:
-        wait(client, ticket)
-    address, _ = given(worker)
-    for client in clients:
-        client.sync()
-        assert client.waiting == 0
-    worker.final(address, b"done")
-    for client in clients:
-        client.final(b"titanic.reply", b"200", b"done")
-
-
-@on_sqlite
-def test_waiting_callers_get_a_failure(bench, titanic):
-    worker, client = bench.x1_worker(b"echo"), bench.x1_client()
-    ticket = titanic.submit("echo")
-    wait(client, ticket)
-    address, _ = given(worker)
-    worker.error(address, b"422", b"no", b"detail")
-    client.final(b"titanic.reply", b"500 no", b"422", b"echo", b"detail")
-
-
-@on_sqlite
-def test_too_many_waiting_callers_the_longest_waiting_get_300(bench, titanic, monkeypatch):
-    monkeypatch.setattr(callers_module, "MAX_CALLERS", 2)
-    worker, clients = bench.x1_worker(b"count"), [bench.x1_client() for _ in range(5)]
-    ticket = titanic.submit("count")
-    address, _ = given(worker)
-    worker.partial(address, b"half")
-
-    def wait_too(client):
-        follow(client, ticket)
-        client.partial(b"titanic.reply", b"half")  # it waits for what comes next
-
-    wait_too(clients[0])
-    wait_too(clients[1])
-    wait_too(clients[2])
-    clients[0].final(b"titanic.reply", b"300")
-    wait_too(clients[3])
-    clients[1].final(b"titanic.reply", b"300")
-    clients[2].cancel(b"titanic.reply")
-    clients[2].error(b"titanic.reply", b"499")
-    eventually(lambda: waiting(bench) == 1)
-    wait_too(clients[4])  # there is room, so no caller is dismissed
-    worker.final(address, b"end")
-    for client in clients[3:]:
-        client.final(b"titanic.reply", b"200", b"end")
-
-
-def waiting(bench):
-    """Return how many callers wait for replies."""
-    workers = json.loads(bench.mmi(b"mmi.workers", b"titanic.reply"))["workers"]
-    return sum(each["held"] for each in workers)
-
-
-@on_sqlite
-def test_waiting_callers_learn_that_the_request_was_closed(bench, titanic):
-    clients = [bench.x1_client() for _ in range(3)]
-    ticket = titanic.submit("later")
-    for client in clients[:2]:
-        wait(client, ticket)
-    follow(clients[2], ticket)
-    eventually(lambda: waiting(bench) == 3)
-    ticket.close()
-    for client in clients:
-        client.final(b"titanic.reply", b"400 unknown uuid")
-
-
-@on_sqlite
-def test_waiting_callers_get_300_when_titanic_shuts_down(bench, url, client, monkeypatch):
-    monkeypatch.setattr(callers_module, "WATCH_SECONDS", 3600)
-    caller, worker = bench.x1_client(), bench.x1_worker(b"count")
-    with serving(bench.endpoint, url):
-        ticket = Titanic(client).submit("count")
-        follow(caller, ticket)
-        worker.partial(given(worker)[0], b"half")
-        caller.partial(b"titanic.reply", b"half")
-        assert not any(ticket.ready() for _ in range(3))  # enough time for them to query and wait
-    assert bench.status(b"count") == b"200"  # nothing else has happened
-    caller.final(b"titanic.reply", b"300")
-
-
-def test_waiting_callers_learn_what_another_titanic_did(bench, url, monkeypatch):
-    monkeypatch.setattr(callers_module, "WATCH_SECONDS", 0.1)
-    with running_bench() as elsewhere, ExitStack() as stack:
-        stack.enter_context(serving(bench.endpoint, url))
-        stack.enter_context(serving(elsewhere.endpoint, url))
-        titanic = Titanic(stack.enter_context(Client(bench.endpoint, timeout=TIMEOUT_SECONDS)))
-        done, closed, cancelled = (titanic.submit(name) for name in ("echo", "later", "later"))
-        callers = [elsewhere.x1_client() for _ in range(3)]
-        for caller, ticket in zip(callers, (done, closed, cancelled), strict=True):
-            wait(caller, ticket)
-        eventually(lambda: waiting(elsewhere) == 3)
-        answer(bench.x1_worker(b"echo"))
-        closed.close()
-        operate(url, admin.cancel, cancelled.uuid)
-        callers[0].final(b"titanic.reply", b"200", b"done")
-        callers[1].final(b"titanic.reply", b"400 unknown uuid")
-        callers[2].final(b"titanic.reply", b"500 cancelled by an operator", b"499", b"later")
-
-
 # ── closing and cancelling ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, monkeypatch):
-    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 3600)  # so that no maintenance finds it closed
+    monkeypatch.setattr(maintenance, "MAINTENANCE_SECONDS", 3600)  # so that no maintenance finds it closed
     worker = bench.x1_worker(b"slow")
     with serving(bench.endpoint, url):
         titanic = Titanic(client)
@@ -862,7 +651,7 @@ def test_closing_a_running_request_cancels_it_at_the_worker(bench, url, client, 
 
 
 def test_closing_a_running_request_at_another_titanic_cancels_it_at_the_worker(bench, url, monkeypatch):
-    monkeypatch.setattr(dispatcher, "MAINTENANCE_SECONDS", 0.1)
+    monkeypatch.setattr(maintenance, "MAINTENANCE_SECONDS", 0.1)
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))

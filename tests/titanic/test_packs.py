@@ -14,14 +14,9 @@ from support.titanics import connected, running_bench, serving, stored
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.mdp.rows import read_reply
-from zmdp.titanic import dispatcher, lanes, retries, store
-from zmdp.titanic.dispatcher import Dispatcher
+from zmdp.titanic import acceptance, lanes, retries, store
 from zmdp.titanic.frames import pack
-from zmdp.titanic.lanes import Lane, pack_size
-from zmdp.titanic.metrics import Metrics
 from zmdp.titanic.rows import NO_REPLY
-from zmdp.titanic.store import Claimed
-from zmdp.titanic.uuids import new_uuid
 from zmdp.workers.handling import Failed
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -205,14 +200,14 @@ def titanic(bench, url):
     up = Up(bench)
     with ExitStack() as stack:
         server = stack.enter_context(serving(bench.endpoint, url))
-        eventually(lambda: server._dispatcher._offered.get("up"))
-        yield SimpleNamespace(up=up, server=server, stop=stack.close, waiting=lambda: waiting_rows(server))
+        rooms = server._rooms
+        eventually(lambda: rooms.dispatcher.offered.get("up"))
 
+        def waiting():
+            """Return how many rows wait for their turn."""
+            return sum(turn.rows for lane in dict(rooms.dispatcher.lanes).values() for turn in list(lane.turns))
 
-def waiting_rows(server):
-    """Return how many rows wait for their turn."""
-    lanes = server._dispatcher._lanes.copy().values()
-    return sum(each.rows for lane in lanes for each in list(lane.turns))
+        yield SimpleNamespace(up=up, rooms=rooms, waiting=waiting, stop=stack.close)
 
 
 def submit(client, name):
@@ -264,7 +259,7 @@ def test_rows_run_at_once_in_the_order_in_which_they_came(titanic, asking_for, u
 
 @on_sqlite
 def test_rows_do_not_wait_for_ever_to_be_stored(titanic, asking_for, url, monkeypatch):
-    monkeypatch.setattr(dispatcher, "MAX_TURN_SECONDS", 0.05)
+    monkeypatch.setattr(acceptance, "MAX_TURN_SECONDS", 0.05)
     first = asking_for("first")
     eventually(lambda: len(stored(url)["requests"]) == 20)
     second = asking_for("second")
@@ -277,10 +272,10 @@ def test_rows_do_not_wait_for_ever_to_be_stored(titanic, asking_for, url, monkey
 def test_rows_that_were_stored_before_come_first(titanic, asking_for, url, monkeypatch):
     first = asking_for("first")
     eventually(lambda: len(stored(url)["requests"]) == 20)
-    monkeypatch.setattr(dispatcher, "MAX_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(acceptance, "MAX_TURN_SECONDS", 0.0)
     second = asking_for("second")
     eventually(lambda: len(stored(url)["requests"]) == 40)
-    monkeypatch.setattr(dispatcher, "MAX_TURN_SECONDS", TIMEOUT_SECONDS)
+    monkeypatch.setattr(acceptance, "MAX_TURN_SECONDS", TIMEOUT_SECONDS)
     third = asking_for("third")
     eventually(titanic.waiting)
     titanic.up.handle_all(All(first, second, third))
@@ -316,7 +311,7 @@ def test_rows_of_a_caller_that_goes_away_while_they_are_stored(titanic, bench, u
             asked = asyncio.ensure_future(
                 client.request("titanic.request", b"up", b"k", b"x", b"l", b"y", options={"rows": 2})
             )
-            await asyncio.to_thread(eventually, lambda: titanic.server._dispatcher._accepting)
+            await asyncio.to_thread(eventually, lambda: titanic.rooms.acceptance.accepting)
             asked.cancel()
             await client.request("mmi.service", b"up")  # the broker has heard of it
 
@@ -339,147 +334,3 @@ def test_rows_that_wait_when_titanic_stops_are_stored(titanic, asking_for, url):
     assert second.result(TIMEOUT_SECONDS) == [NO_REPLY] * 20
     assert first.result(TIMEOUT_SECONDS) == [NO_REPLY] * 20
     assert [row["state"] for row in stored(url)["requests"]] == ["pending"] * 40
-
-
-def test_rows_that_get_their_turn_as_their_caller_goes_away_leave_their_place():
-    async def scenario():
-        made = new_dispatcher()
-        made._offered = {"up": 1}
-        lane = made._lane("up")
-        lane.held = lane.room
-        first = asyncio.ensure_future(made._turn("up", 5, TIMEOUT_SECONDS))
-        second = asyncio.ensure_future(made._turn("up", 7, TIMEOUT_SECONDS))
-        await asyncio.sleep(0)  # both wait
-        lane.held = 0
-        made._fill(lane)
-        first.cancel()
-        assert await second is lane
-        assert lane.held == 7
-
-    asyncio.run(scenario())
-
-
-def new_dispatcher(writer=None):
-    return Dispatcher(
-        None, writer, None, store.Clock(), lease=10, ttl=None, max_waiting=9, max_deaths=1, callers=None,
-        metrics=Metrics(),
-    )  # fmt: skip
-
-
-def test_requests_that_this_titanic_does_not_know_are_put_back():
-    """But not while the answer to a transaction may make them known."""
-    put_back = []
-
-    class Writer:
-        def submit(self, work, item):
-            assert work is store.reschedule
-            put_back.append(item.id)
-            return SimpleNamespace(add_done_callback=lambda callback: None)
-
-    loop = asyncio.new_event_loop()
-    first, second = loop.create_future(), loop.create_future()
-    made = new_dispatcher(Writer())
-    made._accepting = {first}
-    for _ in range(3):
-        made._put_back_strays({7: 1, 8: 1})
-    assert put_back == []
-    made._accepting = {second}  # it began after they were seen
-    made._running[8] = None  # the answer to the first has made it known
-    made._put_back_strays({7: 1, 8: 1})
-    assert put_back == [7]
-    loop.close()
-
-
-# ── what goes into a pack ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def claimed(number, body=b"body", **fields):
-    made = Claimed(number, new_uuid(), "up", "me", 1, 0, 0, 0, None, None, pack([body]), "ann")
-    return made._replace(**fields)
-
-
-def lane(*requests, rows=100, row=True):
-    size = pack_size()
-    size.rows, size.understood = rows, True
-    made = Lane("up", size)
-    for each in requests:
-        made.add(each, row=row)
-    return made
-
-
-def taken(made, *, at_once=False):
-    """Return the ids of the requests in each pack; each pack is answered before the next one, or all are `at_once`."""
-    packs = []
-    while made.buffer:
-        packs.append([each.claimed.id for each in made.take().members])
-        made.packs *= at_once
-    return packs
-
-
-def test_only_rows_of_the_same_owner_with_the_same_headers_share_a_pack(monkeypatch):
-    monkeypatch.setattr(lanes, "MIN_PACKS", 1)
-    others = [claimed(3, owner="bob"), claimed(4, headers='{"a":"b"}'), claimed(5), claimed(6), claimed(7, attempt=2)]
-    two_frames = claimed(8, body=b"")._replace(body=pack([b"a", b"b"]))
-    assert taken(lane(claimed(1), claimed(2), *others, two_frames)) == [[1, 2], [3], [4], [5, 6], [7], [8]]
-    assert taken(lane(claimed(1), claimed(2), row=False)) == [[1], [2]]
-
-
-def test_the_size_of_packs_is_limited(monkeypatch):
-    monkeypatch.setattr(lanes, "MAX_PACKED_BYTES", 3 * len(claimed(1).body))
-    monkeypatch.setattr(lanes, "MIN_PACKS", 1)
-    assert taken(lane(*map(claimed, range(5)))) == [[0, 1, 2], [3, 4]]
-    assert taken(lane(*map(claimed, range(5)), rows=2)) == [[0, 1], [2, 3], [4]]
-
-
-def test_several_workers_get_some():
-    assert [len(ids) for ids in taken(lane(*map(claimed, range(30))), at_once=True)] == [8, 8, 7, 7]
-
-
-def test_a_pack_that_is_not_full_waits_while_enough_are_being_executed():
-    made = lane(*map(claimed, range(lanes.MIN_PACKS)), rows=3)
-    made.credit = 100
-    sent = [made.take() for _ in range(lanes.MIN_PACKS)]
-    for number in (10, 11, 12):
-        made.add(claimed(number), row=True)
-        assert made.is_free() == (number == 12)  # it is full
-    made.executed(sent.pop())
-    made.take()
-    made.add(claimed(13), row=True)
-    assert not made.is_free()
-    assert made.is_free(patient=False)
-    made.executed(sent.pop())
-    assert made.is_free()
-
-
-@pytest.mark.parametrize(("under_way", "following"), [("rows", "single"), ("singles", "row")])
-def test_only_rows_wait_and_only_for_rows(under_way, following):
-    made = lane(*map(claimed, range(lanes.MIN_PACKS)), rows=3, row=under_way == "rows")
-    made.credit = 100
-    for _ in range(lanes.MIN_PACKS):
-        made.take()
-    made.add(claimed(10), row=following == "row")
-    assert made.is_free()
-
-
-def test_rows_wait_for_others_only_for_a_moment():
-    made = lane(*map(claimed, range(8)), rows=2)
-    made.credit = 100
-    for _ in range(lanes.MIN_PACKS):
-        made.take()
-    made.add(claimed(10), row=True)
-    assert [each.claimed.id for each in made.take().members] == [10]
-
-
-def test_room_for_rows_follows_the_size_of_packs():
-    made = lane(*map(claimed, range(50)), claimed(51, attempt=2), rows=10)
-    made.credit = 3
-    assert made.room == 6
-    made.take()
-    assert (made.room, made.held, made.in_flight) == (60, 51, 1)
-    while len(made.buffer) > 1:
-        made.take()
-    last = made.take()
-    assert made.room == 6
-    made.executed(last)
-    assert made.held == 50
-    assert not made.drop(last.members[0])

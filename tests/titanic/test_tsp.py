@@ -9,7 +9,7 @@ from support.peers import Client, OldClient, OldWorker, Worker, X1Client
 from support.processes import eventually
 from support.titanics import running_bench, serving, stored
 
-from zmdp.titanic import dispatcher
+from zmdp.titanic import maintenance
 from zmdp.titanic import submission as options
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -205,7 +205,7 @@ def test_a_large_request_and_a_large_reply(bench, titanic):
 
 @on_sqlite
 def test_a_full_titanic_answers_500(bench, url, monkeypatch):
-    monkeypatch.setattr(dispatcher, "COUNT_SECONDS", 0.1)
+    monkeypatch.setattr(maintenance, "COUNT_SECONDS", 0.1)
     with serving(bench.endpoint, url, max_waiting=2):
         client = bench.client()
         for _ in range(2):

@@ -17,13 +17,13 @@ from .acceptance import Arrival, accept, accept_running
 from .claims import Claim, Claimed, claim
 from .clock import Clock
 from .leases import Lease
-from .maintenance import Findings, Maintenance, count_waiting, maintain, pending_after, pending_services, set_clock
+from .maintenance import Findings, MaintenanceRound, count_waiting, maintain, pending_after, pending_services, set_clock
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
 from .replies import Fetched, Lookup, PartialsQuery, Progress, close, fetch, fetch_partials, fetch_reply, progress
 from .summary import Summary, summarize
 
 __all__ = [
-    "Arrival", "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Lookup", "Maintenance", "Outcome",
+    "Arrival", "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Lookup", "MaintenanceRound", "Outcome",
     "Partial", "PartialsQuery", "Progress", "Reschedule", "Summary", "accept", "accept_running", "add_partials",
     "claim", "close", "count_waiting", "fetch", "fetch_partials", "fetch_reply", "finish", "maintain", "pending_after",
     "pending_services", "progress", "release", "reschedule", "set_clock", "summarize",

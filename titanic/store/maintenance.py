@@ -19,7 +19,7 @@ MAX_BACKOFF_SECONDS: Final = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Maintenance:
+class MaintenanceRound:
     """The dispatcher's input for one round of maintenance."""
 
     lease: Lease
@@ -50,12 +50,12 @@ class Findings:
     """Whether there was more to do than one call does."""
 
 
-def maintain(connection: Connection, batch: Sequence[Maintenance]) -> list[Findings]:
+def maintain(connection: Connection, batch: Sequence[MaintenanceRound]) -> list[Findings]:
     """Make requests pending that are due or whose lease has expired; delete expired results and keys."""
     return [_maintain(connection, each) for each in batch]
 
 
-def _maintain(connection: Connection, asked: Maintenance) -> Findings:
+def _maintain(connection: Connection, asked: MaintenanceRound) -> Findings:
     set_clock(connection, asked.clock)
     now = asked.clock.now()
     if time.monotonic() >= asked.renew_at:

@@ -44,6 +44,10 @@ class Periodic:
         self.due = now + min(max(self._interval, (now - began) / SHARE), MAX_AGE_SECONDS)
         return self.value
 
+    def expire(self) -> None:
+        """Make the next query due: something was changed."""
+        self.due = 0.0
+
 
 class AdminDatabase:
     """The requests of one database.  The methods are coroutines; each query runs in a thread.
@@ -111,7 +115,8 @@ class AdminDatabase:
         return await asyncio.to_thread(self._perform, self._reading, query)
 
     async def _write(self, change: Callable[[Connection], Result]) -> Result:
-        self._summary.due = self._services.due = 0.0
+        self._summary.expire()
+        self._services.expire()
         return await asyncio.to_thread(self._perform, self._writing, change)
 
     def _perform(self, engine: Engine, query: Callable[[Connection], Result]) -> Result:

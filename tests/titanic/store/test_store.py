@@ -1072,7 +1072,7 @@ def test_a_file_has_no_clock_of_its_own(tables):
 def test_the_clock_is_set_by_the_servers(tables, monkeypatch, behind):
     ours, clock = time.time, store.Clock()
     monkeypatch.setattr(time, "time", lambda: ours() - behind)
-    tables.do(store.maintain, store.Maintenance(store.Lease("me", 10), clock, renew_at=0.0, count_up_to=None))
+    tables.do(store.maintain, store.MaintenanceRound(store.Lease("me", 10), clock, renew_at=0.0, count_up_to=None))
     assert abs(clock.now() - ours()) < 100
     assert abs(tables.leases()["me"] - ours() - 10) < 100
 
@@ -1264,7 +1264,9 @@ WORK = {
     store.accept: (lambda there: Submission(uuid4(), "s", b"", NOW, NOW, key="17"), [KEY]),
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
     store.maintain: (
-        lambda there: store.Maintenance(LEASED, Later(), renew_at=0.0, count_up_to=1000, offered=("service 3", "x")),
+        lambda there: store.MaintenanceRound(
+            LEASED, Later(), renew_at=0.0, count_up_to=1000, offered=("service 3", "x")
+        ),
         [READY, DUE, RETRY, HOLDER, EXPIRES, KEYS],
     ),
     store.fetch: (lambda there: store.Lookup(there.uuid), [UUID]),

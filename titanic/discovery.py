@@ -1,0 +1,102 @@
+"""Keeps track of the services that have workers (C31)."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from ..clients import AsyncClient, RequestError, RequestTimeout
+from . import store
+from .backlog import Backlog
+from .batches import BatchExecutor, StoreError
+from .dispatcher import Dispatcher
+
+DISCOVERY_SECONDS: Final = 0.5
+"""Interval at which the broker is asked which services have workers."""
+MIN_DISCOVERY_SECONDS: Final = 0.05
+"""The shortest such interval, while requests arrive for services that have no workers."""
+DISCOVERY_PAGE: Final = 100
+"""How many services to ask for one by one in each interval, if the broker has too many to list them all."""
+TIMEOUT_SECONDS: Final = 5.0
+"""How long to wait for the broker's answer."""
+
+log = logging.getLogger("zmdp.titanic")
+
+
+class Discovery:
+    """Asks the broker which services have workers, and tells the dispatcher.
+
+    Args:
+        client: The client that asks.
+        writer: Finds services with pending requests.
+        dispatcher: Told what all workers of each service can take.
+        backlog: Asked to look for requests for services that are new.
+    """
+
+    def __init__(self, client: AsyncClient, writer: BatchExecutor, dispatcher: Dispatcher, backlog: Backlog) -> None:
+        self._client = client
+        self._writer = writer
+        self._dispatcher = dispatcher
+        self._backlog = backlog
+        self.answered = False
+        """Whether the broker has answered the last question."""
+        self._page = ""
+        """The last service that was asked for one by one."""
+        self._now = asyncio.Event()
+
+    def hasten(self) -> None:
+        """Ask again soon: there are requests for a service that had no workers."""
+        self._now.set()
+
+    async def run(self) -> None:
+        """Ask periodically until cancelled."""
+        while True:
+            self._now.clear()
+            found = await self._find()
+            self.answered, offered = found is not None, found or {}
+            if not offered.keys() <= self._dispatcher.offered.keys():
+                self._backlog.look.set()  # there may be requests for the new services
+            self._dispatcher.offer(offered)
+            await asyncio.sleep(MIN_DISCOVERY_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DISCOVERY_SECONDS):
+                    await self._now.wait()
+
+    async def _find(self) -> dict[str, int] | None:
+        """Return the credit of each service that has any; None if the broker does not tell."""
+        try:
+            offered, more = await self._ask(b"")
+            if more:
+                offered |= await self._ask_one_by_one(offered)
+        except RequestTimeout as error:
+            log.warning("%s", error)
+            return None
+        except (RequestError, ValueError, TypeError, KeyError) as error:
+            log.error("the broker did not list its services, which Titanic needs: %s", error)
+            return None
+        return {name: credit for name, credit in offered.items() if credit}
+
+    async def _ask_one_by_one(self, known: Mapping[str, int]) -> dict[str, int]:
+        """Return the credit of further services for which there may be requests."""
+        page: list[str] = []
+        with suppress(StoreError):
+            page = await self._writer.submit(store.pending_after, (self._page, DISCOVERY_PAGE))
+        self._page = page[-1] if len(page) == DISCOVERY_PAGE else ""
+        # Services with requests in flight are asked for too, so that their lanes keep their credit.
+        names = [name for name in {*page, *self._dispatcher.lanes} if name not in known]
+        answers = await asyncio.gather(*(self._ask(name.encode()) for name in names))
+        return {name: credit for offered, _ in answers for name, credit in offered.items()}
+
+    async def _ask(self, service: bytes) -> tuple[dict[str, int], int]:
+        """Return the credit of this service, or of all, and how many services were left out."""
+        (answer,) = await self._client.request("mmi.services", service, timeout=TIMEOUT_SECONDS)
+        listed = json.loads(answer)
+        return {str(row["name"]): capacity(row) for row in listed["services"]}, int(listed["more"])
+
+
+def capacity(row: Mapping[str, Any]) -> int:
+    """Return how many requests the workers of a service can hold, at this broker and at others, used or free."""
+    local = int(row["credit"]) + int(row["running"])
+    return local + int(row.get("remote_credit", 0)) - int(row.get("remote_running", 0))

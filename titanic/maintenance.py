@@ -1,0 +1,118 @@
+"""Tends the tables periodically: due requests, leases, and what has expired (`store/maintenance.py` has the SQL)."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from . import store
+from .acceptance import Acceptance
+from .backlog import Backlog
+from .batches import StoreError
+from .database import Database
+from .dispatcher import Dispatcher
+from .lanes import Running
+from .retries import RetryPolicy
+
+MAINTENANCE_SECONDS: Final = 0.5
+"""Interval of maintenance of the tables."""
+COUNT_SECONDS: Final = 60.0
+"""Interval at which requests that have not ended are counted."""
+
+
+class Maintenance:
+    """Finds what is to be done in the database, and tells the others.
+
+    It renews the lease, finds requests that are due, that other programs have added, or whose Titanic has died, and
+    compares what this Titanic is running with what the database says.
+
+    Args:
+        database: Executes the statements.
+        dispatcher: Executes the requests that are found.
+        acceptance: May be storing requests as running.
+        backlog: What is counted.
+        retries: Decides what follows for requests that are running unknown to the dispatcher.
+        lease: Renewed.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        dispatcher: Dispatcher,
+        acceptance: Acceptance,
+        backlog: Backlog,
+        retries: RetryPolicy,
+        lease: store.Lease,
+    ) -> None:
+        self._database = database
+        self._dispatcher = dispatcher
+        self._acceptance = acceptance
+        self._backlog = backlog
+        self._retries = retries
+        self._lease = lease
+        self._strays: dict[int, frozenset[asyncio.Future[Any]]] = {}
+        """Requests that are running here according to the last round, but are unknown, and those of the answers that
+        may make them known."""
+        self._looked_at = 0.0
+        """When the last round was, on the monotonic clock."""
+
+    async def run(self) -> None:
+        """Tend the tables until cancelled."""
+        renew_at = count_at = 0.0
+        while True:
+            now = time.monotonic()  # the clock may be set
+            count = self._backlog.take_refused() or now >= count_at
+            self._backlog.look.clear()
+            known = dict(self._dispatcher.running)
+            asked = store.MaintenanceRound(
+                self._lease, self._database.clock, renew_at, self._backlog.max_waiting if count else None,
+                tuple(self._dispatcher.offered),
+            )  # fmt: skip
+            pause = MAINTENANCE_SECONDS
+            try:
+                found = await self._database.writer.submit(store.maintain, asked)
+            except StoreError:
+                pass  # the writer has logged it
+            else:
+                renew_at = now + self._lease.seconds / 3 if now >= renew_at else renew_at
+                count_at = now + COUNT_SECONDS if count else count_at
+                self._apply(found, known)
+                if found.next_due is not None:
+                    pause = min(pause, max(0.0, found.next_due - self._database.clock.now()))
+                if found.more:
+                    pause = 0.0
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._backlog.look.wait()
+
+    def _apply(self, found: store.Findings, known: Mapping[int, Running]) -> None:
+        if found.waiting is not None:
+            self._backlog.counted(found.waiting)
+        for id_, running in known.items():
+            if found.held.get(id_) != running.claimed.attempt:
+                self._dispatcher.abandon(running)
+        self._put_back_strays(found.held)
+        for service in found.services:
+            lane = self._dispatcher.lane(service)
+            lane.look()
+            self._dispatcher.fill(lane)
+        now = time.monotonic()
+        self._dispatcher.observe(max(now - self._looked_at, MAINTENANCE_SECONDS))
+        self._looked_at = now
+
+    def _put_back_strays(self, held: Mapping[int, int]) -> None:
+        """Retry requests that were claimed in transactions whose answers were lost."""
+        before, self._strays = self._strays, {}
+        accepting = frozenset(self._acceptance.accepting)
+        for id_ in held.keys() - self._dispatcher.running.keys():
+            if awaited := before.get(id_, accepting) & accepting:
+                self._strays[id_] = awaited
+            else:
+                putting_back = self._database.writer.submit(store.reschedule, self._retries.reschedule(id_, held[id_]))
+                putting_back.add_done_callback(_ignore_failure)
+
+
+def _ignore_failure(done: "asyncio.Future[None]") -> None:
+    if not done.cancelled():
+        done.exception()  # if it failed, the next round finds the same
