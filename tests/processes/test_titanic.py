@@ -339,7 +339,7 @@ def test_a_closed_stdout_is_not_an_error(titanic, endpoint, api):
     assert os.system(f"bash -c 'set -o pipefail; {command}' 2>/dev/null") in {0, 256}
 
 
-SUBCOMMANDS = [*cli.OPERATORS, "request", "reply", "close"]
+SUBCOMMANDS = [*cli.DATABASE_COMMANDS, "request", "reply", "close"]
 
 
 @pytest.mark.parametrize("arguments", [[], *([name] for name in SUBCOMMANDS), ["db", "check"]], ids=" ".join)

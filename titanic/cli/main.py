@@ -1,4 +1,4 @@
-"""The command `titanic`: submit requests and fetch replies.  The operator's commands are in `operators.py`."""
+"""The command `titanic`: submit requests and fetch replies.  `serve.py` and `operators.py` have the others."""
 
 import sys
 import time
@@ -28,14 +28,16 @@ REGISTRATION_SECONDS: Final = 15.0
 HINT_SECONDS: Final = 1.0
 """When to tell that there is none yet."""
 POLL_SECONDS: Final = 0.05
-OPERATORS: Final = {
-    name: f"zmdp.titanic.cli.operators:{name}"
-    for name in ("serve", "ls", "show", "retry", "cancel", "purge", "stats", "db")
+DATABASE_COMMANDS: Final = {
+    "serve": "zmdp.titanic.cli.serve:serve",
+    **{
+        name: f"zmdp.titanic.cli.operators:{name}" for name in ("ls", "show", "retry", "cancel", "purge", "stats", "db")
+    },
 }
-"""Commands that need SQLAlchemy."""
+"""Those that open the database, and so need SQLAlchemy."""
 
 
-@click.group(cls=LazyGroup, commands_in=OPERATORS, context_settings=CONTEXT_SETTINGS)
+@click.group(cls=LazyGroup, commands_in=DATABASE_COMMANDS, context_settings=CONTEXT_SETTINGS)
 @version_option()
 def cli() -> None:
     """Durable requests: submit one, get its UUID, fetch the reply at any time.

@@ -1,73 +1,32 @@
-"""The command `titanic` for operators.  All but `serve` open the database directly, without the broker."""
+"""The commands of `titanic` for operators, which open the database directly, without the broker."""
 
-import asyncio
 import json
 import logging
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 import click
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection
 
 from ...clients import bodies
-from ...mdp.access import load as load_access
-from ...mdp.cli.console import (
-    EXIT_CODES,
-    Address,
-    Group,
-    Number,
-    brokers_option,
-    heartbeat_options,
-    key_options,
-    log_level_option,
-    log_to_stderr,
-    printable,
-    with_default,
-)
-from ...mdp.cli.shutdown import Shutdown, in_loop
-from ...mdp.errors import BindError, TitanicError, UnknownTicket
-from ...mdp.keys import ClientKeys
-from ...mdp.transport.reach import warn_if_unreachable
-from ...mdp.transport.tcp import is_loopback
+from ...mdp.cli.console import EXIT_CODES, Group, Number, printable, with_default
+from ...mdp.errors import UnknownTicket
 from .. import admin, schema
 from ..frames import unpack
-from ..server import (
-    DEFAULT_DRAIN_SECONDS,
-    DEFAULT_LEASE_SECONDS,
-    DEFAULT_MAX_DEATHS,
-    DEFAULT_MAX_WAITING,
-    MIN_LEASE_SECONDS,
-    Server,
-)
 from ..store.models import STATES
-from .parameters import AGE, DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT, UUID_TYPE
-
-if TYPE_CHECKING:
-    from ..web.server import WebServer
+from .database import DB, Begin, opened_engine, opened_tables
+from .parameters import AGE, NEEDS_UNIT, UUID_TYPE
 
 CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
 MAX_SHOWN: Final = 1000
 """Characters of a value that `titanic show` prints without --full."""
 
-log = logging.getLogger("zmdp.titanic")
-
-_DB = click.option(
-    "--db",
-    default=schema.DEFAULT_DB,
-    envvar="TITANIC_DB",
-    show_envvar=True,
-    metavar="URL",
-    help=with_default("Database: sqlite:///FILE (or just FILE), or postgresql://USER@HOST/NAME.", schema.DEFAULT_DB),
-)
 _SERVICE = click.option("--service", help="Only requests for this service.")
 _OLDER = click.option(
     "--older-than",
@@ -80,211 +39,17 @@ _ALL = click.option(
 )
 
 
-# ── the program ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@click.command()
-@brokers_option(
-    "Broker to register at and to send requests through. Can be repeated, or separate endpoints with commas: Titanic "
-    "then registers at each, and sends requests through the first that answers."
-)
-@key_options
-@_DB
-@click.option(
-    "--lease",
-    type=DURATION,
-    default=DEFAULT_LEASE_SECONDS,
-    help=with_default(
-        f"How long after a Titanic's crash others take over its requests; {MIN_LEASE_SECONDS:g} s or more.",
-        DEFAULT_LEASE_SECONDS,
-        "seconds",
-    ),
-)
-@click.option(
-    "--max-waiting",
-    type=Number("requests", whole=True),
-    default=DEFAULT_MAX_WAITING,
-    help=with_default("Maximum number of requests that have not ended; more are rejected.", DEFAULT_MAX_WAITING),
-)
-@click.option(
-    "--max-deaths",
-    type=Number("workers", whole=True),
-    default=DEFAULT_MAX_DEATHS,
-    help=with_default(
-        "Number of workers lost while they handled a request after which it fails instead of being retried.",
-        DEFAULT_MAX_DEATHS,
-    ),
-)
-@click.option(
-    "--ttl",
-    type=EXPIRY,
-    help=with_default(
-        f"How long to keep results of requests without a ttl of their own. {NEEDS_UNIT}", "until they are closed"
-    ),
-)
-@click.option(
-    "--drain-timeout",
-    type=DURATION_FROM_0,
-    default=DEFAULT_DRAIN_SECONDS,
-    help=with_default(
-        "How long running requests may take to finish after SIGTERM or Ctrl-C.", DEFAULT_DRAIN_SECONDS, "seconds"
-    ),
-)
-@click.option(
-    "--http",
-    type=Address(),
-    help="Serve a dashboard, /metrics, /livez and /readyz at HOST:PORT (0 for a free port). Needs zmdp[web].",
-)
-@click.option(
-    "--http-access",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Admit only holders of tokens to --http: the access file of the broker, or one like it (mdp-keys token).",
-)
-@click.option(
-    "--http-insecure",
-    is_flag=True,
-    help="Serve --http on any address without --http-access: whoever can connect may read and change every request.",
-)
-@heartbeat_options()
-@log_level_option
-def serve(
-    *,
-    broker: Sequence[str],
-    keys: ClientKeys | None,
-    db: str,
-    http: tuple[str, int] | None,
-    http_access: Path | None,
-    http_insecure: bool,
-    log_level: str,
-    **settings: Any,
-) -> int:
-    """Store requests in a database and execute them.
-
-    A SQLite file is created and migrated automatically. Any number of Titanics can share one PostgreSQL database;
-    `titanic db upgrade` creates and migrates its tables. A request that was answered with 200 is on disk.
-
-    SIGTERM or Ctrl-C stops accepting requests, lets the running ones finish, and exits, at the latest after
-    --drain-timeout; interrupt again to exit immediately. Neither loses a request: those that were interrupted are
-    executed again.
-
-    \b
-    Exit codes:
-      0  stopped, all running requests were finished
-      1  stopped before that, by --drain-timeout or a second signal; or another failure
-      2  invalid usage
-      6  the database cannot be used
-    """
-    log_to_stderr(log_level)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    with suppress(ValueError, OSError):
-        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    with ExitStack() as stack:
-        web = None
-        if http is not None:
-            web = stack.enter_context(_web_server(http, http_access, insecure=http_insecure))
-        elif http_access is not None or http_insecure:
-            raise click.UsageError("--http-access and --http-insecure need --http HOST:PORT")
-        return asyncio.run(_serve(broker, keys, db, settings, web))
-
-
-def _web_server(address: tuple[str, int], access: Path | None, *, insecure: bool) -> "WebServer":
-    from ...mdp.cli.web import check_packages  # noqa: PLC0415 - which imports the broker
-
-    check_packages("titanic serve --http")
-    from ..web.server import WebServer  # noqa: PLC0415 - which needs these packages
-
-    host, port = address
-    if access is None and not insecure and not is_loopback(host):
-        raise BindError(
-            f"refused to serve HTTP on {host}, where other machines may connect, without access control: use "
-            "--http-access FILE to admit holders of tokens only, or --http-insecure to admit everybody"
-        )
-    return WebServer(host, port, access=None if access is None else load_access(access))
-
-
-async def _serve(
-    broker: Sequence[str], keys: ClientKeys | None, db: str, settings: dict[str, Any], web: "WebServer | None"
-) -> int:
-    with _database_errors(db):
-        server = Server(db, broker=broker, key=keys, **settings)
-    forced = False
-    serving: asyncio.Task[None] | None = None
-
-    def abort() -> None:
-        nonlocal forced
-        forced = True
-        log.info("exiting immediately; interrupted requests will be executed again")
-        server.abort()  # in case the drain has not begun
-        if serving is not None:
-            serving.cancel()
-
-    def ready() -> None:
-        log.info(
-            "serving titanic.request, titanic.reply, titanic.close at %s; %s; Ctrl-C stops it",
-            ", ".join(broker),
-            schema.shown(schema.absolute(server.url)),
-        )
-        if web is not None:
-            web.start(server.url, server.snapshot)
-            click.echo(web.url)
-            sys.stdout.flush()
-
-    with Shutdown(
-        in_loop(server.stop), in_loop(abort), limit=settings["drain_timeout"], unfinished=server.unfinished, logger=log
-    ):
-        await asyncio.to_thread(warn_if_unreachable, log, broker, keys)
-        serving = asyncio.ensure_future(server.run(ready))
-        with suppress(asyncio.CancelledError):
-            await serving
-    return int(forced or server.cut_off)
-
-
-# ── the operator ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@contextmanager
-def _database_errors(db: str) -> Iterator[None]:
-    """Convert the database's errors to one-line errors."""
-    try:
-        yield
-    except sa.exc.DBAPIError as error:
-        url = schema.database_url(db)
-        raise TitanicError(f"{schema.shown(url)}: {schema.explain(error, url)}", code=500) from None
-
-
-@contextmanager
-def _engine(db: str, **how: bool) -> Iterator[Engine]:
-    """Yield an engine that `schema.open_engine` opens, and close its connections."""
-    engine = schema.open_engine(schema.database_url(db), **how)
-    try:
-        with _database_errors(db):
-            yield engine
-    finally:
-        engine.dispose()
-
-
-@contextmanager
-def _opened(db: str, *, write: bool = False) -> Iterator[Callable[[], Any]]:
-    """Check the tables and yield a function that begins a transaction."""
-    with _engine(db, write=write) as engine:
-        with engine.begin() as connection:
-            schema.check(connection, engine.url)
-        yield engine.begin
-
-
 @click.group(cls=Group)
 def db() -> None:
     """Create or migrate Titanic's tables, or check their version."""
 
 
 @db.command()
-@_DB
+@DB
 def upgrade(*, db: str) -> None:
     """Create the tables, or migrate them to this release's version."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    with _engine(db, create=True) as engine:
+    with opened_engine(db, create=True) as engine:
         before, now = schema.upgrade(engine)
     click.echo(
         f"{schema.shown(engine.url)}: "
@@ -293,11 +58,11 @@ def upgrade(*, db: str) -> None:
 
 
 @db.command()
-@_DB
+@DB
 @bodies.JSON
 def current(*, db: str, as_json: bool) -> None:
     """Print the version of the tables."""
-    with _engine(db, write=False) as engine, engine.connect() as connection:
+    with opened_engine(db, write=False) as engine, engine.connect() as connection:
         version = schema.current(connection)
     if as_json:
         bodies.print_json({"version": version, "needed": schema.head()})
@@ -306,10 +71,10 @@ def current(*, db: str, as_json: bool) -> None:
 
 
 @db.command()
-@_DB
+@DB
 def check(*, db: str) -> None:
     """Check that this zmdp works with the tables' version; exit with 6 if it does not."""
-    with _opened(db):
+    with opened_tables(db):
         click.echo(f"{schema.shown(schema.database_url(db))}: tables are at version {schema.head()}, as required")
 
 
@@ -326,7 +91,7 @@ def check(*, db: str) -> None:
     default=50,
     help=with_default("Maximum number of requests to list, oldest first.", 50),
 )
-@_DB
+@DB
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def ls(
     *,
@@ -339,7 +104,7 @@ def ls(
     as_json: bool,
 ) -> None:
     """List requests."""
-    with _opened(db) as begin, begin() as connection:
+    with opened_tables(db) as begin, begin() as connection:
         rows = admin.ls(connection, _which(states or STATES, service, older_than, owner), limit + 1)
     now = time.time()
     for row in rows[:limit]:
@@ -367,11 +132,11 @@ def ls(
 @click.command()
 @click.argument("uuid", type=UUID_TYPE)
 @click.option("--full", is_flag=True, help=f"Print whole values, not just {MAX_SHOWN} characters of each.")
-@_DB
+@DB
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole values.")
 def show(*, uuid: UUID, full: bool, db: str, as_json: bool) -> None:
     """Show everything about the request UUID."""
-    with _opened(db) as begin, begin() as connection:
+    with opened_tables(db) as begin, begin() as connection:
         row = admin.show(connection, uuid)
     if row is None:
         raise UnknownTicket(f"no request {uuid.hex} in {schema.shown(schema.database_url(db))}")
@@ -393,7 +158,7 @@ def show(*, uuid: UUID, full: bool, db: str, as_json: bool) -> None:
 @_ALL
 @_SERVICE
 @_OLDER
-@_DB
+@DB
 def retry(**asked: Any) -> int:
     """Retry failed requests."""
     return _change("retried", admin.retry, ("failed",), **asked)
@@ -404,7 +169,7 @@ def retry(**asked: Any) -> int:
 @_ALL
 @_SERVICE
 @_OLDER
-@_DB
+@DB
 def cancel(**asked: Any) -> int:
     """Cancel requests that have not ended.
 
@@ -428,7 +193,7 @@ def _change(
     if bool(uuids) == everything or (narrowed and not everything):
         raise click.UsageError("expected UUIDs, or --all (optionally with --service, --older-than)")
     changed: set[UUID] = set()
-    with _opened(db) as read, _opened(db, write=True) as begin:
+    with opened_tables(db) as read, opened_tables(db, write=True) as begin:
         which = _which(states, service, older_than)
         chunks: Iterable[Sequence[UUID]] = (uuids[at : at + CHUNK] for at in range(0, len(uuids), CHUNK))
         if everything:
@@ -462,7 +227,7 @@ def _change(
     help=f"Only requests that ended longer ago than this; 0 deletes all that --state selects. {NEEDS_UNIT}",
 )
 @click.option("--dry-run", is_flag=True, help="Only print how many requests would be deleted.")
-@_DB
+@DB
 def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dry_run: bool, db: str) -> None:
     """Delete requests that have ended.
 
@@ -470,12 +235,12 @@ def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dr
     """
     which = admin.Filter(states, service, finished_before=time.time() - older_than)
     deleted = 0
-    with _opened(db) as read:
+    with opened_tables(db) as read:
         total = _count(read, which)
         if dry_run:
             click.echo(f"{total} would be deleted")
             return
-        with _opened(db, write=True) as begin, _progress(total, "deleted") as advance:
+        with opened_tables(db, write=True) as begin, _progress(total, "deleted") as advance:
             for chunk in _chunks(read, which):
                 with begin() as connection:
                     deleted += admin.purge(connection, which, [id_ for id_, _ in chunk])
@@ -484,11 +249,11 @@ def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dr
 
 
 @click.command()
-@_DB
+@DB
 @bodies.JSON
 def stats(*, db: str, as_json: bool) -> None:
     """Count requests by service and state."""
-    with _opened(db) as begin, begin() as connection:
+    with opened_tables(db) as begin, begin() as connection:
         found = admin.stats(connection, time.time())
     if as_json:
         bodies.print_json(found)
@@ -500,10 +265,6 @@ def stats(*, db: str, as_json: bool) -> None:
         oldest = "" if waited is None else _age(waited)
         click.echo(f"{name:{width}}" + "".join(f"  {counts[state]:9}" for state in STATES) + f"  {oldest:>7}".rstrip())
     click.echo(f"{found['partials']} PARTIALs, {found['keys']} keys")
-
-
-Begin = Callable[[], AbstractContextManager[Connection]]
-"""Begin a transaction."""
 
 
 def _count(read: Begin, which: admin.Filter) -> int:
