@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..mdp.codes import Code
-from .store.models import STATES
+from .store.models import NOT_ENDED, STATES
 from .store.outcomes import NEXT_ENDED, reserve_ended
 from .store.tables import KEYS, PARTS, REQUESTS, P, R, is_in
 
@@ -112,7 +112,7 @@ def cancel(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UU
     # On SQLite, requests that end in one transaction may share a number.
     ended = reserve_ended(connection, 1) + 1 if connection.dialect.name == "sqlite" else NEXT_ENDED
     return _change(
-        connection, uuids, ("delayed", "pending", "running"), state="failed", finished=now, expires=R.result_ttl + now,
+        connection, uuids, NOT_ENDED, state="failed", finished=now, expires=R.result_ttl + now,
         holder=None, code=int(Code.CANCELLED), error="cancelled by an operator", ended=ended,
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def stats(connection: Connection, now: float) -> dict[str, Any]:
         found["deaths"] += row.deaths
         if row.state == "pending":
             found["oldest_pending_seconds"] = max(0.0, round(now - row.due, 3))
-        if row.state in {"delayed", "pending", "running"}:
+        if row.state in NOT_ENDED:
             waited = max(0.0, round(now - row.oldest, 3))
             found["oldest_waiting_seconds"] = max(found["oldest_waiting_seconds"] or 0.0, waited)
     totals: dict[str, Any] = {

@@ -24,7 +24,7 @@ from ..clients import (
 from ..mdp.codes import Code
 from ..mdp.errors import InvalidUUID, TitanicError, UnknownTicket
 from ..mdp.wire import service_name
-from .submission import encode_options, parse_uuid
+from .submission import encode_options, read_uuid
 from .uuids import new_uuid_hex
 
 LONG_POLL_SECONDS: Final = 15.0
@@ -251,7 +251,7 @@ def uuid_text(uuid: str | bytes | UUID) -> str:
         InvalidUUID: It is not a UUID.
     """
     text = uuid.hex if isinstance(uuid, UUID) else uuid.decode(errors="replace") if isinstance(uuid, bytes) else uuid
-    found = parse_uuid(text.replace("-", "").encode(errors="replace"))
+    found = read_uuid(text)
     if found is None:
         raise InvalidUUID(f"{uuid!r:.150} is not a UUID: it must be 32 hex digits, with or without dashes")
     return found.hex

@@ -133,11 +133,7 @@ class Service:
                             for index in rows.pop(uuid, ()):
                                 replies.put(index, ended_as(ended))
                     for uuid, lookup in lookups.items():
-                        found = await lookup
-                        if found is not None and found.reply is None and found.size is not None and found.ended:
-                            reply = await self._database.reader.submit(store.fetch_reply, found.id)
-                            found = None if reply is None else found._replace(reply=reply)
-                        outcome = outcome_of(found)
+                        outcome = outcome_of(await self._with_reply(await lookup))
                         if outcome is not None:
                             for index in rows.pop(uuid):
                                 replies.put(index, outcome)
@@ -170,12 +166,16 @@ class Service:
                     if found is None or found.ended or waiter is None or waiter.dismissed or self._callers.ending:
                         break
                     await waiter.change()
-            if found is not None and found.reply is None and found.size is not None:
-                reply = await self._database.reader.submit(store.fetch_reply, found.id)
-                found = None if reply is None else found._replace(reply=reply)  # None if it was closed meanwhile
-            yield Last(_final(request, found))
+            yield Last(_final(request, await self._with_reply(found)))
         except (MalformedRequest, StoreError) as error:
             yield Last(_rejection(request, error))
+
+    async def _with_reply(self, found: store.Fetched | None) -> store.Fetched | None:
+        """Return `found` with its reply also if that is large; None if it was closed meanwhile."""
+        if found is None or found.reply is not None or found.size is None:
+            return found
+        reply = await self._database.reader.submit(store.fetch_reply, found.id)
+        return None if reply is None else found._replace(reply=reply)
 
     def _parts(self, found: store.Fetched, start: int) -> "asyncio.Future[list[bytes]]":
         return self._database.reader.submit(store.fetch_partials, store.PartialsQuery(found.id, found.attempt, start))

@@ -414,6 +414,11 @@ def parse_uuid(text: bytes) -> UUID | None:
     return UUID(text.decode()) if _UUID.fullmatch(text) else None
 
 
+def read_uuid(text: str) -> UUID | None:
+    """Return `text` as a UUID: 32 hex digits, with or without dashes.  None for anything else."""
+    return parse_uuid(text.replace("-", "").encode(errors="replace"))
+
+
 def _parse_only_uuid(name: str, frames: Sequence[bytes]) -> UUID:
     uuid = parse_uuid(frames[0]) if len(frames) == 1 else None
     if uuid is None:

@@ -18,7 +18,7 @@ from ...mdp.cli.console import EXIT_CODES, Group, Number, printable, with_defaul
 from ...mdp.errors import UnknownTicket
 from .. import admin, schema
 from ..frames import unpack
-from ..store.models import STATES
+from ..store.models import NOT_ENDED, STATES
 from .database import DB, Begin, opened_engine, opened_tables
 from .parameters import AGE, NEEDS_UNIT, UUID_TYPE
 
@@ -175,7 +175,7 @@ def cancel(**asked: Any) -> int:
 
     They fail with code 499. Those that are running are interrupted.
     """
-    return _change("cancelled", admin.cancel, ("delayed", "pending", "running"), **asked)
+    return _change("cancelled", admin.cancel, NOT_ENDED, **asked)
 
 
 def _change(

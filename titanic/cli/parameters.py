@@ -13,7 +13,7 @@ from ...clients.asking import BROKER
 from ...mdp.cli.console import Decorator, key_options, options, with_default
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
-from ..submission import MAX_SECONDS, OPTIONS, DurationOption, IntegerOption, Option, TimeOption, parse_uuid
+from ..submission import MAX_SECONDS, OPTIONS, DurationOption, IntegerOption, Option, TimeOption, read_uuid
 
 Command = Callable[..., Any]
 
@@ -27,7 +27,7 @@ class Uuid(click.ParamType):  # type: ignore[type-arg]  # not generic in older r
         """Return the UUID."""
         if isinstance(value, UUID):
             return value
-        found = parse_uuid(str(value).replace("-", "").encode(errors="replace"))
+        found = read_uuid(str(value))
         if found is None:
             self.fail(f"{value!r} is not a UUID: use the 32 hex digits that `titanic request` printed", param, ctx)
         return found

@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 
 from .clock import Clock
 from .leases import Lease, is_invalid, renew
+from .models import NOT_ENDED
 from .tables import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
 
 MAX_SWEEP_ROWS: Final = 5000
@@ -136,7 +137,7 @@ def _pending_after(connection: Connection, after: str, limit: int) -> list[str]:
 def count_waiting(connection: Connection, maximum: int) -> int:
     """Count the requests that have not ended, up to `maximum`."""
     counted = 0
-    for state in ("pending", "delayed", "running"):
+    for state in NOT_ENDED:
         rows = sa.select(sa.literal_column("1")).where(is_in(state)).limit(maximum - counted).subquery()
         counted += connection.scalar(sa.select(sa.func.count()).select_from(rows)) or 0
     return counted

@@ -29,7 +29,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-STATES: Final = ("delayed", "pending", "running", "done", "failed")
+NOT_ENDED: Final = ("delayed", "pending", "running")
+STATES: Final = (*NOT_ENDED, "done", "failed")
 VERSION_TABLE: Final = "titanic_version"
 """Alembic's version table.  Its default, `alembic_version`, may belong to a program that shares the database."""
 

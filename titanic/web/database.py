@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from .. import admin, schema, store
-from ..submission import parse_uuid
+from ..submission import read_uuid
 
 SHARE: Final = 0.1
 """How much of the time its own queries may take, at most."""
@@ -81,7 +81,7 @@ class AdminDatabase:
 
     async def search(self, which: admin.Filter, text: str) -> tuple[list[dict[str, Any]], bool]:
         """Return the newest requests that match, and whether there may be more."""
-        uuid = parse_uuid(text.replace("-", "").encode(errors="replace")) if text else None
+        uuid = read_uuid(text)
         rows = await self._read(lambda connection: admin.search(connection, which, text, uuid, MAX_LISTED + 1))
         return rows[:MAX_LISTED], len(rows) > MAX_LISTED
 

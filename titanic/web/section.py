@@ -19,8 +19,8 @@ from ...mmi.web.shell import Action, NotFoundError, Page, Section, View
 from ...mmi.web.tables import Column, Table, table
 from .. import admin, store
 from ..frames import unpack
-from ..store.models import STATES
-from ..submission import parse_uuid
+from ..store.models import NOT_ENDED, STATES
+from ..submission import read_uuid
 from .collector import TitanicCollector
 from .database import AdminDatabase, DatabaseError
 from .history import History
@@ -37,7 +37,6 @@ MAX_SHOWN: Final = 4000
 """Characters of a body that are shown."""
 MAX_PARTS: Final = 50
 """PARTIALs that are shown."""
-WAITING: Final = ("delayed", "pending", "running")
 
 Snapshot = Callable[[], dict[str, Any]]
 
@@ -195,7 +194,7 @@ class TitanicSection:
         return {"trouble": trouble, "table": _table(rows, view), "more": more, "service": service}
 
     async def _request(self, view: View) -> Mapping[str, Any]:
-        uuid = _uuid(view.query.get("uuid", ""))
+        uuid = read_uuid(view.query.get("uuid", "").strip())
         try:
             row = await self._database.show(uuid) if uuid is not None else None
         except DatabaseError as error:
@@ -210,7 +209,7 @@ class TitanicSection:
             "age": now - row["created"], "note": _note(row, now), "done": view.query.get("done", ""),
             "attempts": _attempts(row, now),
             "times": [(name, _moment(row[key])) for name, key in _TIMES if row[key] is not None],
-            "can_retry": row["state"] == "failed", "can_cancel": row["state"] in WAITING,
+            "can_retry": row["state"] == "failed", "can_cancel": row["state"] in NOT_ENDED,
         }  # fmt: skip
 
     # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -222,7 +221,7 @@ class TitanicSection:
         return await self._act(fields, self._database.cancel)
 
     async def _act(self, fields: Mapping[str, str], change: Callable[[Sequence[UUID]], Awaitable[int]]) -> str:
-        uuid = _uuid(fields.get("uuid", ""))
+        uuid = read_uuid(fields.get("uuid", "").strip())
         try:
             changed = await change([uuid]) if uuid is not None else 0
             done = "yes" if changed else "no"
@@ -275,10 +274,6 @@ def _total(count: Any) -> float:
 
 def _moment(value: float) -> str:
     return datetime.fromtimestamp(value).astimezone().isoformat(" ", "seconds")
-
-
-def _uuid(text: str) -> UUID | None:
-    return parse_uuid(text.strip().replace("-", "").encode(errors="replace"))
 
 
 def _note(row: Mapping[str, Any], now: float) -> str:
