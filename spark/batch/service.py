@@ -39,7 +39,7 @@ from .results import Results, plain
 from .running import POLL_SECONDS, Job, RunningJobs
 from .schemas import Schemas
 from .sessions import JobSession, SessionPool
-from .tables import RequestTables, registering, request_tables
+from .tables import RequestTables, register_when_named, request_tables
 
 PROGRESS_INTERVALS: Final = ((10.0, 0.25), (600.0, 1.0), (float("inf"), 5.0))
 """(maximum age of the job, interval between progress PARTIALs) in seconds.  PARTIALs become rarer with age, because
@@ -331,7 +331,8 @@ class Batch:
         return self._results.frames(spark.sql(spec.text, args=spec.args), job.id, spec.format)
 
     def _run_job(self, spec: JobCall, job: Job, tables: RequestTables) -> list[bytes]:
-        spark = registering(job.session.spark, tables)
+        spark = job.session.spark
+        register_when_named(spark, tables)
         spark.conf.set(ON_FILES, "true")
         result = spec.function(spark, **spec.arguments)
         if isinstance(result, Iterator):

@@ -1,9 +1,14 @@
-"""The catalogue's tables within a request: each is registered when the request first names it."""
+"""The catalogue's tables within a request: each is registered when the request first names it.
+
+They are temporary views of one session, not tables of a catalog that all sessions share.  CREATE TABLE fixes a table's
+schema, for which Spark reads its files or asks its database, so a batch would start slowly and not see later changes.
+It also returns no rows, rather than an error, where no files are, and none of a partition that has not been added to
+the catalog.
+"""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from .catalogue import Catalogue, Table
@@ -100,56 +105,55 @@ def request_tables(session: "SparkSession", catalogue: Catalogue, schemas: Schem
 # ── sessions for jobs ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def registering(session: "SparkSession", tables: RequestTables) -> "SparkSession":
-    """Return the same session for Python, whose methods that name tables register these first."""
-    kind: Any = type(session)
-    made: Any = object.__new__(_subclass(kind))
-    made.__dict__.update(session.__dict__)
-    made._zmdp_tables = tables
-    found: SparkSession = made
-    return found
+def register_when_named(session: "SparkSession", tables: RequestTables) -> None:
+    """Make a job's session register tables as the job names them.  No other request may use the session afterwards.
+
+    It stays the session that Spark knows, so its DataFrames refer to it, and has all of its other methods.
+    """
+    found: Any = session
+    found._zmdp_tables = tables
+    found.__class__ = type("CatalogueSession", (_NamingMethods, type(session)), {})
 
 
-@cache
-def _subclass(kind: Any) -> Any:
-    """Return a subclass of a session's class, Classic's or Connect's, which both have these methods."""
+class _NamingMethods:
+    """Those methods of Spark's sessions, Classic's and Connect's, that name tables: they register these first."""
 
-    class CatalogueSession(kind):  # type: ignore[misc]  # the class is only known at run time
-        _zmdp_tables: RequestTables
+    _zmdp_tables: RequestTables
 
-        def __del__(self) -> None:
-            """Leave the connection open, which Connect closes otherwise: it belongs to the session of the pool."""
+    def __del__(self) -> None:
+        """Leave the connection to the pool, which closes it before.
 
-        def table(self, tableName: str) -> Any:  # noqa: N803 - Spark's name
-            """Return a table as a DataFrame."""
+        Connect's sessions close it here once more, and with it, in PySpark 4.0, threads that all of them share: the
+        garbage collector would do so while another session is using them.
+        """
+
+    def table(self, tableName: str) -> Any:  # noqa: N803 - Spark's name
+        """Return a table as a DataFrame."""
+        self._zmdp_tables.provide(tableName)
+        return super().table(tableName)  # type: ignore[misc]  # the session's class is only known at run time
+
+    def sql(self, sqlQuery: str, args: Any = None, **kwargs: Any) -> Any:  # noqa: N803 - Spark's name
+        """Return the result of a query as a DataFrame."""
+        self._zmdp_tables.provide(sqlQuery, args)
+        return super().sql(sqlQuery, args, **kwargs)  # type: ignore[misc]
+
+    @property
+    def read(self) -> Any:
+        """Return a reader."""
+        reader = super().read  # type: ignore[misc]
+        read_table = reader.table
+
+        def table(tableName: str) -> Any:  # noqa: N803 - Spark's name
             self._zmdp_tables.provide(tableName)
-            return super().table(tableName)
+            return read_table(tableName)
 
-        def sql(self, sqlQuery: str, args: Any = None, **kwargs: Any) -> Any:  # noqa: N803 - Spark's name
-            """Return the result of a query as a DataFrame."""
-            self._zmdp_tables.provide(sqlQuery, args)
-            return super().sql(sqlQuery, args, **kwargs)
+        reader.table = table
+        return reader
 
-        @property
-        def read(self) -> Any:
-            """Return a reader."""
-            reader = super().read
-            reader.table = self._registering(reader.table)
-            return reader
-
-        @property
-        def catalog(self) -> Any:
-            """Return Spark's catalog functions."""
-            return _CatalogFunctions(super().catalog, self._zmdp_tables)
-
-        def _registering(self, read: Callable[[str], Any]) -> Callable[[str], Any]:
-            def table(tableName: str) -> Any:  # noqa: N803 - Spark's name
-                self._zmdp_tables.provide(tableName)
-                return read(tableName)
-
-            return table
-
-    return CatalogueSession
+    @property
+    def catalog(self) -> Any:
+        """Return Spark's catalog functions."""
+        return _CatalogFunctions(super().catalog, self._zmdp_tables)  # type: ignore[misc]
 
 
 class _CatalogFunctions:

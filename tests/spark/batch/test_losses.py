@@ -27,7 +27,8 @@ class Spark:
 class Session:
     """A session of a Spark that is always about to be lost."""
 
-    spark = Spark()
+    def __init__(self):
+        self.spark = Spark()
 
     def begin(self, job):
         pass
