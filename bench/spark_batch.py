@@ -18,10 +18,11 @@ from typing import Any
 from zmdp.clients import Client, RequestCancelled
 from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
-from zmdp.spark.batch.catalogue import Catalogue
+from zmdp.spark.batch.offer import Offer
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.sessions import SessionPool
+from zmdp.spark.batch.settings import BatchSettings
 from zmdp.spark.session import open_session
 
 QUERY = "SELECT sum(id) AS s FROM range(1000)"
@@ -84,10 +85,8 @@ def main(rounds: int) -> None:
     figures: dict[str, list[float]] = {}
     with running_broker() as server, Client(server.endpoints[0], timeout=60) as client:
         at = server.endpoints[0]
-        driver = Batch(
-            pool, broker=at, name="bench", catalogue=Catalogue(), jobs={"sleeping": sleeping}, results=Results(None),
-            concurrency=2,
-        )  # fmt: skip
+        settings = BatchSettings("bench", at, concurrency=2)
+        driver = Batch(settings, pool, Results(None), Offer(jobs={"sleeping": sleeping}))
         with driver, Client(at, timeout=60) as other:
             for number in range(rounds + 1):  # the first is to warm up
                 began = time.perf_counter()

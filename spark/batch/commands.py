@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -49,9 +49,11 @@ from .catalogue import Catalogue, read
 from .check import checks
 from .history import History
 from .jobs import load_jobs
+from .offer import Offer
 from .results import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, Results
 from .service import Batch
 from .sessions import SessionPool
+from .settings import BatchSettings
 
 POLL_SECONDS: Final = 0.2
 """Interval at which the driver checks whether it should stop."""
@@ -192,12 +194,13 @@ def batch(
             pool.open()
         kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
         records = History(history, name)
-        driver = Batch(
-            pool, broker=broker, name=name, catalogue=catalogue, jobs=known, results=kept, concurrency=concurrency,
-            prefix=prefix, master=connect or str(master), heartbeat=heartbeat, liveness=liveness,
-            keys=keys, history=records, load=None if config is None else partial(_load, config, targets),
+        settings = BatchSettings(
+            name, broker, prefix=prefix, concurrency=concurrency, master=connect or str(master), heartbeat=heartbeat,
+            liveness=liveness, keys=keys,
         )  # fmt: skip
-        stack.callback(records.close)
+        driver = Batch(
+            settings, pool, kept, Offer(catalogue, known), load=partial(_load, config, targets), history=records
+        )
         stack.callback(pool.close)
         with driver:
             stopper.driver = driver
@@ -213,10 +216,12 @@ def batch(
     return EXIT_FAILED if stopper.gave_up else 0
 
 
-def _load(config: Path, jobs: Mapping[str, str]) -> tuple[Catalogue, dict[str, Callable[..., Any]]]:
-    """Return what the file has now, and its jobs and those of the command line."""
+def _load(config: Path | None, jobs: Mapping[str, str]) -> Offer:
+    """Return what the file has now, and its jobs and those of the command line.  Raises `SettingError`."""
+    if config is None:
+        raise SettingError("the batch was started without --config, so there is nothing to reload")
     catalogue = read(config)
-    return catalogue, load_jobs({**catalogue.jobs, **jobs})
+    return Offer(catalogue, load_jobs({**catalogue.jobs, **jobs}))
 
 
 def _check(open_session: Callable[[], Any], catalogue: Catalogue, jobs: Mapping[str, str]) -> int:
@@ -257,10 +262,8 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
         time.sleep(POLL_SECONDS)
         if stopper.reload:
             stopper.reload = False
-            try:
+            with suppress(SettingError):  # logged; nothing changes
                 driver.reload()
-            except SettingError as error:
-                log.error("not reloaded: %s", error)
         if time.monotonic() - swept_at > SWEEP_SECONDS:
             swept_at = time.monotonic()
             sweep()

@@ -45,10 +45,6 @@ class Schemas:
                 self._known[table.name] = (table, evidence, _data_schema(opened))
             return opened
 
-    def clear(self) -> None:
-        """Forget all schemas."""
-        self._known.clear()
-
 
 def _relation(opened: "DataFrame") -> Any:
     """Return Spark's relation of the files that a DataFrame reads.

@@ -40,24 +40,38 @@ def skip_without_java():
 
 @contextmanager
 def running_batch(
-    spark, endpoint, folder, *, tables="", concurrency=2, inline=10_000, name="batch", results=True, **given
+    spark,
+    endpoint,
+    folder,
+    *,
+    tables="",
+    concurrency=2,
+    inline=10_000,
+    name="batch",
+    results=True,
+    keys=None,
+    history=None,
 ):
     """Run a batch with the jobs of batch_jobs.py, and a catalogue and results in `folder`."""
     import batch_jobs
 
     from zmdp.spark.batch import catalogue
+    from zmdp.spark.batch.offer import Offer
     from zmdp.spark.batch.results import Results
     from zmdp.spark.batch.service import Batch
     from zmdp.spark.batch.sessions import SessionPool
+    from zmdp.spark.batch.settings import BatchSettings
 
     jobs = {each: job for each, job in vars(batch_jobs).items() if getattr(job, "__module__", "") == "batch_jobs"}
     config = folder / "catalogue.toml"
     config.write_text(tables)
     driver = Batch(
-        SessionPool(lambda: spark, 2 * concurrency), broker=endpoint, name=name, catalogue=catalogue.read(config),
-        jobs=jobs, results=Results(str(folder / "results") if results else None, inline), concurrency=concurrency,
-        **BEATS, **given,
-    )  # fmt: skip
+        BatchSettings(name, endpoint, concurrency=concurrency, keys=keys, **BEATS),
+        SessionPool(lambda: spark, 2 * concurrency),
+        Results(str(folder / "results") if results else None, inline),
+        Offer(catalogue.read(config), jobs),
+        history=history,
+    )
     try:
         with driver:
             yield driver

@@ -22,7 +22,7 @@ from support.titanics import serving
 from zmdp.clients import AsyncClient, Client, RequestCancelled, RequestTimeout, ServiceError
 from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
-from zmdp.spark.batch import service as batches
+from zmdp.spark.batch import runner
 
 pytestmark = pytest.mark.long
 
@@ -344,7 +344,7 @@ def test_a_job_that_yields_faster_than_it_is_read_waits_and_can_be_cancelled(at,
 
 
 def test_a_job_that_ignores_cancelling_blocks_only_its_own_session(spark, endpoint, tmp_path, logged, monkeypatch):
-    monkeypatch.setattr(batches, "CANCEL_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(runner, "CANCEL_GRACE_SECONDS", 0.3)
     connected = Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS)
     with running_batch(spark, endpoint, tmp_path, concurrency=1), connected as client:
         stuck = client.submit("spark.job", *frames("stuck", {"folder": str(tmp_path)}))

@@ -19,9 +19,11 @@ from zmdp.mdp.errors import SettingError
 from zmdp.spark import control
 from zmdp.spark.batch import catalogue
 from zmdp.spark.batch.check import checks
+from zmdp.spark.batch.offer import Offer
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.sessions import SessionPool
+from zmdp.spark.batch.settings import BatchSettings
 
 JOBS = {name: each for name, each in vars(catalogue_jobs).items() if callable(each)}
 JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")
@@ -35,16 +37,19 @@ DERBY = """
 class Running:
     """A batch with a catalogue in `folder`, and a client."""
 
-    def __init__(self, spark, at, folder, **keys):
+    def __init__(self, spark, at, folder, keys=None):
         self.config = folder / "catalogue.toml"
         self.config.touch()
         self.driver = Batch(
-            SessionPool(lambda: spark, 2), broker=at, name="batch", catalogue=catalogue.read(self.config), jobs=JOBS,
-            results=Results(None), concurrency=1, load=lambda: (catalogue.read(self.config), JOBS), **keys, **BEATS,
+            BatchSettings("batch", at, concurrency=1, keys=keys, **BEATS), SessionPool(lambda: spark, 2),
+            Results(None), self._offer(), load=self._offer,
         )  # fmt: skip
         self.client = None
         self._jvm = spark._jvm
         self._context = spark.sparkContext
+
+    def _offer(self):
+        return Offer(catalogue.read(self.config), JOBS)
 
     def load(self, text):
         """Replace the catalogue."""

@@ -13,9 +13,11 @@ from support.sparks import BEATS
 
 from zmdp.clients import Client, ServiceError
 from zmdp.spark.batch import catalogue
+from zmdp.spark.batch.offer import Offer
 from zmdp.spark.batch.results import Results
 from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.sessions import SessionPool
+from zmdp.spark.batch.settings import BatchSettings
 from zmdp.spark.session import connect_session
 
 CATALOGUE = """
@@ -43,12 +45,14 @@ def test_tables_and_catalogs_on_connect(tmp_path, endpoint):
     with connected(tmp_path) as session:
         port = session.client._builder.endpoint.rpartition(":")[2]
         session.sql("CREATE TABLE managed AS SELECT 1 AS a")
-        found = catalogue.read(config)
-        pool = SessionPool(lambda: connect_session(f"sc://127.0.0.1:{port}"), 2, found.settings)
-        driver = Batch(
-            pool, broker=endpoint, name="batch", catalogue=found, jobs=jobs, results=Results(None), concurrency=1,
-            load=lambda: (catalogue.read(config), jobs), **BEATS,
-        )  # fmt: skip
+
+        def load():
+            return Offer(catalogue.read(config), jobs)
+
+        offer = load()
+        pool = SessionPool(lambda: connect_session(f"sc://127.0.0.1:{port}"), 2, offer.catalogue.settings)
+        settings = BatchSettings("batch", endpoint, concurrency=1, **BEATS)
+        driver = Batch(settings, pool, Results(None), offer, load=load)
         with closing(pool), driver, Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, retries=0) as client:
 
             def rows(sql):

@@ -54,7 +54,7 @@ def test_sighup_reloads_and_an_invalid_file_changes_nothing(tmp_path):
         assert client.request("spark.sql", b"SELECT * FROM people")[-1] == b'[{"name":"ann"}]'
         config.write_text(PEOPLE.replace("people]", "persons]"))
         batch.send_signal(signal.SIGHUP)
-        batch.line("reloaded: 1 table, 0 catalogs, ")
+        batch.line("reloaded; tables: 1, catalogs: 0, ")
         assert client.request("spark.sql", b"SELECT * FROM persons")[-1] == b'[{"name":"ann"}]'
         with pytest.raises(ServiceError, match="TABLE_OR_VIEW_NOT_FOUND"):
             client.request("spark.sql", b"SELECT * FROM people")

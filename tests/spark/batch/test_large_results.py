@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import batch_jobs
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -13,15 +12,12 @@ import pytest
 from support.access import Folder
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import eventually, run
-from support.sparks import BEATS, LIMITS
+from support.sparks import LIMITS, running_batch
 
 from zmdp.clients import Client, ServiceError
 from zmdp.spark.batch import fetching
-from zmdp.spark.batch.catalogue import Catalogue
 from zmdp.spark.batch.history import History
 from zmdp.spark.batch.results import Results
-from zmdp.spark.batch.service import Batch
-from zmdp.spark.batch.sessions import SessionPool
 
 pytestmark = pytest.mark.long
 INLINE_BYTES = 10_000
@@ -155,22 +151,15 @@ def test_a_url_that_only_spark_can_write(spark, tmp_path, url):
 
 
 @contextmanager
-def running(spark, endpoint, folder, **options):
-    jobs = {name: getattr(batch_jobs, name) for name in ("gated", "value")}
+def running(spark, endpoint, folder, keys=None):
     history = History(folder / "history.db", "batch")
-    pool = SessionPool(lambda: spark, 2)
-    results = Results(str(folder / "results"), INLINE_BYTES)
-    driver = Batch(
-        pool, broker=endpoint, name="batch", catalogue=Catalogue(), jobs=jobs, results=results, concurrency=1,
-        history=history, **BEATS, **options,
-    )  # fmt: skip
-    try:
-        with driver, Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, key=options.get("keys")) as client:
-            services = ("spark.fetch.batch", "spark.sql")
-            eventually(lambda: all(map(client.available, services)), SPARK_TIMEOUT_SECONDS)
-            yield driver
-    finally:
-        history.close()
+    with (
+        running_batch(spark, endpoint, folder, concurrency=1, inline=INLINE_BYTES, keys=keys, history=history),
+        Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, key=keys) as client,
+    ):
+        services = ("spark.fetch.batch", "spark.sql")
+        eventually(lambda: all(map(client.available, services)), SPARK_TIMEOUT_SECONDS)
+        yield
 
 
 @pytest.fixture

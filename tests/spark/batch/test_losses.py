@@ -7,11 +7,13 @@ import pytest
 
 from zmdp.mdp import wire
 from zmdp.mdp.errors import ServiceError
-from zmdp.spark.batch.catalogue import Catalogue
 from zmdp.spark.batch.history import History
+from zmdp.spark.batch.offer import Offer
 from zmdp.spark.batch.progress import Progress
 from zmdp.spark.batch.results import Results
-from zmdp.spark.batch.service import MAX_LOSSES, Batch
+from zmdp.spark.batch.runner import MAX_LOSSES
+from zmdp.spark.batch.service import Batch
+from zmdp.spark.batch.settings import BatchSettings
 from zmdp.workers import Request
 
 
@@ -61,10 +63,9 @@ def work(spark):
 @pytest.fixture
 def batch():
     with closing(History(None, "batch")) as history:
-        yield Batch(
-            Pool(), broker="tcp://127.0.0.1:9", name="batch", catalogue=Catalogue(), jobs={"lose": lose, "work": work},
-            results=Results(None), concurrency=1, history=history,
-        )  # fmt: skip
+        settings = BatchSettings("batch", "tcp://127.0.0.1:9", concurrency=1)
+        offer = Offer(jobs={"lose": lose, "work": work})
+        yield Batch(settings, Pool(), Results(None), offer, history=history)
 
 
 def request(name, request_id=None):
@@ -111,4 +112,4 @@ def test_requests_that_saw_a_loss_run_one_at_a_time(batch):
         list(first)
     assert b'"started"' in next(second)
     second.close()
-    assert batch._suspect.acquire(blocking=False)
+    assert batch._runner._suspect.acquire(blocking=False)

@@ -1,0 +1,32 @@
+"""How a batch reaches its broker, and the names under which it serves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ...mdp.defaults import DEFAULT_ENDPOINT
+from ...mdp.keys import ClientKeys
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """How a batch reaches its broker, and the names under which it serves.
+
+    Args:
+        name: the driver's name, for `mdp-spark status` and `drain`.
+        broker: endpoint of the broker, or several in order of preference.
+        prefix: first part of the services' names.
+        concurrency: maximum number of concurrent requests of each service.
+        master: the Spark master, which `mdp-spark status` shows.
+        heartbeat: interval in seconds.
+        liveness: silent heartbeat intervals after which the broker is considered dead.
+        keys: the driver's keys, for brokers that require them.
+    """
+
+    name: str
+    broker: str | Sequence[str] = DEFAULT_ENDPOINT
+    prefix: str = "spark"
+    concurrency: int = 4
+    master: str = ""
+    heartbeat: float = 1.0
+    liveness: int = 5
+    keys: ClientKeys | None = field(default=None, repr=False)
