@@ -1,4 +1,4 @@
-"""Options that several subcommands of `mdp-spark` share."""
+"""Options and limits that several subcommands of `mdp-spark` share."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,6 +8,8 @@ import click
 from ..clients import bodies
 from ..mdp.cli.console import Decorator, with_default
 
+SPARK_GRACE_SECONDS: Final = 1.75
+"""How long Spark may take to end after the limit of a drain."""
 PREFIX: Final = click.option(
     "--prefix",
     default="spark",

@@ -1,6 +1,5 @@
 """Collect a DataFrame that may be large, computing it once, with little memory in the driver."""
 
-import inspect
 import os
 import shutil
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ def collect(table: "DataFrame", inline: int, path: str | None) -> Collected:
 
 def write(table: "pa.Table", path: str, like: "DataFrame") -> None:
     """Write a collected table, with the schema of the DataFrame `like`, to the folder `path`."""
-    if _is_url(path):
+    if is_url(path):
         like.sparkSession.createDataFrame(table, schema=like.schema).write.parquet(path)
         return
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -62,7 +61,8 @@ def write(table: "pa.Table", path: str, like: "DataFrame") -> None:
     pq.write_table(table.cast(_arrow_schema(like)), f"{path}/part-00000.parquet")
 
 
-def _is_url(path: str) -> bool:
+def is_url(path: str) -> bool:
+    """Whether results go to a URL, which only Spark can write, rather than to a folder of the driver's machine."""
     return ":" in path
 
 
@@ -79,7 +79,7 @@ def _returns_little(table: "DataFrame") -> bool:
 
 def _collect(table: "DataFrame", inline: int, path: str | None, most: int) -> Collected:
     """Run the query in one Spark job and put together what its tasks return."""
-    if path is not None and _is_url(path):
+    if path is not None and is_url(path):
         return _collect_to_url(table, inline, path, most)
     staging = None if path is None else Path(path, _STAGING)
     unwanted = path
@@ -156,7 +156,6 @@ def _accept(pieces: list[dict[str, Any]], staging: Path) -> None:
 
 def _arrow_schema(table: "DataFrame") -> "pa.Schema":
     """Return the schema that `DataFrame.toArrow` returns, with Spark's own for files."""
-    from pyspark.sql.pandas.types import to_arrow_schema  # noqa: PLC0415
+    from ..arrow import arrow_schema  # noqa: PLC0415
 
-    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
-    return to_arrow_schema(table.schema, **zone).with_metadata({_ROW_METADATA: table.schema.json()})
+    return arrow_schema(table.schema).with_metadata({_ROW_METADATA: table.schema.json()})

@@ -33,7 +33,7 @@ from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
 from ...titanic.cli.parameters import DURATION
-from ..parameters import CONF, MASTER, PREFIX, PY_FILES, name_option
+from ..parameters import CONF, MASTER, PREFIX, PY_FILES, SPARK_GRACE_SECONDS, name_option
 from ..session import (
     check_installed,
     check_py_files,
@@ -47,6 +47,7 @@ from ..session import (
 )
 from .catalogue import Catalogue, read
 from .check import checks
+from .collecting import is_url
 from .history import History
 from .jobs import load_jobs
 from .offer import Offer
@@ -58,9 +59,7 @@ from .settings import BatchSettings
 POLL_SECONDS: Final = 0.2
 """Interval at which the driver checks whether it should stop."""
 DEFAULT_DRAIN_SECONDS: Final = 600.0
-"""Jobs take minutes rather than seconds, and what has been done of one that is cancelled is lost."""
-GRACE_SECONDS: Final = 1.75
-"""How long Spark may take to end after that."""
+"""How long running jobs may take to finish: they take minutes, and what a cancelled one has done is lost."""
 SWEEP_SECONDS: Final = 600.0
 """Interval at which old results are deleted."""
 MAX_COLLECTED: Final = "128m"
@@ -277,7 +276,7 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
 def _results_folder(results: str | None, master: str | None, connect: str | None) -> str | None:
     if results is not None:
         results = re.sub(r"^file:(//(localhost)?)?/(?!/)", "/", results)  # a path: old results in it are deleted
-        return results if ":" in results else os.path.abspath(results)
+        return results if is_url(results) else os.path.abspath(results)
     local = connect is None and (master is None or master.startswith("local"))
     return os.path.abspath("spark-results") if local else None  # on a cluster, executors would write to their own disks
 
@@ -296,7 +295,7 @@ class _Stopper:
         """None while Spark is starting."""
         self.shutdown = Shutdown(
             self._finish, self._cancel, limit=drain_timeout, unfinished=self._unfinished, announcement="",
-            at_limit=self._give_up, grace=GRACE_SECONDS, logger=log,
+            at_limit=self._give_up, grace=SPARK_GRACE_SECONDS, logger=log,
         )  # fmt: skip
         self._drain_timeout = drain_timeout
         signal.signal(signal.SIGHUP, self._reload)

@@ -20,7 +20,7 @@ from ...mdp.errors import ServiceError
 from ...workers import Request
 from ..session import reason
 from .history import History
-from .jobs import parse_format, parse_object, unprocessable
+from .jobs import check_owner, parse_format, parse_object, unprocessable
 from .results import json_text
 
 if TYPE_CHECKING:
@@ -69,11 +69,7 @@ def find_result(history: History, job: str, caller: Request) -> dict[str, Any]:
     record = next(iter(history.rows(caller, job)), None)
     if record is None:
         raise ServiceError(Code.NO_WORKER, f"no job {job[:100]} in the history")
-    if not caller.may_manage(record["user"]):
-        raise ServiceError(
-            Code.NOT_ALLOWED,
-            f"job {job} belongs to {record['user']}; only {record['user']} or an admin can fetch its result",
-        )
+    check_owner(caller, job, record["user"], "fetch its result")
     if record["state"] != "done":
         raise unprocessable(f"job {job} has no result: it is {record['state']}")
     if record["path"] is None:

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final, Literal
 
+from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, SettingError
 from ...mdp.loading import load
+from ...workers import Request
 
 ENTRY_POINTS: Final = "zmdp.spark.jobs"
 """Group of entry points through which installed packages offer jobs."""
@@ -52,6 +54,13 @@ _NAMES: Final = {
 def unprocessable(text: str) -> ServiceError:
     """Return the error for an invalid request."""
     return ServiceError(UNPROCESSABLE, text[:1000])
+
+
+def check_owner(caller: Request, job: str, owner: str, action: str) -> None:
+    """Raise `ServiceError` 403 if the caller may not do `action` with a job: it is not its owner, nor an admin."""
+    if not caller.may_manage(owner):
+        text = f"job {job} belongs to {owner}; only {owner} or an admin can {action}"
+        raise ServiceError(Code.NOT_ALLOWED, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
-from .collecting import collect, write
+from .collecting import collect, is_url, write
 from .jobs import unprocessable
 from .tasks import stream
 
@@ -65,7 +65,7 @@ class Results:
             return [_json(description), data]
         if self.folder is None:
             raise self._too_large(len(data))
-        if ":" in self.folder:
+        if is_url(self.folder):
             raise ServiceError(
                 Code.TOO_LARGE,
                 f"the value has {len(data)} bytes, more than the {self.inline} that can be sent; return a DataFrame "
@@ -108,7 +108,7 @@ class Results:
 
     def delete_old(self, older_than: float) -> None:
         """Delete results older than `older_than` seconds, if the folder is local."""
-        if self.folder is None or ":" in self.folder or not Path(self.folder).is_dir():
+        if self.folder is None or is_url(self.folder) or not Path(self.folder).is_dir():
             return
         for each in Path(self.folder).iterdir():
             if _JOB.fullmatch(each.stem):  # other files in the folder are not ours to delete

@@ -11,10 +11,9 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from ...mdp.cli.console import printable
-from ...mdp.codes import Code
-from ...mdp.errors import RequestCancelled, ServiceError
+from ...mdp.errors import RequestCancelled
 from ...workers import Request
-from .jobs import JobCall, Query
+from .jobs import JobCall, Query, check_owner
 from .progress import Progress, spark_ui
 from .results import JOB_LENGTH
 from .sessions import JobSession
@@ -130,11 +129,7 @@ class RunningJobs:
             job = self._jobs.get(job_id)
         if job is None:
             return False
-        if not caller.may_manage(job.owner):
-            raise ServiceError(
-                Code.NOT_ALLOWED,
-                f"job {job_id} belongs to {job.owner}; only {job.owner} or an admin can cancel it",
-            )
+        check_owner(caller, job_id, job.owner, "cancel it")
         log.info("job %s: cancelled by mdp-spark cancel%s", job_id, f" of {caller.user}" if caller.user else "")
         job.cancel()
         return True

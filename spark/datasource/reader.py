@@ -9,8 +9,8 @@ from pyspark.sql import datasource as spark
 from pyspark.sql.types import StructType
 
 from ...titanic.arrow.reading import Requests, select_requests
+from ..arrow import arrow_schema
 from ..python_workers import exempt_imports_from_collection
-from .columns import arrow_schema
 from .options import database_option, int_option, known_options
 
 DEFAULT_PARTITIONS: Final = 8

@@ -19,8 +19,8 @@ from ...mdp.errors import SettingError
 from ...titanic.arrow.rows import ROW_OPTIONS, plan_rows
 from ...titanic.arrow.writing import ArrowWrite
 from ...titanic.store import staging
+from ..arrow import arrow_schema
 from ..python_workers import exempt_imports_from_collection
-from .columns import arrow_schema
 from .options import database_option, known_options
 
 try:

@@ -29,7 +29,7 @@ from ...mdp.control import name_or_default
 from ...mdp.keys import ClientKeys
 from ...titanic.cli.parameters import DURATION
 from ...workers import AsyncWorker
-from ..parameters import CONF, MASTER, PY_FILES, name_option
+from ..parameters import CONF, MASTER, PY_FILES, SPARK_GRACE_SECONDS, name_option
 from ..session import silence_py4j
 from .cluster import Cluster
 from .doctor import Doctor
@@ -37,9 +37,7 @@ from .driver import Fleet
 from .settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS, FleetSettings
 
 DEFAULT_DRAIN_SECONDS: Final = 30.0
-"""That of `mdworker`: handlers are the same."""
-GRACE_SECONDS: Final = 1.75
-"""How long Spark may take to end after that."""
+"""How long running requests may take to finish: as long as in `mdworker`, whose handlers are the same."""
 
 Command = Callable[..., Any]
 
@@ -170,7 +168,7 @@ def fleet(
 
     with Shutdown(
         running.drain, limit=drain_timeout, unfinished=running.unfinished, announcement="finishing running requests",
-        grace=GRACE_SECONDS, logger=log,
+        grace=SPARK_GRACE_SECONDS, logger=log,
     ) as shutdown:  # fmt: skip
         running.on_drain = shutdown.begin
         log.info("starting Spark on %s", cluster.master or "local[*]")
