@@ -73,7 +73,7 @@ class JobRunner:
             if losses:  # so that it costs others no second run, nor they it
                 yield from _wait(request, lambda: self._suspect.acquire(timeout=1.0) or None)
                 stack.callback(self._suspect.release)
-            session = yield from _wait(request, self._acquire_session)
+            session: Any = yield from _wait(request, self._acquire_session)  # mypy joins both kinds to `object`
             job = Job(spec, request.user, session, partial(execute, offer, self._results))
             self.running.add(job)
             kind = "sql" if isinstance(spec, Query) else "job"

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from ..session import is_alive, is_connect, stop_quietly
 from .jobs import unsafe_word
@@ -25,16 +25,16 @@ _ALIAS_LINE: Final = re.compile(r"^[\s:+|-]*SubqueryAlias (.+)$", re.MULTILINE)
 _NAME_PART: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
 
 
-class JobSession:
-    """A session that runs one request at a time: on the driver's own SparkContext, in a FAIR scheduler pool."""
+class ClassicSession:
+    """A session for one request at a time, on the driver's own SparkContext, in a FAIR scheduler pool."""
 
     number = 0
     """The session's number while it is acquired: no two that are have the same."""
-    settings: Mapping[str, str] = {}
-    """Spark's settings with which the pool has made it; Spark keeps catalogs once they are used."""
 
-    def __init__(self, session: "SparkSession", pools: int) -> None:
+    def __init__(self, session: "SparkSession", settings: Mapping[str, str], pools: int) -> None:
         self.spark = session
+        self.settings = settings
+        """Spark's settings with which the pool has made it; Spark keeps catalogs once they are used."""
         self._context = session.sparkContext
         self._pools = pools
         self._progress: ClassicProgress | None = None
@@ -69,12 +69,7 @@ class JobSession:
 
     def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
         """Return the tables of catalogs that `df` reads, as (catalog, …, table).  Raises what Spark raises."""
-        # Each table of a catalog has its full name as an alias in the analyzed plan, views only their own.
-        names = (tuple(_NAME_PART.findall(line)) for line in _ALIAS_LINE.findall(self._plan(df)))
-        return {name for name in names if len(name) > 1}
-
-    def _plan(self, df: "DataFrame") -> str:
-        return str(df._jdf.queryExecution().analyzed().toString())
+        return _tables_in(str(df._jdf.queryExecution().analyzed().toString()))
 
     def is_usable(self) -> bool:
         """Whether the session can still run jobs."""
@@ -84,11 +79,14 @@ class JobSession:
         """Release what the session alone uses: here nothing, for all sessions share the driver's context."""
 
 
-class ConnectSession(JobSession):
-    """A session of its own on a Spark Connect server."""
+class ConnectSession:
+    """A session for one request at a time, on a Spark Connect server; its methods do what `ClassicSession`'s do."""
 
-    def __init__(self, session: "SparkSession") -> None:
+    number = 0
+
+    def __init__(self, session: "SparkSession", settings: Mapping[str, str]) -> None:
         self.spark = session
+        self.settings = settings
         self._reported = ConnectProgress()
         session.registerProgressHandler(self._reported)  # type: ignore[arg-type]  # only needs to be callable
 
@@ -110,10 +108,11 @@ class ConnectSession(JobSession):
         del df
         return unsafe_word(sql)
 
-    def _plan(self, df: "DataFrame") -> str:
-        # Includes the other plans: a query may contain the title of one, so where the analyzed plan ends cannot be
-        # told.  The parsed plan has no tables yet, and the optimized one no aliases.
-        return str(df._explain_string(extended=True))  # type: ignore[operator]  # Connect's class has it
+    def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
+        """Search the plans of the query, of which the server only returns the text."""
+        # All four plans: a query may contain the title of one, so where the analyzed plan ends cannot be told.  The
+        # parsed plan has no tables yet, and the optimized one no aliases.
+        return _tables_in(str(df._explain_string(extended=True)))  # type: ignore[operator]  # Connect's class has it
 
     def is_usable(self) -> bool:
         """Whether the server answers."""
@@ -124,6 +123,16 @@ class ConnectSession(JobSession):
     def retire(self) -> None:
         """End the session on the server."""
         stop_quietly(self.spark)
+
+
+JobSession: TypeAlias = ClassicSession | ConnectSession
+
+
+def _tables_in(plan: str) -> set[tuple[str, ...]]:
+    """Return the tables of catalogs in the text of an analyzed plan, as (catalog, …, table)."""
+    # Each table of a catalog has its full name as an alias, views only their own.
+    names = (tuple(_NAME_PART.findall(line)) for line in _ALIAS_LINE.findall(plan))
+    return {name for name in names if len(name) > 1}
 
 
 class SessionPool:
@@ -191,16 +200,15 @@ class SessionPool:
             self._first = None
         opened = self._open_session() if self._first is None else self._first
         if is_connect(opened):
-            made: JobSession = ConnectSession(opened)
+            made: JobSession = ConnectSession(opened, settings)
         else:
             self._first = opened
             # Spark serves equally loaded pools in order of their names, so with more pools than cores the last would
             # starve.
             pools = max(1, min(self._count, opened.sparkContext.defaultParallelism))
-            made = JobSession(opened.newSession(), pools)
+            made = ClassicSession(opened.newSession(), settings, pools)
         for name, value in settings.items():
             made.spark.conf.set(name, value)
-        made.settings = settings
         return made
 
     def configure(self, settings: Mapping[str, str]) -> None:
