@@ -30,7 +30,7 @@ from .client_results import show_history
 from .jobs import FORMATS
 
 STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
-"""How long a request may wait in the broker's queue; a running job sends PARTIALs every few seconds."""
+"""How long `submit` waits for a PARTIAL or the result: a request may wait in the broker's queue for days."""
 DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
 """How long to wait for the broker to say whether a service exists."""
 

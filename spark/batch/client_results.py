@@ -22,7 +22,7 @@ from ...titanic.cli.parameters import client_options
 from .. import control
 from .jobs import FETCH_PREFIX
 
-FORMATS: Final = ("json", "csv", "arrow", "parquet")
+FILE_FORMATS: Final = ("json", "csv", "arrow", "parquet")
 
 
 # ── fetch ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -32,7 +32,7 @@ FORMATS: Final = ("json", "csv", "arrow", "parquet")
 @click.argument("job")
 @click.option("--output", default="-", metavar="FILE", help=with_default("File to write, or - for stdout.", "-"))
 @click.option(
-    "--format", "format_", type=click.Choice(FORMATS), default="json",
+    "--format", "format_", type=click.Choice(FILE_FORMATS), default="json",
     help=with_default("JSON lines, CSV, an Arrow IPC stream, or Parquet, which needs PyArrow here.", "json"),
 )  # fmt: skip
 @client_options(30)

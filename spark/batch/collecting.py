@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST_PASSED_BYTES: Final = 4 << 20
 """How many bytes one partition may pass to the driver."""
 _TOO_MUCH: Final = "spark.driver.maxResultSize"
-"""The setting that Spark's error names when more than that is passed to the driver."""
+"""The setting that limits what all tasks pass to the driver; Spark's error names it."""
 FEW_ROWS: Final = 1000
 FEW_BYTES: Final = 256 << 10
 _STAGING: Final = "_temporary"
@@ -35,9 +35,9 @@ class Collected:
 
 
 def collect(table: "DataFrame", inline: int, path: str | None) -> Collected:
-    """Run the query.  More than about `inline` bytes of Arrow data are written to the folder `path`, which is new.
+    """Run the query of `table`.  Write a result of more than about `inline` bytes to the folder `path`, which is new.
 
-    If `path` is None, they are lost, and counted only in part.  Raises what Spark raises.
+    If `path` is None, such a result is lost, and counted only in part.  Raises what Spark raises.
     """
     try:
         if _returns_little(table):

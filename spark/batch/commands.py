@@ -56,7 +56,7 @@ from .service import Batch
 from .sessions import SessionPool
 from .settings import BatchSettings
 
-POLL_SECONDS: Final = 0.2
+STOP_CHECK_SECONDS: Final = 0.2
 """Interval at which the driver checks whether it should stop."""
 DEFAULT_DRAIN_SECONDS: Final = 600.0
 """How long running jobs may take to finish: they take minutes, and what a cancelled one has done is lost."""
@@ -258,7 +258,7 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
     """
     swept_at = float("-inf")
     while not driver.draining.is_set() and not stopper.stops:
-        time.sleep(POLL_SECONDS)
+        time.sleep(STOP_CHECK_SECONDS)
         if stopper.reload:
             stopper.reload = False
             with suppress(SettingError):  # logged; nothing changes
@@ -268,7 +268,7 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
             sweep()
     stopper.shutdown.begin()
     driver.stop()
-    while not driver.wait(POLL_SECONDS):
+    while not driver.wait(STOP_CHECK_SECONDS):
         if stopper.stops > 1 or stopper.gave_up:
             driver.cancel_all()
 

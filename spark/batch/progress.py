@@ -38,7 +38,7 @@ class ClassicProgress:
         """Final counts of jobs that have ended, which are not polled again."""
 
     def now(self) -> Progress:
-        """Return the sum over all jobs of the group."""
+        """Return the progress over all jobs of the group."""
         jobs = self._tracker.getJobIdsForGroup(self._group)
         return sum((self._ended.get(job) or self._job(job) for job in jobs), Progress())
 
@@ -88,7 +88,7 @@ class ConnectProgress:
         self._operations = {}
 
     def now(self) -> Progress:
-        """Return the sum over the operations since `begin`."""
+        """Return the progress over all operations since `begin`."""
         return sum(list(self._operations.values()), Progress())
 
 

@@ -154,7 +154,7 @@ class SessionPool:
         self._count = count
         self._free: list[JobSession] = []
         self._first: SparkSession | None = None
-        """The session from which classic ones are made: they share its context."""
+        """The classic session from which all others are made, which share its context; None with Spark Connect."""
         self._opening = threading.Lock()
 
     def open(self) -> None:

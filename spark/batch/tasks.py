@@ -18,7 +18,7 @@ there is no folder.
 """
 ROW_GROUP_BYTES: Final = 8 << 20
 SPREAD: Final = 8
-"""After so many partitions, the next ones may pass on a quarter as much, and so on."""
+"""Number of partitions that may pass equally much to the driver: the next so many a quarter, then a ninth, …"""
 MIN_PASSED_BYTES: Final = 16 << 10
 
 

@@ -24,7 +24,7 @@ MAX_ROWS_PER_TRIGGER: Final = 1 << 31
 WAIT_SECONDS: Final = 0.2
 """How long to wait for open transactions before the stream continues up to the safe offset."""
 LONG_WAIT_SECONDS: Final = 10.0
-"""How long to wait for them if the stream ends with the requests that exist now."""
+"""How long to wait for open transactions if the stream ends with the requests that exist now."""
 
 
 class StreamReader(SpanReader, spark.DataSourceStreamReader, SupportsTriggerAvailableNow):

@@ -78,7 +78,7 @@ class Application:
     # ── cores ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def new_slots(self) -> Slots:
-        """Return the slots for which there is room.  Raises `SettingError` if there are too few cores."""
+        """Return a new fleet's slots, as many as there are cores for.  Raises `SettingError` if there are too few."""
         settings = self._settings
         most = self.max_slots()
         needed = max(1, settings.minimum)

@@ -40,7 +40,7 @@ State = Literal["ok", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check: what was found, and what to do if it failed."""
+    """What one check found, and what to do if it failed."""
 
     name: str
     state: State

@@ -37,8 +37,8 @@ WATCH_SECONDS: Final = 0.5
 """Interval at which the driver checks the broker's queue and the Spark jobs."""
 SILENCE_SECONDS: Final = 30.0
 """How long a slot may go without reporting before the driver logs a likely reason."""
-BROKER_TIMEOUT_SECONDS: Final = 5.0
-"""How long the broker, or the fleet that this one replaces, may take to answer."""
+ANSWER_TIMEOUT_SECONDS: Final = 5.0
+"""How long the broker, or the fleet that this one replaces, may take to answer the driver."""
 REPEAT_WARNING_SECONDS: Final = 60.0
 """How long before the same warning is logged again."""
 
@@ -64,10 +64,10 @@ class Fleet:
         """Called when `mdp-spark drain`, or a fleet that replaces this one, asks it to drain."""
         self._ended = threading.Event()
         self._changed = threading.Condition()
-        """Guards the attributes below."""
+        """Guards `_slots` and `_warned`, and is notified when leases or the load change."""
         self._slots: Slots
         self._warned: dict[str, float] = {}
-        """Warnings logged recently, and when."""
+        """When each warning was logged that was logged recently."""
 
     # ── from any thread ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -152,7 +152,7 @@ class Fleet:
     def _client(self) -> Client:
         settings = self.settings
         return Client(
-            settings.broker, timeout=BROKER_TIMEOUT_SECONDS, retries=0, heartbeat=settings.heartbeat, key=settings.keys
+            settings.broker, timeout=ANSWER_TIMEOUT_SECONDS, retries=0, heartbeat=settings.heartbeat, key=settings.keys
         )
 
     def _control(self, name: str) -> AbstractContextManager[None]:

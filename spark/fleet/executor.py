@@ -33,7 +33,7 @@ REPORT_SECONDS: Final = 1.0
 FIRST_REPORTS_SECONDS: Final = 0.2
 """Interval between reports until the broker knows the worker."""
 REPORT_TIMEOUT_SECONDS: Final = 5.0
-"""How long the driver may take to answer one, at most until the lease ends."""
+"""How long the driver may take to answer a report, at most until the lease ends."""
 BROKER_TIMEOUT_SECONDS: Final = 5.0
 """How long the broker may take to answer `mdp-spark doctor`."""
 STUCK_GRACE_SECONDS: Final = 5.0
@@ -50,10 +50,10 @@ class LeaseTask:
     run: str
     """A secret that only the driver and its tasks know."""
     reports: str
-    """The driver's service for reports, which no other driver offers: two fleets may have the same name."""
+    """The service that receives the reports; no other driver offers it, though two fleets may have the same name."""
     lease: Lease
     paths: tuple[str, ...] = ()
-    """Folders to import from."""
+    """Folders from which the task imports the handler."""
 
 
 def serve(task: LeaseTask, rows: Iterator[object]) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ _CLASS: Final = re.compile(r"(?:[a-z]\w*\.)+[A-Z]\w*: ")
 
 
 class LeaseJobs:
-    """Runs the leases of one fleet, whose tasks report to the service `reports`."""
+    """Runs the leases of a fleet as Spark jobs, whose tasks report to the service `reports`."""
 
     def __init__(self, settings: FleetSettings, run: str, reports: str, application: Application) -> None:
         self._settings = settings

@@ -12,22 +12,22 @@ from .settings import FleetSettings
 
 log = logging.getLogger("zmdp.spark")
 
-
 LOST_SECONDS: Final = 15.0
-"""How long a predecessor that was not asked to drain must be missing before it is taken for lost: it registers again
-after a restart of the broker."""
+"""How long a predecessor that was not asked to drain must be missing before it counts as lost.  After a restart of the
+broker, it takes a while to register again.
+"""
 
 
 class Predecessor:
-    """The fleet whose name and service a successor takes over.
+    """The running fleet NAME, which another fleet is to replace.
 
-    Both serve for a while, the successor under the name NAME.next.  When as many of its slots serve, it retires the
-    predecessor, which drains, and then takes its name.
+    Both serve for a while, the new one as NAME.next.  When it has as many serving slots as its predecessor wants, it
+    retires the predecessor, which drains, and then takes the name NAME.
     """
 
     def __init__(self, client: Client, settings: FleetSettings) -> None:
         self.wanted = 0
-        """The number of slots that it wants."""
+        """The number of slots that the predecessor wants."""
         self._settings = settings
         self._lost_seconds = max(LOST_SECONDS, settings.heartbeat * settings.liveness)
         self._client = client
@@ -36,11 +36,11 @@ class Predecessor:
 
     @property
     def successor(self) -> str:
-        """The successor's name in the meantime."""
+        """The name of the new fleet until its predecessor has gone."""
         return f"{self._settings.name}.next"
 
     def find(self) -> bool:
-        """Return whether there is such a fleet.
+        """Return whether the predecessor is running.
 
         Raises `SettingError` if it cannot be replaced by this one, and `ZmdpError` if the broker does not answer.
         """
@@ -57,7 +57,7 @@ class Predecessor:
         return True
 
     def replaced(self) -> None:
-        """Log that the successor has taken its name."""
+        """Log that the new fleet has taken the name of its predecessor."""
         log.info("replaced the previous fleet %s", self._settings.name)
 
     def retire(self) -> bool:

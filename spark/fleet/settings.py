@@ -26,7 +26,7 @@ class FleetSettings:
         service: name of the service.
         name: name of the fleet, for `mdp-spark status` and `drain`.
         broker: endpoint of the broker, or several in order of preference.
-        executors_broker: those that executors use, if they differ.
+        executors_broker: the endpoints that executors use, if they differ.
         minimum, maximum: bounds on the number of slots; a maximum of None means all cores.
         reserve: cores that slots never use.
         concurrency: requests that a slot handles at once; None means the default of `Worker` or `AsyncWorker`.
