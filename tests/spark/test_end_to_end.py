@@ -9,7 +9,6 @@ import os
 import signal
 from collections import Counter
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,18 +18,28 @@ from support.access import Folder
 from support.databases import Database, new_file
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import alive, eventually
-from support.sparks import BEATS, HERE, LIMITS, frames, free, result, rows, running_batch, running_fleet
+from support.sparks import (
+    BEATS,
+    HERE,
+    LIMITS,
+    finish,
+    forget_last_batch,
+    frames,
+    free,
+    result,
+    rows,
+    running_batch,
+    running_fleet,
+    task_pids,
+)
 from support.titanics import serving
 
 from zmdp.clients import Client, ServiceError
 from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
-from zmdp.spark.fleet.executor import LeaseTask, serve
-from zmdp.spark.fleet.settings import FleetSettings
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.titanic.frames import unpack
 from zmdp.workers import Worker
-from zmdp.workers.scaling import Lease
 
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,11 +117,10 @@ def test_the_error_of_a_task_reaches_the_caller(client, tmp_path):
 
 def test_cancelling_a_request_cancels_its_spark_job(client, spark, tmp_path):
     future = client.submit("spark.job", *frames("gated", {"folder": str(tmp_path)}))
-    told = [tmp_path / f"task-{number}" for number in range(2)]
-    eventually(lambda: all(each.exists() and each.read_text() for each in told), SPARK_TIMEOUT_SECONDS)
+    pids = task_pids(tmp_path)
     assert future.cancel()
     eventually(lambda: free(spark), SPARK_TIMEOUT_SECONDS)
-    eventually(lambda: not any(alive(int(each.read_text())) for each in told), SPARK_TIMEOUT_SECONDS)
+    eventually(lambda: not any(map(alive, pids)), SPARK_TIMEOUT_SECONDS)
     eventually(lambda: not control.ask(client, "batch", "status")["running"], SPARK_TIMEOUT_SECONDS)
 
 
@@ -171,22 +179,17 @@ def test_a_stream_calls_once_for_each_key(spark, endpoint, counts, tmp_path):
         lines = spark.readStream.format("text").load(str(tmp_path / "in"))
         keyed = lines.select("value", F.concat(F.lit("run/"), "value").alias("key"))
         replies = call_service(keyed, "up", input="value", key="key", broker=endpoint)
-        query = (
+        finish(
             replies.writeStream.foreachBatch(lambda frame, number: found.append(frame.collect()))
             .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
         )  # fmt: skip
-        try:
-            assert query.awaitTermination(SPARK_TIMEOUT_SECONDS)
-        finally:
-            query.stop()
 
     found = []
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("one\ntwo\n")
     with serving(endpoint, str(tmp_path / "titanic.db"), **BEATS):
         run()
-        for name in ("0", ".0.crc"):
-            (tmp_path / "checkpoint" / "commits" / name).unlink()
+        forget_last_batch(tmp_path / "checkpoint")
         run()
     assert [sorted(row.reply for row in each) for each in found] == [["ONE", "TWO"]] * 2
     assert counts == {"one": 1, "two": 1}
@@ -251,17 +254,7 @@ def test_a_stream_writes_once_and_reads_again_what_spark_repeats(spark, db, tmp_
     """Spark repeats the micro-batch of either stream, as if it had died before it had noted its end."""
 
     def run(stream, name):
-        query = stream.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start()
-        try:
-            assert query.awaitTermination(SPARK_TIMEOUT_SECONDS)
-        finally:
-            query.stop()
-
-    def forget(name):
-        commits = tmp_path / name / "commits"
-        latest = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-        for each in (f"{latest}", f".{latest}.crc"):
-            (commits / each).unlink()
+        finish(stream.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start())
 
     def write():
         lines = spark.readStream.format("text").load(str(tmp_path / "in")).selectExpr("value AS request")
@@ -275,13 +268,13 @@ def test_a_stream_writes_once_and_reads_again_what_spark_repeats(spark, db, tmp_
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.txt").write_text("1\n2\n")
     write()
-    forget("writing")
+    forget_last_batch(tmp_path / "writing")
     write()
     assert bodies(db) == ["1", "2"]
     assert db.left_over == (0, 0)
     db.end("s")
     read()
-    forget("reading")
+    forget_last_batch(tmp_path / "reading")
     read()
     assert [[tuple(row) for row in each] for each in batches] == [[(1, "reply")]] * 2
 
@@ -309,6 +302,7 @@ def test_executors_serve_until_the_fleet_is_drained(fleet):
     eventually(lambda: running.status()["slots"][0]["served"] == 1, SPARK_TIMEOUT_SECONDS)
     (slot,) = control.ask(client, "test", "status")["slots"]
     assert (slot["slot"], slot["state"], slot["pid"], slot["executor"]) == (0, "serving", pid, "driver")
+    assert 1.6e9 < slot["since"] < 1e11
     assert control.ask(client, "test", "drain")["draining"] is True
     eventually(lambda: not client.available("pid"), SPARK_TIMEOUT_SECONDS)
     eventually(lambda: running.status()["slots"] == [], SPARK_TIMEOUT_SECONDS)
@@ -329,18 +323,6 @@ def test_executors_use_the_key_of_the_fleet(spark, tmp_path, monkeypatch):
     folder = Folder(tmp_path)
     with folder.broker(limits=LIMITS) as server:
         (endpoint,) = server.endpoints
-
-        def problem(role):
-            """Return why a lease with this key did not reach the broker."""
-            settings = FleetSettings(
-                handler="fleet_handlers:pid", service="s", name="f", broker=endpoint, keys=folder.keys(role), **BEATS
-            )
-            task = LeaseTask(settings, "run", "spark.control.f/0", Lease(0, 1, 0.1), (str(HERE),))
-            (found,) = spark.sparkContext.parallelize([0], 1).mapPartitions(partial(serve, task)).collect()
-            return found["unreachable"]
-
-        # Again, where it is unclear: the broker may take longer to refuse a key than an executor waits to be told.
-        eventually(lambda: "the broker refuses this key" in problem("stranger"), SPARK_TIMEOUT_SECONDS)
         shop = Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, retries=0, **folder.settings("shop"))
         with running_fleet(spark, endpoint, keys=folder.keys("driver")), shop:
             assert int(shop.request("pid")[0]) != os.getpid()

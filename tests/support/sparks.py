@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.fleets import SPARK_TIMEOUT_SECONDS
+from support.processes import eventually
 
 from zmdp.mdp.limits import Limits
 from zmdp.spark import session as sessions
@@ -101,6 +102,32 @@ def rows(client, sql, **settings):
 def free(spark):
     """Whether Spark runs nothing."""
     return not spark.sparkContext.statusTracker().getActiveJobsIds()
+
+
+def task_pids(folder, tasks=2):
+    """Wait until all tasks of the job `gated` run; return the pids of their processes."""
+    told = [folder / f"task-{number}" for number in range(tasks)]
+    eventually(lambda: all(each.exists() and each.read_text() for each in told), SPARK_TIMEOUT_SECONDS)
+    return [int(each.read_text()) for each in told]
+
+
+# ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def finish(query):
+    """Wait until a streaming query has ended by itself."""
+    try:
+        assert query.awaitTermination(SPARK_TIMEOUT_SECONDS)
+    finally:
+        query.stop()
+
+
+def forget_last_batch(checkpoint):
+    """Make Spark repeat a stream's last micro-batch, as if it had died before it had noted that it was done."""
+    commits = checkpoint / "commits"
+    latest = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    for name in (f"{latest}", f".{latest}.crc"):
+        (commits / name).unlink(missing_ok=True)
 
 
 # ── fleets ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ import pytest
 from support.connect import connect_server
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import broker, eventually, process, run
-from support.sparks import QUICK
+from support.sparks import QUICK, task_pids
 
 from zmdp.clients import Client, RequestCancelled, ServiceError
 
@@ -81,13 +81,6 @@ def ask(client, name, **arguments):
     return json.loads(reply[-1])
 
 
-def began(folder, tasks=2):
-    """Wait until all tasks run; return the pids of their processes."""
-    told = [folder / f"task-{number}" for number in range(tasks)]
-    eventually(lambda: all(each.exists() and each.read_text() for each in told), SPARK_TIMEOUT_SECONDS)
-    return [int(each.read_text()) for each in told]
-
-
 def gone(pids):
     """Whether none of these processes runs."""
     return not set(pids) & set(parents())
@@ -102,7 +95,7 @@ def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
             assert len(json.loads(reply[-1])) == 20_000
 
             future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
-            workers = began(tmp_path)
+            workers = task_pids(tmp_path)
             (java,) = javas(one.pid)
             kill(java)
             with pytest.raises(ServiceError, match="Spark was lost during job") as raised:
@@ -116,7 +109,7 @@ def test_a_batch_survives_its_jvm_and_stops_cleanly(tmp_path):
             # running jobs are finished when the batch is told to stop
             (tmp_path / "again").mkdir()
             future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
-            began(tmp_path / "again")
+            task_pids(tmp_path / "again")
             left = family(one.pid)
             one.send_signal(signal.SIGTERM)
             one.line("finishing running jobs")
@@ -132,7 +125,7 @@ def test_a_large_result_costs_the_driver_little_memory(tmp_path):
     with broker(*QUICK) as (_, at), Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client:
         with batch(at, *small) as running:
             neighbour = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path), "tasks": 1}).encode())
-            began(tmp_path, tasks=1)
+            task_pids(tmp_path, tasks=1)
             (java,) = javas(running.pid)
             large = b"SELECT id, repeat('x', 200) AS x FROM range(0, 2000000, 1, 2)"
             described = json.loads(client.request("spark.sql", large)[-2])
@@ -148,7 +141,7 @@ def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tm
         client = stack.enter_context(Client(at, timeout=SPARK_TIMEOUT_SECONDS))
         two = stack.enter_context(batch(at, "--name", "two"))
         future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
-        workers = began(tmp_path)
+        workers = task_pids(tmp_path)
         two.send_signal(signal.SIGINT)
         two.line("finishing running jobs")
         two.send_signal(signal.SIGINT)
@@ -160,7 +153,7 @@ def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tm
         (tmp_path / "again").mkdir()
         three = stack.enter_context(batch(at, "--name", "three"))
         client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
-        left = [*began(tmp_path / "again"), *javas(three.pid)]
+        left = [*task_pids(tmp_path / "again"), *javas(three.pid)]
         three.end(signal.SIGKILL)
         eventually(lambda: gone(left), SPARK_TIMEOUT_SECONDS)
 
@@ -202,13 +195,13 @@ def test_a_batch_on_separate_executors(tmp_path):
         with batch(at, "--results", str(tmp_path / "results"), *files, master=master) as running:
             assert ask(client, "rows", n=2) == [{"id": 0}, {"id": 1}]
             future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path)}).encode())
-            workers = began(tmp_path)
+            workers = task_pids(tmp_path)
             future.cancel()
             eventually(lambda: gone(workers), SPARK_TIMEOUT_SECONDS)
             # an executor that is lost costs no job
             (tmp_path / "again").mkdir()
             future = client.submit("spark.job", b"gated", json.dumps({"folder": str(tmp_path / "again")}).encode())
-            began(tmp_path / "again")
+            task_pids(tmp_path / "again")
             kill(next(pid for pid in javas(running.pid) if b"CoarseGrainedExecutorBackend" in
                       Path(f"/proc/{pid}/cmdline").read_bytes()))  # fmt: skip
             (tmp_path / "again" / "go").touch()

@@ -1,7 +1,5 @@
 """Spark reads Titanic's requests as a table; tests/titanic/arrow has the rules for columns, conditions and ranges."""
 
-from datetime import timedelta
-
 import pytest
 from support.databases import OneOfEachState
 
@@ -40,19 +38,6 @@ def test_options_select_rows(db, read):
     assert [row.service for row in read("service string", state="failed").collect()] == ["three"]
     both = read("service string", state="done,failed", service="three,two").collect()
     assert sorted(row.service for row in both) == ["three", "two"]
-
-
-def test_an_sql_view(spark, db):
-    db.done("echo")
-    db.add("other")
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW history USING titanic OPTIONS (db '{db.url}')")
-    try:
-        (row,) = spark.sql("SELECT service, count(*) AS n, any_value(finished - created) AS took FROM history "
-                           "WHERE state = 'done' GROUP BY service").collect()  # fmt: skip
-    finally:
-        spark.catalog.dropTempView("history")
-    assert (row.service, row.n) == ("echo", 1)
-    assert isinstance(row.took, timedelta)
 
 
 def test_a_large_table_is_read_in_partitions(db, read):

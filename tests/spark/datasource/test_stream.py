@@ -1,10 +1,10 @@
 """Spark reads Titanic's requests as a stream, also after it died; tests/titanic/test_offsets.py has the rules."""
 
 import pytest
+from support.fleets import SPARK_TIMEOUT_SECONDS
+from support.sparks import finish, forget_last_batch
 
 pytestmark = pytest.mark.long
-QUERY_SECONDS = 300
-"""How long a query that ends by itself may take, on a busy machine."""
 
 
 @pytest.fixture
@@ -17,15 +17,11 @@ def run(spark, db, tmp_path):
         def keep(frame, number):
             batches[number] = sorted(row.id for row in frame.collect())
 
-        query = (
+        finish(
             spark.readStream.format("titanic").schema("id long, reply string").option("db", db.url).options(**options)
             .load().writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / checkpoint))
             .trigger(availableNow=True).start()
         )  # fmt: skip
-        try:
-            assert query.awaitTermination(QUERY_SECONDS)
-        finally:
-            query.stop()
         return batches
 
     return running
@@ -41,9 +37,7 @@ def test_a_restarted_stream_continues_and_repeats_its_last_batch(db, run, tmp_pa
     later = run()
     assert list(later.values()) == [[6]]
     (number,) = later
-    commits = tmp_path / "checkpoint" / "commits"
-    for name in (f"{number}", f".{number}.crc"):  # as if Spark had died before it had noted that
-        (commits / name).unlink()
+    forget_last_batch(tmp_path / "checkpoint")
     db.done()
     again = run()
     assert again[number] == [6]
@@ -57,4 +51,4 @@ def test_errors_of_a_stream_say_what_to_do(spark, tmp_path):
         .writeStream.format("memory").queryName("nothing").start()
     )  # fmt: skip
     with pytest.raises(Exception, match=r"there is no database .*nowhere.db"):
-        query.awaitTermination(QUERY_SECONDS)
+        query.awaitTermination(SPARK_TIMEOUT_SECONDS)

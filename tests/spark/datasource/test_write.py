@@ -10,7 +10,9 @@ from datetime import UTC, datetime
 import pytest
 from pyspark import TaskContext
 from support.databases import check_columns
+from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import eventually
+from support.sparks import finish, forget_last_batch
 from support.titanics import BEATS, serving
 
 from zmdp.titanic.frames import unpack
@@ -19,8 +21,6 @@ from zmdp.workers import Worker
 pytestmark = pytest.mark.long
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 AT = datetime(2035, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
-QUERY_SECONDS = 300
-"""How long a query that ends by itself, or a driver to write its first rows, may take on a busy machine."""
 
 
 def test_columns_become_requests(spark, db, write):
@@ -105,16 +105,11 @@ def stream(spark, db, tmp_path):
 
     def run(folder, checkpoint="checkpoint", **options):
         lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder))
-        query = (
+        finish(
             lines.selectExpr("value AS request").writeStream.format("titanic")
             .option("db", db.url).option("service", "s").option("checkpointLocation", str(tmp_path / checkpoint))
             .options(**options).trigger(availableNow=True).start()
         )  # fmt: skip
-        try:
-            assert query.awaitTermination(QUERY_SECONDS)
-        finally:
-            query.stop()
-        return query
 
     return run
 
@@ -137,10 +132,7 @@ def folder(tmp_path):
 def test_a_repeated_micro_batch_is_skipped(db, stream, folder, tmp_path, options):
     stream(folder("lines", 1, 2, 3), **options)
     assert bodies(db) == [1, 2, 3]
-    commits = tmp_path / "checkpoint" / "commits"
-    latest = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
-    for name in (f"{latest}", f".{latest}.crc"):
-        (commits / name).unlink()
+    forget_last_batch(tmp_path / "checkpoint")
     stream(folder("lines", 4), **options)
     assert bodies(db) == [1, 2, 3, 4]
     assert db.left_over == (0, 0)
@@ -187,7 +179,7 @@ rows.write.format("titanic").option("db", sys.argv[1]).option("service", "s").op
 def test_a_killed_driver_writes_nothing_and_its_job_can_be_repeated(spark, db, write, tmp_path):
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, db.url], cwd=tmp_path, start_new_session=True)
     try:
-        eventually(lambda: db.count("titanic_staged"), timeout=QUERY_SECONDS)
+        eventually(lambda: db.count("titanic_staged"), timeout=SPARK_TIMEOUT_SECONDS)
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
@@ -209,7 +201,7 @@ def test_from_rows_to_replies(spark, db, write, read, endpoint):
             .load().writeStream.format("memory").queryName("ends").start()
         )  # fmt: skip
         try:
-            eventually(lambda: query.processAllAvailable() or spark.table("ends").count() == 3, QUERY_SECONDS)
+            eventually(lambda: query.processAllAvailable() or spark.table("ends").count() == 3, SPARK_TIMEOUT_SECONDS)
         finally:
             query.stop()
     assert sorted(tuple(row) for row in spark.table("ends").collect()) == [

@@ -3,7 +3,6 @@
 Beside tests/spark/test_end_to_end.py, which has what `make test` shows.
 """
 
-import json
 import os
 import re
 from collections import defaultdict
@@ -218,13 +217,3 @@ def test_more_slots_than_cores_are_refused(spark, endpoint):
     fleet = Fleet(FleetSettings("m:f", "s", "n", broker=endpoint, minimum=2), Shared(spark))
     with pytest.raises(SettingError, match=re.escape("local[2,3] has 2 cores, of which 1 are reserved (--reserve)")):
         fleet.run()
-
-
-def test_reports_are_json_that_the_driver_understands(spark, endpoint, client):
-    with running_fleet(spark, endpoint):
-        client.request("pid")
-        row = eventually(
-            lambda: [s for s in control.ask(client, "test", "status")["slots"] if s["pid"]], SPARK_TIMEOUT_SECONDS
-        )[0]
-        assert json.loads(json.dumps(row)) == row
-        assert 1.6e9 < row["since"] < 1e11

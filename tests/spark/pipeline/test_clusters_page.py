@@ -13,7 +13,7 @@ import pytest
 from support import environment
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import BIN, process, run
-from support.sparks import BEATS
+from support.sparks import BEATS, forget_last_batch
 from support.standalone import standalone
 
 from zmdp.clients import Client, RequestRejected
@@ -62,8 +62,7 @@ def test_the_stream_writes_each_row_once_also_after_a_failure(spark, endpoint, t
         assert shouted() == ["ONE", "no such word"]
         add("b.json", "two")
         execute(stream)
-        (tmp_path / "checkpoint" / "commits" / "1").unlink()  # as if the driver had died just before it committed
-        (tmp_path / "checkpoint" / "commits" / ".1.crc").unlink(missing_ok=True)
+        forget_last_batch(tmp_path / "checkpoint")
         execute(stream)
         assert shouted() == ["ONE", "TWO", "no such word"]
         execute(failed)

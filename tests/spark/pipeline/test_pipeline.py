@@ -338,14 +338,6 @@ def test_with_a_key_a_retried_task_repeats_no_call(spark, endpoint, up, tmp_path
     assert up.counts == Counter(f"row {n}" for n in range(1000))
 
 
-@pytest.mark.usefixtures("titanic", "up")
-def test_rows_without_a_key(spark, endpoint):
-    df = spark.sql("SELECT 'x' AS text, cast(NULL AS string) AS key UNION ALL SELECT 'y', 'k'")
-    rows = call_service(df, "up", input="text", key="key", broker=endpoint).orderBy("text").collect()
-    assert [(row.reply, row.reply_code) for row in rows] == [(None, 400), ("Y", 200)]
-    assert "the key is NULL" in rows[0].reply_error
-
-
 # ── the SQL function ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -356,19 +348,6 @@ def sql(spark, endpoint):
     texts(spark, 100).createOrReplaceTempView("texts")
     yield spark.sql
     spark.catalog.dropTempView("texts")
-
-
-def test_the_function(sql, up):
-    rows = sql("SELECT id, r.reply, r.code, r.error FROM (SELECT id, call_service('up', text) AS r FROM texts)")
-    assert [tuple(row) for row in rows.collect()] == [(n, f"ROW {n}", 200, None) for n in range(100)]
-    assert set(up.counts.values()) == {1}  # not once for each field
-
-
-def test_the_function_under_a_filter(sql, up):
-    """Spark would push filters below a deterministic function and so call it twice."""
-    rows = sql("SELECT r.reply FROM (SELECT call_service('up', text) AS r FROM texts) WHERE r.code = 200").collect()
-    assert len(rows) == 100
-    assert set(up.counts.values()) == {1}
 
 
 @pytest.mark.usefixtures("titanic")
