@@ -207,8 +207,8 @@ class Client:
         """Call `service` and immediately return a `concurrent.futures.Future` of the reply.
 
         Any number of futures may be outstanding.  `future.cancel()` cancels the request.  Callbacks run one after the
-        other in the client's own thread: they may use the client, but while one blocks, the others wait.  The arguments
-        are those of `request`.
+        other in a thread of the client's: they may use the client and wait for other replies, but while one blocks,
+        the other callbacks wait.  The arguments are those of `request`.
         """
         dialog = self._usable()
         return dialog.submit(self._ask(service, frames, **how))

@@ -4,28 +4,31 @@ import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ZmdpError
 from .call import Call, Outcome
 from .dialog import Ask
-from .futures import FutureThread, ReplyFuture
+from .futures import Futures
 from .inbox import Inbox
 from .reply import Reply
 from .settings import ConnectionSettings
-from .sharing import Follower, SharedConnection, SingleOutcome, StreamInbox
+from .sharing import SharedConnection, SingleOutcome, StreamInbox, Waiter
 
 
 class X1Dialog:
-    """Requests over X1, made by threads.  It starts a thread of its own only for futures."""
+    """Requests over X1, made by threads.  It starts threads of its own only for futures."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._shared = SharedConnection(settings)
-        self._futures = FutureThread(self._shared)
+        self._futures = Futures(self._shared)
         self._arrived: deque[Inbox] = deque()
         """For each outcome that `recv` has not returned yet, the inbox that holds it."""
-        self._unfinished: dict[Call, None] = {}
+        self._unfinished: dict[_SentRequest, None] = {}
         """The requests made with `send` that have not ended, in the order in which they were sent."""
+        self._takers: deque[_Taker] = deque()
+        """The threads that wait in `recv`."""
 
     @property
     def endpoint(self) -> str:
@@ -34,25 +37,17 @@ class X1Dialog:
 
     def request(self, ask: Ask) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.timeout * (1 + ask.retries))
+        timeout = ask.timeout * (1 + ask.retries)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers, timeout)
         outcome, shared = SingleOutcome(), self._shared
-        call: Call | None = None
         try:
-            with shared.lock:
-                call = shared.begin(outcome, ask, headers, timeout=ask.timeout * (1 + ask.retries))
-                if shared.driver is not None:  # otherwise this thread is about to drive
-                    shared.send()
-                shared.wait(outcome.__bool__, receiver=outcome)
-                if not outcome:
-                    shared.check_open()
+            shared.begin(outcome, ask, headers, timeout=timeout)
+            shared.wait(outcome)
             reply = outcome.take()
         except BaseException as error:
-            if call is not None:
-                shared.cancel(call)
+            shared.cancel(outcome)
             finish(error)
             raise
-        finally:
-            shared.cancel_unwanted()
         if finish is not tracing.untraced:
             finish(None)
         return reply
@@ -61,17 +56,13 @@ class X1Dialog:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
         headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.deadline)
         parts, shared = StreamInbox(), self._shared
-        call: Call | None = None
         error: ZmdpError | None = None
         try:
-            with shared.lock:
-                silence = ask.timeout * (1 + ask.retries)
-                call = shared.begin(parts, ask, headers, timeout=ask.deadline, silence=silence, stream=True)
-                shared.send()
-            shared.cancel_unwanted()
+            silence = ask.timeout * (1 + ask.retries)
+            shared.begin(parts, ask, headers, timeout=ask.deadline, silence=silence, stream=True)
             while True:
                 if not parts:
-                    shared.next(parts)
+                    shared.wait(parts)
                 part = parts.take()
                 yield part
                 if part.final:
@@ -80,20 +71,15 @@ class X1Dialog:
             error = failure
             raise
         finally:
-            if call is not None:
-                shared.cancel(call)
+            shared.cancel(parts)
             finish(error)
 
     def submit(self, ask: Ask) -> "Future[Reply]":
         """Send a request and return the future of its reply."""
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.timeout * (1 + ask.retries))
-        futures, shared = self._futures, self._shared
-        future = ReplyFuture(futures)
+        timeout = ask.timeout * (1 + ask.retries)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers, timeout)
         try:
-            with shared.lock:
-                call = shared.begin(future, ask, headers, timeout=ask.timeout * (1 + ask.retries))
-                futures.submitted(future, call)
-            shared.cancel_unwanted()
+            future = self._futures.submit(ask, headers, timeout)
         except BaseException as error:
             finish(error)
             raise
@@ -105,68 +91,83 @@ class X1Dialog:
 
     def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
         """Send a request whose reply `recv` returns.  Without a connection, it is sent when `recv` makes one."""
-        shared = self._shared
         sent = _SentRequest(self)
-        with shared.lock:
-            sent.call = shared.begin(sent, Ask(service, body, timeout), stream=True)
-            self._unfinished[sent.call] = None
-            shared.send()
-        shared.cancel_unwanted()
+        self._unfinished[sent] = None
+        try:
+            self._shared.begin(sent, Ask(service, body, timeout), stream=True)
+        except BaseException:
+            self._unfinished.pop(sent, None)
+            raise
+        self._shared.send()
 
     def received(self, sent: "_SentRequest", outcome: Outcome) -> None:
         """Take an outcome of a request made with `send`."""
+        if sent not in self._unfinished:
+            return  # it was abandoned
         if sent.add(outcome):
             self._arrived.append(sent)
-        if sent.full and not sent.call.ended:
+        if sent.full and sent.call is not None:
             self._shared.session.cancel(sent.call)
-        if sent.call.ended:
-            self._unfinished.pop(sent.call, None)
+        if sent.full or not isinstance(outcome, Reply) or outcome.final:
+            self._unfinished.pop(sent, None)
+        for taker in list(self._takers):
+            taker.wake()
 
     def recv(self, *, timeout: float) -> Reply:
         """Return the next reply, or part of one, to a request made with `send`."""
-        shared = self._shared
-        with shared.lock:
-            if not self._arrived:
+        shared, until = self._shared, time.monotonic() + timeout
+        if not self._arrived:
+            shared.check_open()
+            if not self._unfinished:
+                raise BusyError("nothing was sent: recv() returns the replies to send()")
+        taker = _Taker(self._arrived)
+        self._takers.append(taker)
+        try:
+            while True:
+                shared.wait(taker, until)
+                if taker:
+                    with suppress(IndexError):  # another thread has taken it
+                        return self._arrived.popleft().take()
                 shared.check_open()
-                if not self._unfinished:
-                    raise BusyError("nothing was sent: recv() returns the replies to send()")
-                shared.wait(lambda: bool(self._arrived), time.monotonic() + timeout)
-            if not self._arrived:
-                shared.check_open()
-                count = len(self._unfinished)
-                text = f"no reply through {self.endpoint} within {timeout:g} s; outstanding requests: {count}"
-                raise RequestTimeout(text)
-            inbox = self._arrived.popleft()
-        shared.cancel_unwanted()
-        return inbox.take()
+                if time.monotonic() >= until:
+                    break
+        finally:
+            self._takers.remove(taker)
+        text = f"no reply through {self.endpoint} within {timeout:g} s; outstanding requests: {len(self._unfinished)}"
+        raise RequestTimeout(text)
 
     def reset(self) -> None:
         """Cancel every request made with `send` and discard what has arrived for them."""
-        for call in list(self._unfinished):
-            self._shared.cancel(call)
-        self._unfinished.clear()
-        self._arrived = deque()
+        abandoned, self._unfinished = self._unfinished, {}
+        for sent in list(abandoned):
+            self._shared.cancel(sent)
+        self._arrived.clear()
 
     def close(self) -> None:
         """Cancel every outstanding request and close the connection."""
-        shared = self._shared
-        with shared.lock:
-            if shared.closed:
-                return
-            shared.close(lambda: ClosedError("this client was closed"))
-        self._futures.close()
-        shared.close_descriptors()
+        if self._shared.close(lambda: ClosedError("this client was closed")):
+            self._futures.close()
 
 
 class _SentRequest(Inbox):
     """The outcomes of one request made with `send`."""
 
-    call: Call
-
     def __init__(self, dialog: X1Dialog) -> None:
         super().__init__()
-        self.follower: Follower | None = None
+        self.call: Call | None = None
         self._dialog = dialog
 
-    def put(self, outcome: Outcome) -> None:
+    def put(self, outcome: Outcome) -> bool:
         self._dialog.received(self, outcome)
+        return False
+
+
+class _Taker(Waiter):
+    """The wait of a thread for the outcome of any request made with `send`."""
+
+    def __init__(self, arrived: deque[Inbox]) -> None:
+        super().__init__()
+        self._arrived = arrived
+
+    def __bool__(self) -> bool:
+        return bool(self._arrived)

@@ -71,7 +71,7 @@ class Threads:
 
 
 class Futures(Threads):
-    """The same calls as futures, which the client's own thread serves."""
+    """The same calls as futures, which a thread of the client's serves."""
 
     def ask(self, body):
         return self._client.submit("echo", body)

@@ -100,11 +100,11 @@ def test_awaited_by_asyncio(client, router):
 def test_many_threads_wait_for_one_future(client, router, pool):
     (future, other), asked = submit(client, router, 2)
     waiting = [pool.submit(future.result, TIMEOUT_SECONDS) for _ in range(6)]
-    eventually(lambda: len(client._dialog._shared._followers) >= 5)
+    eventually(lambda: len(future._condition._waiters) == 6)
     answer(router, asked[:1])
     assert [each.result(TIMEOUT_SECONDS) for each in waiting] == [[b"0"]] * 6
     waiting = [pool.submit(other.result, TIMEOUT_SECONDS) for _ in range(6)]
-    eventually(lambda: len(client._dialog._shared._followers) >= 5)
+    eventually(lambda: len(other._condition._waiters) == 6)
     assert other.cancel()
     for each in waiting:
         assert isinstance(each.exception(TIMEOUT_SECONDS), CancelledError)
@@ -136,7 +136,7 @@ def test_cancelled_by_many_threads(client, router, pool):
             assert future.cancelled() == outcomes[2 * number] == outcomes[2 * number + 1]
             assert future.cancelled() or future.result(TIMEOUT_SECONDS) == [b"%d" % number]
     eventually(lambda: client._dialog._shared.session.outstanding == 0)
-    assert client._dialog._futures.promised == 0
+    assert not client._dialog._futures.pending
 
 
 # ── callbacks ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,13 +159,22 @@ def test_callbacks_are_called_in_order_by_one_thread(client, router):
     assert called == [([b"%d" % (number // 2)], "zmdp-client") for number in range(40)]
 
 
-def test_a_callback_may_wait_for_another_future(client, router):
+@pytest.mark.parametrize(
+    "wait_for",
+    [
+        lambda future: future.result(TIMEOUT_SECONDS),
+        lambda future: wait([future], TIMEOUT_SECONDS).done.pop().result(0),
+        lambda future: next(as_completed([future], TIMEOUT_SECONDS)).result(0),
+    ],
+    ids=["result", "wait", "as_completed"],
+)
+def test_a_callback_may_wait_for_another_future(client, router, wait_for):
     waited, waits, done = [], threading.Event(), threading.Event()
     (first, second), asked = submit(client, router, 2)
 
     def wait_for_other(_):
         waits.set()
-        waited.append(second.result(TIMEOUT_SECONDS))
+        waited.append(wait_for(second))
         done.set()
 
     first.add_done_callback(wait_for_other)
@@ -226,21 +235,25 @@ def test_every_submitted_request_is_sent(client, router, pool, first):
         answer(router, asked)
 
 
-def test_a_caller_that_waits_drives(client, router, pool):
-    """It takes over from the client's own thread, which goes on driving when the caller has its reply."""
-    thread, shared = client._dialog._futures, client._dialog._shared
-    (first, second), asked = submit(client, router, 2)
-    eventually(lambda: shared.driver == thread._ident is not None)
-    idents = []
-    waiting = pool.submit(lambda: (idents.append(threading.get_ident()), first.result(TIMEOUT_SECONDS))[1])
-    eventually(lambda: idents and shared.driver == idents[0])
-    answer(router, asked[:1])
-    assert waiting.result(TIMEOUT_SECONDS) == [b"0"]
-    eventually(lambda: shared.driver == thread._ident)
-    called = threading.Event()
-    second.add_done_callback(lambda _: called.set())
-    answer(router, asked[1:])
-    assert called.wait(TIMEOUT_SECONDS)
+def test_the_clients_thread_and_callers_take_turns_to_drive(client, router, pool):
+    shared = client._dialog._shared
+    calling = pool.submit(client.request, "echo", b"called")
+    asked = router.requests(1)
+    eventually(lambda: shared.driver is not None)
+    caller = shared.driver
+    futures, also = submit(client, router, 2)
+    eventually(lambda: len(shared._waiting) == 2)
+    answer(router, asked)
+    assert calling.result(TIMEOUT_SECONDS) == [b"called"]
+    eventually(lambda: shared.driver == client._dialog._futures._threads[0].ident != caller)
+    calling = pool.submit(client.request, "echo", b"again")
+    asked = router.requests(1)
+    answer(router, also)
+    assert [future.result(TIMEOUT_SECONDS) for future in futures] == [[b"0"], [b"1"]]
+    eventually(lambda: shared.driver != client._dialog._futures._threads[0].ident)
+    answer(router, asked)
+    assert calling.result(TIMEOUT_SECONDS) == [b"again"]
+    eventually(lambda: shared.driver is None)
 
 
 def test_requests_of_threads_whose_replies_arrive_together_share_messages(client, router, pool):
@@ -256,19 +269,21 @@ def test_requests_of_threads_whose_replies_arrive_together_share_messages(client
     assert messages < 160
 
 
-def test_a_request_that_is_cancelled_while_the_clients_thread_has_the_lock(client, router):
-    """The caller does not wait for the lock: the client's thread cancels the request after it has released the lock."""
+def test_a_request_that_is_cancelled_while_another_thread_has_the_lock(client, router):
+    """The thread that cancels it does not wait for the lock: the next one that has it cancels the request."""
     client.send("echo", b"x")
     asked = router.requests(1)
-    thread, shared = client._dialog._futures, client._dialog._shared
+    shared = client._dialog._shared
     with shared.lock:
         cancelling = threading.Thread(target=client.reset)
         cancelling.start()
         cancelling.join()
         assert shared.session.outstanding == 1
-        thread._nap(0)
-        assert shared.session.outstanding == 0
-    assert router.recv()[3:] == [b"\x09", b"\0\0\0\x09\x05" + asked[0].number.to_bytes(8, "big")]
+    client.send("echo", b"y")
+    message = router.recv()
+    assert message[3] == b"\x09"
+    assert message[4].endswith(b"\0\0\0\x09\x05" + asked[0].number.to_bytes(8, "big"))
+    assert shared.session.outstanding == 1
 
 
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -282,6 +297,17 @@ def test_closing_settles_every_future(router):
     client.close()
     assert all(isinstance(future.exception(0), ClosedError) for future in futures)
     assert called == futures
+
+
+def test_closing_ends_the_threads(router, pool):
+    for _ in range(50):
+        client = Client(router.endpoint, timeout=TIMEOUT_SECONDS)
+        future, calling = client.submit("echo"), pool.submit(client.request, "echo")
+        router.requests(2)
+        client.close()
+        assert isinstance(future.exception(0), ClosedError)
+        assert isinstance(calling.exception(TIMEOUT_SECONDS), ClosedError)
+        assert not any(thread.is_alive() for thread in client._dialog._futures._threads)
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["while a caller waits", "while none waits"])

@@ -912,7 +912,7 @@ def test_ctrl_c_while_waiting(x1, holding, driven_by):
     def interrupt():
         main, shared = threading.main_thread().ident, x1._dialog._shared
         holding.wait_taken(1 if other is None else 2)
-        eventually(lambda: shared.driver == main if other is None else shared._followers)
+        eventually(lambda: shared.driver == main if other is None else len(shared._waiting) == 2)
         signal.pthread_kill(main, signal.SIGINT)
         while not interrupted.wait(1):  # Python may be just about to sleep: then it does not notice
             signal.pthread_kill(main, signal.SIGINT)

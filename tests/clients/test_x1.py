@@ -3,7 +3,6 @@
 import gc
 import multiprocessing
 import os
-import socket
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from types import SimpleNamespace
@@ -12,7 +11,7 @@ import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client, ClosedError, RequestRejected, RequestTimeout, SettingError
-from zmdp.clients.futures import FutureThread
+from zmdp.clients.futures import Futures
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import Worker
@@ -145,7 +144,7 @@ def held(endpoint):
 def test_a_future_is_settled_while_a_caller_drives(endpoint, held):
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
         client.submit("echo").result(TIMEOUT_SECONDS)
-        eventually(lambda: client._dialog._futures.asleep)
+        eventually(lambda: client._dialog._shared.driver is None)
         driving = pool.submit(client.request, "hold", b"x")
         assert held.taken.wait(TIMEOUT_SECONDS)
         assert client.submit("echo", b"y").result(TIMEOUT_SECONDS) == [b"y"]
@@ -169,33 +168,38 @@ def test_a_request_times_out_while_another_thread_drives(endpoint, held):
 
 
 def test_the_clients_thread_sleeps_while_no_future_is_outstanding(endpoint, monkeypatch):
-    naps = [0.0]
+    naps = [0]
 
-    def nap(futures, seconds, nap=FutureThread._nap):
-        naps.append(seconds)
-        nap(futures, seconds)
+    def sleep(thread, sleep=Futures.sleep):
+        naps[0] += 1
+        sleep(thread)
 
-    monkeypatch.setattr(FutureThread, "_nap", nap)
+    monkeypatch.setattr(Futures, "sleep", sleep)
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        assert client.submit("echo", b"x").result(TIMEOUT_SECONDS) == [b"x"]
+        shared, thread = client._dialog._shared, client._dialog._futures
         for _ in range(3):
-            eventually(lambda: naps[-1] == -1)  # it sleeps until it is notified
-            count = len(naps)
+            assert client.submit("echo", b"x").result(TIMEOUT_SECONDS) == [b"x"]
+            eventually(lambda: shared.driver is None and thread._gate.locked())  # it sleeps until it is woken
+            before = naps[0]
             assert client.request("echo", b"y") == [b"y"]
-            assert len(naps) == count
-            assert client.submit("echo", b"z").result(TIMEOUT_SECONDS) == [b"z"]
+            assert naps[0] == before
 
 
-def test_wake_ups_are_merged(endpoint, held):
+def test_wake_ups_are_merged(endpoint, held, monkeypatch):
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
         shared = client._dialog._shared
         driving = pool.submit(client.request, "hold", b"x")
         assert held.taken.wait(TIMEOUT_SECONDS)
+        eventually(lambda: shared._asleep)
+        sent, real = [], shared._wake_in
+        monkeypatch.setattr(shared, "_wake_in", SimpleNamespace(send=sent.append, close=real.close))
         with shared.lock:
             shared.wake()
             shared.wake()
-            assert shared._wake_out.recv(10, socket.MSG_PEEK) == b"!"
-        eventually(lambda: not shared._woken)
+            assert sent == [b"!"]
+        monkeypatch.undo()
+        real.send(b"!")
+        eventually(lambda: shared._asleep)
         assert [
             future.result(TIMEOUT_SECONDS) for future in [client.submit("echo", b"%d" % n) for n in range(200)]
         ] == [[b"%d" % n] for n in range(200)]
@@ -226,4 +230,4 @@ def test_threads_that_use_every_method_at_once(endpoint):
         for each in asking:
             each.result(TIMEOUT_SECONDS)
         eventually(lambda: client._dialog._shared.session.outstanding == 0)  # what was cancelled last, too
-        eventually(lambda: not client._dialog._shared._followers)  # nobody is left asleep
+        eventually(lambda: not client._dialog._shared._waiting)  # nobody is left asleep
