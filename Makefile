@@ -19,7 +19,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark test test-all test-long test-loaded test-pythons quick java browser lint unit sim crash attack failover bench bench-more clean help
+.PHONY: demo demo-spark test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover bench bench-more clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -111,7 +111,15 @@ test-all: java browser $(VENV)/dev.installed
 	@$(STAGES) all
 
 # What `make test-all` runs beyond `make test`.
-test-long: java browser $(VENV)/dev.installed
+# ZeroMQ for Node, which the X1 programs in Node need (examples/x1).
+node: $(VENV)/dev.installed
+	@if command -v npm >/dev/null && ! [ -d $(VENV)/node/node_modules/zeromq ]; then \
+		echo "installing zeromq for Node …"; npm install --silent --prefix $(VENV)/node zeromq@6 >/dev/null; \
+	fi; \
+	[ -d $(VENV)/node/node_modules/zeromq ] || \
+		echo "zeromq for Node is missing, and tests of the programs in Node need it: install Node and npm" >&2
+
+test-long: java browser node $(VENV)/dev.installed
 	@$(STAGES) long
 
 test-loaded: java browser $(VENV)/dev.installed

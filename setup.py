@@ -61,7 +61,7 @@ MACHINES = [
     "zmdp/mdp/timers.py",
     "zmdp/mdp/wire/commands.py",
     "zmdp/mdp/wire/envelope.py",
-    "zmdp/mdp/wire/framed.py",
+    "zmdp/mdp/wire/messages.py",
     "zmdp/mdp/wire/mdp.py",
     "zmdp/mdp/wire/names.py",
     "zmdp/mdp/wire/options.py",

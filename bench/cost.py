@@ -13,8 +13,8 @@ tenth of a second, and all use the same libzmq:
 - the forwarding loop in Python (forward.py): pyzmq with as little other code as possible;
 - the Guide's broker in C, and the Guide's method in Python (guide_method.py), which speak MDP/0.1.
 
-"X1 batched" is the batched form of X1, in which a message carries many requests and a worker holds up to 64 of them.
-The loop cannot forward this form, so it is compared under framed X1, with as many requests outstanding.
+In X1 a message carries many requests, and a worker holds up to 64 of them.  The loop cannot forward such messages, so
+it is compared under MDP/0.2, with as many requests outstanding.
 
 CPU includes all threads of the broker's process, also libzmq's.  It depends on the cores on which the system runs its
 two threads, which change all the time.  So all figures but the first pin the broker to one core and its load to the
@@ -36,6 +36,9 @@ from typing import Any, Self
 import native
 import zmq
 
+from zmdp.mdp import wire
+from zmdp.mdp.wire import batch
+
 PART = "cost"
 TITLE = "What the broker costs"
 
@@ -49,9 +52,9 @@ ZMDP = "zmdp"
 PURE = "zmdp, pure Python"
 GUIDE = "the Guide's broker in C"
 METHOD = "the Guide's method in Python"
-BATCHED = native.BATCHED
-FRAMED = ("0.1", "0.2", "X1")
-ALL = (*FRAMED, BATCHED)
+X1 = "X1"
+LEGACY = ("0.1", "0.2")
+ALL = (*LEGACY, X1)
 
 QUIET = ("--heartbeat", "30", "--max-services", "100000")
 """Long, so that heartbeats do not affect the measurement."""
@@ -68,11 +71,11 @@ class Contender:
     dialects: tuple[str, ...]
     start: Callable[[bool], AbstractContextManager[tuple[int, str]]]
     forwards: bool = False
-    """It does not implement the batched form: its load is framed X1 instead."""
+    """It does not implement X1: its load is MDP/0.2 instead."""
 
     def load_dialect(self, dialect: str) -> str:
         """Return the dialect of its load when `dialect` is measured."""
-        return "X1" if self.forwards and dialect == BATCHED else dialect
+        return "0.2" if self.forwards and dialect == X1 else dialect
 
 
 class Running:
@@ -102,13 +105,13 @@ class Running:
 def contenders(tools: native.Tools, guide: str | None) -> Iterator[Contender | Record]:
     """Yield the available contenders, and records of those that are not available."""
     yield Contender(C, ALL, lambda _: native.forwarding(tools), forwards=True)
-    yield Contender(IN_TURN, FRAMED, lambda _: native.forwarding(tools, in_turn=True))
+    yield Contender(IN_TURN, LEGACY, lambda _: native.forwarding(tools, in_turn=True))
     yield Contender(ZMDP, ALL, lambda quiet: native.broker(*QUIET * quiet))
     if compiled():
         yield Contender(PURE, ALL, lambda quiet: native.broker(*QUIET * quiet, pure=True))
     else:
         yield skipped(PURE, "this zmdp has no compiled module: what is called zmdp is pure Python")
-    yield Contender(PYTHON, FRAMED, lambda _: native.forwarding_python())
+    yield Contender(PYTHON, LEGACY, lambda _: native.forwarding_python())
     try:
         directory = native.guide_directory(guide)
         usual, rare = native.build_guide(tools, directory), native.build_guide(tools, directory, 30)
@@ -151,9 +154,9 @@ def points(*, quick: bool) -> list[Point]:
     """Return the points at which all contenders are measured in each round."""
     every = (C, IN_TURN, ZMDP, PURE, PYTHON, GUIDE, METHOD)
     few = (C, ZMDP, PURE)
-    peers = {"0.1": every, "0.2": few, "X1": every, BATCHED: few}
+    peers = {"0.1": every, "0.2": every, X1: few}
     found = []
-    for dialect in ("0.2", "X1", BATCHED) if quick else ALL:
+    for dialect in ("0.2", X1) if quick else ALL:
         for outstanding in (1, 64) if quick else (1, 8, 64, 500):
             params = {"dialect": dialect, "outstanding": outstanding}
             load = {"outstanding": outstanding}
@@ -162,10 +165,10 @@ def points(*, quick: bool) -> list[Point]:
                 found.append(Point(dialect, ON_ONE_CORE, params, load, peers[dialect]))
     for role in ("clients", "workers"):
         found += [
-            Point(BATCHED, f", by {role}", {role: count}, {role: count, "outstanding": 64}, few)
+            Point(X1, f", by {role}", {role: count}, {role: count, "outstanding": 64}, few)
             for count in ((1, 4, 16) if quick else (1, 2, 4, 8, 16))
         ]
-    for dialect in (BATCHED,) if quick else ("0.2", BATCHED):
+    for dialect in (X1,) if quick else ("0.2", X1):
         for body in (0, 1_000, 1_000_000) if quick else (0, 32, 1_000, 64_000, 1_000_000, 10_000_000):
             params = {"dialect": dialect, "body bytes": body}
             load = {"body": body, "outstanding": 8 if body < 1_000_000 else 1}
@@ -175,12 +178,12 @@ def points(*, quick: bool) -> list[Point]:
 
 ON_ONE_CORE = ", on one core"
 PINNED = "the broker on one core, the load on the others"
-LOOP = f"beside {BATCHED} the loop gets framed X1"
+LOOP = "beside X1 the loop gets MDP/0.2"
 HEADERS = [
     ("", "outstanding", f"4 clients, 4 workers, 32-byte bodies; outstanding requests of each client; {LOOP}"),
     (ON_ONE_CORE, "outstanding", f"4 clients, 4 workers, 32-byte bodies; {PINNED}; {LOOP}"),
-    (", by clients", "clients", f"{BATCHED}, 4 workers, 64 outstanding per client, 32-byte bodies; {PINNED}; {LOOP}"),
-    (", by workers", "workers", f"{BATCHED}, 4 clients, 64 outstanding per client, 32-byte bodies; {PINNED}; {LOOP}"),
+    (", by clients", "clients", f"X1, 4 workers, 64 outstanding per client, 32-byte bodies; {PINNED}; {LOOP}"),
+    (", by workers", "workers", f"X1, 4 clients, 64 outstanding per client, 32-byte bodies; {PINNED}; {LOOP}"),
     (", by body", "body bytes", f"4 clients, 4 workers, 8 outstanding per client, 1 from 1 MB on; {PINNED}; {LOOP}"),
 ]
 BESIDE = f"the load is 4 clients with 64 outstanding and 4 workers of another service; {PINNED}"
@@ -256,7 +259,7 @@ class Measurer:
         for kind, (by, x) in IDLE.items():
             for contender in self.chosen(C, ZMDP, GUIDE):
                 self.tell(f"  round {number + 1}{by}: {contender.name}")
-                dialect = "0.1" if contender.name == GUIDE else "X1"
+                dialect = "0.1" if contender.name == GUIDE else "0.2"
                 with ExitStack() as stack:
                     running = {}
                     for count in counts:
@@ -282,7 +285,7 @@ class Measurer:
         counts = [1, 1_000] if self.quick else [1, 1_000, 100_000]
         for contender in self.chosen(ZMDP, PURE, GUIDE):
             self.tell(f"  round {number + 1}{by}: {contender.name}")
-            dialect = "0.1" if contender.name == GUIDE else "X1"
+            dialect = "0.1" if contender.name == GUIDE else X1
             with ExitStack() as stack:
                 running = {}
                 for count in counts:
@@ -296,7 +299,7 @@ class Measurer:
         """Measure the memory of a queued request, in each dialect."""
         count = 20_000 if self.quick else 100_000
         for contender in self.chosen(ZMDP, PURE, GUIDE):
-            for dialect in contender.dialects if contender.name == GUIDE else ("0.2", "X1"):
+            for dialect in contender.dialects if contender.name == GUIDE else ("0.2", X1):
                 self.tell(f"  memory of {count:,} queued requests, {dialect}: {contender.name}")
                 with Running(contender, quiet=True) as running, Queue(running.endpoint, dialect) as queue:
                     queue.fill(1_000)
@@ -312,7 +315,7 @@ class Measurer:
             self.tell(f"  heartbeats of {count:,} idle workers: {contender.name}")
             pure = contender.name == PURE
             start = Contender(contender.name, ALL, lambda _, pure=pure: native.broker("--liveness", "60", pure=pure))
-            with Running(start) as running, holder(running, "X1", "one", 1.0) as hold:
+            with Running(start) as running, holder(running, "0.2", "one", 1.0) as hold:
                 hold(count)
                 time.sleep(1.5)
                 started, used = time.monotonic(), native.cpu_seconds(running.pid)
@@ -381,7 +384,9 @@ class Queue:
         elif self.dialect == "0.2":
             frames = [b"MDPC02", b"\x01", service, body]
         else:
-            frames = [b"%d" % self.sent, b"", b"MDPCX1", b"\x01", service, b"", body]
+            packed = batch.Batch((b"",), wire.CX1)
+            packed.request_to_broker(self.sent, 0, service, b"", [body])
+            (frames,) = packed.messages()
         self.sent += 1
         self._socket.send_multipart(frames)
 
@@ -391,7 +396,7 @@ class Queue:
             self._send(b"waiting", b"x" * QUEUED_BODY)
         self._send(b"mmi.service", b"waiting")
         self._socket.recv_multipart()
-        self.sent -= self.dialect != "X1"
+        self.sent -= self.dialect != X1
 
 
 def allow_connections() -> bool:

@@ -1,9 +1,9 @@
 """native/forward.c in Python, using only pyzmq: a lower bound for the cost of a pure Python broker.
 
-A ROUTER that forwards the frames of MDP/0.1, MDP/0.2 and X1 between clients and workers, without services, heartbeats
-or detection of dead workers.  A worker gets a request when it has none; the others wait in one queue.  It calls pyzmq's
-`recv` and `send` once for each frame, because its `recv_multipart` and `send_multipart` cost more.  The number of an X1
-request travels to the worker and back in the client's address.  It prints its endpoint.
+A ROUTER that forwards the frames of MDP/0.1 and MDP/0.2 between clients and workers, without services, heartbeats or
+detection of dead workers.  A worker gets a request when it has none; the others wait in one queue.  It calls pyzmq's
+`recv` and `send` once for each frame, because its `recv_multipart` and `send_multipart` cost more.  It prints its
+endpoint.
 """
 
 from collections import deque
@@ -11,9 +11,7 @@ from collections import deque
 import zmq
 
 SERVICE = b"bench"
-IDENTITY = 5
-"""Bytes of the identity that a ROUTER gives to a peer that has not chosen one."""
-CLIENTS = {b"MDPC01", b"MDPC02", b"MDPCX1"}
+CLIENTS = {b"MDPC01", b"MDPC02"}
 
 
 def receive(router: zmq.Socket[bytes]) -> list[bytes]:
@@ -46,18 +44,14 @@ def to_worker(worker: bytes, message: list[bytes]) -> list[bytes]:
     header, client = message[at], message[0]
     if header == b"MDPC02":
         return [worker, b"MDPW02", b"\x02", client, b"", *message[at + 3 :]]
-    if header == b"MDPC01":
-        return [worker, b"", b"MDPW01", b"\x02", client, b"", *message[at + 2 :]]
-    return [worker, b"MDPWX1", b"\x02", client + message[1], b"", *message[at + 3 :]]
+    return [worker, b"", b"MDPW01", b"\x02", client, b"", *message[at + 2 :]]
 
 
 def to_client(message: list[bytes], at: int) -> list[bytes]:
     header, client = message[at], message[at + 2]
     if header == b"MDPW02":
         return [client, b"MDPC02", b"\x03", SERVICE, *message[at + 4 :]]
-    if header == b"MDPW01":
-        return [client, b"", b"MDPC01", SERVICE, *message[at + 4 :]]
-    return [client[:IDENTITY], client[IDENTITY:], b"", b"MDPCX1", b"\x03", SERVICE, *message[at + 4 :]]
+    return [client, b"", b"MDPC01", SERVICE, *message[at + 4 :]]
 
 
 def serve(router: zmq.Socket[bytes]) -> None:

@@ -28,8 +28,7 @@ import zmq.backend  # noqa: F401 - it loads libzmq
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-BATCHED = "X1 batched"
-DIALECTS = {"0.1": "0.1", "0.2": "0.2", "X1": "x1", BATCHED: "x1b"}
+DIALECTS = {"0.1": "0.1", "0.2": "0.2", "X1": "x1"}
 """The name of each dialect in native/load.c."""
 PURE = {"ZMDP_PURE": "1"}
 """The environment in which zmdp uses no compiled modules."""
@@ -177,7 +176,7 @@ def process(command: Sequence[str], extra: Mapping[str, str] | None = None) -> I
 
 
 def forwarding(tools: Tools, *, in_turn: bool = False):
-    """Run the forwarding loop in C, for all dialects: see native/forward.c."""
+    """Run the forwarding loop in C, for MDP/0.1 and 0.2: see native/forward.c."""
     return process(tools.command("forward", *["in-turn"] * in_turn))
 
 
@@ -208,7 +207,7 @@ def broker(*options: str, pure: bool = False):
 class Loading:
     """Clients and workers, with `outstanding` requests of `body` bytes per client: see native/load.c.
 
-    `credit` is that of a worker of the batched form.
+    `credit` is that of an X1 worker.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
 """A request of an X1 client: its options, its state, and the exceptions that end it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -10,8 +9,8 @@ from ..mdp.errors import RequestError, SettingError, StreamInterrupted, ZmdpErro
 from ..mdp.timers import TimerNode
 from .reply import Reply
 
-RESERVED: Final = frozenset({"ttl", "headers", "attempt"})
-"""Options of X1 itself, which other arguments set.  `wait` is one too, but `wait: true`, the default, is allowed."""
+RESERVED: Final = frozenset({"ttl", "headers"})
+"""Names that options cannot have, since arguments are meant.  So is `wait`, but `wait: true`, the default, is allowed."""
 _NO_WAIT: Final = wire.encode_options({"wait": False})
 
 Outcome = Reply | ZmdpError
@@ -32,7 +31,7 @@ class Call(TimerNode):
         self.service = service
         self.body = body
         self.options = options
-        """The encoded options, without the ttl."""
+        """The encoded options."""
         self.stream = False
         """Each PARTIAL is delivered as it arrives; otherwise all are collected."""
         self.receiver: Any = None
@@ -62,9 +61,7 @@ def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any]
         reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
         if not reserved.isdisjoint(given):
             names = ", ".join(sorted(reserved.intersection(given)))
-            raise SettingError(
-                f"options have {names}: these are X1's own; the arguments timeout, wait and headers set them"
-            )
+            raise SettingError(f"options have {names}: use the arguments timeout, wait and headers instead")
     if headers:
         if not all(isinstance(each, str) for pair in headers.items() for each in pair):
             raise SettingError(f"headers are {headers!r:.200}: names and values are text")
@@ -72,13 +69,6 @@ def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any]
     if not wait:
         given["wait"] = False
     return wire.encode_options(given)
-
-
-def with_ttl(options: bytes, ttl: float) -> bytes:
-    """Return `options` with a ttl, in milliseconds, that is too long for a record.  Raises `SettingError` as above."""
-    values: dict[str, Any] = json.loads(options) if options else {}
-    values["ttl"] = round(ttl)
-    return wire.encode_options(values)
 
 
 def is_refused(call: Call, error: wire.Error) -> bool:

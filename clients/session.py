@@ -11,7 +11,7 @@ an `OldConnection`, which `take_left` returns.  `ClientConnection` keeps its soc
 `receive_old`, and closes it when `closed` gives a reason.  All other requests are sent over the next connection.  A
 request is outstanding at one connection only, so an answer that arrives over another is ignored.
 
-The session speaks the batched form (`batch`): the commands of one turn are packed into one message.
+The commands of one turn are packed into one message (`batch`).
 """
 
 import math
@@ -35,8 +35,8 @@ from ..mdp.errors import (
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
 from ..mdp.timers import Timers
-from ..mdp.wire import Message, batch
-from .call import Call, Outcome, encode_options, error_of, is_refused, with_ttl
+from ..mdp.wire import Message, batch, x1
+from .call import Call, Outcome, encode_options, error_of, is_refused
 from .reply import Reply
 
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
@@ -62,8 +62,6 @@ SHORT_CONNECTION_SECONDS: Final = 1.0
 """A broker that drains after a shorter connection may have been draining from the beginning."""
 MAX_OLD_CONNECTIONS: Final = 3
 """Connections still in use from which on the client does not return to the first broker: streams may last for days."""
-_CANCEL: Final = 5
-"""CANCEL's command byte."""
 _LOST: Final = 0
 _DRAINED: Final = 1
 _RETURNS: Final = 2
@@ -219,8 +217,6 @@ class ClientSession:
         call.silence = silence
         if timeout is not None:
             call.deadline = now + timeout
-            if timeout * 1000 > batch.MAX_TTL_MS:
-                with_ttl(raw, timeout * 1000)  # raises SettingError if it cannot be sent
         if self.lost is None:
             self._send_request(call, now)
         self._set_due(call, now)
@@ -249,23 +245,19 @@ class ClientSession:
             self._forget(call)
 
     def _send_request(self, call: Call, now: float) -> None:
-        ttl, options = 0, call.options
-        deadline = call.deadline
+        ttl, deadline = 0, call.deadline
         if deadline is not None:
-            ttl = max(1, round((deadline - now) * 1000))
-            if ttl > batch.MAX_TTL_MS:
-                options = with_ttl(options, ttl)
-                ttl = 0
-        self._batch.request_to_broker(call.number, ttl, call.service, options, call.body)
+            ttl = min(max(1, round((deadline - now) * 1000)), batch.MAX_TTL_MS)
+        self._batch.request_to_broker(call.number, ttl, call.service, call.options, call.body)
         self.unsent += 1
 
     def _send_cancel(self, call: Call) -> None:
         old = self._old_of(call) if self._old else None
         if old is not None:
-            old.batch.signal(_CANCEL, call.number)
+            old.batch.signal(x1.CLIENT_CANCEL, call.number)
             old.unsent += 1
         elif self.lost is None:
-            self._batch.signal(_CANCEL, call.number)
+            self._batch.signal(x1.CLIENT_CANCEL, call.number)
             self.unsent += 1
 
     def take_messages(self) -> list[Message]:
@@ -370,21 +362,19 @@ class ClientSession:
             self._fail(call, error())
 
     def receive(self, message: Message, now: float) -> None:
-        """Process a message from the broker, in either form."""
+        """Process a message from the broker."""
         if self.lost is not None:
             return
         found = wire.decode_broker(message)
-        if isinstance(found, wire.Invalid) or found.header != wire.CX1:
+        if not isinstance(found, wire.Batched) or found.header != wire.CX1:
             return
         self.heard = True
         self._backoff = BACKOFF[0]
         self._trouble = None
         self._expect_sign_of_life(now)
-        if isinstance(found, wire.Batched):
+        if not found.bare:
             for command in batch.to_client(message, found.at):
                 self._process(command, now)
-        else:
-            self._process(found, now)
         if self._drains:
             self._drains = False
             self._leave_drained(now)
@@ -483,12 +473,13 @@ class ClientSession:
         if old.closed is not None:
             return
         found = wire.decode_broker(message)
-        if isinstance(found, wire.Invalid) or found.header != wire.CX1:
+        if not isinstance(found, wire.Batched) or found.header != wire.CX1:
             return
         old.beat_at = now + self._heartbeat
         old.asked_at = None
-        commands: Any = batch.to_client(message, found.at) if isinstance(found, wire.Batched) else [found]
-        for command in commands:
+        if found.bare:
+            return
+        for command in batch.to_client(message, found.at):
             if isinstance(command, wire.Reply):
                 call = old.calls.get(command.id)
                 if call is not None:

@@ -77,6 +77,8 @@ class Limits:
                 raise SettingError(f"{setting.name} is {value!r}: it must be {kind} of {unit} above 0")
         if self.heartbeat < SHORTEST_HEARTBEAT:
             raise SettingError(f"heartbeat is {self.heartbeat!r}: it must be {SHORTEST_HEARTBEAT} seconds or more")
+        if self.max_frames > MOST_FRAMES:
+            raise SettingError(f"max_frames is {self.max_frames!r}: it must be {MOST_FRAMES} frames or fewer")
 
     @property
     def patience(self) -> float:
@@ -86,6 +88,8 @@ class Limits:
 
 SHORTEST_HEARTBEAT: Final = 0.01
 """In seconds."""
+MOST_FRAMES: Final = 0xFFFF
+"""Upper bound of `max_frames`: a body in X1 has no more, and every body must be able to reach an X1 peer."""
 LARGEST: Final = 1 << 53
 """Upper bound of all settings, up to which floats represent every whole number."""
 

@@ -45,7 +45,7 @@ def parse_rows(
         raise MalformedRequest("rows must be the number of pairs of key and body after the service's name")
     if "key" in options or "uuid" in options:
         raise MalformedRequest("with rows, each row has its own key")
-    shared = {name: value for name, value in options.items() if name not in {OPTION, "ttl", "wait"}}
+    shared = {name: value for name, value in options.items() if name not in {OPTION, "wait"}}
     first = parse_submission((frames[0], b""), {**shared, "key": "k"}, now, owner)  # checks what applies to all rows
     others: list[Any]
     _, service, _, created, due, _, *others = first

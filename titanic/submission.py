@@ -33,7 +33,7 @@ MAX_FROM: Final = 1_000_000_000
 MAX_SECONDS: Final = 100 * 366 * 86400.0
 """Maximum of every duration: a hundred years."""
 _UUID: Final = re.compile(rb"[0-9a-fA-F]{32}")
-_X1_OPTIONS: Final = frozenset({"ttl", "wait", "headers", "attempt", "dialect", "user", "admin", "broker"})
+_X1_OPTIONS: Final = frozenset({"wait", "headers", "dialect", "user", "admin", "broker"})
 """Options that X1 itself defines, and that every service accepts."""
 
 

@@ -80,7 +80,4 @@ class Request(list[bytes]):
     @property
     def attempt(self) -> int:
         """1, plus the number of workers that were lost while they held this request."""
-        if self._attempt:
-            return self._attempt
-        attempt = self.options.get("attempt", 1) if self._options.raw else 1
-        return attempt if type(attempt) is int else 1
+        return self._attempt or 1

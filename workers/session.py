@@ -1,6 +1,6 @@
 """The worker's side of MDP as a state machine (C6 to C10): a connection, and the requests that it holds.
 
-It speaks X1 in the batched form (docs/x1.md), or 0.2 or 0.1 with one request at a time.
+It speaks X1 (docs/x1.md), or 0.2 or 0.1 with one request at a time.
 
 It has no socket and no clock.  Its shell opens a socket at `connect_at()` and then calls `connected`; it passes on
 messages with `receive`, and calls `tick` at `deadline()`.  It takes requests with `begin`, ends each with `final` or
@@ -23,7 +23,7 @@ from ..mdp import wire
 from ..mdp.codes import Code
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
-from ..mdp.wire import Address, Message, Route, batch
+from ..mdp.wire import Address, Message, Route, batch, x1
 from ..mdp.wire.names import displayed
 from .credit import PREFETCH_SECONDS, CreditController
 from .failover import Failover
@@ -42,10 +42,6 @@ BACKOFF_SECONDS: tuple[float, float] = (1.0, 32.0)
 """Delay before a reconnection, at first and at most; it doubles each time."""
 UNHEARD_PATIENCE_SECONDS: Final = 0.5
 """Time that a leaving worker waits for a broker that has never sent anything."""
-
-_PARTIAL, _FINAL, _ERROR, _RELEASE = (
-    wire.CODES[wire.WX1][kind][0] for kind in (wire.PARTIAL, wire.FINAL, wire.ERROR, wire.RELEASE)
-)
 
 
 class WorkerSession:
@@ -233,37 +229,44 @@ class WorkerSession:
         if self.lost is not None:
             return
         command = wire.decode_broker(message)
-        if isinstance(command, wire.Batched):
-            if command.header != self._header:
-                return
-            if command.bare:
-                self._beaten(now)
-                return
-            self._seen(now)
-            for each in batch.to_worker(message, command.at):
-                self._take(each, now)
-        elif isinstance(command, wire.Invalid) or command.header != self._header:
+        if isinstance(command, wire.Invalid) or command.header != self._header:
             return
-        elif isinstance(command, wire.Disconnect) and command.text:
+        if isinstance(command, wire.Batched):
+            self._receive_batch(message, command, now)
+        elif isinstance(command, wire.Heartbeat):
+            self._beaten(now)
+        elif isinstance(command, wire.Disconnect):
+            self._sent_away(command, now)
+        else:
+            self._seen(now)
+            self._given(cast("wire.Request", command), now)
+
+    def _receive_batch(self, message: Message, found: wire.Batched, now: float) -> None:
+        if found.bare:
+            self._beaten(now)
+            return
+        commands = batch.to_worker(message, found.at)
+        if not (commands and isinstance(commands[0], wire.Disconnect)):
+            self._seen(now)
+        for command in commands:
+            if isinstance(command, wire.Request):
+                self._given(command, now)
+            elif isinstance(command, wire.Cancel):
+                self._withdrawn(command.id, now)
+            elif isinstance(command, wire.Disconnect):
+                self._sent_away(command, now)
+                return
+
+    def _sent_away(self, command: wire.Disconnect, now: float) -> None:
+        if command.text:
             text = displayed(command.text.decode(errors="replace"))
             self.lose(f"the broker refused this worker: {text}", now)
             self.refused = True
-        elif isinstance(command, wire.Disconnect):
-            # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
-            expected = ", as it does when it restarts" if self.heard and not self._winding_down else ""
-            dismissed = self._several or self.dismissed
-            self.lose(f"the broker sent DISCONNECT{expected}", now, wait=not self.heard, dismissed=dismissed)
-        elif isinstance(command, wire.Heartbeat):
-            self._beaten(now)
-        else:
-            self._seen(now)
-            self._take(command, now)
-
-    def _take(self, command: wire.FromBroker | wire.Invalid, now: float) -> None:
-        if isinstance(command, wire.Request):
-            self._given(command, now)
-        elif isinstance(command, wire.Cancel):
-            self._withdrawn(cast("Address", command.id), now)
+            return
+        # C9.  A broker that was heard before is probably being restarted: reconnect without delay.
+        expected = ", as it does when it restarts" if self.heard and not self._winding_down else ""
+        dismissed = self._several or self.dismissed
+        self.lose(f"the broker sent DISCONNECT{expected}", now, wait=not self.heard, dismissed=dismissed)
 
     def _seen(self, now: float) -> None:
         self.heard = True
@@ -281,7 +284,7 @@ class WorkerSession:
             if not self._x1:
                 self.lose("the broker sent a second request with the address of the first", now)
             return  # a duplicate: in X1 an address belongs to one dispatch (C32)
-        ttl = work.options.ttl if work.ttl is None else work.ttl
+        ttl = work.ttl
         request = Request(
             work.body,
             service=self._name,
@@ -368,11 +371,7 @@ class WorkerSession:
             return self.final(request, wire.error_body(code, text), now)
         if not self._finish(request, now):
             return False
-        raw = text.encode(errors="replace")
-        if isinstance(address, int):
-            self._batch.error(_ERROR, address, code, raw, detail)
-        else:
-            self._send(wire.error_to_broker(self._route, address, code, raw, detail))
+        self._batch.error(x1.WORKER_ERROR, address, code, text.encode(errors="replace"), detail)
         self._settle(now)
         return True
 
@@ -428,10 +427,7 @@ class WorkerSession:
             if self.held.get(address) is not request:
                 continue
             del self.held[address]
-            if isinstance(address, int):
-                self._batch.signal(_RELEASE, address)
-            else:
-                self._send(wire.release(self._route, address))
+            self._batch.signal(x1.WORKER_RELEASE, address)
 
     # ── the return to the first broker ───────────────────────────────────────────────────────────────────────────────
 
@@ -472,9 +468,9 @@ class WorkerSession:
         return messages
 
     def _reply(self, kind: wire.Kind, address: Address, body: Sequence[bytes]) -> None:
-        if self._x1 and isinstance(address, int):
-            self._batch.reply(_FINAL if kind is wire.FINAL else _PARTIAL, address, body)
-        else:  # a third-party broker's address may not be a number
+        if self._x1:
+            self._batch.reply(x1.WORKER_FINAL if kind is wire.FINAL else x1.WORKER_PARTIAL, address, body)
+        else:
             self._send(wire.reply_to_broker(self._route, self._header, kind, address, body))
 
     def _send(self, message: Message) -> None:
@@ -503,7 +499,7 @@ class WorkerSession:
             self._wind_down(now)
         self._watch_handlers(now)
         if self.alive and heartbeats.beat(now):
-            self._send([*self._route, self._header] if self._x1 else wire.heartbeat(self._route, self._header))
+            self._send(wire.heartbeat(self._route, self._header))
 
     def _watch_handlers(self, now: float) -> None:
         while self._active_at:

@@ -1,4 +1,4 @@
-/*  What a broker cannot cost less than: a ROUTER that forwards the frames of MDP/0.1, MDP/0.2 and X1 between clients and
+/*  What a broker cannot cost less than: a ROUTER that forwards the frames of MDP/0.1 and MDP/0.2 between clients and
     workers, and knows nothing of services, heartbeats or death.
 
         forward LIBZMQ [in-turn]
@@ -6,12 +6,9 @@
     As in Majordomo a worker gets a request when it has none, and the others wait in one line.  With `in-turn` workers get
     requests in turn, busy or not, and nothing waits here: that is cheaper, as many are under way to each worker then, and
     travel together.  It prints its endpoint.  Frames are moved and never copied; only what is constant or a few bytes long
-    is made anew.  An X1 request's number travels to the worker and back in the client's address, so nothing is kept for
-    it.  */
+    is made anew.  */
 
 #include "libzmq.h"
-
-enum { IDENTITY = 5 };  /*  bytes of the identity that a ROUTER gives a peer which has chosen none  */
 
 /*  A ring of messages that grows.  A worker is a message of one frame, its identity.  */
 typedef struct { int count; zmq_msg_t frames [MAX_FRAMES]; } message_t;
@@ -53,8 +50,7 @@ static message_t *pop (ring_t *ring)
 
 static dialect_t dialect_of_header (zmq_msg_t *frame)
 {
-    const char *header = zmq_msg_data (frame);
-    return header [5] == '2' ? D02 : memcmp (header + 4, "01", 2) == 0 ? D01 : DX1;
+    return ((const char *) zmq_msg_data (frame)) [5] == '2' ? D02 : D01;
 }
 
 /*  The header comes after the sender's identity, and after the envelope if there is one.  */
@@ -71,24 +67,13 @@ static void to_worker (const void *worker, size_t size, zmq_msg_t *frames, int c
 {
     int header = header_of (frames, count);
     dialect_t dialect = dialect_of_header (&frames [header]);
-    int body = header + (dialect == D01 ? 2 : 3);  /*  of X1: the options, and the body  */
+    int body = header + (dialect == D01 ? 2 : 3);
     zmq_send (router, worker, size, ZMQ_SNDMORE);
     if (dialect == D01)
         zmq_send (router, "", 0, ZMQ_SNDMORE);
-    zmq_send (router, dialect == D01 ? "MDPW01" : dialect == D02 ? "MDPW02" : "MDPWX1", 6, ZMQ_SNDMORE);
+    zmq_send (router, dialect == D01 ? "MDPW01" : "MDPW02", 6, ZMQ_SNDMORE);
     zmq_send (router, "\2", 1, ZMQ_SNDMORE);
-    if (dialect == DX1) {
-        unsigned char address [64];
-        size_t number = zmq_msg_size (&frames [1]);
-        if (number > sizeof address - IDENTITY)
-            number = sizeof address - IDENTITY;
-        memcpy (address, zmq_msg_data (&frames [0]), IDENTITY);
-        memcpy (address + IDENTITY, zmq_msg_data (&frames [1]), number);
-        zmq_send (router, address, IDENTITY + number, ZMQ_SNDMORE);
-        drop (frames, 1);
-    }
-    else
-        zmq_msg_send (&frames [0], router, ZMQ_SNDMORE);
+    zmq_msg_send (&frames [0], router, ZMQ_SNDMORE);
     zmq_send (router, "", 0, ZMQ_SNDMORE);
     pass (router, frames, body, count);
     drop (frames + 1, body - 1);
@@ -96,19 +81,11 @@ static void to_worker (const void *worker, size_t size, zmq_msg_t *frames, int c
 
 static void to_client (zmq_msg_t *frames, int count, int header, dialect_t dialect)
 {
-    zmq_msg_t *client = &frames [header + 2];
-    if (dialect == DX1) {
-        const char *address = zmq_msg_data (client);
-        zmq_send (router, address, IDENTITY, ZMQ_SNDMORE);
-        zmq_send (router, address + IDENTITY, zmq_msg_size (client) - IDENTITY, ZMQ_SNDMORE);
-        drop (client, 1);
-    }
-    else
-        zmq_msg_send (client, router, ZMQ_SNDMORE);
-    if (dialect != D02)
+    zmq_msg_send (&frames [header + 2], router, ZMQ_SNDMORE);
+    if (dialect == D01)
         zmq_send (router, "", 0, ZMQ_SNDMORE);
-    zmq_send (router, dialect == D01 ? "MDPC01" : dialect == D02 ? "MDPC02" : "MDPCX1", 6, ZMQ_SNDMORE);
-    if (dialect != D01)
+    zmq_send (router, dialect == D01 ? "MDPC01" : "MDPC02", 6, ZMQ_SNDMORE);
+    if (dialect == D02)
         zmq_send (router, "\3", 1, ZMQ_SNDMORE);
     zmq_send (router, SERVICE, strlen (SERVICE), ZMQ_SNDMORE);
     pass (router, frames, header + 4, count);

@@ -3,33 +3,31 @@
 
         load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID [CREDIT]
 
-    DIALECT is 0.1, 0.2, x1 or x1b: x1b is the batched form of X1.  BODY is the size of a body in bytes, and PID the process
-    whose CPU time is measured, all threads included.  CREDIT is the number of requests that a worker of x1b holds (default
-    64); the other workers hold one.
+    DIALECT is 0.1, 0.2 or x1.  BODY is the size of a body in bytes, and PID the process whose CPU time is measured, all
+    threads included.  CREDIT is the number of requests that a worker of x1 holds (default 64); the other workers hold one.
 
     Each line on stdin is a number of seconds.  For that long the clients send new requests; then they wait for the last
     replies, and a line of JSON reports what was done.  Several of these programs can therefore take turns of a tenth of a
     second.  CPU time is read before and after, while the process is idle, so it is exact; it covers `requests`.  `rate`
     covers the seconds asked for.  At the end of stdin the workers send DISCONNECT, so that the broker can be measured again.
 
-    In x1b a client sends its requests together: for the k replies that have arrived together it sends k requests in one
+    In x1 a client sends its requests together: for the k replies that have arrived together it sends k requests in one
     message.  A worker answers each message with one message.  */
 
-#define MAX_FRAMES 80  /*  a batch has up to 64 attachments  */
+#define MAX_FRAMES 80  /*  an X1 message has up to 64 attachments  */
 #include "libzmq.h"
 #include <dirent.h>
 #include <time.h>
 
 enum { FEWEST = 8, LONGEST = 10 };  /*  requests that a measurement needs at least; seconds  */
 
-/*  The batched form, as mdp/wire/batch.py specifies it.  */
+/*  X1's messages, as mdp/wire/batch.py specifies them.  */
 enum { CREDIT = 64, HEAD = 13, MAX_RECORDS = 256, MAX_RECORDS_BYTES = 65536 };
 enum { MAX_ATTACHMENTS = 64, MAX_ATTACHED_BYTES = 1 << 20, SHARED = 8192 };
 #define ATTACHED 0xFFFFFFFFu
 static const char BATCH = 9;
 
 static dialect_t dialect;
-static int batched;
 static const char *client_header, *worker_header, *body;
 static size_t body_size;
 static unsigned char final, heartbeat, disconnect;
@@ -67,7 +65,7 @@ static double cpu_seconds (const char *pid)
     return sum;
 }
 
-/*  ── the batched form ───────────────────────────────────────────────────────────────────────────────────────────────  */
+/*  ── X1: many commands in a message ─────────────────────────────────────────────────────────────────────────────────  */
 
 /*  The records that the next message carries.  Its attachments are all the same: the body.  */
 static struct { unsigned char *bytes; size_t size, room; int records, attachments; } batch;
@@ -147,7 +145,7 @@ static void pack_request (void *socket, unsigned long number)
         memcpy (at, body, body_size);
 }
 
-static void pack_ready (void *socket)
+static void pack_ready (void)
 {
     size_t service = strlen (SERVICE);
     unsigned char *at = record (1, (const unsigned char [8]) { 0 }, 4 + 1 + service + 2);
@@ -155,7 +153,6 @@ static void pack_ready (void *socket)
     at = put (at, service, 1);
     memcpy (at, SERVICE, service);
     put (at + service, 0, 2);  /*  no options  */
-    flush (socket, worker_header, NULL, 0);
 }
 
 /*  The next record of `frame`, which the broker packed: its size with its head, 0 at the end.  */
@@ -173,12 +170,15 @@ static int is_batch (zmq_msg_t *frames, int count)
     return count > 3 && is (&frames [2], &BATCH, 1);
 }
 
-/*  A FINAL for each REQUEST, with the same body, whose encoding and attachments are the same in both directions.  */
-static void work_batch (void *socket, zmq_msg_t *frames, int count)
+/*  Pack a FINAL for each REQUEST, with the same body, whose encoding and attachments are the same in both directions.
+    Returns whether there was a DISCONNECT.  */
+static int work_batch (void *socket, zmq_msg_t *frames, int count)
 {
     size_t size;
+    int sent_away = 0;
     for (size_t at = 0; (size = next (&frames [3], at)); at += size) {
         const unsigned char *from = (unsigned char *) zmq_msg_data (&frames [3]) + at;
+        sent_away |= from [4] == disconnect;
         if (from [4] != 2 || size < HEAD + 7)
             continue;
         size_t skipped = HEAD + 7 + (from [HEAD + 5] << 8 | from [HEAD + 6]);  /*  ttl, attempt, options  */
@@ -187,6 +187,7 @@ static void work_batch (void *socket, zmq_msg_t *frames, int count)
     }
     flush (socket, worker_header, frames + 4, count - 4);
     drop (frames, 4);
+    return sent_away;
 }
 
 /*  How many requests of a client a batch ends; `failed` counts the ERRORs.  */
@@ -202,41 +203,37 @@ static int ends_in_batch (zmq_msg_t *frames, unsigned long *failed)
     return done;
 }
 
-/*  ── one command in a message ───────────────────────────────────────────────────────────────────────────────────────  */
+/*  ── all dialects ───────────────────────────────────────────────────────────────────────────────────────────────────  */
 
 static void request (void *socket, unsigned long number)
 {
-    if (batched) {
+    if (dialect == DX1) {
         pack_request (socket, number);
         return;
     }
-    if (dialect == DX1) {
-        char digits [24];
-        int size = snprintf (digits, sizeof digits, "%lu", number);
-        zmq_send (socket, digits, size, ZMQ_SNDMORE);
-    }
-    if (dialect != D02)
+    if (dialect == D01)
         zmq_send (socket, "", 0, ZMQ_SNDMORE);
     zmq_send (socket, client_header, 6, ZMQ_SNDMORE);
-    if (dialect != D01)
+    if (dialect == D02)
         zmq_send (socket, "\1", 1, ZMQ_SNDMORE);
     zmq_send (socket, SERVICE, strlen (SERVICE), ZMQ_SNDMORE);
-    if (dialect == DX1)
-        zmq_send (socket, "", 0, ZMQ_SNDMORE);
     zmq_send_const (socket, body, body_size, 0);
 }
 
 static void say (void *socket, unsigned char command, const char *service)
 {
-    if (batched && command == 1) {
-        pack_ready (socket);
+    if (dialect == DX1 && command != heartbeat) {
+        if (service)
+            pack_ready ();
+        else
+            record (command, (const unsigned char [8]) { 0 }, 0);
+        flush (socket, worker_header, NULL, 0);
         return;
     }
-    if (dialect == D01 || batched)
+    if (dialect != D02)
         zmq_send (socket, "", 0, ZMQ_SNDMORE);
-    int bare = batched && command == heartbeat;  /*  a command byte would make it the framed form  */
-    zmq_send (socket, worker_header, 6, bare ? 0 : ZMQ_SNDMORE);
-    if (bare)
+    zmq_send (socket, worker_header, 6, dialect == DX1 ? 0 : ZMQ_SNDMORE);
+    if (dialect == DX1)
         return;
     zmq_send (socket, &command, 1, service ? ZMQ_SNDMORE : 0);
     if (service)
@@ -246,27 +243,26 @@ static void say (void *socket, unsigned char command, const char *service)
 /*  What a worker does with a message.  Returns whether it had to register again.  */
 static int work (void *socket, zmq_msg_t *frames, int count)
 {
-    if (batched && is_batch (frames, count)) {
-        work_batch (socket, frames, count);
-        return 0;
+    if (dialect == DX1 && is_batch (frames, count)) {
+        int sent_away = work_batch (socket, frames, count);
+        if (sent_away)
+            say (socket, 1, SERVICE);
+        return sent_away;
     }
-    int at = dialect == D01 || batched ? 1 : 0;
+    int at = dialect == D02 ? 0 : 1;
     unsigned char command = count > at + 1 ? *(unsigned char *) zmq_msg_data (&frames [at + 1]) : 0;
-    int from = at + (dialect == DX1 ? 5 : 4);
-    if (command == 2 && count > from && !batched) {
+    if (command == 2 && count > at + 4) {
         for (int each = 0; each <= at; each++)
             zmq_msg_send (&frames [each], socket, ZMQ_SNDMORE);
         zmq_send (socket, &final, 1, ZMQ_SNDMORE);
         for (int each = at + 2; each <= at + 3; each++)
             zmq_msg_send (&frames [each], socket, ZMQ_SNDMORE);
-        pass (socket, frames, from, count);
+        pass (socket, frames, at + 4, count);
         zmq_msg_close (&frames [at + 1]);
-        if (dialect == DX1)
-            zmq_msg_close (&frames [at + 4]);
         return 0;
     }
     drop (frames, count);
-    if (command == heartbeat || count == at + 1)  /*  a bare header is a heartbeat  */
+    if (command == heartbeat || count == at + 1)  /*  in X1 a bare header is a heartbeat  */
         say (socket, heartbeat, NULL);
     if (command != disconnect)
         return 0;
@@ -277,15 +273,7 @@ static int work (void *socket, zmq_msg_t *frames, int count)
 /*  How many requests of a client a message ends; `failed` counts the ERRORs.  */
 static int ends (zmq_msg_t *frames, int count, unsigned long *failed)
 {
-    if (batched) {
-        int done = is_batch (frames, count) ? ends_in_batch (frames, failed) : 0;
-        drop (frames, count);
-        return done;
-    }
-    int at = dialect == D01 ? 1 : dialect == D02 ? 0 : 2;
-    int done = count > at + 2;  /*  a HEARTBEAT has no service  */
-    if (done && dialect == DX1 && *(unsigned char *) zmq_msg_data (&frames [at + 1]) == 4)
-        ++*failed;
+    int done = dialect != DX1 ? 1 : is_batch (frames, count) ? ends_in_batch (frames, failed) : 0;
     drop (frames, count);
     return done;
 }
@@ -299,7 +287,6 @@ int main (int argc, char **argv)
     open_libzmq (argv [1]);
     const char *endpoint = argv [2], *pid = argv [8];
     dialect = dialect_of (argv [3]);
-    batched = strcmp (argv [3], "x1b") == 0;
     if (argc > 9)
         credit = atoi (argv [9]);
     int clients = atoi (argv [4]), workers = atoi (argv [5]), outstanding = atoi (argv [6]);

@@ -19,14 +19,12 @@ class Admission:
         self._max_queue, self._max_bytes = limits.max_queue, limits.max_request_bytes
         self._max_services, self._max_unserved = limits.max_services, limits.max_unserved
 
-    def refusal(self, request: Request, now: float) -> Drop | None:
+    def refusal(self, request: Request) -> Drop | None:
         """Return why `request` cannot be accepted, or None."""
         registry, service, client = self._registry, request.service, request.client
         role = client.role
         if self.draining:
             return Drop.DRAINING
-        if now >= request.deadline:
-            return Drop.TTL_PASSED
         if role.accepted - role.ended >= role.max_outstanding:
             return Drop.ROLE_OUTSTANDING
         charge = request.charge if client.requests else request.charge + client.charge

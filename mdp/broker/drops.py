@@ -29,7 +29,7 @@ class Drop(StrEnum):
     REPLY_TOO_LARGE = "reply-too-large"
     NO_WORKER = "no-worker"
     NO_BROKER = "no-such-broker"
-    TOO_LARGE_FOR_LINK = "too-large-for-link"
+    OPTIONS_TOO_LONG = "options-too-long"
     LINKS_LOST = "links-lost"
     TTL_PASSED = "ttl-passed"
     CANCELLED = "cancelled"
@@ -121,8 +121,8 @@ REPORTS: Final[dict[Drop, Report]] = {
         Code.WORKER_LOST.value,
         "the links over which it was passed to other brokers broke {request.way.losses} times (max_attempts)",
     ),
-    Drop.TOO_LARGE_FOR_LINK: Report(
-        Code.TOO_LARGE.value, "its options or the number of its frames are too large to be passed to another broker"
+    Drop.OPTIONS_TOO_LONG: Report(
+        Code.TOO_LARGE.value, "its options are too long, with what the broker has to add for a worker or another broker"
     ),
     Drop.CANCELLED: Report(Code.CANCELLED.value, "cancelled", quiet=True),
     Drop.CLIENT_GONE: Report(None, "its client is gone", quiet=True),

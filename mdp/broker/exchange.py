@@ -5,11 +5,12 @@
 
 import logging
 from collections.abc import Callable
+from typing import cast
 
 from .. import wire
 from ..codes import Code
 from ..limits import Limits
-from ..wire import BROKER, HELLO, Message, Reason, batch
+from ..wire import BROKER, Message, Reason, batch
 from ..wire.options import MAX_HOPS
 from .drops import Drop
 from .journal import Journal, Stats
@@ -56,14 +57,13 @@ class Exchange:
     def asked(self, request: Request, now: float) -> None:
         """Answer another broker that asks for a link over one of its connections."""
         link, refusal = None, "only X1 has links"
-        if request.header == wire.CX1:
+        if request.number is not None:
             link, refusal = self._links.asked(request.client, list(request.body))
         if link is None:
             self._stats.dropped[Drop.NOT_ALLOWED] += 1
             self._journal.note(now, logging.WARNING, "link-refused", "refused a link: %s", refusal)
-            if request.header == wire.CX1:
-                number, code = request.number, Code.NOT_ALLOWED.value
-                self._outgoing.error(request.client, number, HELLO, code, refusal.encode(), [])
+            if request.number is not None:
+                self._outgoing.error(request.client, request.number, Code.NOT_ALLOWED.value, refusal.encode(), [])
             return
         self._outgoing.reply(request, True, self._links.answer())
         replaced = self._links.replaced_by(link)
@@ -75,24 +75,42 @@ class Exchange:
         """Take in what another broker says, as a client of this one or as a worker."""
         link = self._links.at(message[0])
         if link is None or link.role is not role:
-            # For example, one that was given up because it was silent.
-            self._outgoing.add(wire.disconnect(found.route, wire.WL1, b"this connection is not a link any longer"))
+            # For example, one that was given up because it was silent.  A DISCONNECT is not answered: two brokers would
+            # answer each other without end.
+            if not self._ends(message, found):
+                self._outgoing.add(wire.disconnect(found.route, wire.WL1, b"this connection is not a link any longer"))
             return
         link.last_seen = now
         if found.bare:
             return
         if found.header == wire.CL1:
-            for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
-                if isinstance(command, wire.Request):
-                    self._passed_on(link, command, now)
-                elif isinstance(command, wire.Cancel):
-                    self._cancelled_by(link, command, now)
-                else:
-                    self._invalid_on_link(link, command, now)
-            return
+            self._take_as_client(link, message, found, now)
+        else:
+            self._take_as_worker(link, message, found, now)
+
+    def _ends(self, message: Message, found: wire.Batched) -> bool:
+        """Return whether a message says that the link has ended."""
+        if found.bare or found.header != wire.WL1:
+            return False
+        commands = batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames)
+        return any(isinstance(command, wire.Disconnect) for command in commands)
+
+    def _take_as_client(self, link: Link, message: Message, found: wire.Batched, now: float) -> None:
+        for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
+            if isinstance(command, wire.Request):
+                self._passed_on(link, command, now)
+            elif isinstance(command, wire.Cancel):
+                self._cancelled_by(link, command, now)
+            else:
+                self._invalid_on_link(link, command, now)
+
+    def _take_as_worker(self, link: Link, message: Message, found: wire.Batched, now: float) -> None:
         for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
             if isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
                 self._answered_by(link, command, now)
+            elif isinstance(command, wire.Disconnect):
+                self._ended_by(link, command, now)
+                return
             elif not isinstance(command, wire.Ready):
                 invalid = isinstance(command, wire.Invalid)
                 self._requests.count_invalid(command.reason if invalid else Reason.UNKNOWN_COMMAND, now)
@@ -101,6 +119,13 @@ class Exchange:
             else:
                 self._end_circle(link, now)
                 return
+
+    def _ended_by(self, link: Link, command: wire.Disconnect, now: float) -> None:
+        why = "the other broker has shut down"
+        if command.text:
+            self._links.ended(link, now)
+            why = f"the other broker has ended it: {command.text.decode(errors='replace')}"
+        self.lose(link, why, now)
 
     def end(self, link: Link, why: str, now: float) -> None:
         """End a link, and tell the other broker why."""
@@ -140,22 +165,21 @@ class Exchange:
 
     def _passed_on(self, link: Link, command: wire.Request, now: float) -> None:
         """Take in a request that another broker passes on."""
-        client, given, number = link.client, command.options, command.id
+        client, given, number = link.client, command.options, cast("int", command.id)
         self._stats.requests += 1
         link.received += 1
         way = wire.passed(given.raw)
         if way is None or number in client.numbered:
             reason = Reason.BAD_OPTIONS if way is None else Reason.NUMBER_IN_USE
-            self._invalid_on_link(link, wire.Invalid(reason, command.route, number, command.service), now)
+            self._invalid_on_link(link, wire.Invalid(reason, command.route, number), now)
             return
         name = command.service
         own = name.startswith(wire.MMI)
         service = Service(name) if own else self._registry.service(name)
-        deadline = NEVER if given.ttl is None else now + given.ttl
+        deadline = NEVER if command.ttl is None else now + command.ttl
         # A request waits at the first broker, unless it is addressed to this one or there are workers here.
         wait = given.wait and given.broker == self._name
-        only_ttl = given.ttl_apart and not way.raw
-        options = wire.Options(way.raw, given.ttl, wait, only_ttl, given.ttl_apart, broker=given.broker)
+        options = wire.Options(way.raw, wait, broker=given.broker)
         request = Request(client, wire.CX1, service, command.body, number=number, options=options, deadline=deadline)
         request.way = Way(way.via)
         request.attempts = way.attempts
@@ -194,10 +218,10 @@ class Exchange:
 
     def _invalid_on_link(self, link: Link, command: wire.Invalid, now: float) -> None:
         self._requests.count_invalid(command.reason, now)
-        if isinstance(command.id, int) and command.route:
+        if command.id is not None:
             code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
             text = f"broker {self._name}: malformed: {command.reason}".encode()
-            self._outgoing.error(link.client, command.id, command.service, code.value, text, [])
+            self._outgoing.error(link.client, command.id, code.value, text, [])
 
     # ── what another broker says as a worker ──────────────────────────────────────────────────────────────────────────
 

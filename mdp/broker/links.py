@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from .. import wire
 from ..limits import Limits
-from ..wire import BROKER, HELLO, Message
+from ..wire import BROKER, HELLO, Message, batch
 from .announcements import Announcements
 from .journal import Journal
 from .link import Kind, Link, State
@@ -114,8 +114,10 @@ class Links:
         hello = self._hello()
         hello["kind"] = _REVERSE[link.kind].value
         hello["link"] = link.key[1]
-        body = json.dumps(hello).encode()
-        self._outgoing.add([identity, b"1", b"", wire.CX1, b"\x01", HELLO, b"", body])
+        asked = batch.Batch((identity, b""), wire.CX1)
+        asked.request_to_broker(1, 0, HELLO, b"", [json.dumps(hello).encode()])
+        for message in asked.messages():
+            self._outgoing.add(message)
         self._plan()
 
     def _hello(self) -> dict[str, Any]:
@@ -123,10 +125,13 @@ class Links:
 
     def answered(self, link: Link, message: Message, now: float) -> None:
         """Take in the answer to the request for a link."""
-        command = wire.decode_broker(message[1:])
+        found = wire.decode_broker(message[1:])
+        if not isinstance(found, wire.Batched) or found.bare or found.header != wire.CX1:
+            return
+        command = next(iter(batch.to_client(message, found.at + 1)), None)
         if isinstance(command, wire.Error):
             self._refused(link, command.text.decode(errors="replace"), now)
-        elif isinstance(command, wire.Reply) and command.final and command.service == HELLO:
+        elif isinstance(command, wire.Reply) and command.final:
             hello = _parse(bytes(command.body[0]))
             if hello is None:
                 self._refused(link, "that broker does not know links, or its answer is malformed", now)

@@ -3,7 +3,7 @@
 Each message is taken in with the role of its connection's key, if the broker has access control (`roles`).
 
 A *turn* takes in any number of messages (`take`) and ends with `flush`, which dispatches the requests that arrived, and
-puts everything for one peer into one message if the peer speaks the batched form.  `receive`, `tick`, `unreachable`,
+puts everything for one peer into one message if the peer speaks X1.  `receive`, `tick`, `unreachable`,
 `gone` and `close` each do one thing and end the turn.  Messages are lists of frames that begin with the peer's routing
 id.  `deadline` returns when `tick` is due.  Rules are cited by their conformance numbers (C11 to C45).
 
@@ -41,7 +41,6 @@ from .watch import Watch
 
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
-FROM_CLIENT: Final = (wire.Request, wire.Cancel, wire.Heartbeat)
 LINK_HEADERS: Final = (wire.CL1, wire.WL1)
 
 
@@ -93,12 +92,9 @@ class Broker:
         # What is looked at for each message.
         self._linked, self._opening = self.links.by_identity, self.links.opening
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
-        self._batched = False
-        """Whether the current message is in the batched form."""
         self._role = self.roles.everyone
         """The role that sent the current message."""
         self._on: Final[dict[type, Callable[[Any, float], None]]] = {
-            wire.Cancel: self._cancel,
             wire.Error: self._error,
             wire.Oversized: self._oversized,
             wire.Heartbeat: self._heartbeat,
@@ -125,45 +121,52 @@ class Broker:
         command = wire.decode_peer(message, self._max_message, self._max_frames)
         if isinstance(command, wire.Batched):
             self._take_batch(message, command, now)
-            return
-        if not (len(self._given_up) and self._is_ignored(command, now)):
-            self._take_framed(command, now)
+        else:
+            self._take_command(command, now)
 
     def take_pirate(self, message: Message, service: bytes, now: float, role: Role | None = None) -> None:
         """Take in a message without a header, from a port where clients call `service` and workers offer it."""
         self._role = self.roles.everyone if role is None else role
-        self._take_framed(wire.decode_pirate(message, service, self._max_message, self._max_frames), now)
+        self._take_command(wire.decode_pirate(message, service, self._max_message, self._max_frames), now)
 
-    def _take_framed(self, command: wire.FromPeer | wire.Invalid, now: float) -> None:
-        self._batched = False
+    def _take_command(self, command: wire.FromPeer | wire.Invalid, now: float) -> None:
+        """Take in a message that is one command, as in every dialect but X1."""
         # The two commands of every request are checked first.
         if isinstance(command, wire.Reply):
             self._reply(command, now)
         elif isinstance(command, wire.Request):
-            # Only X1 has two forms.
-            x1 = command.header == wire.CX1
-            self._request(command, self._x1_client(command.route) if x1 else self._client(command.route), now)
+            self._request(command, self._client(command.route), now)
         else:
             self._on[type(command)](command, now)
 
     def _take_batch(self, message: Message, found: wire.Batched, now: float) -> None:
-        """Take in a message in the batched form (C43)."""
-        self._batched = True
-        if found.header == wire.CX1 and len(self._given_up) and self._given_up.includes(key_of(found.route), now):
-            return
-        if found.header == wire.CX1 and not found.bare:
-            client = self._x1_client(found.route)
-            for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
-                if isinstance(command, wire.Request):
-                    self._request(command, client, now)
-                else:
-                    self._on[type(command)](command, now)
-        elif found.header == wire.WX1 and not found.bare:
-            self._take_worker_batch(message, found, now)
-        elif found.header in LINK_HEADERS:
+        """Take in an X1 message (C43)."""
+        if found.header in LINK_HEADERS:
             self._exchange.take(message, found, self._role, now)
-        else:
-            self._heartbeat(wire.Heartbeat(found.route, found.header), now)
+        elif found.header == wire.WX1:
+            if found.bare:
+                self._heartbeat(wire.Heartbeat(found.route, found.header), now)
+            else:
+                self._take_worker_batch(message, found, now)
+        elif not (len(self._given_up) and self._given_up.includes(key_of(found.route), now)):
+            self._take_client_batch(message, found, now)
+
+    def _take_client_batch(self, message: Message, found: wire.Batched, now: float) -> None:
+        client = self._client(found.route)
+        if client is None:
+            return
+        if client.link is None:
+            client.route = found.route
+        if found.bare:
+            self._asked_whether_alive(client, now)
+            return
+        for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
+            if isinstance(command, wire.Request):
+                self._request(command, client, now)
+            elif isinstance(command, wire.Cancel):
+                self._cancel(command, client, now)
+            else:
+                self._invalid(command, now, client)
 
     def _take_worker_batch(self, message: Message, found: wire.Batched, now: float) -> None:
         refusals = self._refusals
@@ -272,12 +275,10 @@ class Broker:
             self._outgoing.add([identity, wire.WL1])
         for worker in self.registry.workers_at(identity):
             worker.last_sent = now
-            self._outgoing.say(worker, self._heartbeat_to(worker))
+            self._outgoing.say(worker, wire.heartbeat(worker.route, worker.header))
         for client in self.registry.clients_at(identity):
-            if client.batch_route is not None:
-                self._outgoing.say(client, [*client.batch_route, wire.CX1])
-            elif client.numbered:
-                self._outgoing.add(wire.heartbeat((*client.path, b""), wire.CX1))
+            if client.numbered and client.link is None:
+                self._outgoing.say(client, wire.heartbeat(client.route, wire.CX1))
         return self.flush(now)
 
     def gone(self, identity: bytes, now: float) -> list[Message]:
@@ -329,7 +330,7 @@ class Broker:
         self.links.withdraw_all()
         for client in self.registry.clients.values():
             if client.numbered and client.link is None:
-                self._outgoing.say(client, wire.disconnect((*client.path, b""), wire.CX1))
+                self._outgoing.say(client, wire.disconnect(client.route, wire.CX1))
         for service in list(self.registry.services.values()):
             self.registry.touch(service)
         return self.flush(now)
@@ -361,11 +362,6 @@ class Broker:
         self._journal.flush(math.inf)
         return self.flush(now)
 
-    def _is_ignored(self, command: wire.FromPeer | wire.Invalid, now: float) -> bool:
-        """Return whether `command` comes from an X1 client that was given up.  Invalid messages are counted anyway."""
-        from_x1_client = isinstance(command, FROM_CLIENT) and command.header == wire.CX1
-        return from_x1_client and self._given_up.includes(key_of(command.route), now)
-
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _client(self, route: wire.Route) -> Client | None:
@@ -376,28 +372,18 @@ class Broker:
         self.stats.other_role += 1
         return None
 
-    def _x1_client(self, route: wire.Route) -> Client | None:
-        """Return the X1 client that sent the current message, as `_client` does; answer it in that message's form."""
-        client = self._client(route)
-        if client is None:
-            return None
-        if self._batched:
-            client.batch_route = route
-        elif client.batch_route is not None:
-            client.batch_route = client.batch = None
-        return client
-
     def _request(self, command: wire.Request, client: Client | None, now: float) -> None:
         if client is None:
             return
         self.stats.requests += 1
-        name, number, options = command.service, command.id, command.options
+        name, options = command.service, command.options
+        number = command.id if isinstance(command.id, int) else None
         if number is not None and number in client.numbered:
-            self._invalid(wire.Invalid(Reason.NUMBER_IN_USE, command.route, number, name), now)
+            self._invalid(wire.Invalid(Reason.NUMBER_IN_USE, command.route, number), now, client)
             return
         own = name.startswith(wire.MMI)
         service = Service(name) if own else self.registry.service(name)
-        deadline = NEVER if options.ttl is None else now + options.ttl
+        deadline = NEVER if command.ttl is None else now + command.ttl
         delimited = len(command.route) > 1
         request = Request(
             client, command.header, service, command.body,
@@ -422,7 +408,7 @@ class Broker:
             self.stats.mmi += 1
             body = answers.answer(request.service.name, list(request.body), self, now, user.sees)
             self._outgoing.reply(request, True, body)
-        elif (drop := self._admission.refusal(request, now)) is not None:
+        elif (drop := self._admission.refusal(request)) is not None:
             self._requests.report(request, drop, now)
         else:
             self.registry.accept(request, now)
@@ -453,17 +439,13 @@ class Broker:
             return Drop.NOT_ALLOWED
         return None if user.may_call(name) else Drop.USER_NOT_ALLOWED
 
-    def _cancel(self, command: wire.Cancel, now: float) -> None:
-        client = self._x1_client(command.route)
-        if client is None:
-            return
+    def _cancel(self, command: wire.Cancel, client: Client, now: float) -> None:
         request = client.numbered.get(command.id)
-        if request is not None and command.service in {None, request.name}:
+        if request is not None:
             self.registry.queue_arrived(request.service, now)
             self._requests.drop(request, Drop.CANCELLED, now)
-        elif request is not None or not self.registry.ended_lately(client, command.id):
-            invalid = wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id, command.service or b"")
-            self._invalid(invalid, now)
+        elif not self.registry.ended_lately(client, command.id):
+            self._invalid(wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id), now, client)
         # else it crossed the end of the request, of which the client has been told
 
     def cancel(self, id_: str, now: float) -> bool:
@@ -475,18 +457,24 @@ class Broker:
         self._requests.drop(request, Drop.CANCELLED, now)
         return True
 
-    def _invalid(self, command: wire.Invalid, now: float) -> None:
+    def _invalid(self, command: wire.Invalid, now: float, client: Client | None = None) -> None:
         # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.
         self._requests.count_invalid(command.reason, now)
-        if command.route and not self._given_up.includes(key_of(command.route), now):
-            code, text = Code.MALFORMED, f"malformed: {command.reason}"
-            if command.over_limit:
-                code = Code.TOO_LARGE
-                text = f"a message may have up to {self.limits.max_message} bytes in {self.limits.max_frames} frames"
-            client = self._x1_client(command.route)
-            if client is None:
-                return
-            self._outgoing.error(client, command.id, command.service, code.value, text.encode(), [])
+        if client is None or command.id is None:
+            return
+        code, text = Code.MALFORMED, f"malformed: {command.reason}"
+        if command.over_limit:
+            code = Code.TOO_LARGE
+            text = f"a request may have up to {self.limits.max_message} bytes in {self.limits.max_frames} frames"
+        self._outgoing.error(client, command.id, code.value, text.encode(), [])
+
+    def _asked_whether_alive(self, client: Client, now: float) -> None:
+        """Answer a client's HEARTBEAT."""
+        self.stats.heartbeats += 1
+        # A broker that has just started waits until what other brokers offer can be reached.
+        away = self.draining or self.links.untried
+        answer = wire.disconnect if away else wire.heartbeat
+        self._outgoing.say(client, answer(client.route, wire.CX1))
 
     # ── dispatching ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -500,8 +488,6 @@ class Broker:
         if farewell := wire.disconnect(worker.route, worker.header):
             self._outgoing.say(worker, farewell)
         self._forget(worker, Loss.CLOSING, now)
-
-    # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
     # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -545,7 +531,6 @@ class Broker:
             worker.name, worker.host = command.name, command.host
             worker.pid, worker.version = command.pid, command.version
             worker.dialect = command.dialect
-            worker.batched = self._batched
             registry.add_worker(worker)
             self._beats.set(worker, now + limits.heartbeat)
             dialect = wire.DIALECTS[worker.header]
@@ -620,29 +605,9 @@ class Broker:
 
     def _heartbeat(self, command: wire.Heartbeat, now: float) -> None:
         self.stats.heartbeats += 1
-        if command.header == wire.CX1:
-            # A client asks whether the broker is there.
-            if self._client(command.route) is None:
-                return
-            if self.draining or self.links.untried:  # not before what other brokers offer can be reached
-                self._outgoing.add(wire.disconnect(command.route, wire.CX1))
-            elif self._batched:
-                self._outgoing.add([*command.route, wire.CX1])
-            else:
-                self._outgoing.add(wire.heartbeat(command.route, wire.CX1))
-        else:
-            self._seen(command, now)
+        self._seen(command, now)
 
     def _disconnect(self, command: wire.Disconnect, now: float) -> None:
-        if command.header == wire.WL1:
-            link = self.links.at(command.route[0])
-            if link is not None:
-                why = "the other broker has shut down"
-                if command.text:
-                    self.links.ended(link, now)
-                    why = f"the other broker has ended it: {command.text.decode(errors='replace')}"
-                self._exchange.lose(link, why, now)
-            return
         # C10: at any time, even before READY.
         worker = None if self._is_foreign(command) else self._worker(command.route)
         if worker is None:
@@ -691,8 +656,6 @@ class Broker:
         if worker.header != command.header:
             self._unexpected(command, Refusal.WRONG_DIALECT, now)
             return None
-        if worker.batched != self._batched:
-            worker.batched, worker.batch = self._batched, None
         worker.last_seen = now
         return worker
 
@@ -747,13 +710,9 @@ class Broker:
         if now >= beats:
             worker.last_sent = now
             beats = now + self.limits.heartbeat
-            self._outgoing.say(worker, self._heartbeat_to(worker))
+            self._outgoing.say(worker, wire.heartbeat(worker.route, worker.header))
         due = min(beats, worker.last_seen + self._patience(worker))
         self._beats.set(worker, max(due, now))  # it is past if the worker may have been heard, but was not taken in
-
-    @staticmethod
-    def _heartbeat_to(worker: Worker) -> Message:
-        return [*worker.route, wire.WX1] if worker.batched else wire.heartbeat(worker.route, worker.header)
 
     def _lose(self, lost: Iterable[tuple[Worker, Loss]], now: float) -> None:
         """Forget workers; the requests that they held go to the front of the queue, and to other workers (C17)."""

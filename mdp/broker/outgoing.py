@@ -1,51 +1,41 @@
-"""What the broker sends because of one turn: framed messages, and for peers that speak the batched form, batches."""
+"""What the broker sends because of one turn: messages, and for peers that speak X1, everything for one in a batch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from .. import wire
-from ..wire import Message, batch
+from ..wire import Message, batch, x1
 from .registry import Client, Request, Worker
 
 if TYPE_CHECKING:
     from .link import Link
 
-# The command bytes of batched records, to a client …
-_PARTIAL: Final = 2
-_FINAL: Final = 3
-_ERROR: Final = 4
-# … and to a broker that has passed a request on, as from a worker.
-_PARTIAL_FROM_WORKER: Final = 3
-_FINAL_FROM_WORKER: Final = 4
-_ERROR_FROM_WORKER: Final = 7
-_RELEASE: Final = 11
-
 
 class Outgoing:
     """The messages of the current turn, in the order in which they are sent.
 
-    Everything for one peer that speaks the batched form is put into one message, the peer's open batch.  A framed
-    message to it closes the batch, so that the order is kept.
+    Everything for one peer that speaks X1 is put into one message, the peer's open batch.  Another message to it closes
+    the batch, so that the order is kept.
     """
 
     def __init__(self) -> None:
         self._messages: list[Any] = []
-        """Framed messages and batches."""
+        """Messages and batches."""
         self._open: list[Client | Worker | Link] = []
         """The peers of the open batches."""
 
     def add(self, message: Message) -> None:
-        """Send a framed message to a peer that is not registered, or that has no open batch."""
+        """Send a message to a peer that is not registered, or that has no open batch."""
         self._messages.append(message)
 
     def say(self, peer: Client | Worker, message: Message) -> None:
-        """Send a framed message, after what the peer's open batch contains so far."""
+        """Send a message, after what the peer's open batch contains so far."""
         peer.batch = None
         self._messages.append(message)
 
     def batch_for(self, peer: Client | Worker | Link, route: wire.Route, header: bytes) -> Any:
-        """Return the open batch (`batch.Batch`) of a peer that speaks the batched form."""
+        """Return the open batch (`batch.Batch`) of a peer that speaks X1."""
         if peer.batch is None:
             peer.batch = batch.Batch(route, header)
             self._messages.append(peer.batch)
@@ -55,31 +45,27 @@ class Outgoing:
     def reply(self, request: Request, final: bool, body: list[bytes]) -> None:
         """Send a PARTIAL or FINAL to the client of `request`."""
         client, number = request.client, request.number
-        route = client.batch_route
-        if route is not None and isinstance(number, int) and len(body) <= batch.MAX_BODY_FRAMES:
-            self.batch_for(client, route, wire.CX1).reply(_FINAL if final else _PARTIAL, number, body)
-        elif client.link is not None and isinstance(number, int):
-            command = _FINAL_FROM_WORKER if final else _PARTIAL_FROM_WORKER
-            self.batch_for(client, client.path, wire.WL1).reply(command, number, body)
-        else:
+        if number is None:
             self.say(client, wire.reply_to_client(request.route, request.header, final, request.name, body))
-
-    def error(
-        self, client: Client, number: wire.RequestId, service: bytes, code: int, text: bytes, detail: list[bytes]
-    ) -> None:
-        """Send an ERROR to an X1 client."""
-        route = client.batch_route
-        if route is not None and isinstance(number, int):
-            self.batch_for(client, route, wire.CX1).error(_ERROR, number, code, text, detail)
-        elif client.link is not None and isinstance(number, int):
-            self.batch_for(client, client.path, wire.WL1).error(_ERROR_FROM_WORKER, number, code, text, detail)
+        elif client.link is None:
+            command = x1.CLIENT_FINAL if final else x1.CLIENT_PARTIAL
+            self.batch_for(client, client.route, wire.CX1).reply(command, number, body)
         else:
-            envelope = (*client.path, *wire.envelope_of(number))
-            self.say(client, wire.error_to_client(envelope, service, code, text, detail))
+            command = x1.WORKER_FINAL if final else x1.WORKER_PARTIAL
+            self.batch_for(client, client.route, wire.WL1).reply(command, number, body)
+
+    def error(self, client: Client, number: int, code: int, text: bytes, detail: list[bytes]) -> None:
+        """Send an ERROR to an X1 client."""
+        if client.link is None:
+            records = self.batch_for(client, client.route, wire.CX1)
+            records.error(x1.CLIENT_ERROR, number, code, text, detail)
+        else:
+            records = self.batch_for(client, client.route, wire.WL1)
+            records.error(x1.WORKER_ERROR, number, code, text, detail)
 
     def release(self, client: Client, number: int) -> None:
         """Return a request to the broker that passed it on."""
-        self.batch_for(client, client.path, wire.WL1).signal(_RELEASE, number)
+        self.batch_for(client, client.route, wire.WL1).signal(x1.WORKER_RELEASE, number)
 
     def take(self) -> list[Message]:
         """Return the messages to send, and begin the next turn."""

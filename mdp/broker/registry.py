@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..linked_lists import LinkedList
 from ..timers import TimerNode, Timers
-from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, envelope_of, size_of
+from ..wire import CX1, EMPTY, NO_OPTIONS, Options, Route, size_of
 from ..wire.names import show
 from .metrics import UNCOUNTED, Metrics, ServiceMetrics
 from .roles import Role
@@ -53,8 +53,8 @@ class Client:
     """A client that has requests here."""
 
     __slots__ = (
-        "batch", "batch_route", "charge", "key", "link", "named", "numbered", "request_bytes", "requests", "role",
-        "running", "waiting",
+        "batch", "charge", "key", "link", "named", "numbered", "request_bytes", "requests", "role", "route", "running",
+        "waiting",
     )  # fmt: skip
 
     def __init__(self, key: PeerKey, role: Role, link: Link | None = None) -> None:
@@ -72,20 +72,20 @@ class Client:
         """How many have been accepted and not finished."""
         self.named = 0
         """Number of services that are known only because it was the first to call them (C41)."""
-        self.numbered: dict[RequestId, Request] = {}
+        self.numbered: dict[int, Request] = {}
         """The X1 requests among them."""
         self.running: LinkedList[Request] = LinkedList()
         """Those that workers hold."""
         self.waiting: dict[FairQueue, Turn] = {}
         """Those that wait, by queue."""
-        self.batch_route: Route | None = None
-        """The route of batches to it; None if its last message was framed, so that it gets no batches."""
+        self.route: Route = self.path
+        """The route of its X1 messages, and of those to it."""
         self.batch: Any = None
         """The open batch (`batch.Batch`), which is sent at the end of the broker's turn."""
 
     @property
     def path(self) -> Route:
-        """The frames before the envelopes of its requests."""
+        """The frames before its header, without the empty one."""
         return (self.key,) if isinstance(self.key, bytes) else self.key
 
 
@@ -139,7 +139,7 @@ class Request(TimerNode):
 
     __slots__ = (
         "accepted", "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header",
-        "late", "number", "options", "queued", "service", "since", "size", "tag", "way",
+        "number", "options", "queued", "service", "since", "size", "tag", "way",
     )  # fmt: skip
     # Declared here, since in `__init__` even a declaration takes instructions.
     accepted: float
@@ -156,7 +156,7 @@ class Request(TimerNode):
         service: Service,
         body: Sequence[bytes],
         *,
-        number: RequestId = None,
+        number: int | None = None,
         delimited: bool = False,
         options: Options = NO_OPTIONS,
         deadline: float = NEVER,
@@ -181,8 +181,6 @@ class Request(TimerNode):
         """The current attempt; None while it waits."""
         self.queued = False
         """Whether it is in its service's queue."""
-        self.late = False
-        """Whether it has waited, so that part of its ttl is used up."""
         self.handed = 0
         """Number of workers that received it and did not release it."""
         self.attempts = 0
@@ -192,8 +190,7 @@ class Request(TimerNode):
         size = size_of(body)
         self.size = size
         """Bytes of its body."""
-        charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size + len(options.raw)
-        self.charge = charge + len(number) if isinstance(number, bytes) else charge
+        self.charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size + len(options.raw)
         """Bytes charged for it while it is outstanding: what it takes in memory, rounded up (C40)."""
 
     @property
@@ -203,10 +200,8 @@ class Request(TimerNode):
 
     @property
     def route(self) -> Route:
-        """The route of messages to its client about it."""
+        """The route of messages to its client about it, in dialects without numbers."""
         path = self.client.path
-        if self.header == CX1:
-            return (*path, *envelope_of(self.number))
         return (*path, EMPTY) if self.delimited else path
 
 
@@ -236,7 +231,7 @@ class Worker(TimerNode):
     """A registered worker: it offers one service (C6) and holds up to `credit` requests; with 0.2 and 0.1, one."""
 
     __slots__ = (
-        "batch", "batched", "busy_seconds", "credit", "dialect", "done", "free", "header", "held", "host", "id", "key",
+        "batch", "busy_seconds", "credit", "dialect", "done", "free", "header", "held", "host", "id", "key",
         "last_seen", "last_sent", "leaving", "name", "oversized_reply_at", "pid", "pool", "pooled", "pooled_load",
         "role", "route", "service", "since", "suspects", "unreached_from", "version",
     )  # fmt: skip
@@ -278,8 +273,6 @@ class Worker(TimerNode):
         """Number of suspects among them."""
         self.leaving = False
         """It sent DISCONNECT, and finishes what it holds (X1)."""
-        self.batched = False
-        """Its last message was in the batched form, so it is answered in that form."""
         self.batch: Any = None
         """The open batch of commands to it, which is sent at the end of the broker's turn."""
         self.pool: Pool | None = None
@@ -420,8 +413,8 @@ class Registry:
         self.expiries: Timers[Request] = Timers(min(max(expiry / 1000, 0.001), EXPIRY_RESOLUTION))
         """When requests expire: those that wait, and running ones with a ttl."""
         self._expiry = expiry
-        self._ended: set[tuple[PeerKey, RequestId]] = set()
-        self._ended_before: set[tuple[PeerKey, RequestId]] = set()
+        self._ended: set[tuple[PeerKey, int]] = set()
+        self._ended_before: set[tuple[PeerKey, int]] = set()
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -599,7 +592,7 @@ class Registry:
             self._charge(client, client.charge)
         client.requests += 1
         self._charge(client, request.charge)
-        if request.header == CX1:
+        if request.number is not None:
             client.numbered[request.number] = request
         if service.name not in self.services and not service.schedule.remotes:
             service.named_by = client
@@ -663,7 +656,7 @@ class Registry:
             queue.append(request)
         if not request.options.wait:
             service.no_wait[request] = None
-        request.queued = request.late = True
+        request.queued = True
         self.queued += 1
         expires = now + self._expiry
         self.expiries.set(request, expires if expires < request.deadline else request.deadline)
@@ -768,11 +761,12 @@ class Registry:
             self.expiries.clear(request)
             client.running.remove(request)
             client.role.running -= 1
-        if request.header == CX1:
-            del client.numbered[request.number]
+        number = request.number
+        if number is not None:
+            del client.numbered[number]
             if len(self._ended) >= REMEMBERED:
                 self._ended_before, self._ended = self._ended, set()
-            self._ended.add((client.key, request.number))  # as `refuse`, without another call
+            self._ended.add((client.key, number))  # as `refuse`, without another call
         client.role.ended += 1
         client.requests -= 1
         self._charge(client, -request.charge)
@@ -792,6 +786,6 @@ class Registry:
         """All X1 requests that have not ended."""
         return [each for client in self.clients.values() for each in client.numbered.values()]
 
-    def ended_lately(self, client: Client, number: RequestId) -> bool:
+    def ended_lately(self, client: Client, number: int) -> bool:
         """Return whether an X1 request of that number was among the last to end."""
         return (client.key, number) in self._ended or (client.key, number) in self._ended_before

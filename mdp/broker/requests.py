@@ -11,7 +11,7 @@ from typing import Any, Final
 from .. import wire
 from ..codes import Code
 from ..limits import Limits
-from ..wire import Reason, batch, size_of
+from ..wire import Reason, batch, size_of, x1
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .journal import Journal, Stats
@@ -25,11 +25,6 @@ from .watch import Watch
 MS_PER_SECOND: Final = 1000
 ROUNDING_MS: Final = 0.001
 """Rounding error, in milliseconds, allowed for in the difference of two times."""
-
-_CANCEL_TO_WORKER: Final = 8
-"""The command byte of a batched CANCEL to a worker."""
-_CANCEL_TO_BROKER: Final = 5
-"""The command byte of a batched CANCEL to a broker."""
 
 
 class Requests:
@@ -135,6 +130,14 @@ class Requests:
             self._registry.queue_arrived(service, now)
 
     def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
+        options = request.options
+        if worker.dialect and request.number is None:
+            options = wire.LEGACY_OPTIONS[request.header]
+            if request.client.role.restricted:
+                options = wire.signed(options, request.client.role.signature)
+        if len(options.raw) > wire.MAX_OPTIONS:  # with what the broker has written into them
+            self.finish(request, Drop.OPTIONS_TOO_LONG, now)
+            return
         self._stats.dispatched += 1
         address = self.next_address
         self.next_address = address + 1
@@ -142,38 +145,20 @@ class Requests:
         self._registry.assign(request, worker, address, self.turn, now, doubtful=doubtful)
         worker.oversized_reply_at = None
         worker.last_sent = now
-        ttl = None
-        if request.deadline < NEVER:
-            ttl = max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS))
-        options = request.options
-        if worker.dialect and request.header != wire.CX1:
-            options = wire.LEGACY_OPTIONS[request.header]
-            if request.client.role.restricted:
-                options = wire.signed(options, request.client.role.signature)
-        if worker.batched and len(request.body) <= batch.MAX_BODY_FRAMES:
-            raw, beside = wire.options_without_ttl(options), ttl or 0
-            if beside > batch.MAX_TTL_MS:
-                raw, beside = wire.options_with(options, ttl, 1), 0
-            if len(raw) <= wire.MAX_OPTIONS:  # options that were encoded again may have become longer
-                packed = self._outgoing.batch_for(worker, worker.route, wire.WX1)
-                packed.request_to_worker(address, beside, request.handed, raw, request.body)
-                return
-        if request.handed > 1 or (ttl is not None and (request.late or options.ttl_apart)):
-            raw = wire.options_with(options, ttl, request.handed)
+        if worker.header == wire.WX1:
+            records = self._outgoing.batch_for(worker, worker.route, wire.WX1)
+            records.request_to_worker(address, _ttl(request, now), request.handed, options.raw, request.body)
         else:
-            raw = options.raw
-        self._outgoing.say(worker, wire.request_to_worker(worker.route, worker.header, address, request.body, raw))
+            message = wire.request_to_worker(worker.route, worker.header, address, request.body)
+            self._outgoing.say(worker, message)
 
     def _pass_on(self, remote: Remote, request: Request, now: float) -> None:
         """Pass a request on to another broker, as its client (C44)."""
         link = remote.link
-        ttl = 0
-        if request.deadline < NEVER:
-            ttl = min(max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS)), batch.MAX_TTL_MS)
         via = () if request.way is None else request.way.via
         raw = wire.options_for_link(request.options, via, self._name, request.attempts)
-        if len(raw) > wire.MAX_OPTIONS or len(request.body) > batch.MAX_BODY_FRAMES:
-            self.finish(request, Drop.TOO_LARGE_FOR_LINK, now)
+        if len(raw) > wire.MAX_OPTIONS:
+            self.finish(request, Drop.OPTIONS_TOO_LONG, now)
             return
         self._stats.dispatched += 1
         link.sent += 1
@@ -181,7 +166,7 @@ class Requests:
         self.next_address = address + 1
         self._registry.assign(request, remote, address, self.turn, now, doubtful=False)
         records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
-        records.request_to_broker(address, ttl, request.name, raw, request.body)
+        records.request_to_broker(address, _ttl(request, now), request.name, raw, request.body)
 
     # ── what workers and other brokers answer ─────────────────────────────────────────────────────────────────────────
 
@@ -249,8 +234,8 @@ class Requests:
         if attempt.abandoned:
             return
         self._ended(request, attempt, f"{code}", now)
-        if request.header == wire.CX1:
-            self._outgoing.error(request.client, request.number, request.name, code, text, detail)
+        if request.number is not None:
+            self._outgoing.error(request.client, request.number, code, text, detail)
         else:
             self.report(request, Drop.HANDLER_FAILED, now, attempt)
         self._registry.drop(request)
@@ -290,13 +275,10 @@ class Requests:
             if isinstance(worker, Remote):
                 link = worker.link
                 records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
-                records.signal(_CANCEL_TO_BROKER, attempt.address)
+                records.signal(x1.CLIENT_CANCEL, attempt.address)
             elif worker.header == wire.WX1:
                 worker.last_sent = now
-                if worker.batched:
-                    self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(_CANCEL_TO_WORKER, attempt.address)
-                else:
-                    self._outgoing.add(wire.cancel_to_worker(worker.route, attempt.address))
+                self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(x1.WORKER_CANCEL, attempt.address)
 
     def finish(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
         """End a request for its client, and report why; `attempt` is its last one, if that is over."""
@@ -310,9 +292,9 @@ class Requests:
         link = request.client.link
         if link is not None and reason in NOT_PLACED and self._return(request, link, reason):
             return
-        if request.header == wire.CX1 and report.code is not None:
+        if request.number is not None and report.code is not None:
             text = text_of(reason, request, self._limits).encode()
-            self._outgoing.error(request.client, request.number, name, report.code, text, [])
+            self._outgoing.error(request.client, request.number, report.code, text, [])
         self._stats.dropped[reason] += 1
         if reason is not Drop.HANDLER_FAILED:  # which `ended_by` has counted
             self._ended(request, attempt, f"{report.code or reason}", now)
@@ -338,12 +320,12 @@ class Requests:
         number, client = request.number, request.client
         streamed = request.attempt is not None and request.attempt.streamed
         ended = reason is Drop.WORKERS_LOST and request.attempts >= self._limits.max_attempts
-        if streamed or ended or is_pinned(request) or not isinstance(number, int):
+        if streamed or ended or is_pinned(request) or number is None:
             return False
         if request.attempts:
             # The other broker may give it to another worker, but counts those that have died.
             text = b"%d" % request.attempts
-            self._outgoing.error(client, number, request.name, Code.WORKER_LOST.value, text, [])
+            self._outgoing.error(client, number, Code.WORKER_LOST.value, text, [])
         else:
             self._outgoing.release(client, number)
         self._stats.dropped[reason] += 1
@@ -368,3 +350,10 @@ class Requests:
         """Count and log an invalid message (C15)."""
         self._stats.invalid[reason] += 1
         self._journal.note(now, logging.WARNING, reason, "ignored an invalid message: %s", reason)
+
+
+def _ttl(request: Request, now: float) -> int:
+    """Return the ttl of a request that is sent now, in whole milliseconds; 0 if it has none."""
+    if request.deadline >= NEVER:
+        return 0
+    return min(max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS)), batch.MAX_TTL_MS)

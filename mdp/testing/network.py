@@ -28,14 +28,15 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from struct import Struct
 from typing import Final, Literal
 
 from .. import wire
-from ..wire import Message, Route
+from ..wire import Message, Route, x1
+from ..wire.commands import KINDS
 from ..wire.names import show
 
 HIGH_WATER: Final = 20
@@ -52,6 +53,17 @@ _HEAD: Final = Struct(">IBQ")
 """The beginning of a record in a batch: its size (not counting the size itself), its command and its id."""
 _SIZE: Final = 4
 """Size of the size, in bytes."""
+_CLIENT: Final = {
+    x1.CLIENT_REQUEST: "REQUEST", x1.CLIENT_PARTIAL: "PARTIAL", x1.CLIENT_FINAL: "FINAL", x1.CLIENT_ERROR: "ERROR",
+    x1.CLIENT_CANCEL: "CANCEL", x1.CLIENT_DISCONNECT: "DISCONNECT",
+}  # fmt: skip
+_WORKER: Final = {
+    x1.WORKER_READY: "READY", x1.WORKER_REQUEST: "REQUEST", x1.WORKER_PARTIAL: "PARTIAL", x1.WORKER_FINAL: "FINAL",
+    x1.WORKER_DISCONNECT: "DISCONNECT", x1.WORKER_ERROR: "ERROR", x1.WORKER_CANCEL: "CANCEL",
+    x1.WORKER_CREDIT: "CREDIT", x1.WORKER_RELEASE: "RELEASE",
+}  # fmt: skip
+_RECORDS: Final = {wire.CX1: _CLIENT, wire.CL1: _CLIENT, wire.WX1: _WORKER, wire.WL1: _WORKER}
+"""The commands of records, by header."""
 START: Final = 1000.0
 """The clock's first reading.  Not 0, so that tests catch a machine that uses 0 as the current time."""
 
@@ -403,21 +415,21 @@ def describe(message: Message) -> str:
     """Return a readable form of `message`, which has no identity frame."""
     frames = [show(frame) if frame else '""' for frame in message]
     at = wire.header_at(message, 0)
-    if 0 <= at < len(message) - 1 and message[at] in wire.CODES:
-        names = {code: kind.value for kind, code in wire.CODES[message[at]].items()}
-        if message[at + 1] == wire.BATCH and at + 2 < len(message):
-            frames[at + 1 : at + 3] = ["batch", f"[{', '.join(_records(message[at + 2], names))}]"]
-        else:
-            frames[at + 1] = names.get(message[at + 1], frames[at + 1])
+    if 0 <= at < len(message) - 1:
+        header, code = message[at], message[at + 1]
+        if code == wire.BATCH and header in _RECORDS and at + 2 < len(message):
+            frames[at + 1 : at + 3] = ["batch", f"[{', '.join(_records(message[at + 2], _RECORDS[header]))}]"]
+        elif header in KINDS and code in KINDS[header]:
+            frames[at + 1] = KINDS[header][code].value
     return " ".join(frames)
 
 
-def _records(data: bytes, names: dict[bytes, str]) -> Iterator[str]:
+def _records(data: bytes, names: Mapping[int, str]) -> Iterator[str]:
     """Yield the commands and ids of a batch."""
     at = 0
     while at + _HEAD.size <= len(data):
         size, command, number = _HEAD.unpack_from(data, at)
-        yield f"{names.get(bytes([command]), command)} {number}"
+        yield f"{names.get(command, command)} {number}"
         at += _SIZE + size
     if at != len(data):
         yield "…"

@@ -43,9 +43,8 @@ class Probe:
             if message is None:
                 break
             answer = wire.decode_broker(message)
-            if isinstance(answer, wire.Invalid) or answer.header != wire.CX1:
-                continue
-            self._outcome = not isinstance(answer, wire.Disconnect)
+            if isinstance(answer, wire.Batched) and answer.header == wire.CX1:
+                self._outcome = answer.bare  # else it is a DISCONNECT
         if self._outcome is None and now >= self._until:
             self._outcome = False
         return self._outcome

@@ -1,6 +1,7 @@
-"""The batched form of X1: many commands in one message (docs/x1.md).
+"""X1's messages, each of which carries many commands (docs/x1.md).
 
-A message is `MDPCX1|MDPWX1 09 records [attachment…]`; all integers are big-endian:
+A message is `MDPCX1|MDPWX1 09 records [attachment…]`, or a bare header, which is a HEARTBEAT.  All integers are
+big-endian:
 
     record := u32 size, u8 command, u64 id, …      size: of what follows it; id: a client's number, a worker's address
     REQUEST of a client   u32 ttl_ms, u8+service, u16+options, body
@@ -10,9 +11,11 @@ A message is `MDPCX1|MDPWX1 09 records [attachment…]`; all integers are big-en
     READY                 u32 credit, u8+service, u16+options (the id is 0)
     CREDIT                u32 credit (the id is 0)
     CANCEL, RELEASE       nothing
+    DISCONNECT            text, to the end of the record (the id is 0)
     body   := u16 n, n × (u32 length, bytes); length FFFFFFFF: the frame is the next attachment (`SHARED` bytes or more)
 
-A ttl of 0 means that there is none, or that it is one of the options.  A bare header is a HEARTBEAT.
+A ttl of 0 means that there is none.  `x1` has the numbers of the commands.  `wire.heartbeat` and `wire.disconnect`
+encode HEARTBEAT and DISCONNECT, which are messages of their own.
 
 There are two implementations, which write the same bytes and read the same commands: `batch_cython`, if it was
 compiled, and `batch_python`.
@@ -28,9 +31,10 @@ compiled, and `batch_python`.
       len(batch)                                         0 if nothing was added since
 
     from_client(message, at, route, max_body, max_frames)    Request, Cancel, Invalid
-    from_worker(message, at, route, max_body, max_frames)    Ready, Reply, Error, Oversized, Credit, Release, Invalid
-    to_client(message, at)                                   Reply, Error, Invalid
-    to_worker(message, at)                                   Request, Cancel, Invalid
+    from_worker(message, at, route, max_body, max_frames)    Ready, Reply, Error, Oversized, Credit, Release,
+                                                             Disconnect, Invalid
+    to_client(message, at)                                   Reply, Error, Disconnect, Invalid
+    to_worker(message, at)                                   Request, Cancel, Disconnect, Invalid
 
 A method of `Batch` raises, and adds nothing, if a record cannot hold what is given: options of more than
 `wire.MAX_OPTIONS` bytes, a body of more than `MAX_BODY_FRAMES` frames, or a ttl above `MAX_TTL_MS`.

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
-"""The batched form of X1, compiled; see `batch` for what each function does.
+"""X1's messages, compiled; see `batch` for what each function does.
 
 Records are packed into one growing buffer and parsed in place: the only objects created per record are the command and
 its body.  `wire` decides what is valid, as for `batch_python`.
@@ -15,6 +15,7 @@ from libc.string cimport memcmp, memcpy, memmove
 
 from .. import wire
 from . import batch_python as _limits
+from . import x1
 
 cdef Py_ssize_t MAX_RECORDS = _limits.MAX_RECORDS
 cdef size_t MAX_RECORDS_BYTES = _limits.MAX_RECORDS_BYTES
@@ -30,25 +31,27 @@ cdef enum:
     ATTACHED = 0xFFFFFFFF
     HEAD = 13  # a record's size, command and id
     # from and to a client
-    REQUEST = 1
-    PARTIAL = 2
-    FINAL = 3
-    ERROR = 4
-    CANCEL = 5
+    CLIENT_REQUEST = 1
+    CLIENT_PARTIAL = 2
+    CLIENT_FINAL = 3
+    CLIENT_ERROR = 4
+    CLIENT_CANCEL = 5
+    CLIENT_DISCONNECT = 7
     # from and to a worker
-    READY_FROM_WORKER = 1
-    REQUEST_TO_WORKER = 2
-    PARTIAL_FROM_WORKER = 3
-    FINAL_FROM_WORKER = 4
-    ERROR_FROM_WORKER = 7
-    CANCEL_TO_WORKER = 8
-    CREDIT_FROM_WORKER = 10
-    RELEASE = 11
+    WORKER_READY = 1
+    WORKER_REQUEST = 2
+    WORKER_PARTIAL = 3
+    WORKER_FINAL = 4
+    WORKER_DISCONNECT = 6
+    WORKER_ERROR = 7
+    WORKER_CANCEL = 8
+    WORKER_CREDIT = 10
+    WORKER_RELEASE = 11
 
 cdef object _Cancel = wire.Cancel, _Credit = wire.Credit, _Error = wire.Error, _Invalid = wire.Invalid
-cdef object _Oversized = wire.Oversized, _with_ttl = wire.with_ttl, _Release = wire.Release, _Reply = wire.Reply
+cdef object _Oversized = wire.Oversized, _disconnected = x1.disconnected, _Release = wire.Release, _Reply = wire.Reply
 cdef object _Request = wire.Request
-cdef object _valid_service = wire.valid_service, _parse_options = wire.parse_options, _ready_with = wire.ready_with
+cdef object _valid_service = wire.valid_service, _parse_options = wire.parse_options, _ready_with = x1.ready_with
 cdef object _without_shared = wire.without_shared
 cdef bytes CX1 = wire.CX1, WX1 = wire.WX1, BATCH = wire.BATCH, EMPTY = wire.EMPTY, MMI = wire.MMI
 cdef tuple NO_ROUTE = ()
@@ -120,7 +123,7 @@ cdef class Batch:
         cdef size_t named = PyBytes_GET_SIZE(service), told = PyBytes_GET_SIZE(options)
         if named > 0xFF or told > 0xFFFF:
             raise OverflowError("the service or the options are too long for a record")
-        cdef uint8_t *p = self._begin(REQUEST, number, 5 + named + 2 + told)
+        cdef uint8_t *p = self._begin(CLIENT_REQUEST, number, 5 + named + 2 + told)
         put32(p, ttl)
         p[4] = <uint8_t> named
         memcpy(p + 5, PyBytes_AS_STRING(service), named)
@@ -132,7 +135,7 @@ cdef class Batch:
         cdef size_t told = PyBytes_GET_SIZE(options)
         if told > 0xFFFF:
             raise OverflowError("the options are too long for a record")
-        cdef uint8_t *p = self._begin(REQUEST_TO_WORKER, address, 7 + told)
+        cdef uint8_t *p = self._begin(WORKER_REQUEST, address, 7 + told)
         put32(p, ttl)
         p[4] = <uint8_t> min(attempt, 0xFF)
         put16(p + 5, <uint16_t> told)
@@ -159,7 +162,7 @@ cdef class Batch:
         cdef size_t named = PyBytes_GET_SIZE(service), told = PyBytes_GET_SIZE(options)
         if named > 0xFF or told > 0xFFFF:
             raise OverflowError("the service or the options are too long for a record")
-        cdef uint8_t *p = self._begin(READY_FROM_WORKER, 0, 5 + named + 2 + told)
+        cdef uint8_t *p = self._begin(WORKER_READY, 0, 5 + named + 2 + told)
         put32(p, credit)
         p[4] = <uint8_t> named
         memcpy(p + 5, PyBytes_AS_STRING(service), named)
@@ -168,7 +171,7 @@ cdef class Batch:
         self._complete(self._size + HEAD + 7 + named + told, None, 0)
 
     def credit(self, uint32_t credit):
-        put32(self._begin(CREDIT_FROM_WORKER, 0, 4), credit)
+        put32(self._begin(WORKER_CREDIT, 0, 4), credit)
         self._complete(self._size + HEAD + 4, None, 0)
 
     def messages(self):
@@ -279,7 +282,6 @@ cdef class Batch:
 # and share the objects.
 cdef bytes _last_name = EMPTY
 cdef bytes _last_raw = EMPTY
-cdef uint32_t _last_ttl = 0
 cdef object _last_options = NO_OPTIONS
 
 
@@ -297,23 +299,15 @@ cdef bytes _service(const uint8_t *p, Py_ssize_t size):
     return name
 
 
-cdef object _options(const uint8_t *p, Py_ssize_t size, uint32_t ttl):
-    """Return the options at `p`, with the record's ttl (milliseconds) unless that is 0; None if they are malformed."""
-    global _last_raw, _last_ttl, _last_options
-    if (
-        ttl == _last_ttl
-        and size == PyBytes_GET_SIZE(_last_raw)
-        and memcmp(p, PyBytes_AS_STRING(_last_raw), size) == 0
-    ):
+cdef object _options(const uint8_t *p, Py_ssize_t size):
+    """Return the options at `p`; None if they are malformed."""
+    global _last_raw, _last_options
+    if size == PyBytes_GET_SIZE(_last_raw) and memcmp(p, PyBytes_AS_STRING(_last_raw), size) == 0:
         return _last_options
     cdef bytes raw = PyBytes_FromStringAndSize(<const char *> p, size)
     options = _parse_options(raw)
-    if options is None:
-        return None
-    if ttl:
-        options = _with_ttl(options, ttl)
-    if size <= MAX_NAME:  # keep small objects only
-        _last_raw, _last_ttl, _last_options = raw, ttl, options
+    if options is not None and size <= MAX_NAME:  # keep small objects only
+        _last_raw, _last_options = raw, options
     return options
 
 
@@ -389,6 +383,10 @@ cdef class _Reader:
             self.over_limit = TOO_LARGE
         return self.at == self.end
 
+    cdef object disconnect(self, bytes header):
+        text = PyBytes_FromStringAndSize(<const char *> self.at, self.end - self.at)
+        return _disconnected(self.route or NO_ROUTE, header, text)
+
     cdef object invalid(self, reason, bint numbered):
         return _Invalid(reason, self.route, self.id) if numbered and self.answerable else _Invalid(reason)
 
@@ -449,9 +447,9 @@ cdef object _from_client(_Reader reader):
     cdef const uint8_t *name
     cdef const uint8_t *raw
     cdef bytes service
-    if reader.command == CANCEL:
+    if reader.command == CLIENT_CANCEL:
         return _Cancel(reader.route, CX1, reader.id) if reader.at == reader.end else BAD_RECORD
-    if reader.command != REQUEST:
+    if reader.command != CLIENT_REQUEST:
         return UNKNOWN_COMMAND
     if not reader.has(5):
         return BAD_RECORD
@@ -470,15 +468,15 @@ cdef object _from_client(_Reader reader):
     if service is None:
         return _Invalid(BAD_SERVICE, reader.route, reader.id)
     if reader.over_limit is not None:
-        return _Invalid(reader.over_limit, reader.route, reader.id, service, True)
+        return _Invalid(reader.over_limit, reader.route, reader.id, True)
     if not reader.body:
-        return _Invalid(NO_BODY, reader.route, reader.id, service)
-    options = _options(raw, told, ttl)
+        return _Invalid(NO_BODY, reader.route, reader.id)
+    options = _options(raw, told)
     if options is None:
-        return _Invalid(BAD_OPTIONS, reader.route, reader.id, service)
+        return _Invalid(BAD_OPTIONS, reader.route, reader.id)
     if named >= 4 and service.startswith(MMI):  # the broker itself reads this body
         reader.body = _without_shared(reader.body)
-    return _Request(reader.route, CX1, service, reader.body, options, reader.id)
+    return _Request(reader.route, CX1, service, reader.body, options, reader.id, ttl / 1000.0 if ttl else None)
 
 
 def from_worker(list message not None, Py_ssize_t at, tuple route not None, max_body, max_frames):
@@ -495,8 +493,8 @@ cdef object _from_worker(_Reader reader):
     cdef uint32_t credit
     cdef bytes text
     cdef bint final
-    if command == FINAL_FROM_WORKER or command == PARTIAL_FROM_WORKER:
-        final = command == FINAL_FROM_WORKER
+    if command == WORKER_FINAL or command == WORKER_PARTIAL:
+        final = command == WORKER_FINAL
         if not reader.read_body():
             return BAD_RECORD
         if reader.over_limit is not None:
@@ -505,7 +503,7 @@ cdef object _from_worker(_Reader reader):
         if not reader.body:
             return _Invalid(NO_BODY)
         return _Reply(reader.route, WX1, final, reader.id, reader.body)
-    if command == ERROR_FROM_WORKER:
+    if command == WORKER_ERROR:
         if not reader.has(4):
             return BAD_RECORD
         code = get16(reader.take(2))
@@ -523,7 +521,7 @@ cdef object _from_worker(_Reader reader):
             return _Invalid(TOO_MANY_FRAMES)
         text = PyBytes_FromStringAndSize(<const char *> p, size)
         return _Error(reader.route, WX1, reader.id, code, text, reader.body)
-    if command == READY_FROM_WORKER:
+    if command == WORKER_READY:
         if not reader.has(5):
             return BAD_RECORD
         credit = get32(reader.take(4))
@@ -539,12 +537,14 @@ cdef object _from_worker(_Reader reader):
         if reader.at != reader.end:
             return BAD_RECORD
         return _ready_with(reader.route, service, PyBytes_FromStringAndSize(<const char *> p, size), credit)
-    if command == CREDIT_FROM_WORKER:
+    if command == WORKER_CREDIT:
         if reader.end - reader.at != 4:
             return BAD_RECORD
         return _Credit(reader.route, WX1, get32(reader.at))
-    if command == RELEASE:
+    if command == WORKER_RELEASE:
         return _Release(reader.route, WX1, reader.id) if reader.at == reader.end else BAD_RECORD
+    if command == WORKER_DISCONNECT:
+        return reader.disconnect(WX1)
     return UNKNOWN_COMMAND
 
 
@@ -556,14 +556,16 @@ cdef object _to_client(_Reader reader):
     cdef uint16_t code
     cdef Py_ssize_t size
     cdef const uint8_t *p
-    cdef bint final = reader.command == FINAL
-    if final or reader.command == PARTIAL:
+    cdef bint final = reader.command == CLIENT_FINAL
+    if final or reader.command == CLIENT_PARTIAL:
         if not reader.read_body():
             return BAD_RECORD
         if not reader.body:
             return _Invalid(NO_BODY)
         return _Reply(NO_ROUTE, CX1, final, reader.id, reader.body)
-    if reader.command != ERROR:
+    if reader.command == CLIENT_DISCONNECT:
+        return reader.disconnect(CX1)
+    if reader.command != CLIENT_ERROR:
         return UNKNOWN_COMMAND
     if not reader.has(4):
         return BAD_RECORD
@@ -591,9 +593,11 @@ cdef object _to_worker(_Reader reader):
     cdef uint8_t attempt
     cdef Py_ssize_t told
     cdef const uint8_t *raw
-    if reader.command == CANCEL_TO_WORKER:
+    if reader.command == WORKER_CANCEL:
         return _Cancel(NO_ROUTE, WX1, reader.id) if reader.at == reader.end else BAD_RECORD
-    if reader.command != REQUEST_TO_WORKER:
+    if reader.command == WORKER_DISCONNECT:
+        return reader.disconnect(WX1)
+    if reader.command != WORKER_REQUEST:
         return UNKNOWN_COMMAND
     if not reader.has(7):
         return BAD_RECORD
@@ -605,7 +609,7 @@ cdef object _to_worker(_Reader reader):
     raw = reader.take(told)
     if not reader.read_body():
         return BAD_RECORD
-    options = _options(raw, told, 0)
+    options = _options(raw, told)
     if options is None:
         return _Invalid(BAD_OPTIONS)
     if not reader.body:

@@ -1,12 +1,11 @@
-"""The batched form of X1 in pure Python; see `batch` for what each function does."""
+"""X1's messages in pure Python; see `batch` for what each function does."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from struct import Struct
 from typing import Any, Final
 
 from .. import wire
-from . import Message, Options, Reason, Route
+from . import Message, Reason, Route, x1
 
 MAX_RECORDS: Final = 256
 """Maximum number of records in a message."""
@@ -17,9 +16,9 @@ MAX_ATTACHMENTS: Final = 64
 MAX_ATTACHED_BYTES: Final = 1 << 20
 """Maximum size in bytes of a message's attachments, unless it has only one record."""
 MAX_BODY_FRAMES: Final = 0xFFFF
-"""Maximum number of frames of a body in this form."""
+"""Maximum number of frames of a body."""
 MAX_TTL_MS: Final = 0xFFFFFFFF
-"""The longest ttl that a record can hold, in milliseconds; a longer one stays in the options."""
+"""The longest ttl that a record can hold, in milliseconds: 49 days."""
 ATTACHED: Final = 0xFFFFFFFF
 """Stands in place of a frame's length if the frame is the next attachment."""
 
@@ -33,12 +32,6 @@ _REQUEST_TO_WORKER_HEAD: Final = Struct(">IBH")
 """A ttl, an attempt and the length of the options."""
 _CODE_AND_SHORT: Final = Struct(">HH")
 """A code and the length of its text."""
-
-# The command bytes, from and to a client:
-_REQUEST, _PARTIAL, _FINAL, _ERROR_TO_CLIENT, _CANCEL = 1, 2, 3, 4, 5
-# from and to a worker:
-_READY_FROM_WORKER, _REQUEST_TO_WORKER, _PARTIAL_FROM_WORKER, _FINAL_FROM_WORKER = 1, 2, 3, 4
-_ERROR_FROM_WORKER, _CANCEL_TO_WORKER, _CREDIT_FROM_WORKER, _RELEASE = 7, 8, 10, 11
 
 Frames = Sequence[Any]
 """Frames of a body: bytes, or memoryviews."""
@@ -64,12 +57,12 @@ class Batch:
     def request_to_broker(self, number: int, ttl: int, service: bytes, options: bytes, body: Frames) -> None:
         """Add a client's REQUEST."""
         head = _LONG_AND_BYTE.pack(ttl, len(service)) + service + _SHORT.pack(len(options)) + options
-        self._add(_REQUEST, number, head, body)
+        self._add(x1.CLIENT_REQUEST, number, head, body)
 
     def request_to_worker(self, address: int, ttl: int, attempt: int, options: bytes, body: Frames) -> None:
         """Add a REQUEST to a worker."""
         head = _REQUEST_TO_WORKER_HEAD.pack(ttl, min(attempt, 0xFF), len(options)) + options
-        self._add(_REQUEST_TO_WORKER, address, head, body)
+        self._add(x1.WORKER_REQUEST, address, head, body)
 
     def reply(self, command: int, id: int, body: Frames) -> None:  # noqa: A002 - the wire's word
         """Add a PARTIAL or a FINAL."""
@@ -87,11 +80,11 @@ class Batch:
     def ready(self, credit: int, service: bytes, options: bytes) -> None:
         """Add a READY."""
         head = _LONG_AND_BYTE.pack(credit, len(service)) + service + _SHORT.pack(len(options)) + options
-        self._add_record(_READY_FROM_WORKER, 0, head, [])
+        self._add_record(x1.WORKER_READY, 0, head, [])
 
     def credit(self, credit: int) -> None:
         """Add a CREDIT."""
-        self._add_record(_CREDIT_FROM_WORKER, 0, _LONG.pack(credit), [])
+        self._add_record(x1.WORKER_CREDIT, 0, _LONG.pack(credit), [])
 
     def _add(self, command: int, id: int, head: bytes, body: Frames) -> None:  # noqa: A002
         packed, attachments = _pack_body(body)
@@ -254,10 +247,10 @@ def from_client(message: Message, at: int, route: Route, max_body: int, max_fram
 
 def _from_client(reader: _Reader) -> wire.Request | wire.Cancel | wire.Invalid:
     route, number = reader.route, reader.id
-    if reader.command == _CANCEL:
+    if reader.command == x1.CLIENT_CANCEL:
         reader.read_end()
         return wire.Cancel(route, wire.CX1, number)
-    if reader.command != _REQUEST:
+    if reader.command != x1.CLIENT_REQUEST:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
     ttl, named = reader.numbers(_LONG_AND_BYTE)
     service = reader.take(named)
@@ -266,32 +259,15 @@ def _from_client(reader: _Reader) -> wire.Request | wire.Cancel | wire.Invalid:
     if not wire.valid_service(service):
         return wire.Invalid(Reason.BAD_SERVICE, route, number)
     if reader.over_limit is not None:
-        return wire.Invalid(reader.over_limit, route, number, service, over_limit=True)
+        return wire.Invalid(reader.over_limit, route, number, over_limit=True)
     if not reader.body:
-        return wire.Invalid(Reason.NO_BODY, route, number, service)
-    options = _request_options(raw, ttl)
+        return wire.Invalid(Reason.NO_BODY, route, number)
+    options = wire.parse_options(raw)
     if options is None:
-        return wire.Invalid(Reason.BAD_OPTIONS, route, number, service)
+        return wire.Invalid(Reason.BAD_OPTIONS, route, number)
     if service.startswith(wire.MMI):  # the broker itself reads this body
         reader.body = wire.without_shared(reader.body)
-    return wire.Request(route, wire.CX1, service, reader.body, options, number)
-
-
-def _request_options(raw: bytes, ttl: int) -> Options | None:
-    """Return the options of a record, with its ttl (milliseconds) unless that is 0; None if they are malformed."""
-    if ttl == 0:
-        return wire.parse_options(raw)
-    return _cached_options_with(raw, ttl) if len(raw) <= wire.MAX_NAME else _options_with(raw, ttl)
-
-
-def _options_with(raw: bytes, ttl: int) -> Options | None:
-    options = wire.parse_options(raw)
-    return None if options is None else wire.with_ttl(options, ttl)
-
-
-@lru_cache(maxsize=1024)
-def _cached_options_with(raw: bytes, ttl: int) -> Options | None:
-    return _options_with(raw, ttl)
+    return wire.Request(route, wire.CX1, service, reader.body, options, number, ttl / 1000 if ttl else None)
 
 
 def from_worker(message: Message, at: int, route: Route, max_body: int, max_frames: int) -> list[Any]:
@@ -301,29 +277,31 @@ def from_worker(message: Message, at: int, route: Route, max_body: int, max_fram
 
 def _from_worker(reader: _Reader) -> Any:
     route, command, address = reader.route, reader.command, reader.id
-    if command in {_PARTIAL_FROM_WORKER, _FINAL_FROM_WORKER}:
+    if command in {x1.WORKER_PARTIAL, x1.WORKER_FINAL}:
         reader.read_body()
-        final = command == _FINAL_FROM_WORKER
+        final = command == x1.WORKER_FINAL
         if reader.over_limit is not None:
             return wire.Oversized(route, wire.WX1, reader.over_limit, wire.FINAL if final else wire.PARTIAL, address)
         if not reader.body:
             return wire.Invalid(Reason.NO_BODY)
         return wire.Reply(route, wire.WX1, final, address, reader.body)
-    if command == _ERROR_FROM_WORKER:
+    if command == x1.WORKER_ERROR:
         return _error_from_worker(reader)
-    if command == _READY_FROM_WORKER:
+    if command == x1.WORKER_READY:
         credit, named = reader.numbers(_LONG_AND_BYTE)
         service = reader.take(named)
         raw = reader.take(*reader.numbers(_SHORT))
         reader.read_end()
-        return wire.ready_with(route, service, raw, credit)
-    if command == _CREDIT_FROM_WORKER:
+        return x1.ready_with(route, service, raw, credit)
+    if command == x1.WORKER_CREDIT:
         (credit,) = reader.numbers(_LONG)
         reader.read_end()
         return wire.Credit(route, wire.WX1, credit)
-    if command == _RELEASE:
+    if command == x1.WORKER_RELEASE:
         reader.read_end()
         return wire.Release(route, wire.WX1, address)
+    if command == x1.WORKER_DISCONNECT:
+        return x1.disconnected(route, wire.WX1, reader.take(reader.end - reader.at))
     raise _UnreadableError(Reason.UNKNOWN_COMMAND)
 
 
@@ -348,14 +326,16 @@ def to_client(message: Message, at: int) -> list[Any]:
     return _decode(_Reader(message, at, (), wire.NO_LIMIT, wire.NO_LIMIT), _to_client, _unanswerable)
 
 
-def _to_client(reader: _Reader) -> wire.Reply | wire.Error | wire.Invalid:
+def _to_client(reader: _Reader) -> wire.Reply | wire.Error | wire.Disconnect | wire.Invalid:
     command, number = reader.command, reader.id
-    if command in {_FINAL, _PARTIAL}:
+    if command in {x1.CLIENT_FINAL, x1.CLIENT_PARTIAL}:
         reader.read_body()
         if not reader.body:
             return wire.Invalid(Reason.NO_BODY)
-        return wire.Reply((), wire.CX1, command == _FINAL, number, reader.body)
-    if command != _ERROR_TO_CLIENT:
+        return wire.Reply((), wire.CX1, command == x1.CLIENT_FINAL, number, reader.body)
+    if command == x1.CLIENT_DISCONNECT:
+        return x1.disconnected((), wire.CX1, reader.take(reader.end - reader.at))
+    if command != x1.CLIENT_ERROR:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
     code, length = reader.numbers(_CODE_AND_SHORT)
     text = reader.take(length)
@@ -369,12 +349,14 @@ def to_worker(message: Message, at: int) -> list[Any]:
     return _decode(_Reader(message, at, (), wire.NO_LIMIT, wire.NO_LIMIT), _to_worker, _unanswerable)
 
 
-def _to_worker(reader: _Reader) -> wire.Request | wire.Cancel | wire.Invalid:
+def _to_worker(reader: _Reader) -> wire.Request | wire.Cancel | wire.Disconnect | wire.Invalid:
     address = reader.id
-    if reader.command == _CANCEL_TO_WORKER:
+    if reader.command == x1.WORKER_CANCEL:
         reader.read_end()
         return wire.Cancel((), wire.WX1, address)
-    if reader.command != _REQUEST_TO_WORKER:
+    if reader.command == x1.WORKER_DISCONNECT:
+        return x1.disconnected((), wire.WX1, reader.take(reader.end - reader.at))
+    if reader.command != x1.WORKER_REQUEST:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
     ttl, attempt, length = reader.numbers(_REQUEST_TO_WORKER_HEAD)
     raw = reader.take(length)

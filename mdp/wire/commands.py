@@ -12,21 +12,12 @@ then the envelope (C22).  The layouts, without the route:
     broker → worker    MDPW02 02 client "" body+             MDPW01 02 client "" body+
                        MDPW02 05 · MDPW02 06                 MDPW01 04 · MDPW01 05
 
-X1 (docs/x1.md) adds numbers, options, ERROR, CANCEL and credit; the envelope of a client's request ends with its
-number:
+X1 (docs/x1.md) has other messages, each with many commands (`batch`); a bare header is a HEARTBEAT:
 
-    client → broker    MDPCX1 01 service options body+ · MDPCX1 05 service · MDPCX1 06
-    broker → client    MDPCX1 02|03 service body+ · MDPCX1 04 service code text [detail] · MDPCX1 06 · MDPCX1 07
-    worker → broker    MDPWX1 01 service [options] · MDPWX1 03|04 address "" body+ · MDPWX1 05 · MDPWX1 06
-                       MDPWX1 07 address "" code text [detail] · MDPWX1 0A credit · MDPWX1 0B address ""
-    broker → worker    MDPWX1 02 address "" options body+ · MDPWX1 05 · MDPWX1 06 · MDPWX1 08 address ""
+    MDPCX1|MDPWX1 [09 records [attachment…]]
 
-and a second form, in which one message carries many commands (`batch`):
-
-    MDPCX1|MDPWX1 09 records [attachment…]
-
-Links between brokers (docs/x1.md) use the batched form under two headers of their own: `MDPCL1` for what a broker says
-as a client of the other, and `MDPWL1` for what it says as a worker; and `MDPWL1 06 [text]`, which ends the link.
+Links between brokers (docs/x1.md) use such messages under two headers of their own: `MDPCL1` for what a broker says as
+a client of the other, and `MDPWL1` for what it says as a worker.
 
 A message decodes to a command, to `Batched`, or to `Invalid`.  Decoding never raises, whatever the bytes (C15, C43).
 """
@@ -44,8 +35,9 @@ Route = tuple[bytes, ...]
 RequestId = int | bytes | None
 """What distinguishes requests: the number that an X1 client gave, or the client address in a worker's REQUEST.
 
-An integer if the frame is decimal without leading zeros and fits 64 bits, else the frame itself.  None if the message
-has none: a client's in other dialects, or a malformed one.
+X1's are integers of 64 bits.  A worker's address in another dialect is an integer if the frame is decimal without
+leading zeros and fits 64 bits, else the frame itself.  None if the message has none: a client's in other dialects, or a
+malformed one.
 """
 Address = int | bytes
 """The id in a REQUEST to a worker and in its replies.  Our broker's addresses are integers (C32)."""
@@ -64,7 +56,7 @@ EMPTY: Final = b""
 
 
 class Kind(Enum):
-    """The names of the commands.  MDP/0.1 has no PARTIAL: its REPLY is a FINAL.  Only X1 has the last four."""
+    """The names of the commands.  MDP/0.1 has no PARTIAL: its REPLY is a FINAL.  Only X1 has the last two."""
 
     READY = "READY"
     REQUEST = "REQUEST"
@@ -74,8 +66,6 @@ class Kind(Enum):
     DISCONNECT = "DISCONNECT"
     ERROR = "ERROR"
     CANCEL = "CANCEL"
-    CREDIT = "CREDIT"
-    RELEASE = "RELEASE"
 
 
 CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
@@ -88,28 +78,6 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
         Kind.HEARTBEAT: b"\x05",
         Kind.DISCONNECT: b"\x06",
     },
-    CX1: {
-        Kind.REQUEST: b"\x01",
-        Kind.PARTIAL: b"\x02",
-        Kind.FINAL: b"\x03",
-        Kind.ERROR: b"\x04",
-        Kind.CANCEL: b"\x05",
-        Kind.HEARTBEAT: b"\x06",
-        Kind.DISCONNECT: b"\x07",
-    },
-    WX1: {
-        Kind.READY: b"\x01",
-        Kind.REQUEST: b"\x02",
-        Kind.PARTIAL: b"\x03",
-        Kind.FINAL: b"\x04",
-        Kind.HEARTBEAT: b"\x05",
-        Kind.DISCONNECT: b"\x06",
-        Kind.ERROR: b"\x07",
-        Kind.CANCEL: b"\x08",
-        Kind.CREDIT: b"\x0a",
-        Kind.RELEASE: b"\x0b",
-    },
-    WL1: {Kind.DISCONNECT: b"\x06"},
     W01: {
         Kind.READY: b"\x01",
         Kind.REQUEST: b"\x02",
@@ -119,7 +87,8 @@ CODES: Final[Mapping[bytes, Mapping[Kind, bytes]]] = {
     },
     WPP: {Kind.READY: b"\x01", Kind.HEARTBEAT: b"\x02"},
 }
-"""The command byte of each dialect's commands.  The messages of 0.1 clients carry none; with PPP, only these do."""
+"""The command byte of the commands of each dialect except X1.  The messages of 0.1 clients carry none; with PPP, only
+these do."""
 # Up to Python 3.11, reading a member of an Enum takes a call.
 READY: Final = Kind.READY
 REQUEST: Final = Kind.REQUEST
@@ -128,13 +97,9 @@ FINAL: Final = Kind.FINAL
 HEARTBEAT: Final = Kind.HEARTBEAT
 DISCONNECT: Final = Kind.DISCONNECT
 ERROR: Final = Kind.ERROR
-CANCEL: Final = Kind.CANCEL
-CREDIT: Final = Kind.CREDIT
-RELEASE: Final = Kind.RELEASE
 BATCH: Final = b"\x09"
-"""Stands in place of a command in a message in the batched form (`batch`)."""
+"""Stands in place of a command in an X1 message that has records (`batch`)."""
 KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}
-WORKER_HEADERS: Final = frozenset({W01, W02, WX1})
 ONE_REPLY: Final = frozenset({C01, CPP})
 """The headers of clients that get the PARTIALs and the FINAL in one reply (C24)."""
 DIALECTS: Final = {C01: "0.1", C02: "0.2", CX1: "X1", W01: "0.1", W02: "0.2", WX1: "X1", CPP: "PPP", WPP: "PPP"}
@@ -156,10 +121,8 @@ class Reason(StrEnum):
     BAD_SERVICE = "bad-service-name"
     BAD_OPTIONS = "bad-options"
     BAD_CODE = "bad-code"
-    NO_NUMBER = "no-number"
     NUMBER_IN_USE = "number-in-use"
     UNKNOWN_NUMBER = "unknown-number"
-    BAD_CREDIT = "bad-credit"
     BAD_RECORD = "bad-record"
 
 
@@ -171,8 +134,7 @@ class Invalid(NamedTuple):
 
     reason: Reason
     route: Route = ()
-    id: RequestId = None
-    service: bytes = EMPTY
+    id: int | None = None
     over_limit: bool = False
     """It has more bytes or frames than the broker accepts, and was not decoded."""
 
@@ -188,8 +150,7 @@ LEGACY_OPTIONS: Final = {
 class Request(Value):
     """REQUEST: from a client to the broker (C2, C24), or from the broker to a worker (C7).
 
-    From a client, `id` is the number of an X1 request; the number is not part of `route`.  To a worker, `id` is the
-    address to reply to.  In the batched form a worker's `ttl` and `attempt` stand beside the options.
+    From a client, `id` is the number of an X1 request.  To a worker, `id` is the address to reply to.
     """
 
     __slots__ = ("attempt", "body", "header", "id", "options", "route", "service", "ttl")
@@ -216,9 +177,9 @@ class Request(Value):
         self.options = options
         self.id = id
         self.ttl = ttl
-        """Seconds left, if given beside the options; else None."""
+        """Seconds left; None without a limit, as always in 0.2 and 0.1."""
         self.attempt = attempt
-        """The attempt, counted from 1, if given beside the options; else 0."""
+        """Which attempt this is, to an X1 worker, counted from 1; else 0."""
 
 
 class Reply(Value):
@@ -242,7 +203,7 @@ class Reply(Value):
         self.id = id
         self.body = body
         self.service = service
-        """Empty from a worker, and in the batched form, where the id is enough."""
+        """Empty from a worker, and in X1, where the id is enough."""
 
 
 class Error(NamedTuple):
@@ -250,13 +211,11 @@ class Error(NamedTuple):
 
     route: Route
     header: bytes
-    id: RequestId
+    id: int
     code: int
     text: bytes
     detail: list[bytes]
     """At most one frame."""
-    service: bytes = EMPTY
-    """Empty from a worker, and in the batched form, where the id is enough."""
 
 
 class Cancel(NamedTuple):
@@ -264,9 +223,7 @@ class Cancel(NamedTuple):
 
     route: Route
     header: bytes
-    id: RequestId
-    service: bytes | None = None
-    """None to a worker, and in the batched form, where the id is enough."""
+    id: int
 
 
 class Ready(NamedTuple):
@@ -302,7 +259,7 @@ class Release(NamedTuple):
 
     route: Route
     header: bytes
-    id: RequestId
+    id: int
 
 
 class Heartbeat(NamedTuple):
@@ -318,7 +275,7 @@ class Disconnect(NamedTuple):
     route: Route
     header: bytes
     text: bytes = EMPTY
-    """Why the broker refuses the worker (X1), or empty."""
+    """Why the broker refuses the worker, or ends the link (X1); else empty."""
 
 
 class Oversized(NamedTuple):
@@ -332,7 +289,7 @@ class Oversized(NamedTuple):
 
 
 class Batched(NamedTuple):
-    """A message in the batched form, which `batch` decodes (X1)."""
+    """An X1 message, which `batch` decodes."""
 
     route: Route
     header: bytes

@@ -47,11 +47,6 @@ def frame_of(id: RequestId) -> bytes:  # noqa: A002 - the wire's word
     return EMPTY if id is None else b"%d" % id
 
 
-def envelope_of(id: RequestId) -> Route:  # noqa: A002
-    """Return the envelope of an X1 client's request: its number and the empty frame."""
-    return (EMPTY,) if id is None else (frame_of(id), EMPTY)
-
-
 def size_of(frames: Sequence[bytes]) -> int:
     """Return the size of all frames together, in bytes."""
     size = 0
@@ -102,30 +97,14 @@ def route_before(message: Message, at: int) -> Route:
 
 
 def check_addressed(message: Message, at: int) -> Invalid | None:
-    """Return what is wrong with `header command address "" body+`, or None (C8)."""
-    wrong = check_address(message, at)
-    if wrong is None and len(message) == at + 4:
-        return Invalid(Reason.NO_BODY)
-    return wrong
-
-
-def check_address(message: Message, at: int) -> Invalid | None:
-    """Return what is wrong with the beginning `header command address ""`, or None (C8, C23)."""
+    """Return what is wrong with `header command address "" body+`, or None (C8, C23)."""
     if len(message) < at + 4:
         return Invalid(Reason.TOO_FEW_FRAMES)
     if not 1 <= len(message[at + 2]) <= MAX_NAME:
         return Invalid(Reason.BAD_ADDRESS)
     if message[at + 3]:
         return Invalid(Reason.NO_DELIMITER)
-    return None
-
-
-def check_address_only(message: Message, at: int) -> Invalid | None:
-    """Return what is wrong with `header command address ""`, or None."""
-    wrong = check_address(message, at)
-    if wrong is None and len(message) > at + 4:
-        return Invalid(Reason.TOO_MANY_FRAMES)
-    return wrong
+    return Invalid(Reason.NO_BODY) if len(message) == at + 4 else None
 
 
 def bare(message: Message, at: int, kind: Kind | None) -> Heartbeat | Disconnect | Invalid:

@@ -1,31 +1,26 @@
-"""Decode and encode the commands of MDP/0.2 and MDP/0.1 (C2 to C10, C24)."""
+"""Decode and encode the commands of MDP/0.2 and MDP/0.1 (C2 to C10, C24); HEARTBEAT and DISCONNECT also of X1."""
 
 from collections.abc import Sequence
 from typing import Any, Final
 
 from .commands import (
+    BATCH,
     C01,
     C02,
-    CANCEL,
+    CL1,
     CODES,
     CPP,
-    CREDIT,
     CX1,
-    DISCONNECT,
     EMPTY,
-    ERROR,
     FINAL,
     KINDS,
     PARTIAL,
     READY,
-    RELEASE,
     REQUEST,
     W01,
+    WL1,
     WPP,
     WX1,
-    Cancel,
-    Credit,
-    Disconnect,
     FromBroker,
     FromPeer,
     Invalid,
@@ -33,16 +28,17 @@ from .commands import (
     Message,
     Ready,
     Reason,
-    Release,
     Reply,
     Request,
     RequestId,
     Route,
 )
-from .envelope import bare, check_address_only, check_addressed, frame_of, id_of, route_before
+from .envelope import bare, check_addressed, frame_of, id_of, route_before
 from .names import MAX_NAME, valid_service
-from .options import NO_OPTIONS, parse_options
-from .x1 import ready_with, worker_error
+from .options import NO_OPTIONS
+from .x1 import disconnect_record
+
+X1: Final = frozenset({CX1, WX1, CL1, WL1})
 
 
 def from_client(message: Message, at: int, header: bytes) -> FromPeer | Invalid:
@@ -66,29 +62,15 @@ def from_client(message: Message, at: int, header: bytes) -> FromPeer | Invalid:
 
 
 def from_worker(message: Message, at: int) -> FromPeer | Invalid:
-    """Decode `MDPW02 01 service`, `MDPW02 03|04 address "" body+` or `MDPW02 05|06` (C7); the 0.1 codes differ (C24).
-
-    X1 adds options to READY, and has ERROR (`MDPWX1 07 address "" code text [detail]`), CREDIT and RELEASE.
-    """
+    """Decode `MDPW02 01 service`, `MDPW02 03|04 address "" body+` or `MDPW02 05|06` (C7), or the like of 0.1 (C24)."""
     header = message[at]
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = KINDS[header].get(message[at + 1])
     if kind is FINAL or kind is PARTIAL:
         return _worker_reply(message, at, final=kind is FINAL)
-    if kind is ERROR:
-        return worker_error(message, at)
     if kind is READY:
         return _worker_ready(message, at)
-    if kind is CREDIT:
-        if len(message) != at + 3:
-            return Invalid(Reason.TOO_FEW_FRAMES if len(message) < at + 3 else Reason.TOO_MANY_FRAMES)
-        if not 1 <= len(message[at + 2]) <= 20 or not message[at + 2].isdigit():
-            return Invalid(Reason.BAD_CREDIT)
-        return Credit(route_before(message, at), WX1, int(message[at + 2]))
-    if kind is RELEASE:
-        wrong = check_address_only(message, at)
-        return Release(route_before(message, at), WX1, id_of(message[at + 2])) if wrong is None else wrong
     return bare(message, at, kind)
 
 
@@ -105,46 +87,26 @@ def _worker_reply(message: Message, at: int, *, final: bool) -> Reply | Invalid:
 
 
 def _worker_ready(message: Message, at: int) -> Ready | Invalid:
-    header = message[at]
-    if len(message) < at + 3:
-        return Invalid(Reason.TOO_FEW_FRAMES)
-    if len(message) > at + (4 if header == WX1 else 3):
-        return Invalid(Reason.TOO_MANY_FRAMES)
-    if header == WX1:
-        return ready_with(
-            route_before(message, at), message[at + 2], message[at + 3] if len(message) > at + 3 else EMPTY
-        )
+    if len(message) != at + 3:
+        return Invalid(Reason.TOO_FEW_FRAMES if len(message) < at + 3 else Reason.TOO_MANY_FRAMES)
     if not valid_service(message[at + 2]):
         return Invalid(Reason.BAD_SERVICE)
-    return Ready(route_before(message, at), header, message[at + 2])
+    return Ready(route_before(message, at), message[at], message[at + 2])
 
 
 def to_worker(message: Message, at: int) -> FromBroker | Invalid:
-    """Decode `MDPW0x 02 address "" body+`, `MDPW02 05|06` or `MDPW01 04|05` (C7, C24); X1 adds options, CANCEL and
-    the text of DISCONNECT.
-    """
+    """Decode `MDPW0x 02 address "" body+`, `MDPW02 05|06` or `MDPW01 04|05` (C7, C24)."""
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
     kind = KINDS[message[at]].get(message[at + 1])
-    if kind is REQUEST:
-        wrong = check_addressed(message, at)
-        if wrong is not None:
-            return wrong
-        address = id_of(message[at + 2])
-        if message[at] != WX1:
-            return Request(route_before(message, at), message[at], EMPTY, message[at + 4 :], NO_OPTIONS, address)
-        options = parse_options(message[at + 4])
-        if options is None:
-            return Invalid(Reason.BAD_OPTIONS)
-        if len(message) == at + 5:
-            return Invalid(Reason.NO_BODY)
-        return Request(route_before(message, at), WX1, EMPTY, message[at + 5 :], options, address)
-    if kind is CANCEL:
-        wrong = check_address_only(message, at)
-        return Cancel(route_before(message, at), WX1, id_of(message[at + 2])) if wrong is None else wrong
-    if kind is DISCONNECT and message[at] == WX1 and len(message) == at + 3:
-        return Disconnect(route_before(message, at), WX1, message[at + 2])
-    return bare(message, at, kind)
+    if kind is not REQUEST:
+        return bare(message, at, kind)
+    wrong = check_addressed(message, at)
+    if wrong is not None:
+        return wrong
+    return Request(
+        route_before(message, at), message[at], EMPTY, message[at + 4 :], NO_OPTIONS, id_of(message[at + 2])
+    )  # fmt: skip
 
 
 def to_client_02(message: Message, at: int) -> FromBroker | Invalid:
@@ -164,12 +126,8 @@ def to_client_01(message: Message, at: int) -> FromBroker | Invalid:
     return Reply(route_before(message, at), C01, True, None, message[at + 2 :], message[at + 1])
 
 
-def request_to_broker(
-    route: Route, header: bytes, service: bytes, body: Sequence[bytes], options: bytes = EMPTY
-) -> Message:
-    """Encode a client's REQUEST (C2, C24); only X1 has options."""
-    if header == CX1:
-        return [*route, header, b"\x01", service, options, *body]
+def request_to_broker(route: Route, header: bytes, service: bytes, body: Sequence[bytes]) -> Message:
+    """Encode a client's REQUEST (C2, C24)."""
     if header == C01:
         return [*route, header, service, *body]
     return [*route, header, b"\x01", service, *body]
@@ -193,18 +151,14 @@ def reply_to_client(route: Route, header: bytes, final: bool, service: bytes, bo
     return [*route, header, command, service, *body]
 
 
-def ready(route: Route, header: bytes, service: bytes, options: bytes = EMPTY) -> Message:
-    """Encode a worker's READY (C7); only X1 has options."""
-    return [*route, header, b"\x01", service, options] if options else [*route, header, b"\x01", service]
+def ready(route: Route, header: bytes, service: bytes) -> Message:
+    """Encode a worker's READY (C7)."""
+    return [*route, header, b"\x01", service]
 
 
-def request_to_worker(
-    route: Route, header: bytes, address: RequestId, body: Sequence[Any], options: bytes = EMPTY
-) -> Message:
-    """Encode the broker's REQUEST to a worker (C7); only X1 has options.  The body may contain memoryviews."""
+def request_to_worker(route: Route, header: bytes, address: RequestId, body: Sequence[Any]) -> Message:
+    """Encode the broker's REQUEST to a worker (C7).  The body may contain memoryviews."""
     client = frame_of(address)
-    if header == WX1:
-        return [*route, header, b"\x02", client, EMPTY, options, *body]
     if header == WPP:
         return [*route, client, EMPTY, *body]
     if len(body) == 1 and len(route) == 1:  # a fast path for the common case
@@ -218,20 +172,21 @@ def reply_to_broker(route: Route, header: bytes, kind: Kind, address: RequestId,
 
 
 def heartbeat(route: Route, header: bytes) -> Message:
-    """Encode a HEARTBEAT, to or from a worker (C7, C13), or to or from an X1 client."""
+    """Encode a HEARTBEAT, to or from a worker (C7, C13), an X1 client, or over a link: in X1, a bare header."""
+    if header in X1:
+        return [*route, header]
     code = CODES[header][Kind.HEARTBEAT]
     return [*route, code] if header == WPP else [*route, header, code]
 
 
 def disconnect(route: Route, header: bytes, text: bytes = EMPTY) -> Message:
-    """Encode a DISCONNECT, to or from a worker (C7, C9); only X1 has a text, from the broker.
+    """Encode a DISCONNECT, to or from a worker (C7, C9), to an X1 client, or over a link; only X1 has a text.
 
     PPP has no DISCONNECT: the result is then empty, and nothing is sent.
     """
-    if header == WPP:
-        return []
-    message = [*route, header, CODES[header][Kind.DISCONNECT]]
-    return [*message, text] if text else message
+    if header in X1:
+        return [*route, header, BATCH, disconnect_record(header, text)]
+    return [] if header == WPP else [*route, header, CODES[header][Kind.DISCONNECT]]
 
 
 ERROR_MARK: Final = b"zmdp.error"

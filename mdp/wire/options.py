@@ -1,4 +1,4 @@
-"""The options of an X1 request: a JSON object in a frame."""
+"""The options of an X1 request: a JSON object."""
 
 import json
 import math
@@ -11,8 +11,7 @@ from .names import MAX_NAME
 from .value import Value
 
 MAX_OPTIONS: Final = 65535
-"""Maximum size in bytes of the options that a client sends, which is also what a record of the batched form can hold.
-The broker may write longer options in the framed form."""
+"""Maximum size in bytes of the options of a request: what a record can hold."""
 BROKERS: Final = frozenset({"user", "admin", "on_behalf", "via", "attempts"})
 """Options that clients send to the broker only, or that only the broker can write; it removes them from what clients
 send."""
@@ -23,32 +22,21 @@ MAX_NESTING: Final = 64
 
 
 class Options(Value):
-    """The options of an X1 request: the frame as received, and the values that the broker uses."""
+    """The options of an X1 request: the bytes as received, and the values that the broker uses."""
 
-    __slots__ = ("broker", "claims", "on_behalf", "only_ttl", "raw", "ttl", "ttl_apart", "wait")
-    __match_args__: ClassVar[tuple[str, ...]] = (
-        "raw", "ttl", "wait", "only_ttl", "ttl_apart", "claims", "on_behalf", "broker",
-    )  # fmt: skip
+    __slots__ = ("broker", "claims", "on_behalf", "raw", "wait")
+    __match_args__: ClassVar[tuple[str, ...]] = ("raw", "wait", "claims", "on_behalf", "broker")
 
     def __init__(
         self,
         raw: bytes = b"",
-        ttl: float | None = None,
         wait: bool = True,
-        only_ttl: bool = False,
-        ttl_apart: bool = False,
         claims: bool = False,
         on_behalf: str | None = None,
         broker: str | None = None,
     ) -> None:
         self.raw = raw
-        self.ttl = ttl
-        """Seconds."""
         self.wait = wait
-        self.only_ttl = only_ttl
-        """There is no option other than a ttl."""
-        self.ttl_apart = ttl_apart
-        """The ttl is not in `raw`: it stood beside the options, in a record."""
         self.claims = claims
         """`raw` contains options that are not passed on (`BROKERS`)."""
         self.on_behalf = on_behalf
@@ -95,9 +83,7 @@ def _parse_options(raw: bytes) -> Options | None:
         return None
     if not isinstance(values, dict) or not _shallow(values):
         return None
-    ttl, wait, headers = values.get("ttl"), values.get("wait", True), values.get("headers", {})
-    if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 <= ttl < MAX_TTL):
-        return None
+    wait, headers = values.get("wait", True), values.get("headers", {})
     if not isinstance(wait, bool) or not isinstance(headers, dict):
         return None
     if not all(isinstance(value, str) for value in headers.values()):
@@ -107,15 +93,7 @@ def _parse_options(raw: bytes) -> Options | None:
         return None
     if broker is not None and not isinstance(broker, str):
         return None
-    return Options(
-        raw,
-        None if ttl is None else ttl / 1000,
-        wait,
-        ttl is not None and len(values) == 1,
-        claims=not BROKERS.isdisjoint(values),
-        on_behalf=on_behalf,
-        broker=broker,
-    )
+    return Options(raw, wait, not BROKERS.isdisjoint(values), on_behalf, broker)
 
 
 def _shallow(values: dict[str, Any]) -> bool:
@@ -128,12 +106,8 @@ def _shallow(values: dict[str, Any]) -> bool:
     return False
 
 
-MAX_TTL: Final = 1e15
-"""Milliseconds."""
-
-
 def encode_options(values: Mapping[str, Any]) -> bytes:
-    """Return `values` as the options frame of an X1 request; empty if there are none.
+    """Return `values` as the options of an X1 request; empty if there are none.
 
     Raises `SettingError` if they cannot be encoded as JSON, or would be malformed.
     """
@@ -145,47 +119,10 @@ def encode_options(values: Mapping[str, Any]) -> bytes:
         raise SettingError(f"options cannot be sent as JSON: {error}") from None
     if len(raw) > MAX_OPTIONS or parse_options(raw) is None:
         raise SettingError(
-            f"options {raw[:200]!r} are invalid: ttl must be a number of milliseconds, wait must be true or false, "
-            f"headers must map strings to strings; limits: {MAX_OPTIONS} bytes, {MAX_NESTING} levels"
+            f"options {raw[:200]!r} are invalid: wait must be true or false, headers must map strings "
+            f"to strings; limits: {MAX_OPTIONS} bytes, {MAX_NESTING} levels"
         )
     return raw
-
-
-def options_with(given: Options, ttl: int | None, attempt: int) -> bytes:
-    """Return the options frame of a REQUEST to a worker, with the remaining ttl in milliseconds, if there is one.
-
-    From the second attempt on, it includes the attempt.
-    """
-    if attempt <= 1 and ttl is not None:
-        if given.only_ttl or not given.raw:
-            return b'{"ttl":%d}' % ttl
-        if given.ttl_apart:
-            return _joined(b'"ttl":%d' % ttl, given.raw)
-    values = given.values()
-    if ttl is not None:
-        values["ttl"] = ttl
-    if attempt > 1:
-        values["attempt"] = attempt
-    return json.dumps(values, separators=(",", ":")).encode() if values else b""
-
-
-def with_ttl(given: Options, ttl: int) -> Options:
-    """Return `given` with the ttl, in milliseconds, that stood beside it in a record."""
-    return Options(
-        given.raw, ttl / 1000, given.wait, given.only_ttl or not given.raw, given.ttl is None,
-        given.claims, given.on_behalf, given.broker,
-    )  # fmt: skip
-
-
-def options_without_ttl(given: Options) -> bytes:
-    """Return the options of a REQUEST to a worker in the batched form, where the ttl stands beside them."""
-    if given.ttl is None or given.ttl_apart:
-        return given.raw
-    if given.only_ttl:
-        return b""
-    values = given.values()
-    del values["ttl"]
-    return json.dumps(values, separators=(",", ":")).encode()
 
 
 def signature_of(user: str, *, admin: bool) -> bytes:
@@ -195,15 +132,13 @@ def signature_of(user: str, *, admin: bool) -> bytes:
 
 def signed(given: Options, signature: bytes) -> Options:
     """Return `given` without what only the broker can write, except for `signature`, which may be empty."""
-    raw, apart = given.raw, given.ttl_apart
-    if given.only_ttl and not apart:
-        raw, apart = b"", given.ttl is not None
-    elif given.claims:
+    raw = given.raw
+    if given.claims:
         values = {name: value for name, value in given.values().items() if name not in BROKERS}
         raw = json.dumps(values, separators=(",", ":")).encode() if values else b""
     if signature:
         raw = _joined(signature, raw)
-    return Options(raw, given.ttl, given.wait, not raw and given.ttl is not None, apart, broker=given.broker)
+    return Options(raw, given.wait, broker=given.broker)
 
 
 class Passed(Value):
@@ -252,8 +187,8 @@ def _passed(raw: bytes) -> Passed | None:
 
 
 def options_for_link(given: Options, via: tuple[str, ...], name: str, attempts: int) -> bytes:
-    """Return the options, without the ttl, of a request that broker `name` passes on after the brokers in `via`."""
-    raw = options_without_ttl(given)
+    """Return the options of a request that broker `name` passes on after the brokers in `via`."""
+    raw = given.raw
     return (_cached_for_link if len(raw) <= MAX_NAME else _for_link)(raw, via, name, attempts)
 
 

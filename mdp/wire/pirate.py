@@ -32,7 +32,7 @@ from .commands import (
     Request,
 )
 from .envelope import id_of, size_of
-from .framed import without_shared
+from .messages import without_shared
 from .names import MAX_NAME, MMI
 
 

@@ -3,7 +3,6 @@
 `keys` is the folder with the keys of the roles in `ROLES`.  The canary has a role of its own.
 """
 
-import json
 import select
 import socket
 import threading
@@ -16,23 +15,29 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import zmq
+from support.peers import ready_of
 from support.processes import TIMEOUT_MS, eventually
 from zmq.utils.monitor import recv_monitor_message
 
+from zmdp.mdp import wire
+from zmdp.mdp.codes import Code
 from zmdp.mdp.keys import ClientKeys, load_keys
 
 from .connections import MAX_CONNECTIONS
 from .messages import (
-    BATCH,
     MAX_LARGE,
-    READY,
-    W_DISCONNECT,
-    W_FINAL,
-    W_HEARTBEAT,
+    RELEASE,
     W_REQUEST,
+    address_of,
+    commands,
+    final,
     forged,
+    from_worker,
     late,
+    ready,
+    replies_in,
     request,
+    requests_in,
     signals,
     x1_cancel,
     x1_request,
@@ -59,7 +64,7 @@ keys = ["victim.key"]
 call = ["victim"]
 offer = ["victim"]
 """
-HEARTBEAT: Final = [b"MDPWX1", W_HEARTBEAT]
+HEARTBEAT: Final = [b"", b"MDPWX1"]
 LARGEST_FRAME: Final = 9 << 20
 """What libzmq accepts from the broker's peers: twice its `--max-message`, and 1 MiB."""
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -109,7 +114,7 @@ class KeyedPeer:
         came: list[Message] = []
         for _ in range(2):  # the broker dispatches at the end of a turn, after its own answers
             fence = b"%d" % next(_fences)
-            self.send(fence, b"", b"MDPCX1", b"\x01", b"mmi.service", b"", b"fence")
+            self.send(fence, b"", b"MDPC02", b"\x01", b"mmi.service", b"fence")
             while (message := self.recv()) is not None and message[0] != fence:
                 came.append(message)
             assert message is not None, "the broker does not answer a role that may ask it"
@@ -130,14 +135,14 @@ def key(keys: Path, role: str) -> ClientKeys:
 def worker(endpoint: str, keys: ClientKeys, service: bytes, identity: bytes = b"") -> KeyedPeer:
     """Return a registered X1 worker with much credit, which does nothing by itself."""
     peer = KeyedPeer(endpoint, keys, identity)
-    peer.send(b"MDPWX1", READY, service, b'{"credit":10000}')
-    assert [b"MDPWX1", W_DISCONNECT] not in peer.sync(), "the worker was not registered"
+    peer.send(*from_worker(ready_of(service, 10_000)))
+    assert commands(peer.sync()) == [], "the worker was not registered"
     return peer
 
 
-def given(peer: KeyedPeer) -> list[Message]:
-    """Return the REQUESTs that a framed X1 worker has been sent so far."""
-    return [message for message in peer.sync() if message[:2] == [b"MDPWX1", W_REQUEST]]
+def given(peer: KeyedPeer) -> list[wire.Request]:
+    """Return the REQUESTs that an X1 worker has been sent so far."""
+    return requests_in(peer.sync())
 
 
 # ── without a key ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,13 +281,15 @@ def what_is_not_allowed(endpoint: str, amount: int, rng: Random, keys: Path) -> 
         if number % 100 == 0:
             client.send(*x1_request(number, b"own", b"body", options=rng.choice(_FORGED_OPTIONS)))
     _check_refusals(client.sync())
-    for message in given(holder):
-        who = {name: value for name, value in json.loads(message[4]).items() if name in {"user", "admin"}}
-        assert who == {"user": "attacker"}, f"a forged user was passed on: {message}"
+    for each in given(holder):
+        who = {name: value for name, value in each.options.values().items() if name in {"user", "admin"}}
+        assert who == {"user": "attacker"}, f"a forged user was passed on: {each}"
     impostor = KeyedPeer(endpoint, own)
-    headers = [[b"MDPWX1"], [b"MDPW02"], [b"", b"MDPW01"]]
-    impostor.flood([*rng.choice(headers), READY, rng.choice(FORBIDDEN)] for _ in range(amount // 5))
-    assert not [message for message in impostor.sync() if W_REQUEST in message[:3]], "a request went to an impostor"
+    headers = [b"MDPWX1", b"MDPW02", b"MDPW01"]
+    impostor.flood(ready(rng.choice(headers), rng.choice(FORBIDDEN)) for _ in range(amount // 5))
+    came = impostor.sync()
+    requests = requests_in(came) + [message for message in came if W_REQUEST in message[:3]]
+    assert not requests, "a request went to an impostor"
 
 
 _FORGED_OPTIONS: Final = [
@@ -297,8 +304,11 @@ _FORGED_OPTIONS: Final = [
 
 def _check_refusals(messages: list[Message]) -> None:
     for message in messages:
-        assert message[2:4] == [b"MDPCX1", b"\x04"], f"answered although it was not allowed: {message}"
-        assert message[5] == b"403", f"refused for another reason: {message}"
+        told = commands([message])
+        assert told, f"answered although it was not allowed: {message}"
+        for each in told:
+            assert isinstance(each, wire.Error), f"answered although it was not allowed: {each}"
+            assert each.code == Code.NOT_ALLOWED, f"refused for another reason: {each}"
 
 
 def others_requests(endpoint: str, amount: int, rng: Random, keys: Path) -> None:
@@ -313,23 +323,23 @@ def others_requests(endpoint: str, amount: int, rng: Random, keys: Path) -> None
         thief, asker = worker(endpoint, own, b"own"), KeyedPeer(endpoint, own)
         asker.send(*x1_request(1, b"own", b""))
         asker.sync()
-        near = int(given(thief)[-1][2])
-        addresses = [*range(near - 50, near), *(int(message[2]) for message in requests)]
+        near = address_of(given(thief)[-1])
+        addresses = [*range(near - 50, near), *map(address_of, requests)]
         for forge in (late, forged):
             thief.flood(forge(rng.choice(addresses), rng) for _ in range(min(amount, 10_000) // 4))
-        thief.flood([[b"", b"MDPWX1", BATCH, signals(11, addresses)]])
-        asker.flood(x1_cancel(number, rng.choice([b"canary", b"victim"])) for number in range(min(amount // 10, 1000)))
-        asker.flood([[b"", b"MDPCX1", BATCH, signals(5, list(range(2, 250)))]])
+        thief.flood([from_worker(signals(RELEASE, addresses))])
+        asker.flood(x1_cancel(number) for number in range(min(amount // 10, 1000)))
+        asker.flood([x1_cancel(*range(2, 250))])
         asker.sync()
         thief.close()
         asker.close()
         victim.send(*HEARTBEAT)
         told = [message for message in victim.sync() if message != HEARTBEAT]
         assert told == [], f"the victim's worker was told something in turn {turn}: {told[0]}"
-    for message in requests:
-        victim.send(b"MDPWX1", W_FINAL, message[2], b"", b"reply to " + message[-1])
+    for each in requests:
+        victim.send(*final(address_of(each), b"reply to " + bytes(each.body[0])))
     victim.sync()
-    replies = sorted((int(message[0]), message[-1]) for message in client.sync() if message[0])
+    replies = replies_in(client.sync())
     assert replies == [(number, b"reply to %d" % number) for number in range(50)], "replies were forged or lost"
 
 
@@ -349,15 +359,15 @@ def routing_ids_of_other_roles(endpoint: str, amount: int, rng: Random, keys: Pa
             client.close()
             claimants += _claimants(endpoint, own, [identity])
             _let_one_in(claimants)
-        source.send(b"MDPWX1", W_FINAL, work[2], b"", secret)
+        source.send(*final(address_of(work), secret))
         source.sync()
         if not leaves:
-            assert secret in client.sync()[-1], "the client did not get its reply"
+            assert (1, secret) in replies_in(client.sync()), "the client did not get its reply"
             client.close()
         source.close()
         for claimant in claimants:
             while (message := claimant.recv(0)) is not None:
-                assert secret not in message, "a peer received what another role was sent"
+                assert not any(secret in frame for frame in message), "a peer received what another role was sent"
             claimant.close()
 
 
@@ -366,8 +376,8 @@ def _claimants(endpoint: str, keys: ClientKeys, identities: list[bytes]) -> list
     claimants = []
     for identity in identities * 5:
         claimants.append(KeyedPeer(endpoint, keys, identity))
-        claimants[-1].send(*x1_cancel(1, b"victim"))
-        claimants[-1].send(b"MDPWX1", READY, b"own")
+        claimants[-1].send(*x1_cancel(1))
+        claimants[-1].send(*ready(b"MDPWX1", b"own"))
         claimants[-1].send(*x1_request(7, b"mmi.service", b"x"))
     return claimants
 
@@ -398,7 +408,8 @@ def limits_of_a_role(endpoint: str, amount: int, rng: Random, keys: Path) -> Non
             if number % 1000 == 999 or number == messages - 1:
                 silent.send(*HEARTBEAT)
                 answers = [message for peer in peers for message in peer.sync()]
-                refused += sum(limit in message[6] for message in answers if message[5:6] == [b"429"])
+                errors = [each for each in commands(answers) if isinstance(each, wire.Error)]
+                refused += sum(each.code == Code.QUEUE_FULL and limit in each.text for each in errors)
         assert refused, f"the limit did not hold: {limit!r}"
     crowd = [KeyedPeer(endpoint, own) for _ in range(min(amount // 20, 400))]
     for peer in crowd:

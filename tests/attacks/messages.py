@@ -5,24 +5,27 @@ simply get.  Those with keys do (`keyed`).
 """
 
 import json
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import count
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from fuzz_batch import message_of
+from support.peers import body_of, ready_of, record, request_of
 
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch
 
 from .zmtp import CLAIM, MORE, Message, Peer, crowd, frame, settle, take_over
 
-REQUEST, PARTIAL, FINAL, ERROR, CANCEL = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05"
-"""The commands of a client."""
+REQUEST: Final = b"\x01"
+"""The command of an MDP/0.2 client."""
 READY, W_REQUEST, W_PARTIAL, W_FINAL, W_HEARTBEAT, W_DISCONNECT = b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06"
-"""Those of an MDP/0.2 or X1 worker."""
-W_ERROR, W_CANCEL, W_CREDIT, W_RELEASE = b"\x07", b"\x08", b"\x0a", b"\x0b"
+"""Those of an MDP/0.2 worker."""
+CANCEL, RELEASE = 5, 11
+"""Commands of X1 clients and workers."""
 BATCH: Final = b"\x09"
 NOBODY: Final = b"waited-for"
 """A service without a worker."""
@@ -39,27 +42,89 @@ def request(service: bytes, *body: bytes) -> Message:
     return [b"", b"MDPC02", REQUEST, service, *body]
 
 
-def x1_request(number: int, service: bytes, *body: bytes, options: bytes = b"") -> Message:
+def x1_request(number: int, service: bytes, *body: bytes, ttl: int = 0, options: bytes = b"") -> Message:
     """Return an X1 client's REQUEST."""
-    return [b"%d" % number, b"", b"MDPCX1", REQUEST, service, options, *body]
+    frames = [None if len(frame) >= wire.SHARED else frame for frame in body]
+    attached = [frame for frame in body if len(frame) >= wire.SHARED]
+    return from_client(request_of(number, service, *frames, ttl=ttl, options=options), *attached)
 
 
-def x1_cancel(number: int, service: bytes) -> Message:
-    """Return an X1 client's CANCEL."""
-    return [b"%d" % number, b"", b"MDPCX1", CANCEL, service]
+def x1_cancel(*numbers: int) -> Message:
+    """Return an X1 client's CANCELs."""
+    return from_client(signals(CANCEL, numbers))
+
+
+def from_client(records: bytes, *attached: bytes) -> Message:
+    """Return an X1 client's message."""
+    return [b"", b"MDPCX1", BATCH, records, *attached]
+
+
+def from_worker(records: bytes, *attached: bytes) -> Message:
+    """Return an X1 worker's message."""
+    return [b"", b"MDPWX1", BATCH, records, *attached]
+
+
+def signals(command: int, ids: Iterable[int]) -> bytes:
+    """Return records of CANCEL or RELEASE."""
+    return b"".join(record(command, each) for each in ids)
+
+
+def partial(address: int, frame: bytes) -> Message:
+    """Return an X1 worker's PARTIAL."""
+    return from_worker(record(3, address, body_of(None)), frame)
+
+
+def final(address: int, frame: bytes) -> Message:
+    """Return an X1 worker's FINAL."""
+    return from_worker(record(4, address, body_of(frame)))
+
+
+def ready(header: bytes, service: bytes) -> Message:
+    """Return the READY of a worker of any dialect."""
+    return from_worker(ready_of(service, 1)) if header == b"MDPWX1" else [b"", header, READY, service]
+
+
+def commands(messages: Iterable[Message]) -> list[Any]:
+    """Return the commands in the X1 messages among these, which the broker has sent."""
+    found: list[Any] = []
+    for message in messages:
+        if message[1:3] == [b"MDPCX1", BATCH]:
+            found += batch.to_client(message, 1)
+        elif message[1:3] == [b"MDPWX1", BATCH]:
+            found += batch.to_worker(message, 1)
+    return found
+
+
+def requests_in(messages: Iterable[Message]) -> list[wire.Request]:
+    """Return the REQUESTs to an X1 worker that are in these messages."""
+    return [each for each in commands(messages) if isinstance(each, wire.Request)]
+
+
+def address_of(request: wire.Request) -> int:
+    """Return the address of a REQUEST to a worker."""
+    assert isinstance(request.id, int)
+    return request.id
+
+
+def replies_in(messages: Iterable[Message]) -> list[tuple[int, bytes]]:
+    """Return number and first frame of the replies to an X1 client; for an ERROR, its text."""
+    return sorted(
+        (each.id, each.text if isinstance(each, wire.Error) else bytes(each.body[0])) for each in commands(messages)
+    )
 
 
 def worker(endpoint: str, service: bytes) -> Peer:
     """Return a registered X1 worker with much credit, which does nothing by itself."""
     peer = Peer(endpoint)
-    peer.send(b"MDPWX1", READY, service, b'{"credit":10000}')
+    peer.send(*from_worker(ready_of(service, 10_000)))
     peer.sync()
     return peer
 
 
-def held_address(peer: Peer) -> bytes:
-    """Return the client address of the next REQUEST to a framed X1 worker."""
-    return peer.expect(b"MDPWX1", W_REQUEST)[2]
+def held_address(peer: Peer) -> int:
+    """Return the address of the next REQUEST to an X1 worker."""
+    (request,) = requests_in([peer.expect(b"MDPWX1", BATCH)])
+    return address_of(request)
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +168,7 @@ def large_held_requests(endpoint: str, amount: int, rng: Random) -> None:
     for number in range(min(amount // 50, MAX_LARGE)):
         client.flood([x1_request(number, b"held", body)])
         while silent.recv(0) is not None:
-            silent.send(b"MDPWX1", W_HEARTBEAT)
+            silent.send(b"", b"MDPWX1")
     client.sync()
 
 
@@ -115,9 +180,9 @@ def envelopes(endpoint: str, amount: int, rng: Random) -> None:
         return [b"%d" % number, *(rng.randbytes(254) + b"!" for _ in range(14)), b""]
 
     peer.flood([*routed(n), *request(NOBODY, b"")[1:]] for n in range(min(5 * amount, 20_000)))
-    peer.flood([*routed(n), b"MDPCX1", REQUEST, NOBODY, b"", b""] for n in range(min(5 * amount, 20_000)))
-    peer.flood([*routed(n), b"MDPCX1", REQUEST, b"mmi.service", b"", NOBODY] for n in range(min(amount, 10_000)))
-    peer.flood([*routed(n), b"MDPWX1", READY, b"routed"] for n in range(min(amount, 4000)))
+    peer.flood([*routed(n), *x1_request(n, NOBODY, b"")[1:]] for n in range(min(5 * amount, 20_000)))
+    peer.flood([*routed(n), *x1_request(n, b"mmi.service", NOBODY)[1:]] for n in range(min(amount, 10_000)))
+    peer.flood([*routed(n), *ready(b"MDPWX1", b"routed")[1:]] for n in range(min(amount, 4000)))
     peer.sync()
 
 
@@ -131,7 +196,7 @@ def streams_not_read(endpoint: str, amount: int, rng: Random) -> None:
         client.send(*x1_request(number, b"stream", b""))
         addresses.append(held_address(source))
     for number in range(min(amount, 8000)):
-        source.flood([[b"MDPWX1", W_PARTIAL, addresses[number % 8], b"", part]])
+        source.flood([partial(addresses[number % 8], part)])
     source.sync()
 
 
@@ -152,9 +217,8 @@ def collected_partials(endpoint: str, amount: int, rng: Random) -> None:
     for _ in range(min(amount // 50, MAX_LARGE)):
         client.send(b"", b"MDPC01", b"collected", b"")
         client.sync()
-        for message in source.sync():  # no REQUEST while memory is used up
-            if message[:2] == [b"MDPWX1", W_REQUEST]:
-                source.flood([[b"MDPWX1", W_PARTIAL, message[2], b"", part]] * 4)
+        for each in requests_in(source.sync()):  # no REQUEST while memory is used up
+            source.flood([partial(address_of(each), part)] * 4)
     source.sync()
 
 
@@ -171,7 +235,7 @@ def oversized_messages(endpoint: str, amount: int, rng: Random) -> None:
 def mmi_flood(endpoint: str, amount: int, rng: Random) -> None:
     """Many questions to the broker itself, with long answers that nobody reads."""
     members = Peer(endpoint)
-    members.flood([b"%d" % n, b"", b"MDPWX1", READY, b"crowd-%d" % (n % 100)] for n in range(500))
+    members.flood([b"%d" % n, *ready(b"MDPWX1", b"crowd-%d" % (n % 100))] for n in range(500))
     members.sync()
     names = [b"mmi.workers", b"mmi.services", b"mmi.stats", b"mmi.broker", b"mmi.service", b"mmi.what"]
     for dialect in (b"0.2", b"X1"):
@@ -190,7 +254,7 @@ def heartbeats_not_read(endpoint: str, amount: int, rng: Random) -> None:
     """HEARTBEATs, each of which the broker answers, from peers that do not read."""
     del rng
     client, stranger = Peer(endpoint), Peer(endpoint)
-    client.flood(([b"", b"MDPCX1", b"\x06"] for _ in range(amount)), read=False)
+    client.flood(([b"", b"MDPCX1"] for _ in range(amount)), read=False)
     stranger.flood(([b"MDPW02", W_HEARTBEAT] for _ in range(amount)), read=False)
     settle(endpoint)
 
@@ -216,7 +280,7 @@ def ids_of_departed_clients(endpoint: str, amount: int, rng: Random) -> None:
         address = held_address(source)
         claimants = take_over(endpoint, victim, identity)
         source.sync()  # so that one of them has got the identity
-        source.send(b"MDPWX1", W_FINAL, address, b"", secret)
+        source.send(*final(address, secret))
         source.sync()
         assert not _received(claimants, secret), "a client received the reply to another's request"
         source.close()
@@ -227,7 +291,7 @@ def ids_of_departed_workers(endpoint: str, amount: int, rng: Random) -> None:
     for number in range(min(max(4, amount // 500), 50)):
         service, identity, secret = b"gone-%d" % number, b"worker-%d" % number, rng.randbytes(16)
         victim, client = Peer(endpoint, identity), Peer(endpoint)
-        victim.send(*([b"MDPWX1", READY, service] if number % 2 else [b"MDPW02", READY, service]))
+        victim.send(*ready(b"MDPWX1" if number % 2 else b"MDPW02", service))
         victim.sync()
         claimants = take_over(endpoint, victim, identity)
         client.sync()  # so that one of them has got the identity
@@ -245,8 +309,8 @@ def ids_of_connected_clients(endpoint: str, amount: int, rng: Random) -> None:
         client.send(*x1_request(1, service, b"ask"))
         address = held_address(source)
         claimants = crowd(endpoint, identity)
-        source.send(b"MDPWX1", W_FINAL, address, b"", secret)
-        client.expect(b"MDPCX1", FINAL, service, secret)
+        source.send(*final(address, secret))
+        client.expect(b"MDPCX1", BATCH, record(3, 1, body_of(secret)))
         assert not _received(claimants, secret), "a client received the reply to another's request"
         source.close()
         client.close()
@@ -263,7 +327,7 @@ def _received(peers: list[Peer], secret: bytes) -> bool:
                 if CLAIM in message:
                     received += peer.sync()
         peer.close()
-    return any(secret in message for message in received)
+    return any(secret in frame for message in received for frame in message)
 
 
 def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
@@ -271,25 +335,23 @@ def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
     for _ in range(max(2, amount // 5000)):
         holder, client = worker(endpoint, b"victim"), Peer(endpoint)
         client.flood(x1_request(number, b"victim", b"%d" % number) for number in range(100))
-        requests = [holder.expect(b"MDPWX1", W_REQUEST) for _ in range(100)]
-        addresses = [int(message[2]) for message in requests]
+        requests: list[wire.Request] = []
+        while len(requests) < 100:
+            requests += requests_in([holder.expect(b"MDPWX1", BATCH)])
+        addresses = [address_of(each) for each in requests]
         for thief in (worker(endpoint, b"thief"), worker(endpoint, b"victim"), Peer(endpoint)):
             for forge in (late, forged):
                 thief.flood(forge(rng.choice(addresses), rng) for _ in range(min(amount, 5000) // 20))
-            for header, command in ((b"MDPWX1", 11), (b"MDPCX1", 5)):
-                thief.flood([[b"", header, BATCH, signals(command, addresses)]])
-            thief.flood(x1_cancel(number, b"victim") for number in range(100))
-            thief.flood([[b"", b"MDPCX1", BATCH, signals(5, list(range(100)))]])
+            thief.flood([from_worker(signals(RELEASE, addresses)), x1_cancel(*addresses), x1_cancel(*range(100))])
+            thief.flood(x1_cancel(number) for number in range(100))
             thief.sync()
             thief.close()
-            holder.send(b"MDPWX1", W_HEARTBEAT)
+            holder.send(b"", b"MDPWX1")
         received = client.sync()
-        for message in requests:
-            holder.send(b"MDPWX1", W_FINAL, message[2], b"", b"reply to " + message[-1])
+        for address, each in zip(addresses, requests, strict=True):
+            holder.send(*final(address, b"reply to " + bytes(each.body[0])))
         holder.sync()
-        received += client.sync()
-        # The broker may also send a HEARTBEAT, which has no number.
-        replies = sorted((int(message[0]), message[-1]) for message in received if message[0])
+        replies = replies_in([*received, *client.sync()])
         assert replies == [(number, b"reply to %d" % number) for number in range(100)], "replies were forged or lost"
         holder.close()
         client.close()
@@ -298,10 +360,10 @@ def stolen_addresses(endpoint: str, amount: int, rng: Random) -> None:
 def late(address: int, rng: Random) -> Message:
     """Return what an X1 worker could say about a request that it held, for which the broker does not disconnect it."""
     return rng.choice([
-        [b"MDPWX1", W_FINAL, b"%d" % address, b"", b"forged"],
-        [b"MDPWX1", W_PARTIAL, b"%d" % address, b"", b"forged"],
-        [b"MDPWX1", W_ERROR, b"%d" % address, b"", b"500", b"forged"],
-        [b"MDPWX1", W_RELEASE, b"%d" % address, b""],
+        final(address, b"forged"),
+        partial(address, b"forged"),
+        from_worker(record(7, address, b"\x01\xf4\0\x06forged" + body_of())),
+        from_worker(record(RELEASE, address)),
     ])  # fmt: skip
 
 
@@ -311,40 +373,36 @@ def forged(address: int, rng: Random) -> Message:
         late(address, rng),
         [b"MDPW02", W_FINAL, b"%d" % address, b"", b"forged"],
         [b"MDPW02", W_PARTIAL, b"%d" % address, b"", b"forged"],
-        [b"MDPWX1", W_CREDIT, b"%d" % rng.randrange(20)],
-        [b"MDPWX1", W_CANCEL, b"%d" % address, b""],
-        [rng.choice([b"MDPWX1", b"MDPW02"]), W_HEARTBEAT],
+        from_worker(record(10, 0, struct.pack(">I", rng.randrange(20)))),
+        from_worker(record(8, address)),
+        rng.choice([[b"", b"MDPWX1"], [b"MDPW02", W_HEARTBEAT]]),
     ])  # fmt: skip
-
-
-def signals(command: int, ids: list[int]) -> bytes:
-    """Return records of CANCEL or RELEASE."""
-    records = batch.Batch((), wire.CX1)
-    for each in ids:
-        records.signal(command, each)
-    return bytes(records.messages()[0][2])
 
 
 # ── malformed messages ───────────────────────────────────────────────────────────────────────────────────────────────
 
-HEADERS: Final = [b"MDPC01", b"MDPC02", b"MDPCX1", b"MDPW01", b"MDPW02", b"MDPWX1"]
+MDP_WORKERS: Final = [b"MDPW01", b"MDPW02"]
+HEADERS: Final = [b"MDPC01", b"MDPC02", b"MDPCX1", b"MDPWX1", *MDP_WORKERS]
 VALID: Final[list[Message]] = [
     request(b"mutant", b"body"),
     [b"MDPC02", REQUEST, b"mutant", b"a", b"b"],
     [b"", b"MDPC01", b"mutant", b"body"],
-    x1_request(7, b"mutant", b"body", options=b'{"ttl":1000,"wait":true,"headers":{"a":"b"}}'),
+    x1_request(7, b"mutant", b"body", ttl=1000, options=b'{"wait":true,"headers":{"a":"b"}}'),
+    x1_request(9, b"mutant", bytes(wire.SHARED), b"body", bytes(wire.SHARED)),
     x1_request(8, b"mmi.service", b"mutant"),
-    x1_cancel(7, b"mutant"),
-    [b"", b"MDPCX1", b"\x06"],
+    x1_cancel(7),
     [b"", b"MDPCX1"],
     [b"MDPW02", READY, b"mutant"],
-    [b"MDPWX1", READY, b"mutant", b'{"credit":3,"name":"n","host":"h","pid":7,"version":"1"}'],
     [b"", b"MDPW01", READY, b"mutant"],
-    *([header, command, b"12345", b"", b"body"] for header in HEADERS[3:] for command in (W_PARTIAL, W_FINAL)),
-    [b"MDPWX1", W_ERROR, b"12345", b"", b"500", b"text", b"detail"],
-    [b"MDPWX1", W_CREDIT, b"5"],
-    [b"MDPWX1", W_RELEASE, b"12345", b""],
-    *([header, command] for header in HEADERS[3:] for command in (W_HEARTBEAT, W_DISCONNECT)),
+    from_worker(ready_of(b"mutant", 3, b'{"name":"n","host":"h","pid":7,"version":"1"}')),
+    *([header, command, b"12345", b"", b"body"] for header in MDP_WORKERS for command in (W_PARTIAL, W_FINAL)),
+    *([header, command] for header in MDP_WORKERS for command in (W_HEARTBEAT, W_DISCONNECT)),
+    final(12345, b"body"),
+    partial(12345, b"body"),
+    from_worker(record(7, 12345, b"\x01\xf4\0\x04text" + body_of(b"detail"))),
+    from_worker(record(10, 0, b"\0\0\0\x05") + record(RELEASE, 12345)),
+    from_worker(record(6, 0)),
+    [b"", b"MDPWX1"],
 ]
 ODD: Final = [b"", b"\0", b"\xff", b"0", b"-1", b"00", b"9" * 20, b"9" * 5000, b"{}", b"[]", b"x" * 256, b"y" * 70_000]
 
@@ -388,34 +446,27 @@ def options_bombs(endpoint: str, amount: int, rng: Random) -> None:
         b'{"a":' * 13_000 + b"1",
         DEEP,
         b'{"a":' + b"[" * 30_000 + b"]" * 30_000 + b"}",
-        b'{"ttl":' + b"9" * 4299 + b"}",
-        b'{"ttl":' + b"9" * 60_000 + b"}",
-        b'{"ttl":1e' + b"9" * 60_000 + b"}",
-        b'{"ttl":0.' + b"0" * 60_000 + b"1}",
-        b'{"ttl":NaN,"wait":Infinity}',
+        b'{"a":' + b"9" * 4299 + b"}",
+        b'{"a":' + b"9" * 60_000 + b"}",
+        b'{"a":1e' + b"9" * 60_000 + b"}",
+        b'{"a":0.' + b"0" * 60_000 + b"1}",
+        b'{"a":NaN,"wait":Infinity}',
         json.dumps({str(n): n for n in range(4500)}).encode(),
         json.dumps({"headers": {str(n): "" for n in range(4500)}}).encode(),
         b'{"headers":{"a":"' + b"\\ud800" * 10_000 + b'"}}',
-        b'{"credit":' + b"9" * 4000 + b"}",
+        b'{"pid":' + b"9" * 4000 + b"}",
         b'{"name":"' + b"n" * 60_000 + b'"}',
         b"{" + b" " * 65_000 + b"}",
-        b'{"a":1}' + b"x" * 100_000,
+        b'{"a":1}' + b"x" * 65_000,
     ]
     peer = Peer(endpoint)
     for number in range(amount // 10):
         bomb = rng.choice(bombs)
         peer.flood([
             x1_request(number, NOBODY, b"", options=bomb),
-            [b"", b"MDPCX1", BATCH, _batched_request(number, bomb[:65_535])],
-            [b"%d" % number, b"", b"MDPWX1", READY, b"bombed", bomb],
+            [b"%d" % number, *from_worker(ready_of(b"bombed", 1, bomb))],
         ])  # fmt: skip
     peer.sync()
-
-
-def _batched_request(number: int, options: bytes) -> bytes:
-    records = batch.Batch((), wire.CX1)
-    records.request_to_broker(number, 0, NOBODY, options, [b"body"])
-    return bytes(records.messages()[0][2])
 
 
 # ── floods ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -425,8 +476,8 @@ def ready_flood(endpoint: str, amount: int, rng: Random) -> None:
     """READY after READY on one connection, for the same service, for many, and for reserved ones."""
     peer = Peer(endpoint)
     services = [b"flooded", b"mmi.service", *(b"flooded-%d" % n for n in range(100))]
-    peer.flood([rng.choice([b"MDPW02", b"MDPWX1"]), READY, rng.choice(services)] for _ in range(amount // 2))
-    peer.flood([b"%d" % n, b"", b"MDPWX1", READY, b"routed-%d" % n] for n in range(amount // 2))
+    peer.flood(ready(rng.choice([b"MDPW02", b"MDPWX1"]), rng.choice(services)) for _ in range(amount // 2))
+    peer.flood([b"%d" % n, *ready(b"MDPWX1", b"routed-%d" % n)] for n in range(amount // 2))
     peer.sync()
 
 
@@ -437,7 +488,7 @@ def reconnecting_workers(endpoint: str, amount: int, rng: Random) -> None:
     for number in range(amount // 10):
         stays = number % 2 == 0
         with Peer(endpoint, b"" if stays else rng.choice([b"", b"the same", b"worker-%d" % number])) as peer:
-            peer.send(rng.choice([b"MDPW02", b"MDPWX1"]), READY, b"fickle")
+            peer.send(*ready(rng.choice([b"MDPW02", b"MDPWX1"]), b"fickle"))
             if stays:
                 peer.sync()
 
@@ -447,11 +498,11 @@ def silent_workers(endpoint: str, amount: int, rng: Random) -> None:
     workers = []
     for number in range(min(max(10, amount // 100), 500)):
         peer = Peer(endpoint)
-        peer.send(*rng.choice([[b"MDPW02"], [b"MDPWX1"], [b"", b"MDPW01"]]), READY, b"silent-%d" % (number % 10))
+        peer.send(*ready(rng.choice([*MDP_WORKERS, b"MDPWX1"]), b"silent-%d" % (number % 10)))
         workers.append(peer)
     client = Peer(endpoint)
     client.flood(
-        x1_request(number, b"silent-%d" % (number % 10), b"body", options=b'{"ttl":%d}' % rng.choice([1, 100, 60_000]))
+        x1_request(number, b"silent-%d" % (number % 10), b"body", ttl=rng.choice([1, 100, 60_000]))
         for number in range(amount)
     )
     client.sync()
@@ -480,18 +531,15 @@ def memory_used_up(endpoint: str, amount: int, rng: Random) -> None:
 
 
 def cancel_storm(endpoint: str, amount: int, rng: Random) -> None:
-    """Requests that are cancelled at once, while they wait and while a worker holds them, framed and batched."""
+    """Requests that are cancelled at once, while they wait and while a worker holds them, and in the same message."""
     holder, client = worker(endpoint, b"holder"), Peer(endpoint)
 
     def storm() -> Iterator[Message]:
         for number in range(amount // 4):
             service = rng.choice([NOBODY, b"holder"])
             yield x1_request(number, service, b"")
-            yield x1_cancel(number, service)
-            records = batch.Batch((), wire.CX1)
-            records.request_to_broker(number, 0, service, b"", [b""])
-            records.signal(5, number)
-            yield [b"", b"MDPCX1", BATCH, bytes(records.messages()[0][2])]
+            yield x1_cancel(number)
+            yield from_client(request_of(number, service, b"") + record(CANCEL, number))
 
     client.flood(storm())
     client.sync()
@@ -501,7 +549,7 @@ def cancel_storm(endpoint: str, amount: int, rng: Random) -> None:
 def short_lives(endpoint: str, amount: int, rng: Random) -> None:
     """Requests that expire almost at once, in a service without a worker."""
     peer = Peer(endpoint)
-    peer.flood(x1_request(n, NOBODY, b"", options=b'{"ttl":%d}' % rng.randrange(1, 50)) for n in range(amount))
+    peer.flood(x1_request(n, NOBODY, b"", ttl=rng.randrange(1, 50)) for n in range(amount))
     peer.sync()
 
 

@@ -1,4 +1,4 @@
-"""The load generator in C, in the batched form of X1, against a broker of a few lines that uses `mdp/wire/batch.py`."""
+"""The load generator in C, in X1, against a broker of a few lines that uses `mdp/wire/batch.py`."""
 
 import itertools
 import math
@@ -63,11 +63,6 @@ class Broker(threading.Thread):
         if len(message) == 3:
             self.heartbeats += 1
             return
-        if message[3:] == [b"\x06"]:
-            self.workers -= 1
-            if not self.workers:
-                self.all_gone.set()
-            return
         assert message[3] == b"\x09"
         self.attachments += len(message) - 5
         read = batch.from_client if header == wire.CX1 else batch.from_worker
@@ -90,6 +85,10 @@ class Broker(threading.Thread):
                 self.free[peer] += 1
                 answer = answers.setdefault(client, batch.Batch((client, b""), wire.CX1))
                 answer.reply(FINAL_TO_CLIENT, number, command.body)
+            elif isinstance(command, wire.Disconnect):
+                self.workers -= 1
+                if not self.workers:
+                    self.all_gone.set()
             else:
                 self.invalid.append(command)
         for answer in answers.values():
@@ -137,14 +136,14 @@ def tools():
 
 
 @pytest.mark.parametrize("body", [0, 32, 9000, 70_000])
-def test_the_load_speaks_the_batched_form(native, tools, broker, body):
+def test_the_load_speaks_x1(native, tools, broker, body):
     with native.Loading(
-        tools, os.getpid(), broker.endpoint, native.BATCHED, clients=2, workers=2, outstanding=100, body=body
+        tools, os.getpid(), broker.endpoint, "X1", clients=2, workers=2, outstanding=100, body=body
     ) as loading:
         found = loading.turn(0.5)
     assert found.requests >= 200
     assert broker.credits == [64, 64]
-    assert broker.heartbeats == 2  # answered by a bare header, so that the broker does not change to the framed form
+    assert broker.heartbeats == 2
     assert broker.invalid == []
     assert (broker.attachments > 0) == (body >= wire.SHARED)
     # The first requests of a client go together, as far as one message holds them.
@@ -157,7 +156,7 @@ def test_the_load_speaks_the_batched_form(native, tools, broker, body):
 
 def test_the_load_registers_with_a_credit(native, tools, broker):
     with native.Loading(
-        tools, os.getpid(), broker.endpoint, native.BATCHED, clients=1, workers=1, outstanding=10, credit=3
+        tools, os.getpid(), broker.endpoint, "X1", clients=1, workers=1, outstanding=10, credit=3
     ) as loading:
         loading.turn(0.01)
     assert broker.credits == [3]

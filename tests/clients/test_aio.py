@@ -9,9 +9,9 @@ from contextlib import ExitStack, aclosing, suppress
 
 import pytest
 import zmq
-from support.batched import BatchedRouter
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS
 from support.router import Router
+from support.x1_broker import X1Router
 
 from zmdp.clients import (
     AsyncClient,
@@ -791,7 +791,7 @@ def test_the_broker_is_stopped_and_started_again():
 
 def test_outstanding_requests_go_to_the_next_broker_when_one_dies(endpoint):
     async def scenario():
-        with BatchedRouter() as dying:
+        with X1Router() as dying:
             client = AsyncClient([dying.endpoint, endpoint], timeout=TIMEOUT_SECONDS)
             tasks = [asyncio.create_task(client.request("echo", b"%d" % number)) for number in range(50)]
             begun = client.stream("count")

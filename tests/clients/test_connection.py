@@ -8,8 +8,9 @@ from itertools import count
 
 import pytest
 import zmq
-from support.batched import replies, requests
 from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually
+from support.x1_broker import replies, requests
+from support.x1_client import DISCONNECT, HEARTBEAT
 
 from zmdp.clients import AsyncClient
 from zmdp.clients.connection import ClientConnection
@@ -279,8 +280,6 @@ def test_a_socket_that_cannot_be_opened_is_not_tried_again_at_once(router, conne
 
 # ── several brokers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-DISCONNECT = [b"", b"MDPCX1", b"\x07"]
-
 
 @pytest.fixture
 def second(context):
@@ -379,7 +378,7 @@ def test_the_descriptor_of_a_probe_reports_its_answer(router, pair, second, monk
     step_until(pair, lambda: len(pair.descriptors()[2]) == 3)  # the old connection has two
     probe = pair.descriptors()[2][-1]
     sender, *message = router.recv_multipart()
-    assert message == [b"", b"MDPCX1", b"\x06"]
+    assert message == HEARTBEAT
     step_while_needed(pair)
     router.send_multipart([sender, *message])
     while pair.endpoint == second.last_endpoint.decode():

@@ -4,9 +4,9 @@ import asyncio
 from contextlib import ExitStack
 
 import pytest
-from support.batched import BatchedRouter
 from support.processes import TIMEOUT_SECONDS
 from support.router import Router
+from support.x1_broker import X1Router
 
 from zmdp.clients import AsyncClient, Client, RequestTimeout
 from zmdp.mdp.endpoints import Endpoints
@@ -49,8 +49,8 @@ def test_leaving_and_returning():
 def test_a_client_returns_to_the_first_broker():
     """It does not go on to the third, which it has never tried."""
     with ExitStack() as ends, ExitStack() as first_ends, ExitStack() as second_ends:
-        first, second = first_ends.enter_context(BatchedRouter()), second_ends.enter_context(BatchedRouter())
-        third = ends.enter_context(BatchedRouter())
+        first, second = first_ends.enter_context(X1Router()), second_ends.enter_context(X1Router())
+        third = ends.enter_context(X1Router())
         client = ends.enter_context(Client([each.endpoint for each in (first, second, third)], timeout=TIMEOUT_SECONDS))
 
         def answered_by(router, future):
@@ -66,7 +66,7 @@ def test_a_client_returns_to_the_first_broker():
         answered_by(second, lost)
         lost = client.submit("echo", b"x")
         second.requests(1)
-        again = ends.enter_context(BatchedRouter(first.endpoint))
+        again = ends.enter_context(X1Router(first.endpoint))
         second_ends.close()
         answered_by(again, lost)
 

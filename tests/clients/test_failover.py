@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.x1_client import (
     ASKING,
+    DISCONNECT,
     HEARTBEAT,
     Command,
     Highest,
-    batched,
     cancel,
     error,
     events,
     final,
-    framed,
     partial,
     request,
     sent,
+    together,
 )  # fmt: skip
 
 from zmdp.clients.call import Call
@@ -27,12 +27,11 @@ from zmdp.clients.session import MAX_OLD_CONNECTIONS, ClientSession, OldConnecti
 from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, ServiceError, StreamInterrupted
 
-DISCONNECT = [b"", b"MDPCX1", b"\x07"]
 BROKERS = ("A", "B", "C")
 
 
 def draining(number: int) -> list[bytes]:
-    return error(number, b"503", b"the broker is draining")
+    return error(number, 503, b"the broker is draining")
 
 
 def connected(count: int = 2, now: float = 100.0) -> ClientSession:
@@ -98,29 +97,28 @@ def test_a_draining_broker_answers_what_is_outstanding() -> None:
     assert connect(session, 101.0) == "B"
     ask(session, 101.0)
     assert (sent(session), sent(left)) == ([request(3)], [])
-    session.receive_old(left, batched(final(1, b"one")), 102.0)
+    session.receive_old(left, final(1, b"one"), 102.0)
     assert left.closed is None
-    session.receive_old(left, framed(final(2, b"two")), 102.0)
+    session.receive_old(left, final(2, b"two"), 102.0)
     assert left.closed == "nothing is outstanding there"
     assert events(session) == [(1, [b"one"], "echo", True), (2, [b"two"], "echo", True)]
     assert all(call.ended for call in calls)
     assert session.outstanding == 1
 
 
-@pytest.mark.parametrize("form", [batched, framed])
-def test_a_request_that_is_refused_is_sent_to_the_next(form: Any) -> None:
+def test_a_request_that_is_refused_is_sent_to_the_next() -> None:
     session, _ = asking(timeout=5.0)
-    session.receive(form(draining(1)), 101.0)
+    session.receive(draining(1), 101.0)
     assert (events(session), session.take_left()) == ([], None)
     assert connect(session, 101.0) == "B"
     assert sent(session) == [request(1, ttl=4000)]
-    session.receive(form(final(1, b"x")), 102.0)
+    session.receive(final(1, b"x"), 102.0)
     assert events(session) == [(1, [b"x"], "echo", True)]
 
 
 def test_answers_and_refusals_in_one_message() -> None:
     session, _ = asking(many=5)
-    session.receive(batched(draining(2), final(1, b"x"), draining(4), final(5, b"y")), 101.0)
+    session.receive(together(draining(2), final(1, b"x"), draining(4), final(5, b"y")), 101.0)
     assert events(session) == [(1, [b"x"], "echo", True), (5, [b"y"], "echo", True)]
     left = session.take_left()
     assert left is not None
@@ -129,9 +127,18 @@ def test_answers_and_refusals_in_one_message() -> None:
     assert sent(session) == [request(2), request(4)]
 
 
+def test_answers_beside_disconnect() -> None:
+    session, _ = asking(many=2)
+    session.receive(together(DISCONNECT, final(1, b"x")), 101.0)
+    assert events(session) == [(1, [b"x"], "echo", True)]
+    left = session.take_left()
+    assert left is not None
+    assert list(left.calls) == [2]
+
+
 def test_a_refusal_that_is_followed_by_an_answer_counts_as_answered() -> None:
     session, _ = asking()
-    session.receive(batched(draining(1), final(1, b"x")), 101.0)
+    session.receive(together(draining(1), final(1, b"x")), 101.0)
     assert events(session) == [(1, [b"x"], "echo", True)]
     assert (session.outstanding, session.take_left(), session.lost) == (0, None, "the broker drains")
     assert session.deadline() is None
@@ -152,7 +159,7 @@ def test_with_one_broker_nothing_changes() -> None:
 
 def test_a_service_that_raises_503_does_not_drain() -> None:
     session, _ = asking()
-    session.receive(error(1, b"503", b"tired", b""), 101.0)
+    session.receive(error(1, 503, b"tired", b""), 101.0)
     assert [each[1] for each in events(session)] == [ServiceError]
     assert session.lost is None
 
@@ -167,9 +174,9 @@ def test_a_stream_that_has_begun_cannot_be_sent_to_the_next() -> None:
 
 def test_collected_parts_of_a_refused_request_are_discarded() -> None:
     session, _ = asking()
-    session.receive(batched(partial(1, b"x"), draining(1)), 101.0)
+    session.receive(together(partial(1, b"x"), draining(1)), 101.0)
     connect(session, 101.0)
-    session.receive(batched(partial(1, b"a"), final(1, b"b")), 101.0)
+    session.receive(together(partial(1, b"a"), final(1, b"b")), 101.0)
     assert events(session) == [(1, [b"a", b"b"], "echo", True)]
 
 
@@ -220,20 +227,20 @@ def test_an_answer_over_another_connection_is_ignored() -> None:
     assert events(session) == [(1, [b"x"], "echo", True)]
 
 
-@pytest.mark.parametrize("message", [[b"noise"], [b"MDPWX1", b"\x06"], [b"1", b"", b"MDPC02", b"\x03", b"echo", b"x"]])
+@pytest.mark.parametrize("message", [[b"noise"], [b"", b"MDPWX1"], [b"", b"MDPC02", b"\x03", b"echo", b"x"]])
 def test_other_messages_over_an_old_connection_are_ignored(message: list[bytes]) -> None:
     session, _ = asking()
     left = leave(session, 100.5)
     session.receive_old(left, message, 101.4)
     session.receive_old(left, DISCONNECT, 100.4)  # for the second time
-    session.receive_old(left, error(7, b"500", b"of another"), 100.4)
+    session.receive_old(left, error(7, 500, b"of another"), 100.4)
     assert (events(session), left.closed, session.outstanding) == ([], None, 1)
 
 
 def test_an_error_over_an_old_connection() -> None:
     session, _ = asking()
     left = leave(session)
-    session.receive_old(left, error(1, b"500", b"failed"), 101.0)
+    session.receive_old(left, error(1, 500, b"failed"), 101.0)
     assert [each[1] for each in events(session)] == [ServiceError]
     assert left.closed is not None
 
@@ -242,7 +249,7 @@ def test_requests_of_an_old_connection_that_is_lost_are_sent_over_the_current() 
     session = connected()
     calls = [ask(session, 100.0, stream=stream, timeout=10.0) for stream in (False, True, True)]
     sent(session)
-    session.receive(batched(partial(1, b"x"), partial(2, b"x")), 100.5)
+    session.receive(together(partial(1, b"x"), partial(2, b"x")), 100.5)
     assert len(events(session)) == 1
     left = leave(session)
     session.lose_old(left, "the broker closed the connection", 102.0, cut=True)
@@ -450,7 +457,7 @@ def test_a_client_returns_and_drops_nothing() -> None:
     assert session.lost == "the first broker is back"
     assert connect(session, 101.1) == "A"
     ask(session, 101.1)
-    session.receive_old(left, batched(final(1, b"x"), final(2, b"y")), 101.2)
+    session.receive_old(left, together(final(1, b"x"), final(2, b"y")), 101.2)
     assert (sent(session), left.closed is None) == ([request(3)], False)
     assert [each[0] for each in events(session)] == [1, 2]
     assert session.take_probe(1000.0) is None  # it is at the first
@@ -666,11 +673,11 @@ class World:
 
 MESSAGES = {
     "final": lambda number: final(number, b"x"),
-    "partial": lambda number: batched(partial(number, b"x")),
+    "partial": lambda number: partial(number, b"x"),
     "refuse": draining,
-    "refuse twice": lambda number: batched(draining(number), draining(number + 1)),
-    "refuse and answer": lambda number: batched(draining(number), final(number, b"x")),
-    "fail": lambda number: error(number, b"500", b"x"),
+    "refuse twice": lambda number: together(draining(number), draining(number + 1)),
+    "refuse and answer": lambda number: together(draining(number), final(number, b"x")),
+    "fail": lambda number: error(number, 500, b"x"),
     "drain": lambda number: DISCONNECT,
     "beat": lambda number: HEARTBEAT,
 }

@@ -13,15 +13,15 @@ from concurrent.futures import (
 
 import pytest
 import zmq
-from support.batched import BatchedRouter, requests
 from support.processes import TIMEOUT_SECONDS, eventually
+from support.x1_broker import X1Router, requests
 
 from zmdp.clients import Client, ClosedError, RequestTimeout
 
 
 @pytest.fixture
 def router():
-    with BatchedRouter() as router:
+    with X1Router() as router:
         yield router
 
 

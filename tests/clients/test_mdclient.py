@@ -12,10 +12,10 @@ from itertools import count as count_up
 
 import pytest
 import zmq
-from support.batched import BatchedRouter
 from support.peers import request_of
 from support.processes import TIMEOUT_SECONDS, eventually, eventually_raises
 from support.router import Router
+from support.x1_broker import X1Router
 
 from zmdp.clients import (
     BrokerUnreachable,
@@ -1044,7 +1044,7 @@ def test_the_broker_is_stopped_and_started_again():
 
 def test_outstanding_requests_are_sent_again_when_a_broker_dies():
     with ExitStack() as ends:
-        with BatchedRouter() as dying:
+        with X1Router() as dying:
             client = ends.enter_context(Client(dying.endpoint, timeout=TIMEOUT_SECONDS))
             futures = [client.submit("echo", b"%d" % number) for number in range(100)]
             client.send("echo", b"sent")
@@ -1061,7 +1061,7 @@ def test_outstanding_requests_are_sent_again_when_a_broker_dies():
 
 def test_a_stream_is_sent_again_only_before_its_first_part():
     with ExitStack() as ends:
-        with BatchedRouter() as dying:
+        with X1Router() as dying:
             client = ends.enter_context(Client(dying.endpoint, timeout=TIMEOUT_SECONDS))
             begun = client.stream("count")
             pool = ends.enter_context(ThreadPoolExecutor(2))
@@ -1078,7 +1078,7 @@ def test_a_stream_is_sent_again_only_before_its_first_part():
 
 def test_failover_to_the_next_broker(endpoint):
     with ExitStack() as ends:
-        with BatchedRouter() as dying:
+        with X1Router() as dying:
             client = ends.enter_context(Client([dying.endpoint, endpoint], timeout=TIMEOUT_SECONDS))
             futures = [client.submit("echo", b"%d" % number) for number in range(10)]
             dying.requests(10)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import zmq
-from support.peers import BatchClient, BatchWorker, Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+from support.peers import Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
 
 Start = Callable[..., Bench]
 
-each_worker = pytest.mark.parametrize("worker_kind", [OldWorker, Worker, X1Worker, BatchWorker])
-each_client = pytest.mark.parametrize("client_kind", [OldClient, Client, X1Client, BatchClient])
+each_worker = pytest.mark.parametrize("worker_kind", [OldWorker, Worker, X1Worker])
+each_client = pytest.mark.parametrize("client_kind", [OldClient, Client, X1Client])
 
 
 def registered(bench: Bench, kind: Callable[..., Any], service: bytes = b"echo") -> Any:
@@ -82,11 +82,8 @@ def test_c32_a_worker_that_repeats_every_message_misleads_none_of_twenty_callers
 
 
 @pytest.mark.parametrize("late", ["partial", "error", "final", "release"])
-@pytest.mark.parametrize("worker_kind", [X1Worker, BatchWorker])
-def test_c32_commands_for_a_request_that_has_ended_are_ignored(
-    bench: Bench, worker_kind: Callable[..., Any], late: str
-) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind)
+def test_c32_commands_for_a_request_that_has_ended_are_ignored(bench: Bench, late: str) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello")
     address = worker.work(b"hello")
     worker.final(address, b"world")
@@ -136,7 +133,7 @@ def test_c32_the_address_of_an_earlier_attempt_is_not_valid_again(bench: Bench) 
 
 def test_c32_addresses_are_printable_and_never_repeat(bench: Bench) -> None:
     client, seen = bench.client(), set()
-    kinds = [OldWorker, Worker, X1Worker, BatchWorker]
+    kinds = [OldWorker, Worker, X1Worker]
     for kind in kinds * 2:
         worker = registered(bench, kind)
         for _ in range(25):

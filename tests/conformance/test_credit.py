@@ -5,19 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.peers import BatchClient, BatchWorker, Bench, X1Client, X1Worker, request_of
+from support.peers import Bench, X1Client, request_of
 
 Start = Callable[..., Bench]
-
-each_worker = pytest.mark.parametrize("worker_kind", [X1Worker, BatchWorker])
-each_client = pytest.mark.parametrize("client_kind", [X1Client, BatchClient])
-
-
-def registered(bench: Bench, kind: Callable[..., Any], credit: int, service: bytes = b"echo") -> Any:
-    worker = bench.connect(kind)
-    worker.ready(service, credit=credit)
-    worker.sync()
-    return worker
 
 
 def ask(client: X1Client, *bodies: int) -> None:
@@ -44,44 +34,31 @@ def row(bench: Bench) -> dict[str, Any]:
 # ── how many ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@each_worker
-@each_client
-def test_a_worker_holds_as_many_as_it_gives_credit_for(
-    bench: Bench, worker_kind: Callable[..., Any], client_kind: Callable[..., Any]
-) -> None:
-    client, worker = bench.connect(client_kind), registered(bench, worker_kind, 3)
+def test_a_worker_holds_as_many_as_it_gives_credit_for(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=3)
     ask(client, *range(1, 6))
     addresses = held(worker, 1, 2, 3)
     assert (bench.stats()["running"], bench.stats()["queued"]) == (3, 2)
     worker.final(addresses[1], b"two")  # in any order
-    client.final(b"echo", b"two", number=b"2")
+    client.final(b"echo", b"two", number=2)
     addresses += held(worker, 4)
     worker.error(addresses[0], b"500", b"no good")
-    client.error(b"echo", b"500", b"no good", number=b"1")
+    client.error(b"500", b"no good", number=1)
     addresses += held(worker, 5)
     for number, address in ((5, addresses[4]), (3, addresses[2]), (4, addresses[3])):
         worker.partial(address, b"begun")
         worker.final(address, b"done")
-        client.partial(b"echo", b"begun", number=b"%d" % number)
-        client.final(b"echo", b"done", number=b"%d" % number)
+        client.partial(b"echo", b"begun", number=number)
+        client.final(b"echo", b"done", number=number)
     client.nothing()
     worker.nothing()
     assert bench.stats()["running"] == 0
 
 
-def test_the_default_credit_is_one(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    ask(client, 1, 2)
-    (address,) = held(worker, 1)
-    worker.final(address, b"done")
-    held(worker, 2)
-
-
-@each_worker
 @pytest.mark.parametrize("credit", [6, 10**4, 2**32 - 1])
-def test_the_broker_limits_a_workers_credit(start: Start, worker_kind: Callable[..., Any], credit: int) -> None:
+def test_the_broker_limits_a_workers_credit(start: Start, credit: int) -> None:
     bench = start(max_credit=5)
-    client, worker = bench.x1_client(), registered(bench, worker_kind, credit)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=credit)
     ask(client, *range(1, 9))
     addresses = held(worker, 1, 2, 3, 4, 5)
     worker.credit(credit)
@@ -91,17 +68,8 @@ def test_the_broker_limits_a_workers_credit(start: Start, worker_kind: Callable[
     assert row(bench)["credit"] == 5
 
 
-def test_a_framed_credit_may_have_20_digits(start: Start) -> None:
-    bench = start(max_credit=2)
+def test_credit_is_absolute(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    worker.credit(10**20 - 1)
-    ask(client, 1, 2, 3)
-    held(worker, 1, 2)
-
-
-@each_worker
-def test_credit_is_absolute(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
     ask(client, *range(1, 8))
     addresses = held(worker, 1)
     worker.credit(2)
@@ -120,16 +88,15 @@ def test_credit_is_absolute(bench: Bench, worker_kind: Callable[..., Any]) -> No
     held(worker, 5)
 
 
-@each_worker
-def test_credit_0_is_a_pause(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
+def test_credit_0_is_a_pause(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=2)
     ask(client, 1)
     (address,) = held(worker, 1)
     worker.credit(0)
     ask(client, 2)
     worker.nothing()
     worker.final(address, b"done")
-    client.final(b"echo", b"done", number=b"1")
+    client.final(b"echo", b"done", number=1)
     worker.nothing()
     assert bench.status(b"echo") == b"200"  # it is there all the same
     assert bench.stats()["queued"] == 1
@@ -137,12 +104,11 @@ def test_credit_0_is_a_pause(bench: Bench, worker_kind: Callable[..., Any]) -> N
     client.nothing()
     worker.credit(1)
     worker.final(*held(worker, 2), b"done")
-    client.final(b"echo", b"done", number=b"2")
+    client.final(b"echo", b"done", number=2)
 
 
-@each_worker
-def test_a_worker_may_register_with_credit_0(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 0)
+def test_a_worker_may_register_with_credit_0(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=0)
     ask(client, 1)
     worker.nothing()
     assert bench.status(b"echo") == b"200"
@@ -152,12 +118,11 @@ def test_a_worker_may_register_with_credit_0(bench: Bench, worker_kind: Callable
 
 def test_credit_from_an_unregistered_worker_is_unexpected(bench: Bench) -> None:
     # C14
-    for kind in (X1Worker, BatchWorker):
-        stranger = bench.connect(kind)
-        stranger.credit(5)
-        assert stranger.recv() == [*stranger.head, b"\x06"]
-        stranger.nothing()
-    assert bench.stats()["disconnected"] == {"not-registered": 2}
+    stranger = bench.x1_worker()
+    stranger.credit(5)
+    assert stranger.recv() == [*stranger.head, b"\x06", b"0"]
+    stranger.nothing()
+    assert bench.stats()["disconnected"] == {"not-registered": 1}
 
 
 # ── which worker, and whose request ──────────────────────────────────────────────────────────────────────────────────
@@ -209,21 +174,20 @@ def test_c21_of_equally_loaded_workers_the_least_recently_used_is_next(bench: Be
 def test_c21_workers_of_all_dialects_are_chosen_by_load(bench: Bench) -> None:
     # C21: before X1, a worker has a credit of one
     client = bench.x1_client()
-    workers = [bench.old_worker(b"echo"), bench.worker(b"echo"), bench.x1_worker(b"echo", credit=2)]
-    batched = bench.batch_worker(b"echo", credit=3)
+    old, other = bench.old_worker(b"echo"), bench.worker(b"echo")
+    small, large = bench.x1_worker(b"echo", credit=2), bench.x1_worker(b"echo", credit=3)
     ask(client, *range(1, 9))
-    for body, worker in enumerate(workers, 1):
-        worker.work(b"%d" % body)
-    batched.work(b"4")
-    workers[2].work(b"5")
-    held(batched, 6, 7)
+    old.work(b"1")
+    other.work(b"2")
+    held(small, 3, 5)
+    held(large, 4, 6, 7)
     assert bench.stats()["queued"] == 1
 
 
 def test_c20_clients_take_turns_for_a_workers_credit(bench: Bench) -> None:
     # C20: one message with a hundred requests does not go before another client's one
-    greedy, modest = bench.batch_client(), bench.x1_client()
-    worker = bench.batch_worker(b"echo", credit=0)
+    greedy, modest = bench.x1_client(), bench.x1_client()
+    worker = bench.x1_worker(b"echo", credit=0)
     ask(greedy, *range(100))
     modest.request(b"echo", b"modest")
     modest.sync()
@@ -250,17 +214,16 @@ def test_c20_clients_take_turns_when_a_full_worker_becomes_free(bench: Bench) ->
 # ── a worker that takes all and does nothing ─────────────────────────────────────────────────────────────────────────
 
 
-@each_worker
-def test_requests_at_a_hanging_worker_end_when_their_ttl_passes(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 50)
-    many = bench.batch_client()
+def test_requests_at_a_hanging_worker_end_when_their_ttl_passes(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=50)
+    many = bench.x1_client()
     many.say(*(request_of(number, b"echo", b"hello", ttl=50) for number in range(50)))  # in one message: at one time
     addresses = [worker.any_request()[0] for _ in range(50)]
     assert {many.recv()[4] for _ in range(50)} == {b"408"}
     for address in addresses:
         worker.cancelled(address)
-    client.request(b"echo", b"more", options=b'{"ttl":50}')
-    client.error(b"echo", b"408")  # its credit is used up until it ends them
+    client.request(b"echo", b"more", ttl=50)
+    client.error(b"408")  # its credit is used up until it ends them
     worker.nothing()
     other = bench.x1_worker(b"echo")
     client.request(b"echo", b"other")
@@ -283,31 +246,27 @@ def test_a_hanging_worker_does_not_delay_other_workers_requests(bench: Bench) ->
     hanging.nothing()
 
 
-@each_worker
-def test_requests_of_a_worker_that_falls_silent_go_to_others(start: Start, worker_kind: Callable[..., Any]) -> None:
+def test_requests_of_a_worker_that_falls_silent_go_to_others(start: Start) -> None:
     bench = start(heartbeat=0.05, liveness=10)
     client = bench.x1_client()
     ask(client, *range(10))
     client.sync()
-    hanging = registered(bench, worker_kind, 10)
+    hanging = bench.x1_worker(b"echo", credit=10)
     for number in range(10):
         hanging.work(b"%d" % number)
     bench.until(lambda: bench.stats()["lost"] == {"silent": 1})
     good = bench.worker(b"echo")
     for number in range(10):  # in their order
         good.final(good.work(b"%d" % number), b"done")
-        client.final(b"echo", b"done", number=b"%d" % (number + 1))
+        client.final(b"echo", b"done", number=number + 1)
 
 
 # ── RELEASE ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@each_worker
-def test_a_released_request_goes_to_another_worker_and_no_attempt_is_counted(
-    start: Start, worker_kind: Callable[..., Any]
-) -> None:
+def test_a_released_request_goes_to_another_worker_and_no_attempt_is_counted(start: Start) -> None:
     bench = start(max_attempts=1)
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 3)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=3)
     ask(client, 1, 2, 3)
     addresses = held(worker, 1, 2, 3)
     worker.credit(1)
@@ -317,20 +276,19 @@ def test_a_released_request_goes_to_another_worker_and_no_attempt_is_counted(
     assert (bench.stats()["running"], bench.stats()["queued"]) == (1, 2)
     assert bench.stats()["late"] == 0
     other = bench.x1_worker(b"echo", credit=5)
-    again = [other.work(b"2"), other.work(b"3")]  # and the options do not tell of an attempt
+    again = [other.work(b"2"), other.work(b"3")]
     other.nothing()
     assert not {*again} & {*addresses}
     for number, address in ((2, again[0]), (3, again[1])):
         other.final(address, b"done")
-        client.final(b"echo", b"done", number=b"%d" % number)
+        client.final(b"echo", b"done", number=number)
     worker.final(addresses[0], b"done")
-    client.final(b"echo", b"done", number=b"1")
+    client.final(b"echo", b"done", number=1)
     assert bench.stats()["dropped"] == {}
 
 
-@each_worker
-def test_a_released_request_goes_to_the_front_of_the_queue(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, other, worker = bench.x1_client(), bench.x1_client(), registered(bench, worker_kind, 1)
+def test_a_released_request_goes_to_the_front_of_the_queue(bench: Bench) -> None:
+    client, other, worker = bench.x1_client(), bench.x1_client(), bench.x1_worker(b"echo")
     ask(client, 1)
     (address,) = held(worker, 1)
     ask(other, 2)
@@ -349,16 +307,15 @@ def test_a_release_does_not_undo_an_attempt(bench: Bench) -> None:
     dies.break_rules()
     worker = bench.x1_worker(b"echo", credit=2)
     for _ in range(3):
-        address = worker.work(b"1", options=b'{"attempt":2}')
+        address = worker.work(b"1", attempt=2)
         worker.release(address)
-    worker.final(worker.work(b"1", options=b'{"attempt":2}'), b"done")
+    worker.final(worker.work(b"1", attempt=2), b"done")
     client.final(b"echo", b"done")
 
 
-@each_worker
-def test_a_request_released_twice_is_released_once(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_request_released_twice_is_released_once(bench: Bench) -> None:
     # C32
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     ask(client, 1, 2)
     (address,) = held(worker, 1)
     worker.credit(0)
@@ -371,13 +328,10 @@ def test_a_request_released_twice_is_released_once(bench: Bench, worker_kind: Ca
     held(worker, 1, 2)
 
 
-@each_worker
 @pytest.mark.parametrize("address", [b"1", b"18446744073709551615"])
-def test_a_release_of_an_unknown_address_is_unexpected(
-    bench: Bench, worker_kind: Callable[..., Any], address: bytes
-) -> None:
+def test_a_release_of_an_unknown_address_is_unexpected(bench: Bench, address: bytes) -> None:
     # C14, C18
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     ask(client, 1)
     held(worker, 1)
     worker.release(address)
@@ -388,10 +342,9 @@ def test_a_release_of_an_unknown_address_is_unexpected(
     client.final(b"echo", b"done")
 
 
-@each_worker
-def test_a_release_of_another_workers_request_is_ignored(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_release_of_another_workers_request_is_ignored(bench: Bench) -> None:
     # C32
-    client, holder, worker = bench.x1_client(), bench.x1_worker(b"echo"), registered(bench, worker_kind, 1)
+    client, holder, worker = bench.x1_client(), bench.x1_worker(b"echo"), bench.x1_worker(b"echo")
     ask(client, 1)
     (address,) = held(holder, 1)
     worker.release(address)
@@ -401,28 +354,26 @@ def test_a_release_of_another_workers_request_is_ignored(bench: Bench, worker_ki
     assert bench.stats()["late"] == 1
 
 
-@each_worker
-def test_a_stream_that_has_begun_cannot_be_released(bench: Bench, worker_kind: Callable[..., Any]) -> None:
+def test_a_stream_that_has_begun_cannot_be_released(bench: Bench) -> None:
     # C17: never again once a PARTIAL has reached the client
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=2)
     ask(client, 1)
     (address,) = held(worker, 1)
     worker.partial(address, b"begun")
     client.partial(b"echo", b"begun")
     worker.release(address)
-    client.error(b"echo", b"502")
+    client.error(b"502")
     worker.nothing()
     client.nothing()
     assert bench.stats()["running"] == bench.stats()["queued"] == 0
 
 
-@each_worker
-def test_a_released_request_that_was_cancelled_is_dropped(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+def test_a_released_request_that_was_cancelled_is_dropped(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     ask(client, 1)
     (address,) = held(worker, 1)
-    client.cancel(b"echo")
-    client.error(b"echo", b"499")
+    client.cancel()
+    client.error(b"499")
     worker.cancelled(address)
     worker.release(address)  # frees its credit, and that is all
     worker.nothing()
@@ -431,11 +382,8 @@ def test_a_released_request_that_was_cancelled_is_dropped(bench: Bench, worker_k
     held(worker, 2)
 
 
-@each_worker
-def test_a_released_request_with_wait_false_waits_only_while_there_is_a_worker(
-    bench: Bench, worker_kind: Callable[..., Any]
-) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+def test_a_released_request_with_wait_false_waits_only_while_there_is_a_worker(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     client.request(b"echo", b"hello", options=b'{"wait":false}')
     address, *_ = worker.any_request()
     worker.credit(0)
@@ -444,17 +392,16 @@ def test_a_released_request_with_wait_false_waits_only_while_there_is_a_worker(
     client.nothing()  # there is a worker, so it does wait
     worker.disconnect()
     worker.disconnected()
-    client.error(b"echo", b"404")  # nobody has begun with it
+    client.error(b"404")  # nobody has begun with it
 
 
 # ── leaving ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@each_worker
-def test_an_idle_worker_may_leave_at_once(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 5)
+def test_an_idle_worker_may_leave_at_once(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=5)
     worker.disconnect()
-    assert worker.recv() == [*worker.head, b"\x06"]
+    assert worker.recv() == [*worker.head, b"\x06", b"0"]
     worker.nothing()
     assert bench.status(b"echo") == b"404"
     assert bench.stats()["lost"] == {"disconnected": 1}
@@ -464,9 +411,8 @@ def test_an_idle_worker_may_leave_at_once(bench: Bench, worker_kind: Callable[..
     held(worker, 1)
 
 
-@each_worker
-def test_a_worker_that_leaves_finishes_what_it_holds(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 3)
+def test_a_worker_that_leaves_finishes_what_it_holds(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=3)
     ask(client, 1, 2)
     addresses = held(worker, 1, 2)
     worker.disconnect()
@@ -477,23 +423,22 @@ def test_a_worker_that_leaves_finishes_what_it_holds(bench: Bench, worker_kind: 
     assert (told["leaving"], told["held"]) == (True, 2)
     worker.partial(addresses[0], b"begun")
     worker.final(addresses[0], b"done")
-    client.partial(b"echo", b"begun", number=b"1")
-    client.final(b"echo", b"done", number=b"1")
+    client.partial(b"echo", b"begun", number=1)
+    client.final(b"echo", b"done", number=1)
     worker.nothing()
     worker.error(addresses[1], b"500", b"no good")
-    client.error(b"echo", b"500", b"no good", number=b"2")
-    assert worker.recv() == [*worker.head, b"\x06"]
+    client.error(b"500", b"no good", number=2)
+    assert worker.recv() == [*worker.head, b"\x06", b"0"]
     worker.nothing()
     assert bench.stats()["workers"] == 0
     assert bench.stats()["lost"] == {"disconnected": 1}
     other = bench.worker(b"echo")
     other.final(other.work(b"3"), b"done")
-    client.final(b"echo", b"done", number=b"3")
+    client.final(b"echo", b"done", number=3)
 
 
-@each_worker
-def test_credit_from_a_leaving_worker_is_ignored(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+def test_credit_from_a_leaving_worker_is_ignored(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     ask(client, 1, 2)
     (address,) = held(worker, 1)
     worker.disconnect()
@@ -508,43 +453,38 @@ def test_credit_from_a_leaving_worker_is_ignored(bench: Bench, worker_kind: Call
     assert bench.stats()["disconnected"] == {}
 
 
-@each_worker
-def test_requests_released_by_a_leaving_worker_go_to_others(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
+def test_requests_released_by_a_leaving_worker_go_to_others(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=2)
     ask(client, 1, 2)
     addresses = held(worker, 1, 2)
     other = bench.x1_worker(b"echo")
     worker.disconnect()
     worker.release(addresses[1])
     other.final(other.work(b"2"), b"done")
-    client.final(b"echo", b"done", number=b"2")
+    client.final(b"echo", b"done", number=2)
     worker.nothing()
     worker.final(addresses[0], b"done")
-    client.final(b"echo", b"done", number=b"1")
+    client.final(b"echo", b"done", number=1)
     worker.disconnected()
     worker.nothing()
 
 
-@each_worker
-def test_a_leaving_worker_must_end_its_cancelled_requests(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+def test_a_leaving_worker_must_end_its_cancelled_requests(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     ask(client, 1)
     (address,) = held(worker, 1)
     worker.disconnect()
-    client.cancel(b"echo")
-    client.error(b"echo", b"499")
+    client.cancel()
+    client.error(b"499")
     worker.cancelled(address)
     worker.nothing()
     worker.error(address, b"499", b"stopped")
     worker.disconnected()
 
 
-@each_worker
-def test_requests_of_a_worker_that_dies_while_leaving_go_to_others(
-    bench: Bench, worker_kind: Callable[..., Any]
-) -> None:
+def test_requests_of_a_worker_that_dies_while_leaving_go_to_others(bench: Bench) -> None:
     # C17
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 2)
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=2)
     ask(client, 1, 2)
     held(worker, 1, 2)
     worker.disconnect()
@@ -552,25 +492,22 @@ def test_requests_of_a_worker_that_dies_while_leaving_go_to_others(
     worker.close()
     other = bench.x1_worker(b"echo", credit=2)
     for number in (1, 2):
-        other.final(other.work(b"%d" % number, options=b'{"attempt":2}'), b"done")
-        client.final(b"echo", b"done", number=b"%d" % number)
+        other.final(other.work(b"%d" % number, attempt=2), b"done")
+        client.final(b"echo", b"done", number=number)
 
 
-@each_worker
-def test_a_request_with_wait_false_does_not_wait_for_a_leaving_worker(
-    bench: Bench, worker_kind: Callable[..., Any]
-) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, 1)
+def test_a_request_with_wait_false_does_not_wait_for_a_leaving_worker(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
     ask(client, 1)
     (address,) = held(worker, 1)
     client.request(b"echo", b"queued", options=b'{"wait":false}')
     client.nothing()
     worker.disconnect()
-    client.error(b"echo", b"404")
+    client.error(b"404")
     client.request(b"echo", b"after", options=b'{"wait":false}')
-    client.error(b"echo", b"404")
+    client.error(b"404")
     worker.final(address, b"done")
-    client.final(b"echo", b"done", number=b"1")
+    client.final(b"echo", b"done", number=1)
     worker.disconnected()
 
 
@@ -582,18 +519,17 @@ def test_a_request_goes_on_waiting_when_another_is_dropped(bench: Bench) -> None
     client.request(b"echo", b"2", options=b'{"wait":false}')
     client.sync()
     worker.break_rules()
-    client.error(b"echo", b"404", number=b"2")
+    client.error(b"404", number=2)
     other = bench.x1_worker(b"echo")
-    other.final(other.work(b"1", options=b'{"attempt":2}'), b"done")
-    client.final(b"echo", b"done", number=b"1")
+    other.final(other.work(b"1", attempt=2), b"done")
+    client.final(b"echo", b"done", number=1)
 
 
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@each_worker
-def test_mmi_reports_what_a_worker_says_in_ready(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), bench.connect(worker_kind)
+def test_mmi_reports_what_a_worker_says_in_ready(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker()
     worker.ready(b"echo", credit=7, name="resize", host="größer", pid=4294967295, version="1.2\n3", more=[None])
     worker.sync()
     ask(client, 1, 2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.pace import BEAT, Pace, steadily
-from support.peers import BatchWorker, Bench, OldWorker, Worker, X1Worker
+from support.peers import Bench, OldWorker, Worker, X1Worker
 
 Start = Callable[..., Bench]
 
@@ -95,7 +95,7 @@ def test_c13_a_silent_idle_worker_is_gone(start: Start) -> None:
     worker.nothing()
 
 
-@pytest.mark.parametrize("kind", [OldWorker, Worker, X1Worker, BatchWorker])
+@pytest.mark.parametrize("kind", [OldWorker, Worker, X1Worker])
 def test_c13_a_silent_busy_worker_is_gone(start: Start, kind: Callable[..., Any]) -> None:
     # C13, C34: busy is no excuse for ever
     bench = start(heartbeat=0.05, liveness=4, busy_grace=0.3)
@@ -130,11 +130,10 @@ def test_c34_a_busy_worker_without_heartbeats_has_its_grace(start: Start, kind: 
     assert bench.stats()["lost"] == {"silent": 4}
 
 
-@pytest.mark.parametrize("kind", [X1Worker, BatchWorker])
-def test_c34_x1_workers_are_held_to_the_liveness(start: Start, kind: Callable[..., Any]) -> None:
+def test_c34_x1_workers_are_held_to_the_liveness(start: Start) -> None:
     # C34
     bench = start(heartbeat=0.05, liveness=20)
-    client, worker, other = bench.client(), bench.connect(kind), bench.worker()
+    client, worker, other = bench.client(), bench.x1_worker(), bench.worker()
     client.request(b"busy", b"work")
     client.request(b"slow", b"work")
     client.sync()
@@ -147,14 +146,14 @@ def test_c34_x1_workers_are_held_to_the_liveness(start: Start, kind: Callable[..
     assert bench.stats()["lost"] == {"silent": 1}
 
 
-@pytest.mark.parametrize("sign", ["heartbeat", "bare", "credit", "release", "final", "partial", "error", "late"])
+@pytest.mark.parametrize("sign", ["heartbeat", "credit", "release", "final", "partial", "error", "late"])
 def test_c13_everything_that_an_x1_worker_says_is_a_sign_of_life(start: Start, sign: str) -> None:
     # C13
 
     def play(liveness: int, pace: Pace) -> None:
         bench = start(heartbeat=BEAT, liveness=liveness)
         client, worker = bench.x1_client(), bench.x1_worker(b"slow", credit=2)
-        client.request(b"slow", b"work", number=b"w")
+        client.request(b"slow", b"work", number=0)
         address = worker.work(b"work")
         held = [worker]
 
@@ -162,8 +161,6 @@ def test_c13_everything_that_an_x1_worker_says_is_a_sign_of_life(start: Start, s
             match sign:
                 case "heartbeat":
                     worker.heartbeat()
-                case "bare":
-                    worker.send(b"MDPWX1")
                 case "credit":
                     worker.credit(1)
                 case "partial":
@@ -171,7 +168,7 @@ def test_c13_everything_that_an_x1_worker_says_is_a_sign_of_life(start: Start, s
                 case "late":
                     worker.final(late, b"again")
                 case _:
-                    client.request(b"slow", b"more", number=b"%d" % len(held))
+                    client.request(b"slow", b"more", number=len(held))
                     held.append(worker)
                     given, _ = worker.request(b"more")
                     if sign == "release":
@@ -185,7 +182,7 @@ def test_c13_everything_that_an_x1_worker_says_is_a_sign_of_life(start: Start, s
                     )
                     client.recv()
 
-        client.request(b"slow", b"first", number=b"first")
+        client.request(b"slow", b"first", number=1 << 40)
         late = worker.work(b"first")
         worker.final(late, b"done")
         client.final(b"slow", b"done")
@@ -193,7 +190,7 @@ def test_c13_everything_that_an_x1_worker_says_is_a_sign_of_life(start: Start, s
         while bench.status(b"silent") == b"200":
             pace()
             give()
-            worker.recv()  # a HEARTBEAT, in the form that the sign had: one sign for each is enough
+            worker.beaten()  # one sign for each is enough
         assert bench.status(b"slow") == b"200"
         assert bench.stats()["lost"] == {"silent": 1}
 

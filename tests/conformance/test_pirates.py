@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import zmq
-from support.peers import BatchClient, BatchWorker, Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+from support.peers import Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
 from support.pirates import HEARTBEAT, lazy, paranoid
 from support.zmtp import Ended, RawPeer
 
@@ -16,8 +16,8 @@ from zmdp.mdp.testing import running_broker
 Start = Callable[..., Bench]
 PORT = "tcp://127.0.0.1:*"
 ECHO = [(PORT, b"echo")]
-CLIENTS = [Client, OldClient, X1Client, BatchClient]
-WORKERS = [Worker, OldWorker, X1Worker, BatchWorker]
+CLIENTS = [Client, OldClient, X1Client]
+WORKERS = [Worker, OldWorker, X1Worker]
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_clients_of_every_dialect_reach_a_pirate_worker(pirates: Bench, kind: Ca
 
 def test_a_pirate_client_gets_the_partials_and_the_final_in_one_reply(pirates: Bench) -> None:
     # C24
-    client, worker = lazy(pirates), pirates.batch_worker(b"echo")
+    client, worker = lazy(pirates), pirates.x1_worker(b"echo")
     client.call(b"3")
     address = worker.work(b"3")
     worker.partial(address, b"1", b"one")
@@ -359,7 +359,7 @@ def test_a_reply_that_is_too_large(start: Start) -> None:
     client.request(b"echo", b"hello")
     address = worker.work(b"hello")
     worker.final(address, b"x" * 100_001)
-    client.error(b"echo", b"413")
+    client.error(b"413")
     client.request(b"echo", b"again")
     worker.final(address, b"short")
     worker.final(worker.work(b"again"), b"world")

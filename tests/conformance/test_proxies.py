@@ -6,17 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.peers import (
-    BatchClient,
-    BatchWorker,
-    Bench,
-    EnvelopedX1Worker,
-    OldClient,
-    OldWorker,
-    Worker,
-    X1Client,
-    request_of,
-)
+from support.peers import Bench, OldClient, OldWorker, Worker, X1Client, X1Worker
 from support.processes import TIMEOUT_SECONDS
 from support.router import proxied
 
@@ -33,19 +23,17 @@ class EnvelopedWorker(Worker):
     head = (b"", b"MDPW02")
 
 
-WORKERS = [OldWorker, EnvelopedWorker, EnvelopedX1Worker, BatchWorker]
-CLIENTS = [OldClient, X1Client, BatchClient]
-X1_WORKERS = [EnvelopedX1Worker, BatchWorker]
+WORKERS = [OldWorker, EnvelopedWorker, X1Worker]
 
 
-def registered(bench: Bench, kind: Callable[..., Any], proxy: str, service: bytes = b"echo", **told: Any) -> Any:
+def registered(bench: Bench, kind: Callable[..., Any], proxy: str) -> Any:
     worker = bench.connect(kind, endpoint=proxy)
-    worker.ready(service, **told)
+    worker.ready(b"echo")
     worker.sync()
     return worker
 
 
-@pytest.mark.parametrize("client_kind", CLIENTS)
+@pytest.mark.parametrize("client_kind", [OldClient, X1Client])
 @pytest.mark.parametrize("worker_kind", WORKERS)
 def test_c36_any_client_reaches_any_worker(
     bench: Bench, proxy: str, client_kind: Callable[..., Any], worker_kind: Callable[..., Any]
@@ -63,9 +51,9 @@ def test_c36_any_client_reaches_any_worker(
             address = worker.work(b"%d from %d" % (number, at))
             if worker_kind is not OldWorker and client_kind is not OldClient:
                 worker.partial(address, b"half")
-                client.partial(b"echo", b"half", **({"number": b"%d" % (number + 1)}))
+                client.partial(b"echo", b"half", number=number + 1)
             worker.final(address, b"%d to %d" % (number, at))
-            told = {} if client_kind is OldClient else {"number": b"%d" % (number + 1)}
+            told = {} if client_kind is OldClient else {"number": number + 1}
             client.final(b"echo", b"%d to %d" % (number, at), **told)
     for client in clients:
         client.nothing()
@@ -87,32 +75,30 @@ def test_c36_a_workers_whole_life(bench: Bench, proxy: str, worker_kind: Callabl
     worker.ready(b"echo")
     worker.sync()
     worker.disconnect()
-    if worker_kind in X1_WORKERS:
+    if worker_kind is X1Worker:
         worker.disconnected()
     worker.nothing()
     assert bench.status(b"echo") == b"404"
 
 
-@pytest.mark.parametrize("client_kind", [X1Client, BatchClient])
-def test_c36_a_clients_heartbeat(bench: Bench, proxy: str, client_kind: Callable[..., Any]) -> None:
+def test_c36_a_clients_heartbeat(bench: Bench, proxy: str) -> None:
     # C36
-    client = bench.connect(client_kind, endpoint=proxy)
-    for heartbeat in ([b"", b"MDPCX1", b"\x06"], [b"", b"MDPCX1"], [b"7", b"", b"MDPCX1", b"\x06"]):
+    client = bench.x1_client(endpoint=proxy)
+    for heartbeat in ([b"", b"MDPCX1"], [b"7", b"", b"MDPCX1"]):
         client.send(*heartbeat)
         assert client.recv() == heartbeat
 
 
-@pytest.mark.parametrize("client_kind", [X1Client, BatchClient])
-def test_c36_each_client_has_its_own_numbers(bench: Bench, proxy: str, client_kind: Callable[..., Any]) -> None:
+def test_c36_each_client_has_its_own_numbers(bench: Bench, proxy: str) -> None:
     # C36
-    amy, bob = (bench.connect(client_kind, endpoint=proxy) for _ in range(2))
-    worker = registered(bench, BatchWorker, proxy, credit=2)
+    amy, bob = (bench.x1_client(endpoint=proxy) for _ in range(2))
+    worker = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
     for client, body in ((amy, b"from amy"), (bob, b"from bob")):
-        client.request(b"echo", body, number=b"1")
+        client.request(b"echo", body, number=1)
         client.sync()
     to_amy, to_bob = worker.work(b"from amy"), worker.work(b"from bob")
-    bob.cancel(b"echo")
-    bob.error(b"echo", b"499")
+    bob.cancel()
+    bob.error(b"499")
     worker.cancelled(to_bob)
     worker.error(to_bob, b"499", b"")
     worker.final(to_amy, b"to amy")
@@ -120,12 +106,11 @@ def test_c36_each_client_has_its_own_numbers(bench: Bench, proxy: str, client_ki
     bob.nothing()
 
 
-@pytest.mark.parametrize("worker_kind", X1_WORKERS)
-def test_c36_each_worker_has_its_own_credit(bench: Bench, proxy: str, worker_kind: Callable[..., Any]) -> None:
+def test_c36_each_worker_has_its_own_credit(bench: Bench, proxy: str) -> None:
     # C36
     client = bench.x1_client()
-    large = registered(bench, worker_kind, proxy, credit=3)
-    small = registered(bench, worker_kind, proxy, credit=1)
+    large = bench.x1_worker(b"echo", credit=3, endpoint=proxy)
+    small = bench.x1_worker(b"echo", endpoint=proxy)
     for number in range(6):
         client.request(b"echo", b"%d" % number)
     client.sync()
@@ -139,7 +124,7 @@ def test_c36_each_worker_has_its_own_credit(bench: Bench, proxy: str, worker_kin
     large.release(addresses[2])
     large.nothing()
     small.final(address, b"done")
-    client.final(b"echo", b"done", number=b"2")
+    client.final(b"echo", b"done", number=2)
     small.work(b"3")
     small.nothing()
 
@@ -154,16 +139,15 @@ def breaks_the_rules(worker: Any) -> None:
 
 
 @pytest.mark.parametrize("end", [leaves, breaks_the_rules])
-@pytest.mark.parametrize("worker_kind", X1_WORKERS)
 def test_c36_the_end_of_one_worker_does_not_affect_others_behind_the_proxy(
-    bench: Bench, proxy: str, worker_kind: Callable[..., Any], end: Callable[[Any], None]
+    bench: Bench, proxy: str, end: Callable[[Any], None]
 ) -> None:
     # C36
     client = bench.x1_client(endpoint=proxy)
-    stays = registered(bench, worker_kind, proxy, credit=2)
+    stays = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
     client.request(b"echo", b"1")
     address = stays.work(b"1")
-    goes = registered(bench, worker_kind, proxy, credit=2)
+    goes = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
     end(goes)
     goes.nothing()
     stays.final(address, b"one")
@@ -180,10 +164,10 @@ def test_c36_a_worker_that_vanishes_behind_the_proxy_is_lost_as_silent(start: St
     bench = start(heartbeat=0.1, liveness=40)
     with proxied(bench.endpoint) as proxy:
         client = bench.x1_client(endpoint=proxy)
-        vanishes = registered(bench, BatchWorker, proxy, credit=2)
+        vanishes = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
         client.request(b"echo", b"1")
         vanishes.work(b"1")
-        stays = registered(bench, BatchWorker, proxy, credit=2)
+        stays = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
         vanishes.close()
         while (message := stays.recv()) == [*stays.head]:
             stays.heartbeat()
@@ -198,9 +182,9 @@ def test_c36_all_workers_behind_a_proxy_are_lost_with_it(bench: Bench) -> None:
     # C36, C17: at once, without a heartbeat
     direct = bench.x1_client()
     with proxied(bench.endpoint) as proxy:
-        client = bench.connect(BatchClient, endpoint=proxy)
-        workers = [registered(bench, kind, proxy, credit=2) for kind in X1_WORKERS]
-        old = registered(bench, OldWorker, proxy)
+        client = bench.x1_client(endpoint=proxy)
+        workers = [bench.x1_worker(b"echo", credit=2, endpoint=proxy) for _ in range(2)]
+        old = bench.old_worker(b"echo", endpoint=proxy)
         for number in range(1, 6):
             direct.request(b"echo", b"%d" % number)
         direct.sync()
@@ -214,30 +198,11 @@ def test_c36_all_workers_behind_a_proxy_are_lost_with_it(bench: Bench) -> None:
     bench.until(lambda: bool(bench.stats()["dropped"] == {"client-gone": 2}))
     other = bench.x1_worker(b"echo", credit=1)
     for _ in range(5):
-        address, options, (number,) = other.any_request()
-        assert json.loads(options) == {"attempt": 2}
+        address, _, attempt, _, (body,) = other.told()
+        assert attempt == 2
         other.final(address, b"done")
-        direct.final(b"echo", b"done", number=number)
+        direct.final(b"echo", b"done", number=int(body))
     other.nothing()
-
-
-def test_c36_a_number_among_the_envelopes_of_a_proxy(bench: Bench, proxy: str) -> None:
-    # C36: framed and batched requests of one client, whose envelopes differ by the number
-    client, worker = bench.peer(endpoint=proxy), registered(bench, BatchWorker, proxy, credit=5)
-    client.send(b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"framed")
-    first = worker.work(b"framed")
-    client.send(b"", b"MDPCX1", b"\x09", request_of(2, b"echo", b"batched"))
-    second = worker.work(b"batched")
-    client.send(b"", b"MDPCX1", b"\x09", request_of(1, b"echo", b"in use"))
-    message = client.recv()
-    assert message[:3] == [b"", b"MDPCX1", b"\x09"]
-    assert b"malformed: number-in-use" in message[3]
-    worker.final(second, b"done")
-    assert client.recv()[:3] == [b"", b"MDPCX1", b"\x09"]
-    client.send(b"3", b"", b"MDPCX1", b"\x01", b"mmi.service", b"", b"echo")
-    assert client.recv() == [b"3", b"", b"MDPCX1", b"\x03", b"mmi.service", b"200"]
-    worker.final(first, b"done")
-    assert client.recv() == [b"1", b"", b"MDPCX1", b"\x03", b"echo", b"done"]
 
 
 # ── our own clients and workers ──────────────────────────────────────────────────────────────────────────────────────

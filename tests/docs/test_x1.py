@@ -1,4 +1,5 @@
-"""Checks docs/x1.md: the broker sends what the examples show, the programs run, and the tables are complete.
+"""Checks docs/x1.md and the pages that build on it: the broker sends what the examples show, the programs run, and the
+tables are complete.
 
 An example shows who sends what to whom.  The test feeds the peers' messages to a broker, on a clock that moves only
 where the example says how much time passes, and compares what the broker sends with what the example shows.
@@ -6,15 +7,18 @@ where the example says how much time passes, and compares what the broker sends 
 
 import random
 import re
+import shutil
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import zmq
+from support.peers import body_of, record, request_of
 from support.processes import TIMEOUT_SECONDS, broker
 from support.router import Router
 
@@ -26,19 +30,29 @@ from zmdp.mdp.broker.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import batch, batch_python
+from zmdp.mdp.wire import batch, batch_python, x1
 from zmdp.workers.credit import CreditController
 from zmdp.workers.session import WorkerSession
 
-PAGE = (Path(__file__).parents[2] / "docs" / "x1.md").read_text()
-EXAMPLES = re.findall(r"^```x1 (\S+)(?: (\S+))?\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-PROGRAMS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-HEADERS = {wire.CX1, wire.WX1, wire.C02, wire.W02, wire.CL1, wire.WL1}
+DOCS = Path(__file__).parents[2] / "docs"
+PROGRAMS = Path(__file__).parents[2] / "examples" / "x1"
+PAGE = (DOCS / "x1.md").read_text()
+PAGES = PAGE + (DOCS / "links.md").read_text() + (DOCS / "rows.md").read_text()
+EXAMPLES = re.findall(r"^```x1 (\S+)(?: (\S+))?\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
 FIRST_ADDRESS, NEXT_FIRST_ADDRESS = 417, 5301
 """The first addresses of the broker and of the restarted broker."""
 
 
 # ── examples ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+COMMANDS = {
+    "REQUEST": (x1.CLIENT_REQUEST, x1.WORKER_REQUEST), "PARTIAL": (x1.CLIENT_PARTIAL, x1.WORKER_PARTIAL),
+    "FINAL": (x1.CLIENT_FINAL, x1.WORKER_FINAL), "ERROR": (x1.CLIENT_ERROR, x1.WORKER_ERROR),
+    "CANCEL": (x1.CLIENT_CANCEL, x1.WORKER_CANCEL), "DISCONNECT": (x1.CLIENT_DISCONNECT, x1.WORKER_DISCONNECT),
+    "READY": (None, x1.WORKER_READY), "CREDIT": (None, x1.WORKER_CREDIT), "RELEASE": (None, x1.WORKER_RELEASE),
+}  # fmt: skip
+"""The codes between client and broker, and between worker and broker."""
+TOKEN = re.compile(r"""([0-9]+) × "(.)"|"(.*?)"(?= |$)|(\S+)""")
 
 
 @dataclass
@@ -58,13 +72,13 @@ class World:
         self._broker = Broker(now=self._now, name="east", first_address=FIRST_ADDRESS)
         self._brokers = [self._broker]
         if service:
-            self._hear("worker", [b"", wire.WX1, b"\1", service.encode()])
+            self._hear("worker", message_of("worker", [["READY", "credit=1", service]]))
 
     def take(self, entry):
         """Perform `entry`, unless it is a message of the broker, and record what is sent."""
         sender, _, _ = entry.heading.partition(" → broker")
         if sender != entry.heading:
-            self.said.append(Entry(f"{sender} → broker: {command(entry.frames)}", entry.frames))
+            self.said.append(entry)
             self._say(self._hear(sender, entry.frames))
         elif not entry.heading.startswith("broker → "):
             self.said.append(entry)
@@ -82,55 +96,62 @@ class World:
         elif event == "the broker is restarted":
             self._broker = Broker(now=self._now, first_address=NEXT_FIRST_ADDRESS)
             self._brokers.append(self._broker)
-        elif event == "the broker drains":
-            self._say(self._broker.drain(self._now))
         else:
-            assert event == "the broker shuts down"
-            self._say(self._broker.close(self._now))
+            assert event == "the broker drains"
+            self._say(self._broker.drain(self._now))
 
     def _say(self, messages):
         for identity, *frames in messages:
-            self.said.append(Entry(f"broker → {identity.decode()}: {command(frames)}", frames))
+            self.said.append(Entry(f"broker → {identity.decode()}", frames))
 
     @property
     def failures(self):
         return sum(each.stats.internal_errors for each in self._brokers)
 
 
-def command(frames):
-    at = next(at for at, frame in enumerate(frames) if frame in HEADERS)
-    if len(frames) == at + 1:
-        return "HEARTBEAT"
-    if frames[at + 1] == wire.BATCH:
-        return "batch"
-    return next(kind.name for kind, code in wire.CODES[frames[at]].items() if code == frames[at + 1])
-
-
-TOKEN = re.compile(r"""([0-9]+) × "(.)"|"(.*?)"(?= |$)|([0-9a-f]{2})(?= |$)|(records)""")
-
-
 def parsed(block):
-    """Return the entries of an example: messages, and events in parentheses; indented lines continue a message."""
+    """Return the entries of an example: messages, and events in parentheses."""
     entries = []
-    for line in block.splitlines():
-        if line.startswith("("):
-            entries.append(Entry(line.strip("()")))
-        elif " ; " in line or re.match(" +[0-9a-f]{2} [0-9a-f]{2} ", line):
-            entries[-1].frames[-1] += record_bytes(line.partition(" ; ")[0].strip())
+    for first, *others in map(str.splitlines, re.split(r"\n(?=\S)", block)):
+        if first.startswith("("):
+            entries.append(Entry(first.strip("()")))
+            continue
+        heading, _, rest = first.partition(": ")
+        if rest.endswith(" records"):
+            entries.append(Entry(heading, frames_of(rest.removesuffix(" records"))))
+            entries[-1].frames += frames_of_records(others)
+        elif tokens(rest)[0].startswith('"MDP'):
+            entries.append(Entry(heading, frames_of(rest)))
         else:
-            heading, _, rest = line.partition("  ")
-            if heading:
-                entries.append(Entry(heading))
-            assert not TOKEN.sub("", rest).strip(), line
-            entries[-1].frames += map(frame_of, TOKEN.finditer(rest))
+            commands = re.split(r"\n    \+ ", "\n".join([rest, *others]))
+            entries.append(Entry(heading, message_of(heading, list(map(tokens, commands)))))
     return entries
 
 
+def frames_of_records(lines):
+    """Return the frame of records that is written in hex, and the attachments."""
+    frames = [b""]
+    for line in lines:
+        if "×" in line:
+            frames += frames_of(line)
+        else:
+            frames[0] += record_bytes(line.partition(" ; ")[0].strip())
+    return frames
+
+
+def tokens(line):
+    return [token[0] for token in TOKEN.finditer(line)]
+
+
+def frames_of(line):
+    return list(map(frame_of, TOKEN.finditer(line)))
+
+
 def frame_of(token):
-    count, repeated, text, code, _ = token.groups()
+    count, repeated, text, code = token.groups()
     if count:
         return int(count) * repeated.encode()
-    return bytes.fromhex(code) if code else (text or "").encode()
+    return bytes.fromhex(code) if code else text.encode()
 
 
 def record_bytes(text):
@@ -139,33 +160,51 @@ def record_bytes(text):
     return bytes.fromhex(before) + quoted.encode() + bytes.fromhex(after)
 
 
-def written(said):
-    """A conversation in the notation of the page."""
-    width = max(len(each.heading) for each in said if each.frames)
-    lines = []
-    for each in said:
-        line = f"{each.heading:{width}} " if each.frames else f"({each.heading})"
-        for token in map(show, each.frames):
-            if len(line) + len(token) >= 100:
-                lines.append(line)
-                line = "   "
-            line += f" {token}"
-        lines.append(line)
-    return "\n".join([*lines, ""])
+def message_of(heading, commands):
+    """Return a message with these commands, each a list of the words of its line."""
+    first = commands[0]
+    at = next(at for at, word in enumerate(first) if word in {*COMMANDS, "HEARTBEAT"})
+    head = [word.strip('"').encode() for word in first[:at]] or [b"", wire.WX1 if "worker" in heading else wire.CX1]
+    del first[:at]
+    if first[0] == "HEARTBEAT":
+        return head
+    if first[0] == "DISCONNECT":
+        return wire.disconnect(tuple(head[:-1]), head[-1], first[1].strip('"').encode() if len(first) > 1 else b"")
+    packed = batch.Batch(tuple(head[:-1]), head[-1])
+    for name, *words in commands:
+        add(packed, name, head[-1] in {wire.WX1, wire.WL1}, words)
+    (message,) = packed.messages()
+    return list(message)
 
 
-def show(frame):
-    if len(frame) > 100 and len(set(frame)) == 1:
-        return f'{len(frame)} × "{frame[:1].decode()}"'
-    text = frame.decode(errors="replace")
-    return f'"{text}"' if text.isprintable() and text.encode() == frame else frame.hex(" ")
+def add(packed, name, of_worker, words):
+    quoted = [word[1:-1].encode() for word in words if word.startswith('"')]
+    plain = [word for word in words if not word.startswith('"')]
+    given = dict(word.split("=") for word in plain if re.match("(ttl|attempt|credit)=", word))
+    options = "".join(word for word in plain if word[0] in "{[").encode()
+    rest = [word for word in plain if word[0] not in "{[" and "=" not in word]
+    command = COMMANDS[name][of_worker]
+    if name == "READY":
+        packed.ready(int(given["credit"]), rest[0].encode(), options)
+    elif name == "CREDIT":
+        packed.credit(int(rest[0]))
+    elif name == "REQUEST" and of_worker:
+        packed.request_to_worker(int(rest[0]), int(given.get("ttl", 0)), int(given.get("attempt", 1)), options, quoted)
+    elif name == "REQUEST":
+        packed.request_to_broker(int(rest[0]), int(given.get("ttl", 0)), rest[1].encode(), options, quoted)
+    elif name == "ERROR":
+        packed.error(command, int(rest[0]), int(rest[1]), quoted[0], quoted[1:])
+    elif name in {"CANCEL", "RELEASE"}:
+        packed.signal(command, int(rest[0]))
+    else:
+        packed.reply(command, int(rest[0]), quoted)
 
 
 def test_every_block_is_an_example_or_a_program():
     names = [name for name, _, _ in EXAMPLES]
-    assert len(set(names)) == len(names) > 20
-    blocks = re.findall(r"^```(\w*)", PAGE, re.MULTILINE)
-    assert sorted(filter(None, blocks)) == ["console", "python", "python", *["x1"] * len(names)]
+    assert len(set(names)) == len(names) > 15
+    blocks = re.findall(r"^```(\w*)", PAGES, re.MULTILINE)
+    assert sorted(filter(None, blocks)) == ["console", *["x1"] * len(names)]
 
 
 @pytest.mark.parametrize(("service", "block"), [each[1:] for each in EXAMPLES], ids=[name for name, *_ in EXAMPLES])
@@ -173,16 +212,16 @@ def test_examples_are_what_the_broker_sends(service, block):
     world, entries = World(service), parsed(block)
     for entry in entries:
         world.take(entry)
-    assert entries == world.said, "this is what was sent:\n" + written(world.said)
+    assert entries == world.said
     assert any(entry.heading.startswith("broker → ") for entry in entries)
     assert world.failures == 0
 
 
-def test_zmdps_client_and_worker_send_the_batched_example():
+def test_zmdps_client_and_worker_send_the_bytes_of_the_example():
     """They get the messages that the example's broker sends, and must send the others."""
-    (entries,) = [parsed(block) for name, _, block in EXAMPLES if name == "batched"]
+    (entries,) = [parsed(block) for name, _, block in EXAMPLES if name == "bytes"]
     expected = {way: [each.frames for each in entries if each.heading.startswith(way)] for way in ("client", "worker")}
-    told = [each.frames for each in entries if each.heading.startswith("broker → ")]
+    work, answer = [each.frames for each in entries if each.heading.startswith("broker → ")]
     client, worker = ClientSession(rng=random.Random(1)), WorkerSession(
         "shout", controller=CreditController(4), options=b'{"name":"shout.py"}', rng=random.Random(1)
     )  # fmt: skip
@@ -194,7 +233,6 @@ def test_zmdps_client_and_worker_send_the_batched_example():
         client.request(b"shout", [b"not this", b"x" * 8192], 1000.0),
     ]
     assert client.take_messages() == expected["client"]
-    work, answer, heartbeat, disconnect = told
     worker.receive(work, 1000.0)
     hello, large = worker.begin(1000.0), worker.begin(1000.0)
     assert [hello, large] == [[b"hello"], [b"not this", b"x" * 8192]]
@@ -207,45 +245,54 @@ def test_zmdps_client_and_worker_send_the_batched_example():
     assert [first, second] == calls
     assert reply == [b"HELLO"]
     assert (error.code, error.text) == (422, "too long to shout")
-    worker.receive(heartbeat, 1001.1)
-    worker.tick(1001.1)
-    assert worker.take_messages() == [expected["worker"].pop(0)]
-    worker.leave(1001.1)
-    assert worker.take_messages() == [expected["worker"].pop(0)]
-    worker.receive(disconnect, 1001.1)
-    assert worker.ended
-    assert expected["worker"] == []
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+NODE = shutil.which("node")
+NODE_MODULES = Path(sys.prefix) / "node" / "node_modules"
+with_node = pytest.mark.skipif(
+    not (NODE and NODE_MODULES.exists()), reason="zeromq for Node is not installed (make node)"
+)
+LANGUAGES = ["py", pytest.param("mjs", marks=[pytest.mark.long, with_node])]
+
 
 @contextmanager
-def running(number, endpoint, interval="1.0"):
-    """Run one of the page's two programs with the broker at `endpoint`."""
-    program = PROGRAMS[number].replace("tcp://127.0.0.1:5555", endpoint)
-    assert endpoint in program
-    assert ", 1.0, 5 " in program or "= 1.0, 5 " in program
-    program = program.replace("1.0, 5 ", f"{interval}, 5 ")
-    running_program = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+def running(program, endpoint, tmp_path, interval="1.0"):
+    """Run one of the programs with the broker at `endpoint`."""
+    source = (PROGRAMS / program).read_text()
+    python = program.endswith(".py")
+    old, new = ("= 1.0, 5 ", f"= {interval}, 5 ") if python else ("= 1000, ", f"= {float(interval) * 1000:g}, ")
+    assert old in source
+    changed = tmp_path / program
+    changed.write_text(source.replace(old, new))
+    if not python and not (tmp_path / "node_modules").exists():
+        (tmp_path / "node_modules").symlink_to(NODE_MODULES)
+    command = [sys.executable if python else NODE, str(changed), endpoint]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        yield running_program
+        yield process
     finally:
-        running_program.kill()
-        running_program.communicate()
+        process.kill()
+        process.communicate()
 
 
-def test_the_programs_are_as_short_as_the_page_says():
-    assert len(PROGRAMS) == 2
-    for program in PROGRAMS:
-        assert len([line for line in program.splitlines() if line.strip()]) <= 60
+@pytest.mark.parametrize("program", sorted(each.name for each in PROGRAMS.iterdir() if each.suffix in {".py", ".mjs"}))
+def test_the_programs_are_as_short_as_the_page_says(program):
+    assert len((PROGRAMS / program).read_text().splitlines()) < 100
 
 
-def test_the_programs_print_what_the_page_says():
-    (printed,) = re.findall(r"^```console\n\$ python client.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    with broker() as (_, at), running(0, at) as worker:
+@pytest.mark.parametrize("of_worker", LANGUAGES)
+@pytest.mark.parametrize("of_client", LANGUAGES)
+def test_the_programs_print_what_the_page_says(of_client, of_worker, tmp_path):
+    (printed,) = re.findall(r"^\$ python examples/x1/client.py\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    if of_worker == "mjs":
+        printed = printed.replace("ValueError", "Error")
+    if of_client == "mjs":
+        printed = re.sub("b'(.*?)'", r"\1", printed)
+    with broker() as (_, at), running(f"worker.{of_worker}", at, tmp_path) as worker:
         wait_for_worker(at)
-        with running(1, at) as client:
+        with running(f"client.{of_client}", at, tmp_path) as client:
             out, _ = client.communicate(timeout=TIMEOUT_SECONDS)
         assert client.returncode == 0
         assert sorted(out.splitlines()) == sorted(printed.splitlines())
@@ -265,24 +312,24 @@ def wait_for_worker(endpoint):
             assert time.monotonic() < until
 
 
-def test_the_client_leaves_a_broker_that_is_silent_and_asks_again():
-    with Router() as mute, running(1, mute.endpoint, "0.05"):
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_client_leaves_a_broker_that_is_silent_and_asks_again(language, tmp_path):
+    with Router() as mute, running(f"client.{language}", mute.endpoint, tmp_path, "0.05"):
         first = [mute.recv() for _ in range(3)]
-        assert [frames[1] for frames in first] == [b"1", b"2", b"3"]
         message = mute.recv()
         while message[0] == first[0][0]:
-            assert message[1:] == [b"", b"MDPCX1", b"\6"]
+            assert message[1:] == [b"", b"MDPCX1"]
             message = mute.recv()
-        again = [message, mute.recv(), mute.recv()]
-        assert [frames[1:] for frames in again] == [frames[1:] for frames in first]
+        assert message[1:] == [b"", b"MDPCX1", b"\x09", b"".join(frames[4] for frames in first)]
 
 
-def test_the_worker_leaves_a_broker_that_is_silent_and_registers_again():
-    with Router() as mute, running(0, mute.endpoint, "0.05"):
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_worker_leaves_a_broker_that_is_silent_and_registers_again(language, tmp_path):
+    with Router() as mute, running(f"worker.{language}", mute.endpoint, tmp_path, "0.05"):
         identity, *ready = mute.recv()
         message = mute.recv()
         while message[0] == identity:
-            assert message[1:] == [b"", b"MDPWX1", b"\5"]
+            assert message[1:] == [b"", b"MDPWX1"]
             message = mute.recv()
         assert message[1:] == ready
 
@@ -303,25 +350,20 @@ def rows(heading):
 
 
 SIDES = {"Client and broker": wire.CX1, "Worker and broker": wire.WX1}
+RECORDS = [(heading, name, ways, code, fields) for heading in SIDES for name, ways, code, fields in rows(heading)]
 
 
 @pytest.mark.parametrize(("heading", "header"), SIDES.items(), ids=["client", "worker"])
 def test_every_command_has_its_row_and_an_example_for_each_direction(heading, header):
     table = rows(heading)
-    assert {name: code for name, _, code, _ in table} == {
-        kind.name: code.hex() for kind, code in wire.CODES[header].items()
-    }
-    said = [entry for _, _, block in EXAMPLES for entry in parsed(block) if header in entry.frames]
-    for name, ways, code, layout in table:
-        assert f'"{header.decode()}" {code}' in layout
+    of_worker = header == wire.WX1
+    codes = {name: codes[of_worker] for name, codes in COMMANDS.items() if codes[of_worker] is not None}
+    assert {name: int(code, 16) for name, _, code, _ in table} == codes
+    lines = [line for _, _, block in EXAMPLES for line in block.splitlines()]
+    for name, ways, _, _ in table:
         for way in ways.split(", "):
-            assert [each for each in said if each.heading == f"{way}: {name}"], f"no example of {name}, {way}"
-
-
-def test_every_record_has_its_row():
-    table = {(name, way) for name, way, _ in rows("The batched form")}
-    framed = {(name, way) for heading in SIDES for name, ways, *_ in rows(heading) for way in ways.split(", ")}
-    assert table == {(name, way) for name, way in framed if name not in {"HEARTBEAT", "DISCONNECT"}}
+            heading = way.replace("worker", ".*worker.*")
+            assert [line for line in lines if re.match(f"{heading}: {name}", line)] or name == "RELEASE", (name, way)
 
 
 VALUES = {
@@ -341,6 +383,8 @@ def packed_as_described(code, number, fields):
                 attached = len(frame) >= 8192
                 data += b"\xff\xff\xff\xff" if attached else len(frame).to_bytes(4) + frame
                 attachments += [frame] * attached
+        elif told == "text":
+            data += VALUES["text"]
         elif "+" in told:
             size, name = told.split("+")
             data += len(VALUES[name]).to_bytes(SIZES[size]) + VALUES[name]
@@ -351,29 +395,32 @@ def packed_as_described(code, number, fields):
     return [len(data).to_bytes(4) + data, *attachments]
 
 
-@pytest.mark.parametrize(("name", "way", "fields"), rows("The batched form"))
-def test_a_record_is_packed_as_its_row_says(name, way, fields):
-    header = wire.CX1 if "client" in way else wire.WX1
-    code, kind = wire.CODES[header][wire.Kind[name]], name
-    number = 0 if name in {"READY", "CREDIT"} else 1 << 40
+@pytest.mark.parametrize(("heading", "name", "ways", "code", "fields"), RECORDS)
+def test_a_record_is_packed_as_its_row_says(heading, name, ways, code, fields):
+    header, command = SIDES[heading], bytes.fromhex(code)
+    number = 0 if name in {"READY", "CREDIT", "DISCONNECT"} else 1 << 40
     packed = batch.Batch((b"",), header)
     v = VALUES
-    {
-        ("REQUEST", wire.CX1): lambda: packed.request_to_broker(
-            number, v["ttl"], v["service"], v["options"], v["body"]
-        ),
-        ("REQUEST", wire.WX1): lambda: packed.request_to_worker(
-            number, v["ttl"], v["attempt"], v["options"], v["body"]
-        ),
-        ("PARTIAL", header): lambda: packed.reply(code[0], number, v["body"]),
-        ("FINAL", header): lambda: packed.reply(code[0], number, v["body"]),
-        ("ERROR", header): lambda: packed.error(code[0], number, v["code"], v["text"], v["body"]),
-        ("CANCEL", header): lambda: packed.signal(code[0], number),
-        ("RELEASE", header): lambda: packed.signal(code[0], number),
-        ("READY", header): lambda: packed.ready(v["credit"], v["service"], v["options"]),
-        ("CREDIT", header): lambda: packed.credit(v["credit"]),
-    }[kind, header]()
-    assert packed.messages() == [[b"", header, wire.BATCH, *packed_as_described(code, number, fields)]]
+    if name == "DISCONNECT":
+        messages = [wire.disconnect((b"",), header, v["text"])]
+    else:
+        {
+            ("REQUEST", wire.CX1): lambda: packed.request_to_broker(
+                number, v["ttl"], v["service"], v["options"], v["body"]
+            ),
+            ("REQUEST", wire.WX1): lambda: packed.request_to_worker(
+                number, v["ttl"], v["attempt"], v["options"], v["body"]
+            ),
+            ("PARTIAL", header): lambda: packed.reply(command[0], number, v["body"]),
+            ("FINAL", header): lambda: packed.reply(command[0], number, v["body"]),
+            ("ERROR", header): lambda: packed.error(command[0], number, v["code"], v["text"], v["body"]),
+            ("CANCEL", header): lambda: packed.signal(command[0], number),
+            ("RELEASE", header): lambda: packed.signal(command[0], number),
+            ("READY", header): lambda: packed.ready(v["credit"], v["service"], v["options"]),
+            ("CREDIT", header): lambda: packed.credit(v["credit"]),
+        }[name, header]()
+        messages = packed.messages()
+    assert messages == [[b"", header, wire.BATCH, *packed_as_described(command, number, fields)]]
 
 
 def test_every_code_has_its_row_and_its_origin():
@@ -386,22 +433,18 @@ def test_every_code_has_its_row_and_its_origin():
 @pytest.mark.parametrize("detail", [[], [b""], [b"why"]], ids=["none", "empty", "detail"])
 def test_a_workers_error_is_not_taken_for_the_brokers(code, sender, detail):
     world = World("divide")
-    for block in (
-        'client → broker: REQUEST  "1" "" "MDPCX1" 01 "divide" "" "1" "0"',
-        f'worker → broker: ERROR  "" "MDPWX1" 07 "417" "" "{code}" "no"',
-    ):
-        (entry,) = parsed(block)
-        world.take(Entry(entry.heading, entry.frames + detail * ("ERROR" in entry.heading)))
+    told = "".join(f' "{each.decode()}"' for each in [b"no", *detail])
+    for entry in parsed(f'client → broker: REQUEST 1 divide "1"\nworker → broker: ERROR 417 {code}{told}\n'):
+        world.take(entry)
+    (error,) = batch.to_client(world.said[-1].frames, 1)
     added = [b""] * (sender == "broker" and not detail)
-    assert world.said[-1].frames[-2 - len(detail + added) :] == [code.encode(), b"no", *detail, *added]
+    assert (error.code, error.text, error.detail) == (int(code), b"no", [*detail, *added])
 
 
 def test_the_options_of_ready_are_those_that_the_broker_reads():
     options = [key.strip("`") for key, *_ in rows("Credit")]
-    ready = wire.ready_with((), b"echo", b"{%s}" % b",".join(b'"%s":7' % key.encode() for key in options[:1]))
-    assert ready.credit == 7
-    of_links = {"hops", "free"}
-    assert set(options) == set(wire.Ready._fields) - {"route", "header", "service"} - of_links
+    not_options, of_links = {"route", "header", "service", "credit"}, {"hops", "free"}
+    assert set(options) == set(wire.Ready._fields) - not_options - of_links
 
 
 def test_every_reason_for_which_a_message_is_invalid_is_named():
@@ -409,21 +452,25 @@ def test_every_reason_for_which_a_message_is_invalid_is_named():
     assert [reason for reason in wire.Reason if f"`{reason}`" not in section] == []
 
 
+def message(line):
+    """Return the message in a line of an example, without its heading."""
+    (entry,) = parsed(f"client → broker: {line}" if "READY" not in line else f"worker → broker: {line}")
+    return entry.frames
+
+
 INVALID = {
-    "too-few-frames": [b"1", b"", b"MDPCX1", b"\x01"],
-    "unknown-command": [b"1", b"", b"MDPCX1", b"\x04", b"sum"],
-    "bad-service-name": [b"1", b"", b"MDPCX1", b"\x01", b"\n", b"", b"x"],
-    "no-number": [b"", b"MDPCX1", b"\x05", b"sum"],
-    "no-body": [b"1", b"", b"MDPCX1", b"\x01", b"sum", b""],
-    "bad-options": [b"1", b"", b"MDPCX1", b"\x01", b"sum", b"{", b"x"],
-    "too-many-frames": [b"1", b"", b"MDPCX1", b"\x06", b"x"],
-    "number-in-use": [b"0", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"],
-    "unknown-number": [b"1", b"", b"MDPCX1", b"\x05", b"sum"],
-    "bad-record": [b"", b"MDPCX1", b"\x09", (10).to_bytes(4) + b"\x05" + (1).to_bytes(8) + b"x"],
-    "too-large": [b"1", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x" * 1001],
-    "no-header": [b"x" * 256, b"", b"MDPCX1", b"\x06"],
-    "envelope-too-deep": [*[b"1"] * 16, b"", b"MDPCX1", b"\x06"],
-}
+    "no-header": [b"x" * 256, b"", b"MDPCX1"],
+    "envelope-too-deep": [*[b"1"] * 16, b"", b"MDPCX1"],
+    "too-few-frames": [b"1", b""],
+    "unknown-command": [[b"", b"MDPCX1", b"\x01", b"sum"], [b"", b"MDPCX1", b"\x09", record(7, 1)]],
+    "bad-record": [b"", b"MDPCX1", b"\x09", record(5, 1, b"x")],
+    "bad-service-name": [b"", b"MDPCX1", b"\x09", request_of(1, b"\n", b"x")],
+    "bad-options": message('REQUEST 1 sum {"wait":7} "x"'),
+    "no-body": message("REQUEST 1 sum"),
+    "number-in-use": message('REQUEST 0 sum "x"'),
+    "unknown-number": message("CANCEL 1"),
+    "too-large": message(f'REQUEST 1 sum "{1001 * "x"}"'),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -431,36 +478,31 @@ INVALID = {
 )
 def test_invalid_messages_are_answered_as_the_table_says(keys, answer):
     key = re.findall(r"`([a-z-]+)`", keys)[0]
-    message = INVALID[key]
+    sent = INVALID[key]
+    if key == "unknown-command":
+        sent = sent[answer != "none"]
     machine = Broker(Limits(max_message=1000), now=0.0)
-    machine.receive([b"amy", b"0", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], 0.0)
-    told = machine.receive([b"amy", *message], 0.0)
+    machine.receive([b"amy", *message('REQUEST 0 sum "x"')], 0.0)
+    told = machine.receive([b"amy", *sent], 0.0)
     assert machine.stats.invalid == {key: 1}
     if answer == "none":
         assert told == []
         return
     ((_, *frames),) = told
-    envelope = message[: message.index(b"MDPCX1")]
-    if key == "bad-record":
-        (error,) = batch.to_client(frames, 1)
-        assert (error.id, error.code) == (1, int(answer.removeprefix("ERROR ")))
-    else:
-        assert frames[: len(envelope) + 2] == [*envelope, b"MDPCX1", b"\x04"]
-        assert frames[-2] == answer.removeprefix("ERROR ").encode()
+    (error,) = batch.to_client(frames, 1)
+    assert (error.id, error.code) == (0 if key == "number-in-use" else 1, int(answer.removeprefix("ERROR ")))
 
 
-READY = [b"", b"MDPWX1", b"\1", b"sum"]
+READY = message("READY credit=1 sum")
 UNEXPECTED = {
     "second-ready": [READY, READY],
-    "not-registered": [[b"", b"MDPWX1", b"\x0a", b"3"]],
+    "not-registered": [[b"", b"MDPWX1", b"\x09", record(10, 0, b"\0\0\0\3")]],
     "wrong-dialect": [READY, [b"MDPW02", b"\5"]],
-    "reply-without-request": [READY, [b"", b"MDPWX1", b"\4", b"400", b"", b"x"]],
-    "reply-to-wrong-client": [
-        READY, [b"1", b"", b"MDPCX1", b"\1", b"sum", b"", b"x"], [b"", b"MDPWX1", b"\x0b", b"400", b""],
-    ],
-    "reserved-name": [[b"", b"MDPWX1", b"\1", b"mmi.sum"]],
+    "reply-without-request": [READY, [b"", b"MDPWX1", b"\x09", record(4, 400, body_of(b"x"))]],
+    "reply-to-wrong-client": [READY, message('REQUEST 1 sum "x"'), [b"", b"MDPWX1", b"\x09", record(11, 400)]],
+    "reserved-name": [message("READY credit=1 mmi.sum")],
     "too-many-workers": [[b"1", *READY], [b"2", *READY], [b"3", *READY]],
-    "too-many-services": [READY, [b"3", *READY[:-1], b"other"]],
+    "too-many-services": [READY, [b"3", *message("READY credit=1 other")]],
     "not-allowed": [READY],
     "draining": [READY],
 }  # fmt: skip
@@ -472,17 +514,26 @@ def test_every_reason_for_a_disconnect_has_its_row():
     assert set(table) == set(UNEXPECTED) == set(Refusal) - of_other_dialects
 
 
+def commands_to_worker(messages):
+    found = [(frames, wire.decode_broker(frames)) for _, *frames in messages]
+    return [
+        command
+        for frames, each in found
+        for command in (batch.to_worker(frames, each.at) if isinstance(each, wire.Batched) else [each])
+    ]
+
+
 @pytest.mark.parametrize("reason", UNEXPECTED)
 def test_unexpected_commands_are_answered_with_disconnect(reason):
     machine = Broker(Limits(max_workers=2, max_services=1), now=0.0, first_address=FIRST_ADDRESS)
     role = machine.roles.nobody if reason == Refusal.NOT_ALLOWED else None
     if reason == Refusal.DRAINING:
         machine.drain(0.0)
-    *before, told = [machine.receive([b"amy", *message], 0.0, role) for message in UNEXPECTED[reason]]
-    assert [command(frames[1:]) for frames in told] == ["DISCONNECT"]
-    has_text = told[0][-1] != wire.CODES[wire.WX1][wire.DISCONNECT]
-    assert has_text is (reason == Refusal.NOT_ALLOWED)
-    assert not [frames for messages in before for frames in messages if command(frames[1:]) == "DISCONNECT"]
+    *before, told = [machine.receive([b"amy", *each], 0.0, role) for each in UNEXPECTED[reason]]
+    (command,) = commands_to_worker(told)
+    assert isinstance(command, wire.Disconnect)
+    assert (command.text != b"") is (reason == Refusal.NOT_ALLOWED)
+    assert not [each for each in commands_to_worker(chain(*before)) if isinstance(each, wire.Disconnect)]
     assert machine.stats.disconnected == {reason: 1}
 
 
@@ -499,14 +550,14 @@ LARGE = (23).to_bytes(4) + b"\1" + (9).to_bytes(8) + b"\0\0\0\0" + b"\1e" + b"\0
 """A request whose body is an attachment."""
 
 
-@pytest.mark.parametrize(("beginning", "record"), BAD_RECORDS.items(), ids=BAD_RECORDS)
-def test_the_page_says_what_a_receiver_does(beginning, record):
+@pytest.mark.parametrize(("beginning", "before"), BAD_RECORDS.items(), ids=BAD_RECORDS)
+def test_the_page_says_what_a_receiver_does(beginning, before):
     """Behind the record are a valid one, one with an attachment, and an unused attachment."""
     ((_, reason, consequence),) = [cells for cells in rows("What receivers do") if cells[0].startswith(beginning)]
-    message = [b"", wire.CX1, b"\x09", record + CANCEL + LARGE, b"attached"]
-    if not record:
-        message.append(b"left over")
-    commands = batch.from_client(message, 1, (b"",), 1000, 1000)
+    sent = [b"", wire.CX1, b"\x09", before + CANCEL + LARGE, b"attached"]
+    if not before:
+        sent.append(b"left over")
+    commands = batch.from_client(sent, 1, (b"",), 1000, 1000)
     wrong = [each for each in commands if isinstance(each, wire.Invalid)]
     assert str(wrong[0].reason) in (re.findall(r"`([a-z-]+)`", reason) or {"no-body"})
     read = [each.id for each in commands if isinstance(each, wire.Cancel | wire.Request)]
@@ -535,9 +586,6 @@ def test_numbers_in_the_text_match_the_code():
         (batch.MAX_RECORDS_BYTES, "SHOULD have at most {} bytes together"),
         (batch_python.MAX_ATTACHMENTS, "at most {} frames and"),
         (batch_python.MAX_ATTACHED_BYTES, "frames and {} bytes"),
-        (batch.MAX_BODY_FRAMES, "a body of more than {} frames"),
-        (batch.MAX_TTL_MS, "A ttl above {} is"),
+        (x1.MAX_TEXT, "it has at most {} bytes"),
     ):
         assert said.format(number) in text, said
-    assert wire.MAX_TTL == 10**15
-    assert "10¹⁵" in text

@@ -53,6 +53,12 @@ def test_only_times_accept_fractions(name):
         assert getattr(Limits(**{name: 1.5}), name) == 1.5
 
 
+def test_a_message_has_no_more_frames_than_a_body_in_x1():
+    assert Limits(max_frames=65_535).max_frames == 65_535
+    with pytest.raises(SettingError, match="max_frames is 65536: it must be 65535 frames or fewer"):
+        Limits(max_frames=65_536)
+
+
 def test_heartbeats_have_a_shortest_interval():
     assert Limits(heartbeat=0.01).heartbeat == 0.01
     with pytest.raises(SettingError, match=r"heartbeat is 0\.009: it must be 0\.01 seconds or more"):

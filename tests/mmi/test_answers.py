@@ -7,6 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 import pytest
+from support.x1_messages import cancel, failure, feed, final, leave, ready, request, told
 
 from zmdp.mdp import compiled
 from zmdp.mdp.access import Permissions
@@ -14,7 +15,7 @@ from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.mmi import answers
 
-READY = {"0.1": [b"MDPW01", b"\x01"], "0.2": [b"MDPW02", b"\x01"], "X1": [b"MDPWX1", b"\x01"]}
+READY = {"0.1": [b"MDPW01", b"\x01"], "0.2": [b"MDPW02", b"\x01"]}
 
 
 def ask(broker, name, *body, now=0):
@@ -119,8 +120,7 @@ def test_workers_are_listed(broker, wanted, rows):
 
 def test_workers_that_share_a_connection_are_told_apart():
     broker = Broker(now=0)
-    for envelope in ([], [b"1", b""], [b"hop", b"\xff", b""]):
-        broker.receive([b"w", *envelope, *READY["X1"], b"echo"], now=0)
+    feed(broker, ready(), ready((b"w", b"1")), ready((b"w", b"hop", b"\xff")))
     broker.receive([b"v", b"hop", b"", *READY["0.2"], b"echo"], now=0)
     ids = [worker["id"] for worker in ask(broker, b"mmi.workers", b"")["workers"]]
     assert ids == [1, 2, 3, 4]
@@ -223,12 +223,11 @@ def test_mmi_broker_reports_draining(broker):
 
 
 def test_x1_peers_are_listed_like_others(broker):
-    broker.receive([b"\x04", *READY["X1"], b"sum"], now=4)
-    broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], now=5)
-    broker.receive([b"x", b"2", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"], now=5)
-    broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x05", b"sum"], now=6)
-    broker.receive([b"\x04", b"MDPWX1", b"\x07", b"3", b"", b"500", b"it broke"], now=7)
-    broker.receive([b"x", b"3", b"", b"MDPCX1", b"\x05", b"sum"], now=8)
+    feed(broker, ready(b"\x04", b"sum"), now=4)
+    feed(broker, request(1, service=b"sum"), request(2, service=b"sum"), now=5)
+    feed(broker, cancel(1), now=6)
+    feed(broker, failure(3, b"\x04"), now=7)
+    feed(broker, cancel(3), now=8)
     fourth = worker(4, "sum", "X1", done=1, busy_seconds=2.0, up_seconds=6.5, silent_seconds=3.5)
     assert ask(broker, b"mmi.workers", b"sum", now=10.5)["workers"][1] == fourth
     counts = ask(broker, b"mmi.stats", b"", now=10.5)
@@ -243,15 +242,11 @@ def test_x1_peers_are_listed_like_others(broker):
 
 def test_mmi_workers_reports_identity_and_load():
     broker = Broker(Limits(max_attempts=2), now=0, first_address=1)
-    options = {"credit": 3, "name": "resize", "host": "box", "pid": 17, "version": "1.0"}
-    broker.receive([b"v", *READY["0.2"], b"echo"], now=0)
-    broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x"], now=0)
-    broker.receive([b"w", *READY["X1"], b"echo", json.dumps(options).encode()], now=0)
-    broker.receive([b"v", b"MDPW02", b"\x06"], now=0)  # so the request is a suspect
-    broker.receive([b"x", b"2", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x"], now=0)
-    broker.receive([b"w", b"MDPWX1", b"\x06"], now=0)
+    about = {"name": "resize", "host": "box", "pid": 17, "version": "1.0"}
+    feed(broker, [b"v", *READY["0.2"], b"echo"], request(1), ready(credit=3, **about))
+    feed(broker, [b"v", b"MDPW02", b"\x06"], request(2), leave())  # so the first request is a suspect
     held = {"held": 2, "suspects": 1, "busy": True, "leaving": True}
-    row = worker(2, "echo", "X1") | options | held | {"up_seconds": 4, "silent_seconds": 4}
+    row = worker(2, "echo", "X1") | about | {"credit": 3} | held | {"up_seconds": 4, "silent_seconds": 4}
     assert ask(broker, b"mmi.workers", b"echo", now=4) == {"workers": [row], "more": 0}
     assert ask(broker, b"mmi.services", b"echo") == {"services": [service("echo", running=2, dispatched=3)], "more": 0}
 
@@ -263,10 +258,7 @@ def test_requests_of_the_current_turn_are_counted_as_queued(broker):
 
 def test_mmi_stats_reports_late_replies():  # C32
     broker = Broker(now=0, first_address=1)
-    broker.receive([b"w", *READY["X1"], b"echo"], now=0)
-    for _ in range(3):
-        broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x01", b"echo", b"", b"x"], now=0)
-        broker.receive([b"w", b"MDPWX1", b"\x04", b"1", b"", b"x"], now=0)
+    feed(broker, ready(), *[request(), final(1)] * 3)
     assert ask(broker, b"mmi.stats", b"")["late"] == 2
 
 
@@ -289,27 +281,23 @@ class Pair:
             elif sender == "b" and message[0] == b"link":
                 self.deliver("a", self.a.receive([self.link, *message[1:]], now), now)
 
-    def receive(self, name, *message, now):
+    def receive(self, name, message, now):
         """Let a broker take in a message, and both their heartbeats and announcements a second later."""
-        self.deliver(name, getattr(self, name).receive(list(message), now), now)
+        self.deliver(name, getattr(self, name).receive(message, now), now)
         for each in "ab":
             self.deliver(each, getattr(self, each).tick(now + 1), now + 1)
 
 
-def request(number, service, **options):
-    return [b"x", b"%d" % number, b"", b"MDPCX1", b"\x01", service, json.dumps(options).encode(), b"x"]
-
-
 def test_what_other_brokers_offer_is_listed():
     pair = Pair()
-    pair.receive("b", b"w", *READY["X1"], b"echo", b'{"credit":3}', now=1)
+    pair.receive("b", ready(credit=3), now=1)
     assert ask(pair.a, b"mmi.service", b"echo") == b"200"
     elsewhere = service("echo", remote_credit=3, remote_free=3, hops=1)
     assert ask(pair.a, b"mmi.services", b"") == {"services": [elsewhere], "more": 0}
-    pair.receive("a", *request(1, b"echo"), now=2)
+    pair.receive("a", request(), now=2)
     elsewhere |= {"running": 1, "remote_running": 1, "remote_free": 2, "dispatched": 1}
     assert ask(pair.a, b"mmi.services", b"echo") == {"services": [elsewhere], "more": 0}
-    pair.receive("a", b"v", *READY["X1"], b"echo", b'{"credit":7}', now=3)
+    pair.receive("a", ready(b"v", credit=7), now=3)
     assert ask(pair.a, b"mmi.services", b"") == {
         "services": [elsewhere | {"workers": 1, "idle": 1, "credit": 7, "hops": 0}],
         "more": 0,
@@ -318,15 +306,15 @@ def test_what_other_brokers_offer_is_listed():
 
 def test_a_service_that_no_broker_offers_any_longer_is_unavailable():
     pair = Pair()
-    pair.receive("b", b"w", *READY["X1"], b"echo", now=1)
-    pair.receive("b", b"w", b"MDPWX1", b"\x06", now=2)
+    pair.receive("b", ready(), now=1)
+    pair.receive("b", leave(), now=2)
     assert ask(pair.a, b"mmi.service", b"echo") == b"404"
     assert ask(pair.a, b"mmi.services", b"") == {"services": [], "more": 0}
 
 
 def test_the_names_of_brokers_are_no_services():
     pair = Pair()
-    pair.receive("a", *request(1, b"echo", broker="b"), now=1)
+    pair.receive("a", request(broker="b"), now=1)
     assert ask(pair.a, b"mmi.service", b"mmi.broker.b") == b"404"
     assert ask(pair.a, b"mmi.services", b"mmi.broker.b") == {"services": [], "more": 0}
 
@@ -341,8 +329,8 @@ def link(**values):
 
 def test_links_are_listed():
     pair = Pair()
-    pair.receive("b", b"w", *READY["X1"], b"echo", now=1)
-    pair.receive("a", *request(1, b"echo"), now=2)
+    pair.receive("b", ready(), now=1)
+    pair.receive("a", request(), now=2)
     assert ask(pair.a, b"mmi.brokers", b"", now=10.5) == {
         "name": "a",
         "links": [link(broker="b", endpoint="tcp://b", services=1, outstanding_there=1, sent=1)],
@@ -368,15 +356,15 @@ def test_a_broker_without_links():
     assert ask(Broker(now=0), b"mmi.brokers", b"") == {"name": "broker", "links": [], "brokers": [], "more": 0}
 
 
-@pytest.mark.parametrize(("mmi", "code"), [("none", b"403"), ("service", b"403"), ("all", None)])
+@pytest.mark.parametrize(("mmi", "code"), [("none", 403), ("service", 403), ("all", None)])
 def test_a_role_needs_mmi_all_to_ask_about_links(mmi, code):
     broker = Broker(now=0)
     broker.grant({"shop": Permissions(name="shop", mmi=mmi)}, 0)
-    (answered,) = broker.receive(request(1, b"mmi.brokers"), 0, broker.roles.named("shop"))
+    (answered,) = told(broker.receive(request(service=b"mmi.brokers"), 0, broker.roles.named("shop")))
     if code is None:
         assert json.loads(answered[-1])["name"] == "broker"
     else:
-        assert answered[4:7] == [b"\x04", b"mmi.brokers", code]
+        assert answered[1:4] == ("ERROR", 1, code)
 
 
 def test_mmi_does_not_import_the_broker_when_it_runs():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 from support.access import Folder
-from support.peers import ready_of, record, records_of, request_of
+from support.peers import body_of, ready_of, record, records_of, request_of
 from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, run
 
 from zmdp.clients import Client
@@ -264,8 +264,10 @@ def test_settings_that_cannot_work_are_refused(folder, access, key, text):
 
 # ── peers that claim too much ────────────────────────────────────────────────────────────────────────────────────────
 
-READY, REQUEST, PARTIAL, FINAL, CANCEL, ERROR, RELEASE = 1, 2, 3, 4, 5, 7, 11
+READY, REQUEST, PARTIAL, FINAL, CANCEL, DISCONNECT, ERROR, RELEASE = 1, 2, 3, 4, 5, 6, 7, 11
 HELLO = {"name": "liar", "instance": "1", "heartbeat": 1.0, "kind": "peer", "link": 1}
+CLIENT_FINAL, CLIENT_ERROR = 3, 4
+NOT_ALLOWED = (403).to_bytes(2, "big")
 STEADY = ("--heartbeat", "600")
 
 
@@ -279,17 +281,18 @@ class Liar:
             keys.apply(self.socket)
         self.socket.connect(endpoint)
 
-    def ask(self, body, number=b"1"):
-        """Ask for a link, and return the command and its frames."""
-        self.socket.send_multipart([number, b"", b"MDPCX1", b"\1", b"mmi.link", b"", body])
+    def ask(self, body):
+        """Ask for a link, and return the command of the answer and its fields."""
+        self.say(b"MDPCX1", request_of(1, b"mmi.link", body))
         while True:
             message = self.socket.recv_multipart()
-            if message[:3] == [number, b"", b"MDPCX1"] and len(message) > 3:  # else it is a heartbeat
-                return message[3], message[4:]
+            if message[:2] == [b"MDPCX1", b"\x09"]:  # else it is a heartbeat
+                ((command, _, fields),) = records_of(message, 0)
+                return command, fields
 
     def opened(self):
         command, _ = self.ask(json.dumps(HELLO).encode())
-        assert command == b"\3"
+        assert command == CLIENT_FINAL
         return self
 
     def say(self, header, *records):
@@ -297,7 +300,7 @@ class Liar:
 
     def taken(self):
         """Wait until the broker has taken in everything sent so far."""
-        self.socket.send_multipart([b"fence", b"", b"MDPCX1", b"\1", b"mmi.service", b"", b"x"])
+        self.socket.send_multipart([b"fence", b"", b"MDPCX1", b"\x09", request_of(1, b"mmi.service", b"x")])
         while self.socket.recv_multipart()[0] != b"fence":
             pass
 
@@ -377,11 +380,13 @@ def test_a_link_offers_what_its_role_may_offer(folder):
 def test_only_a_key_with_link_may_speak_as_a_broker(folder):
     with keyed(folder, "a", *STEADY) as (_, at):
         with undisturbed(at, folder) as client, liar(at, folder.keys("operator")) as peer:
-            command, (_, code, text) = peer.ask(json.dumps(HELLO).encode())
-            assert (command, code) == (b"\4", b"403")
-            assert b"it needs link = true" in text
+            command, fields = peer.ask(json.dumps(HELLO).encode())
+            assert (command, fields[:2]) == (CLIENT_ERROR, NOT_ALLOWED)
+            assert b"it needs link = true" in fields
             peer.say(b"MDPWL1", announced(b"far"))
-            assert peer.socket.recv_multipart()[:2] == [b"MDPWL1", b"\6"]
+            message = peer.socket.recv_multipart()
+            assert message[:2] == [b"MDPWL1", b"\x09"]
+            assert records_of(message, 0)[0][:2] == (DISCONNECT, 0)
             assert services_of(client) == (set(), 0)
 
 
@@ -400,10 +405,10 @@ GARBAGE = [
 
 def test_malformed_requests_for_a_link_are_refused():
     with broker("--name", "a", *STEADY) as (running, at), undisturbed(at) as client, liar(at) as peer:
-        for number, body in enumerate(GARBAGE):
-            command, (service, code, text) = peer.ask(body, b"%d" % number)
-            assert (command, service, code) == (b"\4", b"mmi.link", b"403"), body
-            assert text
+        for body in GARBAGE:
+            command, fields = peer.ask(body)
+            assert (command, fields[:2]) == (CLIENT_ERROR, NOT_ALLOWED), body
+            assert fields[4 : -len(body_of())]  # a text
         assert json.loads(client.request("mmi.brokers")[0])["links"] == []
         peer.opened()  # still
         assert "Traceback" not in running.stderr
@@ -432,7 +437,7 @@ def test_garbage_over_a_link_is_counted_and_disturbs_nobody():
         peer.taken()
         assert services_of(client) == (set(), 0)
         for header in (b"MDPCL1", b"MDPWL1"):
-            for command in range(256):
+            for command in set(range(256)) - {DISCONNECT}:
                 peer.say(header, record(command, command), record(command, 5, rng.randbytes(20)))
             for size in (0, 1, 4, 5, 12, 13, 50, 1000):
                 for _ in range(20):
@@ -450,8 +455,9 @@ def test_garbage_over_a_link_is_counted_and_disturbs_nobody():
             ):
                 peer.socket.send_multipart([header, *frames])
         peer.taken()
-        peer.ask(json.dumps(HELLO).encode(), b"again")
-        peer.socket.send_multipart([b"MDPWL1", b"\6", b"\xff\xfe" * 1000])
+        peer.say(b"MDPCX1", request_of(1, b"mmi.link", json.dumps(HELLO).encode()))
+        peer.taken()
+        peer.say(b"MDPWL1", record(DISCONNECT, 0, b"\xff\xfe" * 1000))
         eventually(lambda: not json.loads(client.request("mmi.brokers")[0])["links"])
         assert running.poll() is None
         assert "Traceback" not in running.stderr

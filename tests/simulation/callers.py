@@ -48,7 +48,7 @@ EXCEPTIONS = {
     418: ServiceError,
 }
 """The error that a client must raise for each code that it can get; it sends nothing malformed or too large."""
-UNLIMITED = Limits(max_message=1 << 30, max_frames=1 << 30)
+UNLIMITED = Limits(max_message=1 << 30, max_frames=0xFFFF)
 
 
 @dataclass(frozen=True)
@@ -237,13 +237,13 @@ class CallerProcess(Process):
         if dealer is not self._dealer and dealer not in self._old:
             return  # it was closed while this process hung
         found = wire.decode_broker(message)
-        if isinstance(found, wire.Disconnect):  # it has no other form; with one broker it changes nothing
+        check(isinstance(found, wire.Batched), f"{self.name} got {message}, which is not X1")
+        assert isinstance(found, wire.Batched)
+        commands = [] if found.bare else batch.to_client(message, found.at)
+        if commands and isinstance(commands[0], wire.Disconnect):  # with one broker it changes nothing
             self._process(dealer, message)
             self._settle()
             return
-        check(isinstance(found, wire.Batched), f"{self.name} got {message}, which is not in the form that it speaks")
-        assert isinstance(found, wire.Batched)
-        commands = [] if found.bare else batch.to_client(message, found.at)
         expected: list[tuple[Asked, Any]] = []
         over = {number for number, asked in self._asked.items() if asked.over}
         for command in commands:
@@ -388,10 +388,9 @@ class CallerProcess(Process):
     def _flush(self) -> None:
         assert self._dealer is not None
         for message in self.session.take_messages():
-            heard = hear([b"?", *message], UNLIMITED)
-            check(heard.batched, f"X1: {self.name} sends {message} in the framed form")
-            self.world.events["batch of a client"] += len(heard.commands) > 1
-            for command in heard.commands:
+            commands = hear([b"?", *message], UNLIMITED).commands
+            self.world.events["batch of a client"] += len(commands) > 1
+            for command in commands:
                 self._check_sent(command, self._dealer)
             self._dealer.send(message)
         forgotten = [number for number, asked in self._open.items() if asked.at is None]
@@ -416,13 +415,13 @@ class CallerProcess(Process):
         check(asked.at is None, "X1: {} sends {} a second time on a connection", self.name, command)
         check(not asked.handed_out.parts, "C17: {} sends {} after a part of its reply", self.name, command)
         check(command.body == asked.body, "X1: {} sends {}, which is not {}", self.name, command, asked.body)
-        wish, options = asked.wish, command.options
-        check(options.wait == wish.wait, "X1: {} sends {} with another wait", self.name, command)
-        check((options.ttl is None) == (wish.timeout is None), "X1: {} sends {} with another ttl", self.name, command)
-        if options.ttl is not None:
+        wish, ttl = asked.wish, command.ttl
+        check(command.options.wait == wish.wait, "X1: {} sends {} with another wait", self.name, command)
+        check((ttl is None) == (wish.timeout is None), "X1: {} sends {} with another ttl", self.name, command)
+        if ttl is not None:
             packed_at = max(asked.began, self._connected_at, asked.placed)
             left = max(asked.deadline - packed_at, MILLISECOND)
-            check(abs(options.ttl - left) <= MILLISECOND, "X1: {} sends {}, {} s are left", self.name, command, left)
+            check(abs(ttl - left) <= MILLISECOND, "X1: {} sends {}, {} s are left", self.name, command, left)
         asked.at = dealer
         self.world.events["X1 request sent again"] += asked.began + LONGEST_TURN < self.world.now
 

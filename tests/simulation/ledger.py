@@ -21,7 +21,7 @@ from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import MMI, Kind, Reason, RequestId, Route
 
 from .policy import Waiting
-from .reading import Peer, Said, peer_of, to_client
+from .reading import Peer, Said, peer_of
 from .rules import check
 
 Key = tuple[Peer, bytes]
@@ -93,8 +93,7 @@ class Ticket:
         return self.header == wire.CX1
 
     def __post_init__(self) -> None:
-        number = len(self.number) if isinstance(self.number, bytes) else 0
-        self._own_size = REQUEST_OVERHEAD + _size(self.body) + len(self.options.raw) + number
+        self._own_size = REQUEST_OVERHEAD + _size(self.body) + len(self.options.raw)
 
     @property
     def size(self) -> int:
@@ -127,7 +126,6 @@ class Seat:
     header: bytes
     service: bytes
     credit: int
-    batched: bool
     changed: int
     """When it was last given or done with something, or its credit was told, in the order of events."""
     last_seen: float
@@ -135,8 +133,6 @@ class Seat:
     role: str = ""
     held: dict[int, Held] = field(default_factory=dict)
     leaving: bool = False
-    changed_form: bool = False
-    """It has spoken both forms."""
     unreached_from: int = -1
     """The first turn of which it has received nothing; -1 if it is connected."""
 
@@ -186,8 +182,8 @@ class Ledger:
         self.unordered: dict[bytes, list[list[Ticket]]] = {}
         """Requests that came back from workers that were lost at once: which worker was first cannot be seen."""
         self._ended: set[tuple[Peer, RequestId]] = set()
-        self.batch_routes: dict[Peer, Route] = {}
-        """What is in front of the header of batches, for each client that spoke the batched form last."""
+        self.routes: dict[Peer, Route] = {}
+        """What was in front of the header of the last message of each X1 client."""
         self._order = count(1)
         self._doubt = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)
         self._events = events
@@ -243,50 +239,32 @@ class Ledger:
 
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def batched_client(self, client: Peer) -> bool:
-        """Whether a client spoke the batched form last."""
-        return client in self.batch_routes
-
-    def spoke(self, route: Route, batched: bool) -> None:
-        """A client has said something in that form."""
-        if batched:
-            self.batch_routes[peer_of(route)] = route
-        else:
-            self.batch_routes.pop(peer_of(route), None)
-
-    def invalid(self, command: wire.Invalid, batched: bool, now: float) -> None:
+    def invalid(self, command: wire.Invalid) -> None:
         """C15: dropped and counted; an X1 client is told."""
         self.stats.invalid[command.reason] += 1
-        if not command.route or self.is_given_up(command.route, now) or self.is_anothers(command.route):
-            return
-        client = peer_of(command.route)
-        self.spoke(command.route, batched)
-        code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
-        self._tell_error(client, command.id, command.service, code)
-        self._events["X1: malformed"] += 1
+        if command.route and command.id is not None:
+            code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
+            self._tell_error(peer_of(command.route), command.id, code)
+            self._events["X1: malformed"] += 1
 
-    def request(self, command: wire.Request, batched: bool, now: float) -> None:
+    def request(self, command: wire.Request, now: float) -> None:
         """A client's REQUEST: it is refused, or waits until the end of the turn."""
         self.stats.requests += 1
-        route, header, service, body, options, number = command[:6]
+        route, header, service, body, options, number, ttl, _ = command
         client = peer_of(route)
-        if header == wire.CX1:
-            self.spoke(command.route, batched)
-        elif all(other.client != client for other in self.tickets.values()):
-            self.batch_routes.pop(client, None)  # a client that has nothing here is not remembered
         if header == wire.CX1 and (client, number) in self.numbers:
-            self.invalid(wire.Invalid(Reason.NUMBER_IN_USE, route, number, service), batched, now)
+            self.invalid(wire.Invalid(Reason.NUMBER_IN_USE, route, number))
             self._events["X1: number used twice"] += 1
             return
         ticket = Ticket(client, route, header, service, tuple(body), options, number, now, self.role)
-        if options.ttl is not None:
-            ticket.deadline = now + options.ttl
+        if ttl is not None:
+            ticket.deadline = now + ttl
         if not self._may_call(service):
             self._report(ticket, Drop.NOT_ALLOWED)
         elif service.startswith(MMI):
             self.stats.mmi += 1
             self._tell(ticket, Kind.FINAL, self._mmi(service, body))
-        elif (reason := self._refusal(ticket, now)) is not None:
+        elif (reason := self._refusal(ticket)) is not None:
             self._report(ticket, reason)
         else:
             check(ticket.key not in self.tickets, "the simulation sent a request twice on one connection")
@@ -334,13 +312,11 @@ class Ledger:
     def _waiting(self, service: bytes) -> Waiting:
         return self.waiting.setdefault(service, Waiting())
 
-    def _refusal(self, ticket: Ticket, now: float) -> Drop | None:
+    def _refusal(self, ticket: Ticket) -> Drop | None:
         """Why a request cannot be accepted, or None."""
         service, limits = ticket.service, self.limits
         if self.draining:
             return Drop.DRAINING
-        if now >= ticket.deadline:
-            return Drop.TTL_PASSED
         role = self.roles.get(ticket.role)
         own = [each for each in self.tickets.values() if each.role == ticket.role]
         if role is not None and role.outstanding is not None and len(own) >= role.outstanding:
@@ -380,20 +356,16 @@ class Ledger:
             CLIENT_OVERHEAD + (_size(client) if len(client) > 1 else 0) for client in clients
         )
 
-    def cancel(self, command: wire.Cancel, batched: bool, now: float) -> None:
+    def cancel(self, command: wire.Cancel, now: float) -> None:
         """A client's CANCEL."""
         client, number = peer_of(command.route), command.id
-        if self.is_anothers(command.route):
-            return
-        self.spoke(command.route, batched)
         ticket = self.numbers.get((client, number))
-        if ticket is not None and command.service in {None, ticket.service}:
+        if ticket is not None:
             where = "with a worker" if ticket.seat else "waiting"
             self._events[f"X1: cancelled, {where}"] += 1
             self.drop(ticket, Drop.CANCELLED, now)
-        elif ticket is not None or (client, number) not in self._ended:
-            reason = Reason.UNKNOWN_NUMBER
-            self.invalid(wire.Invalid(reason, command.route, number, command.service or b""), batched, now)
+        elif (client, number) not in self._ended:
+            self.invalid(wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, number))
             self._events["X1: CANCEL of nothing"] += 1
         else:
             self._events["X1: CANCEL met the end of the request"] += 1
@@ -403,26 +375,19 @@ class Ledger:
     def _tell(self, ticket: Ticket, kind: Kind, body: tuple[bytes, ...] | None) -> None:
         """PARTIAL or FINAL."""
         if ticket.numbered:
-            batched = self.batched_client(ticket.client)
-            self.expected.append(
-                to_client(ticket.client, ticket.number, kind, batched=batched, service=ticket.service, body=body)
-            )
+            self.expected.append(Said(ticket.client, kind, ticket.number, body=body))
         else:
-            self.expected.append(Said(ticket.route, kind, False, None, ticket.service, body))
+            self.expected.append(Said(ticket.route, kind, None, ticket.service, body))
 
-    def _tell_error(self, client: Peer, number: RequestId, service: bytes, code: int, **details: Any) -> None:
-        details = {"text": None, **details}
-        batched = self.batched_client(client)
-        self.expected.append(
-            to_client(client, number, Kind.ERROR, batched=batched, service=service, code=code, **details)
-        )
+    def _tell_error(self, client: Peer, number: RequestId, code: int, **details: Any) -> None:
+        self.expected.append(Said(client, Kind.ERROR, number, code=code, **{"text": None, **details}))
 
     def _report(self, ticket: Ticket, reason: Drop) -> None:
         self.stats.dropped[reason] += 1
         if ticket.numbered and reason in CODES:
             where = "with a worker" if ticket.seat else "waiting" if ticket.waits else "at once"
             self._events[f"X1: {reason}, {where}"] += 1
-            self._tell_error(ticket.client, ticket.number, ticket.service, CODES[reason])
+            self._tell_error(ticket.client, ticket.number, CODES[reason])
 
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -435,7 +400,7 @@ class Ledger:
             self._unqueue(ticket)
         elif seat is not None and seat.x1:
             seat.last_sent = now
-            self.expected.append(Said(seat.route, Kind.CANCEL, seat.batched, ticket.address))
+            self.expected.append(Said(seat.route, Kind.CANCEL, ticket.address))
             self._events["X1: CANCEL forwarded"] += reason is Drop.CANCELLED
 
     def _finish(self, ticket: Ticket) -> None:
@@ -460,7 +425,7 @@ class Ledger:
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def ready(self, command: wire.Ready, batched: bool, now: float) -> None:
+    def ready(self, command: wire.Ready, now: float) -> None:
         """A worker's READY."""
         place = peer_of(command.route)
         if place in self.seats and self._own_seat(command.route) is None:
@@ -482,9 +447,7 @@ class Ledger:
             credit = 0 if self.draining else min(command.credit, self.limits.max_credit)
             order = next(self._order)
             self.named.pop(command.service, None)
-            self.seats[place] = Seat(
-                command.route, command.header, command.service, credit, batched, order, now, now, self.role
-            )
+            self.seats[place] = Seat(command.route, command.header, command.service, credit, order, now, now, self.role)
             self.touched.add(command.service)
 
     def _make_room(self, service: bytes, now: float) -> bool:
@@ -500,7 +463,7 @@ class Ledger:
                 return True
         return False
 
-    def _seen(self, command: Any, batched: bool, now: float) -> Seat | None:
+    def _seen(self, command: Any, now: float) -> Seat | None:
         """The seat of who says that, if it is registered, and in that dialect (C13, C14)."""
         if peer_of(command.route) not in self.seats:
             self._refuse(command, Refusal.NOT_REGISTERED, now)
@@ -511,8 +474,7 @@ class Ledger:
         if seat.header != command.header:
             self._refuse(command, Refusal.WRONG_DIALECT, now)
             return None
-        seat.changed_form |= batched != seat.batched
-        seat.last_seen, seat.batched = now, batched
+        seat.last_seen = now
         return seat
 
     def alive(self, route: Route, now: float) -> None:
@@ -525,29 +487,27 @@ class Ledger:
         """C14: DISCONNECT to that peer, and forget it."""
         self.stats.disconnected[reason] += 1
         text = "why" if command.header == wire.WX1 and reason is Refusal.NOT_ALLOWED else ""
-        self.expected.append(Said(command.route, Kind.DISCONNECT, False, None, command.header, text=text))
+        self.expected.append(Said(command.route, Kind.DISCONNECT, None, command.header, text=text))
         seat = self.seats.get(peer_of(command.route))
         if seat is not None:
             self.lose([seat], Loss.REFUSED, now)
 
-    def heartbeat(self, command: wire.Heartbeat, batched: bool, now: float) -> None:
+    def heartbeat(self, command: wire.Heartbeat, now: float) -> None:
         """HEARTBEAT of a worker, or of an X1 client, which is answered."""
         self.stats.heartbeats += 1
         if command.header == wire.CX1:
-            if self.is_anothers(command.route):
-                return
             if self.draining:
-                self.expected.append(Said(command.route, Kind.DISCONNECT, False, None, wire.CX1))
+                self.expected.append(Said(command.route, Kind.DISCONNECT, None, wire.CX1))
                 self._events["drain: a client's heartbeat"] += 1
                 return
-            self.expected.append(Said(command.route, Kind.HEARTBEAT, batched))
+            self.expected.append(Said(command.route, Kind.HEARTBEAT))
             self._events["X1: heartbeat answered"] += 1
         else:
-            self._seen(command, batched, now)
+            self._seen(command, now)
 
-    def credit(self, command: wire.Credit, batched: bool, now: float) -> None:
+    def credit(self, command: wire.Credit, now: float) -> None:
         """A worker's CREDIT."""
-        seat = self._seen(command, batched, now)
+        seat = self._seen(command, now)
         if seat is not None:
             seat.credit = min(command.credit, self.limits.max_credit)
             self._changed(seat)
@@ -575,7 +535,7 @@ class Ledger:
         """From now on the broker sends its peers away: first the clients that have requests."""
         self.draining = True
         for client in dict.fromkeys(client for client, _ in self.numbers):
-            self.expected.append(Said((*client, b""), Kind.DISCONNECT, False, None, wire.CX1))
+            self.expected.append(Said(self.routes[client], Kind.DISCONNECT, None, wire.CX1))
             self._events["drain: a client was told"] += 1
 
     def dismiss_idle(self, now: float) -> None:
@@ -585,7 +545,7 @@ class Ledger:
 
     def dismiss(self, seat: Seat, now: float) -> None:
         """A worker is sent away because the broker drains."""
-        self.expected.append(Said(seat.route, Kind.DISCONNECT, False, None, seat.header))
+        self.expected.append(Said(seat.route, Kind.DISCONNECT, None, seat.header))
         self.lose([seat], Loss.CLOSING, now)
         self._events["drain: a worker was sent away"] += 1
         self._events["drain: a worker without credit was sent away"] += not seat.credit
@@ -597,13 +557,13 @@ class Ledger:
                 self._let_go(seat, now)
 
     def _let_go(self, seat: Seat, now: float) -> None:
-        self.expected.append(Said(seat.route, Kind.DISCONNECT, False, None, seat.header))
+        self.expected.append(Said(seat.route, Kind.DISCONNECT, None, seat.header))
         self.lose([seat], Loss.DISCONNECTED, now)
         self._events["a worker has left"] += 1
 
-    def _held(self, command: Any, batched: bool, now: float) -> tuple[Seat, Ticket] | None:
+    def _held(self, command: Any, now: float) -> tuple[Seat, Ticket] | None:
         """What `command` is about; None if it matches no live request (C14, C18, C32)."""
-        seat = self._seen(command, batched, now)
+        seat = self._seen(command, now)
         if seat is None:
             return None
         held = seat.held.get(command.id)
@@ -616,9 +576,9 @@ class Ledger:
             self._refuse(command, Refusal.WRONG_CLIENT if seat.held else Refusal.NO_REQUEST, now)
         return None
 
-    def reply(self, command: wire.Reply, batched: bool, now: float) -> None:
+    def reply(self, command: wire.Reply, now: float) -> None:
         """A worker's PARTIAL or FINAL."""
-        found = self._held(command, batched, now)
+        found = self._held(command, now)
         if found is None:
             return
         seat, ticket = found
@@ -648,9 +608,9 @@ class Ledger:
         ticket.streamed = not command.final
         self._tell(ticket, Kind.FINAL if command.final else Kind.PARTIAL, tuple(body))
 
-    def failure(self, command: wire.Error, batched: bool, now: float) -> None:
+    def failure(self, command: wire.Error, now: float) -> None:
         """A worker's ERROR: only an X1 client is told."""
-        found = self._held(command, batched, now)
+        found = self._held(command, now)
         if found is None:
             return
         seat, ticket = found
@@ -663,12 +623,12 @@ class Ledger:
         if ticket.numbered:
             detail = tuple(command.detail) or ((b"",) if command.code in BROKERS else ())
             text = command.text.decode(errors="replace")
-            self._tell_error(ticket.client, ticket.number, ticket.service, command.code, text=text, body=detail)
+            self._tell_error(ticket.client, ticket.number, command.code, text=text, body=detail)
             self._events["X1: ERROR of a worker"] += 1
         else:
             self._report(ticket, Drop.HANDLER_FAILED)
 
-    def oversized(self, command: wire.Oversized, batched: bool, now: float) -> None:
+    def oversized(self, command: wire.Oversized, now: float) -> None:
         """A reply over the limits: an X1 request ends with that."""
         self.stats.invalid[command.reason] += 1
         seat = self._own_seat(command.route)
@@ -686,9 +646,9 @@ class Ledger:
         if not ticket.over:
             self.drop(ticket, Drop.REPLY_TOO_LARGE, now)
 
-    def release(self, command: wire.Release, batched: bool, now: float) -> None:
+    def release(self, command: wire.Release, now: float) -> None:
         """A worker returns a request that it has not begun."""
-        found = self._held(command, batched, now)
+        found = self._held(command, now)
         if found is None:
             return
         seat, ticket = found

@@ -2,6 +2,8 @@
 
 import json
 
+from support.peers import record, request_of
+
 from zmdp.mdp import wire
 from zmdp.mdp.testing.network import Dealer, Network
 from zmdp.mdp.wire import Message, batch
@@ -44,7 +46,7 @@ class Liar(Process):
             "link": 1,
         }
         body = rng.choice([json.dumps(hello).encode()] * 5 + [b"{", b"[]", b"{}", b'{"name":7}'])
-        self._dealer.send([b"1", b"", wire.CX1, b"\x01", b"mmi.link", b"", body])
+        self._dealer.send([b"", wire.CX1, wire.BATCH, request_of(1, wire.HELLO, body)])
 
     def _beat(self) -> None:
         if self.world.calm:
@@ -65,8 +67,9 @@ class Liar(Process):
         if self.world.chance(0.2):
             self._request()
         if self.world.chance(0.05):
+            frames = [[record(6, 0)], [record(6, 0, b"why")], [b"junk"]]
             self._dealer.send(
-                [wire.WL1, *self.world.rng.choice([[b"\x06"], [b"\x06", b"why"], [b"\x09", b"junk"], [b"\x77"]])]
+                [wire.WL1, *self.world.rng.choice([[b"\x77"], *([wire.BATCH, *each] for each in frames)])]
             )
         if self.world.chance(0.1):
             self._dealer.close(flush=True)

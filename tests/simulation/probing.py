@@ -20,7 +20,8 @@ class Probe:
         network.world.clock.after(PATIENCE, lambda: self._end(False))
 
     def _arrived(self, _: Dealer, message: Message) -> None:
-        self._end(isinstance(wire.decode_broker(message), wire.Heartbeat))
+        found = wire.decode_broker(message)
+        self._end(isinstance(found, wire.Batched) and found.bare)
 
     def _lost(self, _: Dealer, reason: str) -> None:
         self._end(False)

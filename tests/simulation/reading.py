@@ -1,4 +1,4 @@
-"""Messages at the broker's socket, decoded to values that do not depend on the form of X1."""
+"""Messages at the broker's socket, decoded to values."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ Peer = tuple[bytes, ...]
 
 
 def peer_of(route: Route) -> Peer:
-    """Return the peer whose messages have `route` in front of the header, without an X1 request's number."""
+    """Return the peer whose messages have `route` in front of the header."""
     return route if len(route) == 1 or route[-1] else route[:-1]
 
 
@@ -23,11 +23,10 @@ class Said(NamedTuple):
     to: Route
     """For answers to X1 clients the peer, otherwise all frames before the header (C22)."""
     kind: Kind
-    batched: bool
     number: RequestId = None
     """The number of an X1 request, or the address at a worker."""
     service: bytes = b""
-    """Empty in the batched form."""
+    """Empty in X1; the header of a DISCONNECT."""
     body: tuple[bytes, ...] | None = ()
     """The body, or the detail of an ERROR; None stands for any single frame."""
     code: int = 0
@@ -44,51 +43,31 @@ def matches(said: Said, expected: Said) -> bool:
     return said == expected
 
 
-def to_client(
-    path: Peer, number: RequestId, kind: Kind, *, batched: bool, service: bytes = b"", **details: Any
-) -> Said:
-    """Return what an X1 client must be sent for its request `number`; records can contain only integers."""
-    if batched and isinstance(number, int):
-        return Said(path, kind, True, number, b"", **details)
-    to, number = _split((*path, *wire.envelope_of(number)))
-    return Said(to, kind, False, number, service, **details)
-
-
-def _split(route: Route) -> tuple[Route, RequestId]:
-    """Return an X1 client and the number before the header."""
-    return (route[:-2], wire.id_of(route[-2])) if len(route) > 2 else (route[:-1], None)
-
-
 class Heard(NamedTuple):
     """One message of a peer."""
 
     header: bytes
-    """Empty if it is invalid, and framed."""
+    """Empty if it is invalid."""
     route: Route
-    batched: bool
     commands: list[Any]
-    bare: bool = False
-    """Whether it is a HEARTBEAT in the batched form."""
 
 
 def hear(message: Message, limits: Limits) -> Heard:
     """Decode a message from a peer to the broker."""
     found = wire.decode_peer(message, limits.max_message, limits.max_frames)
-    if isinstance(found, wire.Batched):
-        if found.bare:
-            return Heard(found.header, found.route, True, [wire.Heartbeat(found.route, found.header)], True)
-        unpack = batch.from_client if found.header == wire.CX1 else batch.from_worker
-        commands = unpack(message, found.at, found.route, limits.max_message, limits.max_frames)
-        return Heard(found.header, found.route, True, commands)
-    header = b"" if isinstance(found, wire.Invalid) else found.header
-    return Heard(header, found.route, False, [found])
+    if not isinstance(found, wire.Batched):
+        return Heard(b"" if isinstance(found, wire.Invalid) else found.header, found.route, [found])
+    if found.bare:
+        return Heard(found.header, found.route, [wire.Heartbeat(found.route, found.header)])
+    unpack = batch.from_client if found.header == wire.CX1 else batch.from_worker
+    commands = unpack(message, found.at, found.route, limits.max_message, limits.max_frames)
+    return Heard(found.header, found.route, commands)
 
 
 class Work(NamedTuple):
     """A REQUEST to a worker."""
 
     to: Route
-    batched: bool
     work: wire.Request
 
 
@@ -96,7 +75,7 @@ class Beat(NamedTuple):
     """A HEARTBEAT to a worker."""
 
     to: Route
-    batched: bool
+    header: bytes
 
 
 def read(message: Message) -> list[Said | Work | Beat]:
@@ -106,35 +85,30 @@ def read(message: Message) -> list[Said | Work | Beat]:
         raise Broken(f"the broker sent an invalid message: {message}")
     route = (message[0], *found.route)
     if not isinstance(found, wire.Batched):
-        return [_said(found, route, batched=False)]
+        return [_said(found, route)]
     if found.bare:
-        return [Beat(route, True) if found.header == wire.WX1 else Said(route, Kind.HEARTBEAT, True)]
+        return [Beat(route, found.header) if found.header == wire.WX1 else Said(route, Kind.HEARTBEAT)]
     unpack = batch.to_client if found.header == wire.CX1 else batch.to_worker
     commands = unpack(message[1:], found.at)
     check(bool(commands), f"the broker sent an empty batch: {message}")
-    return [_said(command, route, batched=True) for command in commands]
+    return [_said(command, route) for command in commands]
 
 
-def _said(command: Any, route: Route, *, batched: bool) -> Said | Work | Beat:
+def _said(command: Any, route: Route) -> Said | Work | Beat:
     match command:
         case wire.Request():
-            return Work(route, batched, command)
+            return Work(route, command)
         case wire.Cancel():
-            return Said(route, Kind.CANCEL, batched, command.id)
+            return Said(route, Kind.CANCEL, command.id)
         case wire.Disconnect():
-            return Said(route, Kind.DISCONNECT, batched, None, command.header, text="why" if command.text else "")
-        case wire.Heartbeat() if command.header == wire.CX1:
-            return Said(route, Kind.HEARTBEAT, batched)
+            return Said(route, Kind.DISCONNECT, None, command.header, text="why" if command.text else "")
         case wire.Heartbeat():
-            return Beat(route, batched)
+            return Beat(route, command.header)
         case wire.Reply():
+            to = peer_of(route) if command.header == wire.CX1 else route
             kind = Kind.FINAL if command.final else Kind.PARTIAL
-            to, number = route, None
-            if command.header == wire.CX1:
-                to, number = (peer_of(route), command.id) if batched else _split(route)
-            return Said(to, kind, batched, number, command.service, tuple(command.body))
+            return Said(to, kind, command.id, command.service, tuple(command.body))
         case wire.Error():
-            to, number = (peer_of(route), command.id) if batched else _split(route)
             body, text = tuple(command.detail), command.text.decode(errors="replace")
-            return Said(to, Kind.ERROR, batched, number, command.service, body, command.code, text)
+            return Said(peer_of(route), Kind.ERROR, command.id, b"", body, command.code, text)
     raise Broken(f"the broker sent an invalid command: {command} to {route}")

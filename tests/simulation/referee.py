@@ -20,7 +20,7 @@ from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import Request
 from zmdp.mdp.codes import Code
-from zmdp.mdp.wire import Kind, Message
+from zmdp.mdp.wire import Kind, Message, x1
 
 from .ledger import Key, Ledger, Seat, Ticket
 from .policy import Waiting, plan
@@ -30,6 +30,8 @@ from .rules import Broken, check
 EPSILON = 1e-6
 GRAIN = 0.01
 """Seconds by which a timer may be late."""
+COMMAND = 4
+"""Where a record has its command."""
 MAX_ORDERS = 5000
 """Orders of workers lost at once, and of requests whose time has just passed, that are tried for one that explains what
 the broker did."""
@@ -79,47 +81,42 @@ class Referee:
             self._events["X1: slow reader ignored"] += 1
             return
         self._events["batch of a peer"] += len(heard.commands) > 1
-        anothers = False
-        if heard.header == wire.CX1 and heard.batched and not heard.bare:
-            anothers = self.ledger.is_anothers(heard.route)
-            if not anothers:
-                self.ledger.spoke(heard.route, True)
+        if heard.header in {wire.CX1, wire.C02, wire.C01} and self.ledger.is_anothers(heard.route):
+            return
+        if heard.header == wire.CX1:
+            self.ledger.routes[peer_of(heard.route)] = heard.route
         refused = self.ledger.stats.disconnected.total()
         for command in heard.commands:
-            if isinstance(command, wire.Request) and (
-                anothers if heard.batched else self.ledger.is_anothers(command.route)
-            ):
-                continue
-            self._took(command, heard.batched, now)
+            self._took(command, now)
             if self.ledger.stats.disconnected.total() > refused:
                 return  # what else a worker says in that batch does not count
-        if heard.header == wire.WX1 and heard.batched:
+        if heard.header == wire.WX1:
             self.ledger.alive(heard.route, now)
 
-    def _took(self, command: Any, batched: bool, now: float) -> None:
+    def _took(self, command: Any, now: float) -> None:
         ledger = self.ledger
         self._busy |= not isinstance(command, wire.Heartbeat)
         match command:
             case wire.Invalid():
-                ledger.invalid(command, batched, now)
+                ledger.invalid(command)
             case wire.Request():
-                ledger.request(command, batched, now)
+                ledger.request(command, now)
             case wire.Cancel():
-                ledger.cancel(command, batched, now)
+                ledger.cancel(command, now)
             case wire.Ready():
-                ledger.ready(command, batched, now)
+                ledger.ready(command, now)
             case wire.Heartbeat():
-                ledger.heartbeat(command, batched, now)
+                ledger.heartbeat(command, now)
             case wire.Reply():
-                ledger.reply(command, batched, now)
+                ledger.reply(command, now)
             case wire.Error():
-                ledger.failure(command, batched, now)
+                ledger.failure(command, now)
             case wire.Oversized():
-                ledger.oversized(command, batched, now)
+                ledger.oversized(command, now)
             case wire.Credit():
-                ledger.credit(command, batched, now)
+                ledger.credit(command, now)
             case wire.Release():
-                ledger.release(command, batched, now)
+                ledger.release(command, now)
             case wire.Disconnect():
                 ledger.disconnect(command, now)
 
@@ -186,13 +183,8 @@ class Referee:
         """Every peer there that can take one gets a HEARTBEAT."""
         ledger = self.ledger
         sends = self.broker.probe(identity, now)
-        clients = {ticket.client: ticket for ticket in ledger.tickets.values() if ticket.client[0] == identity}
-        numbered = {client for client, _ in ledger.numbers}
-        for client in clients:
-            batched = ledger.batched_client(client)
-            if batched or client in numbered:
-                route = ledger.batch_routes.get(client, (*client, b""))
-                ledger.expected.append(Said(route, Kind.HEARTBEAT, batched))
+        for client in {client for client, _ in ledger.numbers if client[0] == identity}:
+            ledger.expected.append(Said(ledger.routes[client], Kind.HEARTBEAT))
         beats = [said for said in self._read(sends) if isinstance(said, Beat)]
         expected = [seat.route for seat in ledger.seats_at(identity)]
         found = sorted(beat.to for beat in beats)
@@ -206,7 +198,7 @@ class Referee:
         for ticket in list(ledger.numbers.values()):
             ledger.drop(ticket, Drop.CLOSING, now)
         for seat in ledger.seats.values():
-            ledger.expected.append(Said(seat.route, Kind.DISCONNECT, False, None, seat.header))
+            ledger.expected.append(Said(seat.route, Kind.DISCONNECT, None, seat.header))
         sends = self.broker.close(now)
         said = list(self._read(sends))
         check(all(isinstance(each, Said) for each in said), f"the broker ends and sends {sends}")
@@ -249,13 +241,12 @@ class Referee:
         self._busy = False
 
     def _one_batch_each(self, sends: list[Message]) -> None:
-        """Everything there is to say to a worker goes into one message, if it speaks the batched form."""
-        batches = Counter(tuple(message[:-2]) for message in sends if message[-2:-1] == [wire.BATCH])
+        """Everything there is to say to an X1 worker goes into one message, except for DISCONNECT."""
+        messages = [message for message in sends if message[-2:-1] == [wire.BATCH]]
+        batches = Counter(tuple(each[:-2]) for each in messages if each[-1][COMMAND] != x1.WORKER_DISCONNECT)
         for to, number in batches.items():
-            seat = self.ledger.seats.get(peer_of(to[:-1]))
             self._events["batch of the broker"] += 1
-            if to[-1] == wire.WX1 and seat is not None and not seat.changed_form:
-                check(number == 1, f"the broker sent {number} batches to {seat} in one turn")
+            check(number == 1 or to[-1] != wire.WX1, f"the broker sent {number} batches to {to} in one turn")
 
     def _beat(self, beat: Beat, beaten: dict[Seat, float], now: float) -> None:
         seat = self.ledger.seats.get(peer_of(beat.to))
@@ -263,8 +254,8 @@ class Referee:
         assert seat is not None
         if seat not in beaten or now < beaten[seat] + self.limits.heartbeat - EPSILON:
             raise Broken(f"C13: HEARTBEAT to {seat} within the interval")
-        if beat.batched != seat.batched:
-            raise Broken(f"X1: {seat} gets HEARTBEAT in the other form")
+        if beat.header != seat.header:
+            raise Broken(f"{seat} gets HEARTBEAT in another dialect")
         seat.last_sent = now
 
     def _compare_early(self, said: list[Said]) -> None:
@@ -299,13 +290,13 @@ class Referee:
         ledger, dispatches = self.ledger, []
         given: Counter[Seat] = Counter()
         suspects: Counter[Seat] = Counter()
-        for to, batched, work in works:
+        for to, work in works:
             seat = ledger.seats.get(peer_of(to))
             check(seat is not None, "C16: REQUEST to {!r}, which is no worker", to)
             assert seat is not None
             check(not seat.leaving, "C16: REQUEST to {}, which is leaving", seat)
             check(seat.route == to, "C22: REQUEST to {} is behind the envelope {}", seat, to)
-            check(batched == seat.batched, "X1: {} gets REQUEST in the other form", seat)
+            check(work.header == seat.header, "{} gets REQUEST in another dialect", seat)
             address = work.id
             check(isinstance(address, int), "C32: the address {!r} is no number", address)
             assert isinstance(address, int)
@@ -402,21 +393,14 @@ class Referee:
         """The client's own; and how much of its time is left, and which attempt this is."""
         told: dict[str, Any] = json.loads(work.options.raw or b"{}")
         expected: dict[str, Any] = json.loads(ticket.options.raw or b"{}")
-        for name in ("ttl", "user", "admin"):
+        for name in ("user", "admin"):
             expected.pop(name, None)
         if ticket.role:
             expected["user"] = ticket.role
             if self.ledger.roles[ticket.role].admin:
                 expected["admin"] = True
-        ttl = told.pop("ttl", None)
-        left = work.ttl if work.ttl is not None else None if ttl is None else ttl / 1000
-        attempt = work.attempt or told.pop("attempt", expected.get("attempt", 1))
-        handed = ticket.handed + 1
-        check(attempt == handed, f"X1: {ticket} is told to be the attempt {attempt}, not {handed}")
-        if not work.attempt and handed > 1:
-            expected.pop("attempt", None)
-        elif not work.attempt and "attempt" in expected:
-            told["attempt"] = attempt
+        left, handed = work.ttl, ticket.handed + 1
+        check(work.attempt == handed, f"X1: {ticket} is told to be the attempt {work.attempt}, not {handed}")
         check(told == expected, f"X1: {ticket} has the options {told}, not {expected}")
         self._events["X1: dispatched with its attempt"] += handed > 1
         check((left is None) == (ticket.deadline == math.inf), f"X1: {ticket} has the ttl {left}")

@@ -6,6 +6,8 @@
 from collections.abc import Callable
 from functools import partial
 
+from support.peers import body_of, ready_of, record
+
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.journal import Loss
@@ -19,7 +21,7 @@ from .proxies import Proxy, Socket
 from .rogues import Rogue
 from .rules import check
 from .scenario import Scenario
-from .strangers import FramedCaller, FramedWorker
+from .strangers import LooseCaller, LooseWorker
 
 MOST_WORKERS = 8
 
@@ -96,13 +98,13 @@ class Simulation(Scenario):
             self._makers[f"w{number}"] = self._worker_maker(f"w{number}", service)
         if self.world.chance(0.5):
             self._makers["v0"] = partial(
-                FramedWorker, world, "v0", rng.choice(self.services),
+                LooseWorker, world, "v0", rng.choice(self.services),
                 header=rng.choice([wire.W02, wire.WX1]), credit=rng.choice([1, 3]), connect=self._way(),
             )  # fmt: skip
         for number in range(rng.randint(1, 6)):
             self._makers[f"c{number}"] = self._client_maker(f"c{number}")
         if self.world.chance(0.5):
-            self._makers["b0"] = partial(FramedCaller, world, "b0", self._wish, self.pause, connect=self._way())
+            self._makers["b0"] = partial(LooseCaller, world, "b0", self._wish, self.pause, connect=self._way())
         for name in self._makers:
             self._supervise(name)
         for number in range(rng.choice([0, 1, 3])):
@@ -198,16 +200,15 @@ class Simulation(Scenario):
         messages: list[list[bytes]] = []
         for ticket in list(ledger.tickets.values())[:5]:
             if ticket.numbered:
-                about = [*ticket.client, *wire.envelope_of(ticket.number), wire.CX1]
-                messages += [[*about, b"\x05", ticket.service], [*ticket.client, b"", wire.CX1, b"\x06"]]
+                head = [*ticket.client, b"", wire.CX1]
+                messages += [[*head, wire.BATCH, record(5, ticket.number)], head]
         for seat in list(ledger.seats.values())[:5]:
             if seat.x1:
-                envelope = [*seat.route, wire.WX1]
-                messages += [[*envelope, code] for code in (b"\x05", b"\x06")]
-                messages += [[*envelope, b"\x01", seat.service], [*envelope, b"\x0a", b"0"]]
+                head = [*seat.route, wire.WX1]
+                forged = [record(6, 0), ready_of(seat.service, 1), record(10, 0, bytes(4))]
                 for address in seat.held:
-                    messages.append([*envelope, b"\x04", b"%d" % address, b"", b"forged"])
-                    messages.append([*envelope, b"\x0b", b"%d" % address, b""])
+                    forged += [record(4, address, body_of(b"forged")), record(11, address)]
+                messages += [head, *([*head, wire.BATCH, each] for each in forged)]
         if messages:
             self.broker.do(partial(self.broker.take_forged, rng.choice(messages)))
 

@@ -1,12 +1,16 @@
-"""Third-party peers, which write frames by hand in the framed form and follow the rules loosely."""
+"""Third-party peers, which write records by hand and follow the rules loosely."""
 
+import struct
 from collections.abc import Callable
 from functools import partial
+from typing import Any
+
+from support.peers import body_of, ready_of, record, request_of
 
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.testing.network import Dealer, Network
-from zmdp.mdp.wire import Kind, Message, Route
+from zmdp.mdp.wire import Kind, Message, Route, batch
 
 from .actors import Process, Stage, Stream, end
 from .callers import Wish
@@ -19,7 +23,18 @@ PATIENCE = 20.0
 """Seconds of silence after which they leave a broker."""
 
 
-class FramedWorker(Process):
+def commands(message: Message) -> list[Any]:
+    """Return the commands in a message of a broker to a client or a worker."""
+    found = wire.decode_broker(message)
+    if not isinstance(found, wire.Batched):
+        return [found]
+    if found.bare:
+        return [wire.Heartbeat(found.route, found.header)]
+    unpack = batch.to_client if found.header == wire.CX1 else batch.to_worker
+    return list(unpack(message, found.at))
+
+
+class LooseWorker(Process):
     """A worker that sends some FINALs twice, ignores CANCEL, and changes its credit at random."""
 
     def __init__(
@@ -46,8 +61,13 @@ class FramedWorker(Process):
         self._leaves = False
         self._left_on: object = None
         """The connection on which it sent DISCONNECT."""
-        options = b'{"credit":%d}' % self._credit if self._x1 else b""
-        self._dealer.send(wire.ready(self._route, self._header, self._service, options))
+        if self._x1:
+            self._dealer.send(self._message(ready_of(self._service, self._credit)))
+        else:
+            self._dealer.send(wire.ready(self._route, self._header, self._service))
+
+    def _message(self, packed: bytes) -> Message:
+        return [*self._route, self._header, wire.BATCH, packed]
 
     @property
     def network(self) -> Network | None:
@@ -68,10 +88,10 @@ class FramedWorker(Process):
 
     def _change_mind(self) -> None:
         if self.world.calm or self.world.chance(0.05):
-            credit = self._credit if self.world.calm else self.world.rng.choice([0, 1, 5, 10**15])
+            credit = self._credit if self.world.calm else self.world.rng.choice([0, 1, 5, 0xFFFFFFFF])
             if credit != self._told:
                 self._told = credit
-                self._dealer.send(wire.credit(self._route, credit))
+                self._dealer.send(self._message(record(10, 0, struct.pack(">I", credit))))
         elif self.world.chance(0.01):
             self._leaves = True
             self._left_on = getattr(self._dealer, "link", None)
@@ -85,7 +105,10 @@ class FramedWorker(Process):
         if dealer is not self._dealer:
             return
         self._heard_at = self.world.now
-        command = wire.decode_broker(message)
+        for command in commands(message):
+            self._process(dealer, command)
+
+    def _process(self, dealer: Socket, command: Any) -> None:
         if isinstance(command, wire.Disconnect):
             # On another connection the broker does not know it, and lets it go whatever it holds.
             same = self._left_on is not None and getattr(self._dealer, "link", None) is self._left_on
@@ -96,13 +119,12 @@ class FramedWorker(Process):
             self._held.add(command.id)
             if self._x1 and not self.world.calm and self.world.chance(0.1):
                 self._held.remove(command.id)
-                self._dealer.send(wire.release(self._route, command.id))
+                self._dealer.send(self._message(record(11, command.id)))
                 return
             seconds = self.world.rng.expovariate(10)
             self.later(seconds, partial(self._finish, dealer, command.id, command.body[0]))
         else:
-            kinds = (wire.Heartbeat, wire.Cancel)
-            check(isinstance(command, kinds), f"X1: {self.name} got {message}, which is not in the form that it speaks")
+            check(isinstance(command, wire.Heartbeat | wire.Cancel), f"{self.name} got {command}")
 
     def _finish(self, dealer: Socket, address: wire.Address, number: bytes) -> None:
         if dealer is not self._dealer:
@@ -110,7 +132,11 @@ class FramedWorker(Process):
         self._held.discard(address)
         run = f"{self.name}:{self.world.number()}".encode()
         self.world.runs[number].append(self.name)
-        final = wire.reply_to_broker(self._route, self._header, Kind.FINAL, address, [end(number, run, 0)])
+        body = end(number, run, 0)
+        if isinstance(address, int) and self._x1:
+            final = self._message(record(4, address, body_of(body)))
+        else:
+            final = wire.reply_to_broker(self._route, self._header, Kind.FINAL, address, [body])
         self._dealer.send(final)
         if not self.world.calm and self.world.chance(0.3):
             self.world.events["FINAL sent twice"] += 1
@@ -128,7 +154,7 @@ class FramedWorker(Process):
         self._dealer.close(silent=self.world.chance(0.3))
 
 
-class FramedCaller(Process):
+class LooseCaller(Process):
     """An X1 client that sends many requests at once, cancels some, and repeats none."""
 
     def __init__(
@@ -153,39 +179,38 @@ class FramedCaller(Process):
     def _ask(self, wish: Wish) -> None:
         unique = self.world.number()
         body = f"{self.name}.{unique}".encode()
-        number = unique if self.world.chance(0.8) else b"no-%d" % unique
-        options = wire.encode_options({"ttl": 1000 * (wish.timeout or 30.0), **({} if wish.wait else {"wait": False})})
-        self._asked[number] = wish, Stream(body)
-        route = wire.envelope_of(number)
-        frames = [wish.about] if wish.is_mmi else [body]
-        self._dealer.send(wire.request_to_broker(route, wire.CX1, wish.service, frames, options))
+        self._asked[unique] = wish, Stream(body)
+        options = b"" if wish.wait else b'{"wait":false}'
+        ttl = round(1000 * (wish.timeout or 30.0))
+        frame = wish.about if wish.is_mmi else body
+        self._send(request_of(unique, wish.service, frame, ttl=ttl, options=options))
         if self.world.chance(0.1):
-            self._cancelled.add(number)
-            self.later(
-                self.world.rng.expovariate(1), partial(self._dealer.send, wire.cancel_to_broker(route, wish.service))
-            )
+            self._cancelled.add(unique)
+            self.later(self.world.rng.expovariate(1), partial(self._send, record(5, unique)))
+
+    def _send(self, packed: bytes) -> None:
+        self._dealer.send([b"", wire.CX1, wire.BATCH, packed])
 
     def _arrived(self, dealer: Socket, message: Message) -> None:
         self.do(partial(self._receive, message))
 
     def _receive(self, message: Message) -> None:
-        command = wire.decode_broker(message)
-        if isinstance(command, wire.Heartbeat | wire.Disconnect):
-            return
-        framed = isinstance(command, wire.Reply | wire.Error)
-        check(framed, f"X1: {self.name} got {message}, which is not in the form that it speaks")
-        assert isinstance(command, wire.Reply | wire.Error)
+        for command in commands(message):
+            if not isinstance(command, wire.Heartbeat | wire.Disconnect):
+                self._process(command)
+
+    def _process(self, command: Any) -> None:
+        check(isinstance(command, wire.Reply | wire.Error), f"X1: {self.name} got {command}, which is no reply")
         if isinstance(command, wire.Error) and command.code == Code.MALFORMED:
-            check(command.id in self._cancelled, f"X1: {self.name} got {message}, but said nothing malformed")
+            check(command.id in self._cancelled, f"X1: {self.name} got {command}, but said nothing malformed")
             return  # the request was lost with an earlier connection
-        check(command.id in self._asked, f"X1: {self.name} got {message}, which it did not ask for")
+        check(command.id in self._asked, f"X1: {self.name} got {command}, which it did not ask for")
         wish, stream = self._asked[command.id]
-        check(command.service == wish.service, f"C18: {self.name} asked {wish.service!r} and got {message}")
         if isinstance(command, wire.Reply):
             if not wish.is_mmi:
                 stream.add(command.body)
-                check(stream.ended == command.final, f"C3: {message} is not what the worker sent")
-            self.world.events["framed client got its reply"] += command.final
+                check(stream.ended == command.final, f"C3: {command} is not what the worker sent")
+            self.world.events["stranger got its reply"] += command.final
         if isinstance(command, wire.Error) or command.final:
             del self._asked[command.id]
 

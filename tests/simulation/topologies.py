@@ -20,7 +20,7 @@ from .liars import Liar
 from .pirates import PirateProcess
 from .rules import check
 from .scenario import UNSERVED, Scenario
-from .strangers import FramedCaller, FramedWorker
+from .strangers import LooseCaller, LooseWorker
 
 TOPOLOGIES = ["mesh2", "mesh5", "tree"]
 TREE = {"b1": "b0", "b2": "b0", "b3": "b1", "b4": "b1", "b5": "b2", "b6": "b2"}
@@ -144,12 +144,12 @@ class LinkedSimulation(Scenario):
             self._makers[f"w{number}"] = self._worker_maker(f"w{number}", service)
         if world.chance(0.3):
             self._makers["v0"] = partial(
-                FramedWorker, world, "v0", rng.choice(self.services), header=b"MDPWX1", credit=2, connect=self._way()
+                LooseWorker, world, "v0", rng.choice(self.services), header=b"MDPWX1", credit=2, connect=self._way()
             )
         for number in range(rng.randint(1, 6)):
             self._makers[f"c{number}"] = self._client_maker(f"c{number}")
         if world.chance(0.3):
-            self._makers["f0"] = partial(FramedCaller, world, "f0", self._wish, self.pause, connect=self._way())
+            self._makers["f0"] = partial(LooseCaller, world, "f0", self._wish, self.pause, connect=self._way())
         for name in self._makers:
             self._supervise(name)
         if any(network.name == "y0" for network in self._others):
@@ -404,7 +404,7 @@ class LinkedSimulation(Scenario):
 
     def _check_place(self, name: str, service: bytes, workers: list[str], expected: set[str]) -> None:
         """Check which workers have done calls, unless these are strangers, who may be anywhere."""
-        strangers = {each.name for each in self.processes.values() if isinstance(each, FramedWorker)}
+        strangers = {each.name for each in self.processes.values() if isinstance(each, LooseWorker)}
         wrong = set(workers) - expected - strangers
         check(not expected or not wrong, f"{service!r} at {name} is served by {wrong}, not by {expected}")
 

@@ -23,8 +23,6 @@ from zmdp.mdp.broker.server import Server
 from .processes import TIMEOUT_SECONDS
 
 Message = list[bytes]
-Number = bytes | tuple[bytes, ...]
-"""The frames of an X1 request's envelope, without the empty one."""
 
 _fences = count(1)
 
@@ -178,10 +176,7 @@ class Worker(Peer):
 
     def disconnected(self) -> None:
         """Expect a DISCONNECT, which in X1 may say why."""
-        message = self.command()
-        text = message[len(self.head) + 1 :]
-        assert message == [*self.head, self.DISCONNECT, *text]
-        assert len(text) <= (b"MDPWX1" in self.head)
+        assert self.command() == [*self.head, self.DISCONNECT]
 
     def break_rules(self) -> None:
         """Send a second READY, for which the broker disconnects workers of any dialect."""
@@ -202,108 +197,14 @@ class OldWorker(Worker):
         raise NotImplementedError("MDP/0.1 has no PARTIAL")
 
 
-class X1Client(Client):
-    """An X1 client that speaks the framed form.
-
-    It numbers its requests; expectations are for the latest one, unless a number is given.
-    """
-
-    number: Number = b"0"
-
-    def request(self, service: bytes, *body: bytes, number: Number | None = None, options: bytes = b"") -> None:
-        if number is None:
-            number = b"%d" % (int(self.number) + 1) if isinstance(self.number, bytes) else b"1"
-        self.number = number
-        self.send(*self.envelope(), b"MDPCX1", b"\x01", service, options, *body)
-
-    def envelope(self, number: Number | None = None) -> list[bytes]:
-        """Return the frames before the header."""
-        number = self.number if number is None else number
-        return [*([number] if isinstance(number, bytes) else number), b""]
-
-    def cancel(self, service: bytes, number: Number | None = None) -> None:
-        self.send(*self.envelope(number), b"MDPCX1", b"\x05", service)
-
-    def partial(self, service: bytes, *body: bytes, number: Number | None = None) -> None:
-        assert self.recv() == [*self.envelope(number), b"MDPCX1", b"\x02", service, *body]
-
-    def final(self, service: bytes, *body: bytes, number: Number | None = None) -> None:
-        assert self.recv() == [*self.envelope(number), b"MDPCX1", b"\x03", service, *body]
-
-    def error(self, service: bytes, code: bytes, *told: bytes, number: Number | None = None) -> str:
-        """Expect an ERROR, with exactly the text and detail in `told` if given; return the text."""
-        message = self.recv()
-        head = [*self.envelope(number), b"MDPCX1", b"\x04", service, code]
-        assert message[: len(head)] == head
-        if told:
-            assert message[len(head) :] == [*told]
-        else:
-            assert len(message) == len(head) + 1
-        return message[len(head)].decode(errors="replace")
-
-    def sent_away(self) -> None:
-        """Expect the DISCONNECT of a broker that drains."""
-        assert self.recv() == [b"", b"MDPCX1", b"\x07"]
-
-
-class X1Worker(Worker):
-    """An X1 worker that speaks the framed form."""
-
-    head = (b"MDPWX1",)
-    ERROR, CANCEL, CREDIT, RELEASE = b"\x07", b"\x08", b"\x0a", b"\x0b"
-
-    def ready(self, service: bytes, **told: Any) -> None:
-        """Send READY with `told` as its options."""
-        self.send(*self.head, self.READY, service, *([json.dumps(told).encode()] if told else []))
-
-    def error(self, client: bytes, code: bytes, text: bytes, *detail: bytes) -> None:
-        self.send(*self.head, self.ERROR, client, b"", code, text, *detail)
-
-    def credit(self, credit: int) -> None:
-        self.send(*self.head, self.CREDIT, b"%d" % credit)
-
-    def release(self, client: bytes) -> None:
-        self.send(*self.head, self.RELEASE, client, b"")
-
-    def work(self, *body: bytes, options: bytes = b"") -> bytes:
-        """Expect a REQUEST with these options and this body; return its address."""
-        address, told = self.request(*body)
-        assert told == options
-        return address
-
-    def request(self, *body: bytes) -> tuple[bytes, bytes]:
-        """Expect a REQUEST with this body; return its address and options."""
-        address, options, came = self.any_request()
-        assert came == [*body]
-        return address, options
-
-    def any_request(self) -> tuple[bytes, bytes, list[bytes]]:
-        """Expect a REQUEST; return its address, options and body."""
-        message = self.command()
-        at = len(self.head) + 1
-        assert message[:at] == [*self.head, self.REQUEST]
-        assert message[at + 1] == b""
-        return message[at], message[at + 2], message[at + 3 :]
-
-    def cancelled(self, client: bytes) -> None:
-        """Expect a CANCEL."""
-        assert self.command() == [*self.head, self.CANCEL, client, b""]
-
-
-class EnvelopedX1Worker(X1Worker):
-    """An X1 worker that speaks the framed form with a leading empty frame, which proxies need."""
-
-    head = (b"", b"MDPWX1")
-
-
-# ── the batched form ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── X1 ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ATTACHED = 0xFFFFFFFF
 """Stands for a frame's length if the frame is an attachment."""
 
 
 def record(command: int, id: int, rest: bytes = b"") -> bytes:  # noqa: A002 - the wire's word
-    """Return a record of the batched form."""
+    """Return a record of an X1 message."""
     return struct.pack(">IBQ", 9 + len(rest), command, id) + rest
 
 
@@ -354,10 +255,10 @@ def take_body(rest: bytes, attachments: deque[bytes]) -> list[bytes]:
     return frames
 
 
-class BatchPeer(Peer):
-    """Base of the clients and workers that speak the batched form.
+class X1Peer(Peer):
+    """Base of the clients and workers that speak X1.
 
-    `recv` returns a batched message record by record: head, command, id in decimal, and the fields of the command.
+    `recv` returns a message record by record: head, command, id in decimal, and the fields of the command.
     """
 
     head: tuple[bytes, ...]
@@ -369,6 +270,13 @@ class BatchPeer(Peer):
     def say(self, *records: bytes, attachments: tuple[bytes, ...] = ()) -> None:
         """Send records, in one message."""
         self.send(*self.head, b"\x09", b"".join(records), *attachments)
+
+    def heartbeat(self) -> None:
+        self.send(*self.head)
+
+    def beaten(self) -> None:
+        """Expect a HEARTBEAT."""
+        assert self.recv() == [*self.head]
 
     def _take(self, timeout: float) -> Message:
         if not self._unpacked:
@@ -384,59 +292,59 @@ class BatchPeer(Peer):
             assert self._unpacked
         return self._unpacked.popleft()
 
+    def _is_heartbeat(self, message: Message) -> bool:
+        return message == [*self.head]
+
     def _fields(self, command: int, rest: bytes, attachments: deque[bytes]) -> list[bytes]:
         raise NotImplementedError
 
 
-class BatchClient(BatchPeer, X1Client):
-    """An X1 client that speaks the batched form.  Replies do not name their service."""
+class X1Client(X1Peer, Client):
+    """An X1 client.
+
+    It numbers its requests; expectations are for the latest one, unless a number is given.  Replies do not name their
+    service.
+    """
 
     head = (b"", b"MDPCX1")
+    number = 0
 
     def request(
-        self, service: bytes, *body: bytes, number: Number | None = None, options: bytes = b"", ttl: int = 0
+        self, service: bytes, *body: bytes, number: int | None = None, options: bytes = b"", ttl: int = 0
     ) -> None:
-        self.number = number = self._next() if number is None else number
-        self.say(request_of(self._number(number), service, *body, options=options, ttl=ttl))
+        self.number = self.number + 1 if number is None else number
+        self.say(request_of(self.number, service, *body, options=options, ttl=ttl))
 
-    def _next(self) -> bytes:
-        return b"%d" % (self._number(self.number) + 1)
+    def cancel(self, number: int | None = None) -> None:
+        self.say(record(5, self.number if number is None else number))
 
-    @staticmethod
-    def _number(number: Number) -> int:
-        assert isinstance(number, bytes)
-        return int(number)
-
-    def envelope(self, number: Number | None = None) -> list[bytes]:
-        raise NotImplementedError("there are no envelopes in the batched form")
-
-    def cancel(self, service: bytes, number: Number | None = None) -> None:
-        self.say(record(5, self._number(self.number if number is None else number)))
-
-    def partial(self, service: bytes, *body: bytes, number: Number | None = None) -> None:
+    def partial(self, service: bytes, *body: bytes, number: int | None = None) -> None:
         self._expect(b"\x02", number, *body)
 
-    def final(self, service: bytes, *body: bytes, number: Number | None = None) -> None:
+    def final(self, service: bytes, *body: bytes, number: int | None = None) -> None:
         self._expect(b"\x03", number, *body)
 
-    def _expect(self, command: bytes, number: Number | None, *body: bytes) -> None:
-        assert self.recv() == [*self.head, command, self.number if number is None else number, *body]
+    def _expect(self, command: bytes, number: int | None, *told: bytes) -> None:
+        assert self.recv() == [*self.head, command, b"%d" % (self.number if number is None else number), *told]
 
-    def error(self, service: bytes, code: bytes, *told: bytes, number: Number | None = None) -> str:
+    def error(self, code: bytes, *told: bytes, number: int | None = None) -> str:
+        """Expect an ERROR, with exactly the text and detail in `told` if given; return the text."""
         message = self.recv()
-        assert message[:5] == [*self.head, b"\x04", self.number if number is None else number, code]
+        number = self.number if number is None else number
+        assert message[:5] == [*self.head, b"\x04", b"%d" % number, code]
         if told:
             assert message[5:] == [*told]
         else:
             assert len(message) == 6
         return message[5].decode(errors="replace")
 
-    def _fence(self, name: bytes) -> None:
-        number = (1 << 64) - next(_fences)
-        self.say(request_of(number, name, b""))
-        self._keep_until([*self.head, b"\x03", b"%d" % number, b"501"])
+    def sent_away(self) -> None:
+        """Expect the DISCONNECT of a broker that drains."""
+        assert self.recv() == [*self.head, b"\x07", b"0"]
 
     def _fields(self, command: int, rest: bytes, attachments: deque[bytes]) -> list[bytes]:
+        if command == 7:
+            return [rest] if rest else []
         if command in {2, 3}:
             return take_body(rest, attachments)
         assert command == 4
@@ -444,12 +352,14 @@ class BatchClient(BatchPeer, X1Client):
         return [b"%03d" % code, rest[4 : 4 + told], *take_body(rest[4 + told :], attachments)]
 
 
-class BatchWorker(BatchPeer, X1Worker):
-    """An X1 worker that speaks the batched form."""
+class X1Worker(X1Peer, Worker):
+    """An X1 worker."""
 
     head = (b"", b"MDPWX1")
+    ERROR, CANCEL, CREDIT, RELEASE = b"\x07", b"\x08", b"\x0a", b"\x0b"
 
     def ready(self, service: bytes, credit: int = 1, **told: Any) -> None:
+        """Send READY with `told` as its options."""
         self.say(ready_of(service, credit, json.dumps(told).encode() if told else b""))
 
     def partial(self, client: bytes, *body: bytes) -> None:
@@ -467,13 +377,23 @@ class BatchWorker(BatchPeer, X1Worker):
     def release(self, client: bytes) -> None:
         self.say(record(11, int(client)))
 
-    def heartbeat(self) -> None:
-        self.send(*self.head)
+    def disconnect(self) -> None:
+        self.say(record(6, 0))
 
-    def beaten(self) -> None:
-        assert self.recv() == [*self.head]
+    def work(self, *body: bytes, options: bytes = b"", attempt: int = 1) -> bytes:
+        """Expect a REQUEST with these options and this body, at this attempt; return its address."""
+        address, _, *told = self.told()
+        assert told == [attempt, options, [*body]]
+        return address
+
+    def request(self, *body: bytes) -> tuple[bytes, bytes]:
+        """Expect a REQUEST with this body; return its address and options."""
+        address, options, came = self.any_request()
+        assert came == [*body]
+        return address, options
 
     def any_request(self) -> tuple[bytes, bytes, list[bytes]]:
+        """Expect a REQUEST; return its address, options and body."""
         address, _, _, options, body = self.told()
         return address, options, body
 
@@ -484,12 +404,17 @@ class BatchWorker(BatchPeer, X1Worker):
         return message[3], int(message[4]), int(message[5]), message[6], message[7:]
 
     def cancelled(self, client: bytes) -> None:
+        """Expect a CANCEL."""
         assert self.command() == [*self.head, self.CANCEL, client]
 
-    def _is_heartbeat(self, message: Message) -> bool:
-        return message == [*self.head]
+    def disconnected(self) -> None:
+        message = self.command()
+        assert message[:4] == [*self.head, self.DISCONNECT, b"0"]
+        assert len(message) <= 5
 
     def _fields(self, command: int, rest: bytes, attachments: deque[bytes]) -> list[bytes]:
+        if command == 6:
+            return [rest] if rest else []
         if command == 8:
             assert rest == b""
             return []
@@ -544,17 +469,8 @@ class Bench:
         made: X1Client = self.connect(X1Client, **settings)
         return made
 
-    def x1_worker(self, service: bytes | None = None, *, credit: int | None = None, **settings: Any) -> X1Worker:
-        told = {} if credit is None else {"credit": credit}
-        made: X1Worker = self._registered(self.connect(X1Worker, **settings), service, **told)
-        return made
-
-    def batch_client(self, **settings: Any) -> BatchClient:
-        made: BatchClient = self.connect(BatchClient, **settings)
-        return made
-
-    def batch_worker(self, service: bytes | None = None, *, credit: int = 1, **settings: Any) -> BatchWorker:
-        made: BatchWorker = self._registered(self.connect(BatchWorker, **settings), service, credit=credit)
+    def x1_worker(self, service: bytes | None = None, *, credit: int = 1, **settings: Any) -> X1Worker:
+        made: X1Worker = self._registered(self.connect(X1Worker, **settings), service, credit=credit)
         return made
 
     @staticmethod

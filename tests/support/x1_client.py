@@ -8,7 +8,7 @@ from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession, OldConnection
 from zmdp.mdp import wire
 from zmdp.mdp.errors import RequestError
-from zmdp.mdp.wire import batch
+from zmdp.mdp.wire import batch, x1
 
 ROUTE = (b"amy", b"")
 HEARTBEAT = [b"", b"MDPCX1"]
@@ -57,38 +57,45 @@ def read(command: wire.Request | wire.Cancel) -> Command:
     if isinstance(command, wire.Cancel):
         return "CANCEL", command.id
     options = command.options
-    return "REQUEST", command.id, command.service, command.body, options.ttl, options.values()
+    return "REQUEST", command.id, command.service, command.body, command.ttl, options.values()
 
 
-# ── what the broker sends, in the framed form; `batched` makes the other form of it ──────────────────────────────────
+# ── what the broker sends ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def partial(number: int, *body: bytes, service: bytes = b"echo") -> list[bytes]:
-    return [b"%d" % number, b"", b"MDPCX1", b"\x02", service, *body]
+def partial(number: int, *body: bytes) -> list[bytes]:
+    packed = _batch()
+    packed.reply(x1.CLIENT_PARTIAL, number, body)
+    return _message(packed)
 
 
-def final(number: int, *body: bytes, service: bytes = b"echo") -> list[bytes]:
-    return [b"%d" % number, b"", b"MDPCX1", b"\x03", service, *body]
+def final(number: int, *body: bytes) -> list[bytes]:
+    packed = _batch()
+    packed.reply(x1.CLIENT_FINAL, number, body)
+    return _message(packed)
 
 
-def error(number: int, code: bytes, text: bytes, *detail: bytes, service: bytes = b"echo") -> list[bytes]:
-    return [b"%d" % number, b"", b"MDPCX1", b"\x04", service, code, text, *detail]
+def error(number: int, code: int, text: bytes, *detail: bytes) -> list[bytes]:
+    packed = _batch()
+    packed.error(x1.CLIENT_ERROR, number, code, text, detail)
+    return _message(packed)
 
 
-def batched(*commands: list[bytes]) -> list[bytes]:
-    packed = batch.Batch((b"",), wire.CX1)
-    for command in commands:
-        number, kind = int(command[0]), command[3][0]
-        if kind == 4:
-            packed.error(4, number, int(command[5]), command[6], command[7:])
-        else:
-            packed.reply(kind, number, command[5:])
+DISCONNECT = wire.disconnect((b"",), wire.CX1)
+
+
+def together(*messages: list[bytes]) -> list[bytes]:
+    """Return one message with the records of several, which have no attachments."""
+    return [*messages[0][:3], b"".join(message[3] for message in messages)]
+
+
+def _batch() -> Any:
+    return batch.Batch((b"",), wire.CX1)
+
+
+def _message(packed: Any) -> list[bytes]:
     (message,) = packed.messages()
     return list(message)
-
-
-def framed(command: list[bytes]) -> list[bytes]:
-    return command
 
 
 def plain(outcome: Outcome) -> tuple[Any, ...]:

@@ -102,7 +102,7 @@ def test_a_forked_process_creates_other_uuids():
         ({"backoff": 100, "result_ttl": 1}, {"backoff": 0.1, "result_ttl": 0.001}),
         ({"headers": {"a": "ü"}}, {"headers": '{"a": "\\u00fc"}'}),
         ({"headers": {}}, {"headers": None}),
-        ({"ttl": 5, "wait": False, "attempt": 2, "broker": "b"}, {"due": NOW, "headers": None}),
+        ({"wait": False, "broker": "b"}, {"due": NOW, "headers": None}),
         ({"priority": None, "retries": None}, {"priority": 0, "retries": 0}),
         ({"uuid": UUID_TEXT.decode()}, {"uuid": UUID(UUID_TEXT.decode())}),
         ({"uuid": UUID_TEXT.decode().upper(), "key": None}, {"uuid": UUID(UUID_TEXT.decode()), "key": None}),
@@ -269,7 +269,7 @@ def test_what_deletes_something_needs_a_unit_on_the_command_line():
         ({"partials": False}, (False, 0, False)),
         ({"wait": True}, (False, 0, True)),
         ({"wait": False}, (False, 0, False)),
-        ({"partials": True, "wait": True, "from": 0, "ttl": 5.5, "broker": "b"}, (True, 0, True)),
+        ({"partials": True, "wait": True, "from": 0, "broker": "b"}, (True, 0, True)),
     ],
     ids=str,
 )
@@ -298,9 +298,7 @@ def test_an_invalid_option_of_a_reply_is_rejected(options, said):
 
 
 def test_a_close():
-    assert parse_close([UUID_TEXT], {"ttl": 5, "headers": {"a": "b"}, "wait": True, "broker": "b"}) == UUID(
-        UUID_TEXT.decode()
-    )
+    assert parse_close([UUID_TEXT], {"headers": {"a": "b"}, "wait": True, "broker": "b"}) == UUID(UUID_TEXT.decode())
     with pytest.raises(MalformedRequest, match=r"titanic.close has no option 'key': it has none"):
         parse_close([UUID_TEXT], {"key": "k"})
 
@@ -341,8 +339,7 @@ values = st.recursive(
     max_leaves=5,
 )
 NAMES = [
-    "key", "key_ttl", "delay", "at", "priority", "retries", "backoff", "result_ttl", "partials", "from", "wait", "ttl",
-    "attempt",
+    "key", "key_ttl", "delay", "at", "priority", "retries", "backoff", "result_ttl", "partials", "from", "wait",
 ]  # fmt: skip
 options = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=60), values, max_size=6)
 headers = st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3)

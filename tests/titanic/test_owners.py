@@ -129,7 +129,7 @@ def ask(client, service, *body, **options):
     """Send a request to Titanic and return the frames of its answer, without PARTIALs."""
     if isinstance(client, X1Client):
         client.request(service, *body, options=json.dumps(options).encode() if options else b"")
-        start = 5
+        start = 4
     else:
         client.request(service, *body)
         start = 3

@@ -85,7 +85,7 @@ class Up:
         """Handle requests until the caller has its reply."""
         while not asked.done():
             with suppress(Silence):
-                _, _, address, _, options, *rows = self.worker.command(0.05)
+                _, _, _, address, _, _, options, *rows = self.worker.command(0.05)
                 self.answer(address, options, rows)
 
 

@@ -143,7 +143,7 @@ def test_malformed_requests(frames, options):
 
 
 def test_parsing():
-    first, second = parse_rows([b"up", b"k", b"a", b"", b"b"], {"rows": 2, "ttl": 5, "key_ttl": 1000}, 7.0, "ann")
+    first, second = parse_rows([b"up", b"k", b"a", b"", b"b"], {"rows": 2, "key_ttl": 1000}, 7.0, "ann")
     assert isinstance(first, Submission)
     assert (first.service, first.key, first.key_expires, first.owner) == ("up", "k", 8.0, "ann")
     assert second.code == 400

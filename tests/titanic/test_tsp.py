@@ -83,7 +83,7 @@ def ask(client, service, *body, **options):
     head = {
         Client: [b"MDPC02", b"\x03", service],
         OldClient: [b"", b"MDPC01", service],
-        X1Client: [client.number, b"", b"MDPCX1", b"\x03", service] if isinstance(client, X1Client) else [],
+        X1Client: [b"", b"MDPCX1", b"\x03", b"%d" % getattr(client, "number", 0)],
     }[type(client)]
     assert message[: len(head)] == head
     frames = message[len(head) :]
@@ -423,7 +423,7 @@ def test_mmi_service_lists_titanic(bench, url):
 
 FOR_REQUEST = [
     {"key": "k", "key_ttl": 1000, "priority": 9, "retries": 1000, "backoff": 0.5, "result_ttl": 1e9},
-    {"delay": 0, "priority": 0, "retries": 0, "headers": {"a": "ü"}, "ttl": 5000, "wait": False},
+    {"delay": 0, "priority": 0, "retries": 0, "headers": {"a": "ü"}, "wait": False},
     {"delay": 60000.5},
     {"at": 4102444800000},
     {"at": -5},
@@ -437,7 +437,7 @@ FOR_REQUEST = [
 def test_the_options_of_titanic_request(bench, titanic):
     client = bench.x1_client()
     for given in FOR_REQUEST:
-        submit(client, b"nobody", b"body", options=json.dumps(given).encode())
+        submit(client, b"nobody", b"body", options=json.dumps(given).encode(), ttl=60_000)
 
 
 NOT_FOR_REQUEST = [
@@ -528,7 +528,7 @@ def test_titanic_close_has_no_options(bench, titanic):
     uuid = submit(client, b"nobody", b"body")
     assert refused(ask(client, b"titanic.close", uuid, options=b'{"partials": true}'))
     assert ask(client, b"titanic.reply", uuid) == [b"300"]
-    assert ask(client, b"titanic.close", uuid, options=b'{"ttl": 5000, "headers": {"a": "b"}}') == [b"200"]
+    assert ask(client, b"titanic.close", uuid, options=b'{"wait": false, "headers": {"a": "b"}}') == [b"200"]
 
 
 def test_partials_are_sent_on_request(bench, titanic):

@@ -11,6 +11,7 @@ import time
 
 import pytest
 import zmq
+from support.peers import body_of, record
 from support.processes import eventually, process
 from support.results import package
 from support.router import Router
@@ -773,9 +774,25 @@ def test_a_broker_that_takes_nothing(logged, patient):
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("protocol", ["X1", "0.2"])
-def test_a_final_that_the_broker_does_not_take_yet_is_not_lost_when_the_worker_ends(monkeypatch, protocol):
-    head = [b"", b"MDPWX1"] if protocol == "X1" else [b"MDPW02"]
+X1 = [b"", b"MDPWX1", b"\x09"]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "work", "final", "farewell"),
+    [
+        (
+            "X1",
+            [*X1, record(2, 7, b"\0\0\0\0\1\0\0" + body_of(b"x"))],
+            [*X1, record(4, 7, body_of(b"x"))],
+            [*X1, record(6, 0)],
+        ),
+        ("0.2", [b"MDPW02", b"\x02", b"7", b"", b"x"], [b"MDPW02", b"\x04", b"7", b"", b"x"], [b"MDPW02", b"\x06"]),
+    ],
+    ids=["X1", "0.2"],
+)
+def test_a_final_that_the_broker_does_not_take_yet_is_not_lost_when_the_worker_ends(
+    monkeypatch, protocol, work, final, farewell
+):
     full = [zmq.EAGAIN]
     sending = connection.send
     monkeypatch.setattr(connection, "send", lambda *a: full[0] or sending(*a))
@@ -787,17 +804,16 @@ def test_a_final_that_the_broker_does_not_take_yet_is_not_lost_when_the_worker_e
             async with AsyncWorker("echo", echo, **settings) as worker:
                 identity = (await asyncio.to_thread(router.recv))[0]
                 full[0] = zmq.EAGAIN
-                options = [b""] if protocol == "X1" else []
-                router.send(identity, *head, b"\x02", b"client", b"", *options, b"x")
+                router.send(identity, *work)
                 while not worker._connections[0].stalled:
                     await asyncio.sleep(0)
                 worker.stop()
                 for _ in range(10):
                     await asyncio.sleep(0)
                 full[0] = 0
-                assert (await asyncio.to_thread(router.recv))[1:] == [*head, b"\x04", b"client", b"", b"x"]
-                assert (await asyncio.to_thread(router.recv))[1:] == [*head, b"\x06"]
-                router.send(identity, *head, b"\x06")
+                assert (await asyncio.to_thread(router.recv))[1:] == final
+                assert (await asyncio.to_thread(router.recv))[1:] == farewell
+                router.send(identity, *farewell)
 
     asyncio.run(scenario())
 

@@ -12,8 +12,10 @@ import zmq
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.results import package
 from support.router import Router
+from support.x1_broker import Peer
 
 from zmdp.clients import Client, RequestRejected, ServiceError, StreamInterrupted
+from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
 from zmdp.workers import (
@@ -714,11 +716,11 @@ def test_a_broker_that_takes_nothing(endpoint, logged):
             ended.set()
 
     with Router() as blocked, Worker("endless", endless, broker=blocked.endpoint, heartbeat=0.05, liveness=10):
+        peer = Peer(blocked)
 
         def gets_a_request():
-            identity, *frames = blocked.recv()
-            if len(frames) > 2:  # READY: it may have given up the connection before
-                blocked.send(identity, b"MDPWX1", b"\x02", b"client", b"", b"", b"x")
+            if isinstance(peer.next(), wire.Ready):  # it may have given up the connection before
+                peer.send(work=[1])
             return taken.wait(0.1)
 
         eventually(gets_a_request)

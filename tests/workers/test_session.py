@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.x1_client import together
 
 from zmdp.mdp import wire
 from zmdp.mdp.defaults import DEFAULT_ENDPOINT
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.wire import batch
+from zmdp.mdp.wire import batch, x1
+from zmdp.mdp.wire.commands import KINDS
 from zmdp.workers.credit import PREFETCH_SECONDS, CreditController
 from zmdp.workers.failover import SPARE_SECONDS
 from zmdp.workers.request import Request
@@ -37,18 +39,16 @@ def commands(protocol: str, messages: list[list[bytes]]) -> list[Command]:
         head = len(HEADS[protocol])
         assert message[:head] == HEADS[protocol]
         if protocol != "X1":
-            found.append(_framed(protocol, *message[head:]))
+            found.append(_older(protocol, *message[head:]))
         elif len(message) == head:
             found.append(("HEARTBEAT",))
-        elif message[head] == wire.BATCH:
-            decoded = batch.from_worker([b"w", *message], 2, ROUTE, 1 << 30, 1000)
-            found += [_batched(each) for each in decoded]
         else:
-            found.append(_framed(protocol, *message[head:]))
+            assert message[head] == wire.BATCH
+            found += map(_record, batch.from_worker([b"w", *message], 2, ROUTE, 1 << 30, 1000))
     return found
 
 
-def _batched(each: Any) -> Command:
+def _record(each: Any) -> Command:
     match each:
         case wire.Ready():
             return ("READY", each.credit, each.service)
@@ -60,12 +60,13 @@ def _batched(each: Any) -> Command:
             return ("CREDIT", each.credit)
         case wire.Release():
             return ("RELEASE", each.id)
+        case wire.Disconnect(text=b""):
+            return ("DISCONNECT",)
     raise AssertionError(each)
 
 
-def _framed(protocol: str, code: bytes, *rest: bytes) -> Command:
-    header = HEADS[protocol][-1]
-    (kind,) = [kind.value for kind, byte in wire.CODES[header].items() if byte == code]
+def _older(protocol: str, code: bytes, *rest: bytes) -> Command:
+    kind = KINDS[HEADS[protocol][-1]][code].value
     if len(rest) > 1:
         address, empty, *body = rest
         assert empty == b""
@@ -91,32 +92,33 @@ def heartbeat(protocol: str) -> list[bytes]:
     return HEADS[protocol] if protocol == "X1" else [*HEADS[protocol], b"\x04" if protocol == "0.1" else b"\x05"]
 
 
-def disconnect(protocol: str) -> list[bytes]:
+def disconnect(protocol: str, text: bytes = b"") -> list[bytes]:
+    if protocol == "X1":
+        return wire.disconnect((b"",), wire.WX1, text)
     return [*HEADS[protocol], b"\x05" if protocol == "0.1" else b"\x06"]
 
 
-def works(*addresses: int, body: bytes = b"x", ttl: int = 0, attempt: int = 1, options: bytes = b"") -> list[bytes]:
-    """A batch of REQUESTs (X1)."""
+def works(
+    *addresses: int, body: tuple[bytes, ...] = (b"x",), ttl: int = 0, attempt: int = 1, options: bytes = b""
+) -> list[bytes]:
+    """A message of REQUESTs (X1)."""
     packed = batch.Batch((b"",), wire.WX1)
     for address in addresses:
-        packed.request_to_worker(address, ttl, attempt, options, [body])
+        packed.request_to_worker(address, ttl, attempt, options, body)
     (message,) = packed.messages()
     return list(message)
 
 
 def work(protocol: str, address: int = 7, *body: bytes, options: bytes = b"") -> list[bytes]:
     if protocol == "X1":
-        packed = batch.Batch((b"",), wire.WX1)
-        packed.request_to_worker(address, 0, 1, options, body or (b"x",))
-        (message,) = packed.messages()
-        return list(message)
+        return works(address, body=body or (b"x",), options=options)
     return [*HEADS[protocol], b"\x02", b"%d" % address, b"", *(body or (b"x",))]
 
 
 def cancels(*addresses: int) -> list[bytes]:
     packed = batch.Batch((b"",), wire.WX1)
     for address in addresses:
-        packed.signal(8, address)
+        packed.signal(x1.WORKER_CANCEL, address)
     (message,) = packed.messages()
     return list(message)
 
@@ -308,16 +310,13 @@ def test_a_second_request_with_another_address_waits(protocol: str) -> None:
         *[(mine, work(other, 1, b"x", b"y")) for mine in PROTOCOLS for other in PROTOCOLS if mine != other],
         *[(mine, [*HEADS[mine], b"\x01", b"echo"]) for mine in PROTOCOLS],
         *[(mine, [b"MDPC02", b"\x03", b"echo", b"for a client"]) for mine in PROTOCOLS],
-        *[(mine, [b"1", b"", b"MDPCX1", b"\x04", b"echo", b"404", b"for a client"]) for mine in PROTOCOLS],
         *[(mine, [b"", b"MDPCX1"]) for mine in PROTOCOLS],
-        *[(mine, [b"", b"MDPCX1", b"\x09", b""]) for mine in PROTOCOLS],
+        *[(mine, wire.disconnect((b"",), wire.CX1)) for mine in PROTOCOLS],
         *[(mine, [b"noise"]) for mine in PROTOCOLS],
         *[(mine, []) for mine in PROTOCOLS],
         ("0.2", [b"MDPW02", b"\x02", b"amy", b""]),  # no body
         ("0.2", [b"MDPW02", b"\x08", b"amy", b""]),  # no CANCEL before X1
-        ("X1", [b"", b"MDPWX1", b"\x02", b"amy", b"", b"x"]),  # no options
-        ("X1", [b"", b"MDPWX1", b"\x02", b"amy", b"", b"[]", b"x"]),  # not such
-        ("X1", [b"", b"MDPWX1", b"\x08", b"amy"]),  # no delimiter
+        ("X1", [*HEADS["X1"], b"\x06"]),  # no records
     ],
 )
 def test_what_a_worker_does_not_expect_is_ignored(protocol: str, message: list[bytes]) -> None:
@@ -332,42 +331,19 @@ def test_what_a_worker_does_not_expect_is_ignored(protocol: str, message: list[b
 # ── X1: options, ERROR, CANCEL ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_request_has_its_options() -> None:
-    _, request = busy(options=b'{"ttl":1500,"headers":{"a":"b"},"key":[1]}')
-    assert request.deadline == 102.0
-    assert request.headers == {"a": "b"}
-    assert request.options == {"ttl": 1500, "headers": {"a": "b"}, "key": [1]}
-
-
-def test_ttl_and_attempt_come_beside_the_options() -> None:
+def test_a_request_has_its_ttl_its_attempt_and_its_options() -> None:
     session = connected()
-    session.receive(works(7, ttl=1500, attempt=2, options=b'{"ttl":9,"key":1}'), 100.5)
+    session.receive(works(7, ttl=1500, attempt=2, options=b'{"ttl":9,"headers":{"a":"b"},"key":[1]}'), 100.5)
     request = session.begin(100.5)
     assert request is not None
-    assert (request.deadline, request.attempt, request.options["key"]) == (102.0, 2, 1)
+    assert (request.deadline, request.attempt, request.headers) == (102.0, 2, {"a": "b"})
+    assert request.options == {"ttl": 9, "headers": {"a": "b"}, "key": [1]}
 
 
-def test_a_broker_that_speaks_the_framed_form() -> None:
-    # An address that is no number can only be answered in that form.
+def test_an_invalid_record_does_not_affect_the_others() -> None:
     session = connected(2)
-    head = [b"", b"MDPWX1"]
-    session.receive([*head, b"\x02", b"amy", b"", b'{"attempt":3}', b"1"], 100.5)
-    session.receive([*head, b"\x02", b"12", b"", b"", b"2"], 100.5)
-    first, second = session.begin(100.5), session.begin(100.5)
-    assert first is not None
-    assert second is not None
-    assert (first.attempt, first.client, second.client) == (3, b"amy", b"12")
-    session.partial(first, [b"a"], 101.0)
-    session.final(second, [b"b"], 101.0)
-    session.error(first, 422, "no", 101.0, [b"d"])
-    assert sent(session) == [("PARTIAL", b"amy", b"a"), ("FINAL", 12, b"b"), ("ERROR", b"amy", b"422", b"no", b"d")]
-    session.receive([*head, b"\x02", b"bob", b"", b"", b"3"], 101.0)
-    third = session.begin(101.0)
-    session.receive([*head, b"\x08", b"bob", b""], 101.0)
-    assert session.cancelled == [third]
-    session.receive([*head, b"\x02", b"eve", b"", b"", b"4"], 101.0)
-    session.leave(101.0)
-    assert sent(session) == [("RELEASE", b"eve"), ("DISCONNECT",)]
+    session.receive(together(works(1, options=b"[]"), works(2), cancels(9), works(3)), 101.0)
+    assert list(session.held) == [2, 3]
 
 
 def test_options_are_read_only() -> None:
@@ -434,7 +410,7 @@ def test_a_request_that_is_cancelled_before_it_begins_never_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [cancels(8), [*HEADS["X1"], b"\x08", b"7", b"", b"x"], [b"MDPW02", b"\x08", b"7", b""]]
+    "message", [cancels(8), [*cancels(7)[:3], cancels(7)[3][:-1]], [b"MDPW02", b"\x08", b"7", b""]]
 )
 def test_a_cancel_for_another_request_is_passed_over(message: list[bytes]) -> None:
     session, request = busy()
@@ -679,7 +655,7 @@ def test_a_broker_that_was_never_heard_is_not_waited_for() -> None:
     session.leave(101.0)
     session.tick(101.0 + UNHEARD_PATIENCE_SECONDS)
     assert session.ended
-    assert session.take_messages()[-1] == [b"", b"MDPWX1", b"\x06"]  # READY has no answer: it may be there all the same
+    assert sent(session)[-1] == ("DISCONNECT",)  # READY has no answer: it may be there all the same
     assert not session.keep_messages
 
 
@@ -740,11 +716,21 @@ def test_disconnect_from_a_broker_that_was_never_heard(protocol: str) -> None:
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0]
 
 
+def test_nothing_that_follows_disconnect_counts() -> None:
+    # not even as a sign of life, when READY is refused
+    session = connected()
+    session.receive(together(disconnect("X1"), works(1)), 101.0)
+    assert (session.lost, session.held, session.retry_at) == ("the broker sent DISCONNECT", {}, 102.0)
+    session.connected(102.0)
+    session.receive(together(works(1), disconnect("X1"), works(2)), 103.0)
+    assert (session.held, session.retry_at) == ({}, 103.0)
+
+
 def test_a_broker_that_refuses_the_worker_says_why() -> None:
     # It will refuse READY again, so the worker waits even if the broker was heard
     session = connected()
     session.receive(heartbeat("X1"), 101.0)
-    session.receive([*disconnect("X1"), "no\n\u00e9".encode()], 102.0)
+    session.receive(disconnect("X1", "no\n\u00e9".encode()), 102.0)
     assert session.lost == "the broker refused this worker: no?\u00e9"
     assert (session.refused, session.dismissed, session.retry_at) == (True, False, 103.0)
     session.connected(103.0)
@@ -818,7 +804,7 @@ def test_silence_of_the_broker(protocol: str) -> None:
     [
         *[(protocol, work(protocol)) for protocol in PROTOCOLS],
         ("X1", cancels(99)),
-        ("X1", [*HEADS["X1"], b"\x08", b"amy", b""]),
+        ("X1", works(7, options=b"[]")),
         ("X1", [*HEADS["X1"], b"\x09", b"\xff"]),
     ],
 )
@@ -935,10 +921,8 @@ def test_a_worker_beats_as_often_as_the_broker(protocol: str) -> None:
 
 frames = st.one_of(
     st.binary(max_size=8),
-    st.sampled_from(
-        [b"", b"MDPW01", b"MDPW02", b"MDPWX1", b"\x02", b"\x04", b"\x05", b"\x06", b"\x08", b"\x09", b"amy", b"{}"]
-    ),
-    st.sampled_from([works(1)[-1], works(1, 2, 3)[-1], cancels(1, 2)[-1], works(2)[-1][:-1]]),
+    st.sampled_from([b"", b"MDPW01", b"MDPW02", b"MDPWX1", b"\x02", b"\x04", b"\x05", b"\x06", b"\x09", b"amy"]),
+    st.sampled_from([works(1)[-1], works(1, 2, 3)[-1], cancels(1, 2)[-1], works(2)[-1][:-1], disconnect("X1")[-1]]),
 )
 
 
@@ -1135,7 +1119,7 @@ def test_a_loss_that_follows_one_without_a_connection_is_no_loss_of_a_broker() -
 
 def test_a_broker_that_refuses_the_worker_is_followed_by_the_next() -> None:
     session = connected(endpoints=[A, B])
-    session.receive([*disconnect("X1"), b"no"], 101.0)
+    session.receive(disconnect("X1", b"no"), 101.0)
     assert moved(session) == (B, 101.0)
     assert (session.refused, session.dismissed) == (True, False)
 

@@ -1,12 +1,14 @@
 """The broker's machine, rule by rule: what it sends for what it receives.  Nothing here waits: the time is an argument.
 
-What only X1 has is in `test_broker_x1`, `test_broker_credit` and `test_broker_batched`.
+What only X1 has is in `test_broker_x1` and `test_broker_credit`.
 """
 
 import logging
+import struct
 from types import MethodType
 
 import pytest
+from support.peers import body_of, ready_of, record, request_of
 
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
@@ -234,48 +236,68 @@ def test_a_reply_to_an_address_that_never_was_is_refused(address, requests, reas
 
 # ── dialects and envelopes ───────────────────────────────────────────────────────────────────────────────────────────
 
-CLIENTS = {  # what stands before the body in a REQUEST, and before the service in a FINAL
-    "0.2": ([b"c", b"MDPC02", b"\x01", b"echo"], [b"c", b"MDPC02", b"\x03"]),
-    "0.2, REQ": ([b"c", b"", b"MDPC02", b"\x01", b"echo"], [b"c", b"", b"MDPC02", b"\x03"]),
-    "0.2, proxy": ([b"c", b"hop", b"", b"MDPC02", b"\x01", b"echo"], [b"c", b"hop", b"", b"MDPC02", b"\x03"]),
-    "0.1": ([b"c", b"", b"MDPC01", b"echo"], [b"c", b"", b"MDPC01"]),
-    "0.1, bare": ([b"c", b"MDPC01", b"echo"], [b"c", b"MDPC01"]),
-    "X1": ([b"c", b"1", b"", b"MDPCX1", b"\x01", b"echo", b""], [b"c", b"1", b"", b"MDPCX1", b"\x03"]),
-    "X1, proxy": (
-        [b"c", b"hop", b"1", b"", b"MDPCX1", b"\x01", b"echo", b""],
-        [b"c", b"hop", b"1", b"", b"MDPCX1", b"\x03"],
+NUMBERED = [b"MDPCX1", b"\x09", request_of(7, b"echo", b"x", b"y")], [b"MDPCX1", b"\x09", record(3, 7, body_of(b"z"))]
+CLIENTS = {  # route, REQUEST and FINAL
+    "0.2": ([b"c"], [b"MDPC02", b"\x01", b"echo", b"x", b"y"], [b"MDPC02", b"\x03", b"echo", b"z"]),
+    "0.2, REQ": ([b"c", b""], [b"MDPC02", b"\x01", b"echo", b"x", b"y"], [b"MDPC02", b"\x03", b"echo", b"z"]),
+    "0.2, proxy": (
+        [b"c", b"hop", b""], [b"MDPC02", b"\x01", b"echo", b"x", b"y"], [b"MDPC02", b"\x03", b"echo", b"z"],
     ),
-}
-WORKERS = {  # route and header, and the command bytes of FINAL, HEARTBEAT and DISCONNECT
-    "0.2": ([b"w", b"MDPW02"], b"\x04", b"\x05", b"\x06"),
-    "0.2, old peer": ([b"w", b"", b"MDPW02"], b"\x04", b"\x05", b"\x06"),
-    "0.2, proxy": ([b"w", b"hop", b"", b"MDPW02"], b"\x04", b"\x05", b"\x06"),
-    "0.1": ([b"w", b"", b"MDPW01"], b"\x03", b"\x04", b"\x05"),
-    "X1": ([b"w", b"MDPWX1"], b"\x04", b"\x05", b"\x06"),
-    "X1, proxy": ([b"w", b"hop", b"", b"MDPWX1"], b"\x04", b"\x05", b"\x06"),
+    "0.1": ([b"c", b""], [b"MDPC01", b"echo", b"x", b"y"], [b"MDPC01", b"echo", b"z"]),
+    "0.1, bare": ([b"c"], [b"MDPC01", b"echo", b"x", b"y"], [b"MDPC01", b"echo", b"z"]),
+    "X1": ([b"c", b""], *NUMBERED),
+    "X1, bare": ([b"c"], *NUMBERED),
+    "X1, proxy": ([b"c", b"hop", b"\xff" * 255, b""], *NUMBERED),
+}  # fmt: skip
+
+
+def legacy(final):
+    """READY, REQUEST, FINAL, HEARTBEAT and DISCONNECT of 0.2 or 0.1 after the header."""
+    return [
+        [b"\x01", b"echo"], [b"\x02", b"1", b"", b"x", b"y"], [bytes([final]), b"1", b"", b"z"], [bytes([final + 1])],
+        [bytes([final + 2])],
+    ]  # fmt: skip
+
+
+def x1():
+    """The same of X1."""
+    work = struct.pack(">IBH", 0, 1, 0) + body_of(b"x", b"y")
+    records = ready_of(b"echo", 1), record(2, 1, work), record(4, 1, body_of(b"z")), b"", record(6, 0)
+    return [[b"\x09", each] if each else [] for each in records]
+
+
+WORKERS = {  # route and header, and those
+    "0.2": ([b"w", b"MDPW02"], legacy(4)),
+    "0.2, old peer": ([b"w", b"", b"MDPW02"], legacy(4)),
+    "0.2, proxy": ([b"w", b"hop", b"", b"MDPW02"], legacy(4)),
+    "0.1": ([b"w", b"", b"MDPW01"], legacy(3)),
+    "X1": ([b"w", b"", b"MDPWX1"], x1()),
+    "X1, bare": ([b"w", b"MDPWX1"], x1()),
+    "X1, proxy": ([b"w", b"hop", b"", b"MDPWX1"], x1()),
 }
 
 
-@pytest.mark.parametrize(("asked", "answered"), CLIENTS.values(), ids=CLIENTS)
-@pytest.mark.parametrize(("head", "reply"), [case[:2] for case in WORKERS.values()], ids=WORKERS)
-def test_any_client_reaches_any_worker(asked, answered, head, reply):  # C22, C24
+@pytest.mark.parametrize(("route", "asked", "answered"), CLIENTS.values(), ids=CLIENTS)
+@pytest.mark.parametrize(("head", "commands"), WORKERS.values(), ids=WORKERS)
+def test_any_client_reaches_any_worker(route, asked, answered, head, commands):  # C22, C24
     broker = new_broker()
-    assert broker.receive([*head, b"\x01", b"echo"], now=0) == []
-    options = [b""] if head[-1] == b"MDPWX1" else []
-    assert broker.receive([*asked, b"x", b"y"], now=0) == [[*head, b"\x02", b"1", b"", *options, b"x", b"y"]]
-    assert broker.receive([*head, reply, b"1", b"", b"z"], now=0) == [[*answered, b"echo", b"z"]]
+    ready, work, final, _, _ = ([*head, *command] for command in commands)
+    assert broker.receive(ready, now=0) == []
+    assert broker.receive([*route, *asked], now=0) == [work]
+    assert broker.receive(final, now=0) == [[*route, *answered]]
 
 
-@pytest.mark.parametrize(("head", "_reply", "beat", "leave"), WORKERS.values(), ids=WORKERS)
-def test_a_worker_is_spoken_to_in_its_dialect_behind_its_envelope(head, _reply, beat, leave):  # C22, C24
+@pytest.mark.parametrize(("head", "commands"), WORKERS.values(), ids=WORKERS)
+def test_a_worker_is_spoken_to_in_its_dialect_behind_its_envelope(head, commands):  # C22, C24
     broker = new_broker(heartbeat=1)
-    broker.receive([*head, b"\x01", b"echo"], now=0)
-    assert broker.tick(1.1) == [[*head, beat]]
-    assert broker.receive([*head, beat], now=1.2) == []
-    assert broker.receive([*head, b"\x01", b"echo"], now=1.2) == [[*head, leave]]
-    assert broker.receive([*head, b"\x01", b"echo"], now=1.3) == []
+    ready, _, _, beat, leave = ([*head, *command] for command in commands)
+    broker.receive(ready, now=0)
+    assert broker.tick(1.1) == [beat]
+    assert broker.receive(beat, now=1.2) == []
+    assert broker.receive(ready, now=1.2) == [leave]
+    assert broker.receive(ready, now=1.3) == []
     # X1: the broker answers once the worker holds nothing
-    assert broker.receive([*head, leave], now=1.4) == [[*head, leave]] * (head[-1] == b"MDPWX1")
+    assert broker.receive(leave, now=1.4) == [leave] * (head[-1] == b"MDPWX1")
     assert books(broker) == ([], [], 0, 0)
 
 
@@ -301,7 +323,7 @@ def test_a_01_client_gets_one_reply():  # C24
 @pytest.mark.parametrize("header", [b"MDPCX1", b"MDPWX1"])
 @pytest.mark.parametrize("more", [[], [b"\x09"], [b"\x09", b"x"]], ids=len)
 @pytest.mark.parametrize("before", [[], [b""], [b"x", b""]], ids=len)
-def test_a_body_that_looks_like_the_batched_form_is_a_body(before, header, more):
+def test_a_body_that_looks_like_an_x1_message_is_a_body(before, header, more):
     broker = broker_with(b"w")
     body = [*before, header, *more]
     assert broker.receive([*request()[:-1], *body], now=0) == [[*work()[:-1], *body]]
@@ -427,11 +449,7 @@ def test_a_worker_is_silent_only_until_when_the_broker_has_heard_everybody(busy)
     assert broker.stats.lost == {Loss.SILENT: 1}
 
 
-READY = {
-    "0.2": [b"w", b"MDPW02", b"\x01", b"echo"],
-    "0.1": [b"w", b"", b"MDPW01", b"\x01", b"echo"],
-    "X1": [b"w", b"MDPWX1", b"\x01", b"echo"],
-}
+READY = {name: [*WORKERS[name][0], *WORKERS[name][1][0]] for name in ("0.2", "0.1", "X1")}
 
 
 @pytest.mark.parametrize(("protocol", "dead_at"), [("0.2", 10), ("0.1", 10), ("X1", 3)])
@@ -809,7 +827,7 @@ def test_after_a_partial_over_the_limits_the_client_gets_nothing_more():  # C15
         [b"idle", b"MDPW02", b"\x04", b"1", b"", *[b"x"] * 10],
         [b"w", b"MDPW02", b"\x04", b"2", b"", *[b"x"] * 10],
         [b"w", b"MDPW02", b"\x04", b"c", b"", *[b"x"] * 10],
-        [b"w", b"MDPWX1", b"\x04", b"1", b"", *[b"x"] * 10],
+        [b"w", b"MDPWX1", b"\x09", record(4, 1, body_of(*[b"x"] * 11))],
         [b"w", b"MDPC02", b"\x04", *[b"x"] * 10],
         [b"w", b"MDPW02", b"\x05", *[b"x"] * 10],
         [b"w", b"", *[b"x"] * 10],

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support import x1_messages as x1
 
 from zmdp.mdp import compiled, wire
 from zmdp.mdp.broker.given_up import GIVEN_UP
@@ -156,7 +157,7 @@ TOKENS = [
     b"", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06", b"\x07", b"\x08", b"\x09", b"\x0a", b"\x0b",
     C01, C02, CX1, W01, W02, WX1, b"echo", b"sum", b"mmi.service", b"mmi.stats", b"mmi.workers", b"mmi.services",
     b"mmi.broker", b"c1", b"c2", b"c3", b"w1", b"w2", b"w3", b"\xff", b"x" * 256, b"1", b"2", b"3", b"017", b"500",
-    b'{"ttl":0}', b'{"ttl":5000}', b'{"wait":false}', b'{"credit":3}', b"{",
+    b'{"wait":false}', b"{",
 ]  # fmt: skip
 frame = st.sampled_from(TOKENS) | st.binary(max_size=8)
 frames_of_any_kind = st.lists(frame, max_size=8) | st.lists(frame, max_size=24)
@@ -180,15 +181,15 @@ some_records = {
     | st.tuples(
         st.just("error"), st.just(7), number, st.sampled_from([0, 500, 1000]), short, st.lists(short, max_size=2)
     )
-    | st.tuples(st.just("signal"), st.sampled_from([11, 12]), number)
+    | st.tuples(st.just("signal"), st.sampled_from([6, 11, 12]), number)
     | st.tuples(st.just("ready"), st.sampled_from([0, 1, 3, 1 << 31]), short, short)
     | st.tuples(st.just("credit"), st.sampled_from([0, 1, 3, 1 << 31])),
 }
 
 
 @st.composite
-def batched(draw):
-    """A message in the batched form, some of whose bytes may be wrong."""
+def records(draw):
+    """An X1 message, some of whose bytes may be wrong."""
     header = draw(st.sampled_from([CX1, WX1]))
     route = (draw(peer), *draw(st.sampled_from([(), (b"",), (b"1", b""), (b"hop", b"")])))
     packed = batch.Batch(route, header)
@@ -209,9 +210,9 @@ def busy_broker():
     """A broker with workers of each dialect that hold requests, and requests that wait."""
     broker = Broker(LIMITS, now=0, logger=QUIET, first_address=1)
     for each in (
-        [b"w3", WX1, b"\x01", b"echo", b'{"credit":2}'],
-        [b"c3", b"1", b"", CX1, b"\x01", b"echo", b'{"ttl":5000}', b"x"],
-        [b"c3", b"2", b"", CX1, b"\x01", b"nobody", b"", b"x"],
+        x1.ready(b"w3", credit=2),
+        x1.request(1, client=b"c3", ttl=5000),
+        x1.request(2, client=b"c3", service=b"nobody"),
         [b"w1", W02, b"\x01", b"echo"],
         [b"w2", b"", W01, b"\x01", b"sum"],
         [b"c1", C02, b"\x01", b"echo", b"x"],
@@ -230,7 +231,7 @@ def commands_of(message):
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(message | almost | batched(), max_size=8))
+@given(st.lists(message | almost | records(), max_size=8))
 def test_any_bytes_are_survived_and_the_invalid_ones_change_nothing(messages):  # C15, C43
     broker = busy_broker()
     for frames in messages:
@@ -238,9 +239,7 @@ def test_any_bytes_are_survived_and_the_invalid_ones_change_nothing(messages):  
         command = wire.decode_peer(list(frames), max_message=1000, max_frames=20)
         sent = broker.receive(frames, now=0)
         if isinstance(command, wire.Invalid):
-            told = [wire.decode_broker(each[1:]) for each in sent]
-            code = 413 if command.over_limit else 400
-            assert [each.code for each in told] == [code] * bool(command.route)
+            assert sent == []
             assert picture(broker) == before
             assert broker.stats.invalid.total() == invalid + 1
         for each in sent:
@@ -249,7 +248,7 @@ def test_any_bytes_are_survived_and_the_invalid_ones_change_nothing(messages):  
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(st.lists(message | almost | batched(), max_size=8), max_size=4))
+@given(st.lists(st.lists(message | almost | records(), max_size=8), max_size=4))
 def test_any_bytes_are_survived_in_turns_of_many_messages(turns):  # C15, C43
     broker = busy_broker()
     for now, messages in enumerate(turns):
@@ -278,16 +277,16 @@ def test_any_bytes_are_survived_in_turns_of_many_messages(turns):  # C15, C43
 def test_when_workers_die_together_no_request_is_lost_or_given_to_the_dead(workers, waiting, later):  # C13, C17
     broker = Broker(Limits(heartbeat=1, liveness=3, expiry=1000), now=0, logger=QUIET, first_address=1)
     for number in range(len(workers)):
-        broker.receive([b"w%d" % number, WX1, b"\x01", b"echo", b'{"credit":3}'], now=0)
+        broker.receive(x1.ready(b"w%d" % number, credit=3), now=0)
     for number in range(3 * len(workers) + waiting):
         broker.receive([b"c%d" % number, C02, b"\x01", b"echo", b"x"], now=0)
     for number, (kept, _) in enumerate(workers):
         held = list(broker.registry.workers[b"w%d" % number].held)
         for address in held[kept:]:
-            broker.receive([b"w%d" % number, WX1, b"\x04", b"%d" % address, b"", b"x"], now=0)
+            broker.receive(x1.final(address, b"w%d" % number), now=0)
     alive = {b"w%d" % number for number, (_, lives) in enumerate(workers) if lives}
     for worker in sorted(alive):
-        broker.receive([worker, WX1, b"\x05"], now=later - 1)
+        broker.receive(x1.heartbeat(worker), now=later - 1)
     unfinished = broker.registry.queued + broker.registry.running
     sent = broker.tick(later)
     assert {message[0] for message in sent} <= alive
@@ -320,7 +319,6 @@ class Peer:
     identity: bytes
     header: bytes
     envelope: tuple[bytes, ...] = ()
-    framed_only: bool = False
 
     @property
     def key(self):
@@ -333,8 +331,12 @@ class Peer:
     def batch(self):
         return batch.Batch((self.identity, *self.envelope), self.header)
 
+    def beat(self):
+        """A HEARTBEAT from or to this worker."""
+        return self.frames() if self.header == WX1 else self.frames(self.command("HEARTBEAT"))
+
     def command(self, name):
-        """A worker's command byte."""
+        """The command byte of a worker that does not speak X1."""
         code = {"READY": 1, "REQUEST": 2, "PARTIAL": 3, "FINAL": 4, "HEARTBEAT": 5, "DISCONNECT": 6}[name]
         return bytes([code - (self.header == W01 and code > 2)])
 
@@ -346,13 +348,11 @@ class Asked:
     client: Peer
     service: bytes
     body: bytes
-    number: int | bytes | None = None
+    number: int | None = None
     values: dict[str, object] = field(default_factory=dict)
-    ttl_apart: bool = False
     deadline: float | None = None
     deaths: int = 0
     handed: int = 0
-    late: bool = False
     since: float = 0.0
     place: int = 0
     """Its place in the order in which requests began to wait."""
@@ -368,13 +368,6 @@ class Asked:
     def wait(self):
         return self.values.get("wait", True)
 
-    def frames(self, *frames):
-        """A framed message from or to its client; an X1 client's envelope ends in the number."""
-        envelope = self.client.envelope
-        if self.client.header == CX1:
-            envelope = (*envelope[:-1], *wire.envelope_of(self.number))
-        return [self.client.identity, *envelope, self.client.header, *frames]
-
     def passed(self, now):
         return self.deadline is not None and now >= self.deadline
 
@@ -389,7 +382,6 @@ class Hired:
 
     service: bytes
     credit: int
-    batched: bool
     seen: float
     sent: float
     used: int = 0
@@ -412,21 +404,21 @@ CLIENTS = [
     Peer(b"c4", C01),
     Peer(b"c5", CX1, (b"",)),
     Peer(b"c6", CX1, (b"hop", b"")),
-    Peer(b"c7", CX1, (b"",), framed_only=True),
+    Peer(b"c7", CX1),
 ]
 NUMBERED = [client for client in CLIENTS if client.header == CX1]
 WORKERS = [  # the first are there most often
     Peer(b"w1", WX1, (b"",)),
     Peer(b"w2", W02),
     Peer(b"w3", WX1, (b"hop", b"")),
-    Peer(b"w4", WX1, framed_only=True),
+    Peer(b"w4", WX1),
     Peer(b"w5", W01, (b"",)),
     Peer(b"w6", WX1, (b"",)),
     Peer(b"w7", W02, (b"hop", b"")),
     Peer(b"w8", W01),
 ]
 SERVICES = [b"a", b"b"]
-a_ttl = st.sampled_from([None, None, None, 0, 250, 500, 1000, 2500.5, 6000, 60_000])
+a_ttl = st.sampled_from([None, None, None, 250, 500, 1000, 2500, 6000, 60_000])
 """Milliseconds; STEP is one of them, so that time may pass in the very moment in which something happens."""
 a_client, a_worker, a_service = (
     st.sampled_from(CLIENTS + 3 * NUMBERED),
@@ -442,24 +434,21 @@ GARBAGE = [
     [W02, b"\x01"],
     [W02, b"\x09"],
     [W02, b"\x04", b"c1", b"x", b"y"],
-    [CX1, b"\x01", b"a", b"", b"x"],  # no number
-    [CX1, b"\x05", b"a"],
+    [CX1, b"\x01", b"a", b"", b"x"],
     [WX1, b"\x07", b"c1", b"", b"50", b"text"],
 ]
-BATCHED_GARBAGE = [WX1, b"\x09", b"\x00\x00\x00\x09\x63\x00\x00\x00\x00\x00\x00\x00\x01"]
+UNKNOWN_RECORD = [WX1, b"\x09", b"\x00\x00\x00\x09\x63\x00\x00\x00\x00\x00\x00\x00\x01"]
 an_answer = st.tuples(
     st.just("work"),
     st.sampled_from(["FINAL"] * 4 + ["PARTIAL", "PARTIAL", "ERROR", "RELEASE", "RELEASE", "CREDIT", "late"]),
     st.integers(0, 7),
-    st.booleans(),
 )
 an_act = (
-    st.tuples(st.just("ask"), a_client, a_service, a_ttl, st.booleans(), st.booleans())
-    | st.tuples(st.just("ask"), a_client, a_service, st.none(), st.just(True), st.booleans())
+    st.tuples(st.just("ask"), a_client, a_service, a_ttl, st.booleans())
+    | st.tuples(st.just("ask"), a_client, a_service, st.none(), st.just(True))
     | an_answer
     | st.tuples(
-        st.just("client"), st.sampled_from(["CANCEL", "CANCEL", "twice", "another service", "its number again"]),
-        st.integers(0, 20), st.booleans(),
+        st.just("client"), st.sampled_from(["CANCEL", "CANCEL", "twice", "its number again"]), st.integers(0, 20)
     )
 )  # fmt: skip
 """What may happen in a turn, some of it said by the worker that speaks in that turn."""
@@ -488,7 +477,6 @@ class BrokerMachine(RuleBasedStateMachine):
         self.arrived = {service: [] for service in SERVICES}
         self.touched = []  # services in which something happened in this turn
         self.finished = []  # workers that have left
-        self.batched = {}  # X1 client → whether it spoke in the batched form last
         self.ignored = {}  # connections, and X1 clients behind them, that did not keep up, and until when
         self.due = defaultdict(list)
         self.pack = None  # the peer whose batch is open, and the batch
@@ -500,57 +488,42 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # ── what must be sent ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def tell_worker(self, worker, framed, record):
-        if self.hired[worker].batched:
-            self.due[worker.identity,].append(("record", tuple(worker.frames()), record))
-        else:
-            self.due[worker.identity,].append(("frames", *framed))
+    def tell_worker(self, worker, frames, record):
+        entry = ("record", tuple(worker.frames()), record) if worker.header == WX1 else ("frames", *frames)
+        self.due[worker.identity,].append(entry)
 
-    def tell_client(self, asked, framed, record):
-        key = asked.client.identity, asked.number
-        if asked.client.header == CX1 and self.batched[asked.client] and isinstance(asked.number, int):
-            self.due[key].append(("record", tuple(asked.client.frames()), record))
+    def tell_client(self, asked, frames, record):
+        client = asked.client
+        if client.header == CX1:
+            self.due[client.identity, asked.number].append(("record", tuple(client.frames()), record))
         else:
-            self.due[key].append(("frames", *asked.frames(*framed)))
+            self.due[client.identity, None].append(("frames", *client.frames(*frames)))
 
-    def tell_error(self, asked, code, *more):
-        """It failed; the text, unless it is a worker's, is not looked at."""
+    def tell_error(self, asked, code, *detail):
+        """It failed; the text is not looked at."""
         if asked.client.header == CX1:
-            framed = [b"\x04", asked.service, b"%d" % code, *(more or [b""])]
-            self.tell_client(asked, framed, ("ERROR", asked.number, code, *more[1:]))
+            self.tell_client(asked, None, ("ERROR", asked.number, code, *detail))
 
     def tell_go(self, worker, header):
         """C14: DISCONNECT, in the dialect in which it spoke."""
-        command = Peer(worker.identity, header, worker.envelope)
-        self.due[worker.identity,].append(("frames", *command.frames(command.command("DISCONNECT"))))
+        to = Peer(worker.identity, header, worker.envelope)
+        frames = None if header == WX1 else to.frames(to.command("DISCONNECT"))
+        self.tell_worker(to, frames, ("DISCONNECT",))
 
     def told(self, sent):
         """What was sent, by whom it is for."""
         by_peer = defaultdict(list)
         for message in sent:
             at = next(at for at in range(1, len(message)) if message[at] in wire.DIALECTS)
-            prefix = tuple(message[: at + 1])
             from_outside = commands_of(message)
             self.watch(message[0], from_outside)
-            if message[at + 1 : at + 2] == [wire.BATCH]:
+            if message[at + 1 : at + 2] == [wire.BATCH] and message[at] in {CX1, WX1}:
                 for command in from_outside:
                     key = (message[0], command.id) if message[at] == CX1 else (message[0],)
-                    by_peer[key].append(("record", prefix, self.record(command)))
-                continue
-            entry = ("frames", *message)
-            if message[at] in {CX1, C01, C02}:
-                key = message[0], wire.id_of(message[at - 2]) if message[at] == CX1 and at > 2 else None
-                if message[at + 1 : at + 2] == [b"\x04"] and message[at + 3] != b"%d" % OWN:
-                    assert len(message[at + 4]) > 8
-                    entry = ("frames", *message[: at + 4], b"", *message[at + 5 :])
+                    by_peer[key].append(("record", tuple(message[: at + 1]), self.record(command)))
             else:
-                key = (message[0],)
-                if message[at] == WX1 and message[at + 1 : at + 2] == [b"\x02"]:
-                    options = json.loads(message[at + 4] or b"{}")
-                    entry = ("frames", *message[: at + 4], options, *message[at + 5 :])
-                elif message[at] == WX1 and message[at + 1 : at + 2] == [b"\x06"]:
-                    entry = ("frames", *message[: at + 2])  # the text, if there is one, is not looked at
-            by_peer[key].append(entry)
+                key = (message[0], None) if message[at] in {CX1, C01, C02} else (message[0],)
+                by_peer[key].append(("frames", *message))
         return by_peer
 
     @staticmethod
@@ -565,7 +538,10 @@ class BrokerMachine(RuleBasedStateMachine):
             case wire.Reply():
                 return "FINAL" if command.final else "PARTIAL", command.id, *command.body
             case wire.Error():
+                assert len(command.text) >= 3
                 return "ERROR", command.id, command.code, *command.detail
+            case wire.Disconnect():
+                return ("DISCONNECT",)
 
     def watch(self, identity, commands):
         """Rules that need no model."""
@@ -636,7 +612,7 @@ class BrokerMachine(RuleBasedStateMachine):
         else:
             lines.append([asked])
         self.places += 1
-        asked.since, asked.late, asked.place = self.now, True, self.places
+        asked.since, asked.place = self.now, self.places
         self.touch(asked.service)
 
     def queue_arrived(self, service):
@@ -688,14 +664,9 @@ class BrokerMachine(RuleBasedStateMachine):
         hired.held[asked.address] = asked
         hired.sent = self.now
         self.use(worker)
-        ttl, values = asked.left(self.now), dict(asked.values)
-        attempt = {"attempt": asked.handed} if asked.handed > 1 else {}
-        renewed = ttl is not None and (asked.late or asked.handed > 1 or asked.ttl_apart)
-        told = {**values, **({"ttl": ttl} if renewed else {}), **attempt}
-        values.pop("ttl", None)
-        options = [told] if worker.header == WX1 else []
-        framed = worker.frames(worker.command("REQUEST"), b"%d" % asked.address, b"", *options, asked.body)
-        self.tell_worker(worker, framed, ("REQUEST", asked.address, ttl, asked.handed, values, asked.body))
+        frames = worker.frames(worker.command("REQUEST"), b"%d" % asked.address, b"", asked.body)
+        record = "REQUEST", asked.address, asked.left(self.now), asked.handed, asked.values, asked.body
+        self.tell_worker(worker, frames, record)
 
     def lose(self, worker, *, silent=False, missed=math.inf):
         """C17: to another worker, at most so many times, and never once a PARTIAL has reached the client."""
@@ -756,8 +727,7 @@ class BrokerMachine(RuleBasedStateMachine):
         worker = asked.worker
         if worker.header == WX1:
             self.hired[worker].sent = self.now
-            framed = worker.frames(b"\x08", b"%d" % asked.address, b"")
-            self.tell_worker(worker, framed, ("CANCEL", asked.address))
+            self.tell_worker(worker, None, ("CANCEL", asked.address))
 
     def take_out(self, asked):
         lines = self.lines[asked.service, asked.deaths > 0]
@@ -781,13 +751,13 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # ── a turn ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def say(self, peer, framed, record=None):
+    def say(self, peer, frames, record=None):
         """A message from that peer; as a record, which goes with others in one message, if one is given."""
         self.told_to_go.discard(peer)
         if record is None or (self.pack is not None and self.pack[0] is not peer):
             self.take_pack()
         if record is None:
-            self.broker.take(framed, self.now)
+            self.broker.take(frames, self.now)
             return
         if self.pack is None:
             self.pack = peer, peer.batch()
@@ -837,7 +807,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.broker._requests.turn, after = turn, self.broker.turn  # the model dispatches in the turn that is over
         # C13: HEARTBEAT to whom nothing else was sent for an interval, and to nobody else
         for worker, hired in self.hired.items():
-            beat = worker.frames() if hired.batched else worker.frames(worker.command("HEARTBEAT"))
+            beat = worker.beat()
             if beat in sent:
                 assert self.now >= hired.sent + HEARTBEAT
                 hired.sent = self.now
@@ -870,19 +840,19 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @initialize(services=st.lists(st.tuples(a_service, a_credit, st.booleans()), min_size=4, max_size=len(WORKERS)))
+    @initialize(services=st.lists(st.tuples(a_service, a_credit), min_size=4, max_size=len(WORKERS)))
     def some_workers(self, services):
-        for worker, (service, credit, batched) in zip(WORKERS, services, strict=False):
+        for worker, (service, credit) in zip(WORKERS, services, strict=False):
             self.moment()
-            self.ready(worker, service, credit, batched)
+            self.ready(worker, service, credit)
             self.end_turn()
 
     @precondition(lambda self: len(self.hired) < len(WORKERS))
-    @rule(choice=st.integers(0, len(WORKERS) - 1), service=a_service, credit=a_credit, batched=st.booleans())
-    def a_worker_comes(self, choice, service, credit, batched):
+    @rule(choice=st.integers(0, len(WORKERS) - 1), service=a_service, credit=a_credit)
+    def a_worker_comes(self, choice, service, credit):
         self.moment()
         away = [worker for worker in WORKERS if worker not in self.hired]
-        self.ready(away[choice % len(away)], service, credit, batched)
+        self.ready(away[choice % len(away)], service, credit)
         self.end_turn()
 
     @rule(choice=st.integers(0, 7), acts=st.lists(an_act, min_size=1, max_size=12))
@@ -919,20 +889,20 @@ class BrokerMachine(RuleBasedStateMachine):
     def a_worker_leaves(self, worker, client, service, busy, after):
         self.moment()
         for _ in range(busy):
-            self.ask(client, service, None, True, False)
+            self.ask(client, service, None, True)
         self.disconnect(worker)
         if after and worker.header == WX1:
             for _ in range(4):
-                self.work(worker, "FINAL", 0, True)
+                self.work(worker, "FINAL", 0)
         self.end_turn()
 
-    @rule(asleep=st.sets(a_worker, max_size=2), times=st.integers(1, 4), batched=st.booleans())
-    def time_passes(self, asleep, times, batched):
+    @rule(asleep=st.sets(a_worker, max_size=2), times=st.integers(1, 4))
+    def time_passes(self, asleep, times):
         for _ in range(times):
             for worker in WORKERS:
                 if worker in self.hired and worker not in asleep:
                     self.moment()
-                    self.heartbeat(worker, batched)
+                    self.heartbeat(worker)
                     self.end_turn()
             self.pass_time(2.0)
 
@@ -944,25 +914,25 @@ class BrokerMachine(RuleBasedStateMachine):
         assert self.hired == {}
 
     @rule(
-        peer=a_client | a_worker, batched=st.booleans(),
+        peer=a_client | a_worker,
         how=st.sampled_from(["garbage", "second", "wrong", "dialect", "stray", "mmi", "hello"]),
-    )  # fmt: skip
-    def trouble(self, peer, how, batched):
+    )
+    def trouble(self, peer, how):
         self.moment()
         if how == "garbage":
             self.garbage(peer)
         elif how == "mmi" or (peer in CLIENTS and peer not in NUMBERED):
             self.ask_mmi(SERVICES[self.count % len(SERVICES)])
         elif peer in NUMBERED:
-            self.a_numbered_client_says(peer, how, batched and not peer.framed_only)
+            self.a_numbered_client_says(peer, how)
         elif how == "second":
-            self.ready(peer, SERVICES[0], 1, batched)
+            self.ready(peer, SERVICES[0], 1)
         elif how == "wrong":
             self.wrong_reply(peer)
         elif how == "dialect":
             self.speak_another_dialect(peer)
         else:
-            self.heartbeat(peer, batched)
+            self.heartbeat(peer)
         self.end_turn()
 
     @precondition(lambda self: self.count % 3 == 0)  # or nobody would ever finish anything
@@ -979,7 +949,7 @@ class BrokerMachine(RuleBasedStateMachine):
         worker = self.busy()[choice % len(self.busy())]
         service = self.hired[worker].service
         self.moment()
-        self.ask(client, service, None, True, False)
+        self.ask(client, service, None, True)
         self.end_turn()
         self.lose_connection(worker, missed, gone=False)
 
@@ -1006,35 +976,25 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # ── what clients say ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def ask(self, client, service, ttl, wait, batched):
+    def ask(self, client, service, ttl, wait):
         self.count += 1
         body = b"%d" % self.count
         if client.header != CX1:
-            asked = Asked(client, service, body)
-            self.say(client, asked.frames(*([service, body] if client.header == C01 else [b"\x01", service, body])))
-            self.accept(asked)
+            self.say(client, client.frames(*([] if client.header == C01 else [b"\x01"]), service, body))
+            self.accept(Asked(client, service, body))
             return
-        batched = batched and not client.framed_only
-        number = b"0%d" % self.count if self.count % 7 == 0 and not batched else self.count
         values = {} if wait else {"wait": False}
-        apart = batched and isinstance(ttl, int) and ttl > 0 and self.count % 2 == 0
-        if ttl is not None and not apart:
-            values["ttl"] = ttl
-        deadline = None if ttl is None else self.now + ttl / 1000
-        asked = Asked(client, service, body, number, values, apart, deadline)
         options = json.dumps(values).encode() if values else b""
-        record = ("request_to_broker", number, ttl if apart else 0, service, options, [body]) if batched else None
-        self.say(client, asked.frames(b"\x01", service, options, body), record)
+        self.say(client, None, ("request_to_broker", self.count, ttl or 0, service, options, [body]))
         if not self.is_ignored(client):
-            self.batched[client] = batched
-            self.accept(asked)
+            self.accept(
+                Asked(client, service, body, self.count, values, None if ttl is None else self.now + ttl / 1000)
+            )
 
     def accept(self, asked):
         service = asked.service
         waiting, capacity = len(self.waiting(service)) + len(self.arrived[service]), self.capacity(service)
-        if asked.passed(self.now):
-            self.tell_error(asked, 408)
-        elif waiting >= capacity and not asked.wait and not self.available(service):
+        if waiting >= capacity and not asked.wait and not self.available(service):
             self.tell_error(asked, 404)
         elif waiting - capacity >= QUEUE:
             self.tell_error(asked, 429)
@@ -1045,43 +1005,28 @@ class BrokerMachine(RuleBasedStateMachine):
             self.queue_arrived(service)
             self.queue(asked)
 
-    def cancel(self, how, choice, batched):
+    def cancel(self, how, choice):
         if not self.outstanding():
             return
         asked = self.outstanding()[choice % len(self.outstanding())]
-        client = asked.client
-        batched = batched and not client.framed_only and isinstance(asked.number, int)
-        if how == "another service":
-            self.say(client, asked.frames(b"\x05", b"sum"))
-            self.refuse_number(asked, b"sum", batched=False)
-        elif how == "its number again":
-            record = ("request_to_broker", asked.number, 0, asked.service, b"", [b"again"]) if batched else None
-            self.say(client, asked.frames(b"\x01", asked.service, b"", b"again"), record)
-            self.refuse_number(asked, asked.service, batched=batched)
-        else:
-            for _ in range(2 if how == "twice" else 1):
-                record = ("signal", 5, asked.number) if batched else None
-                self.say(client, asked.frames(b"\x05", asked.service), record)
-            self.batched[client] = batched
-            self.queue_arrived(asked.service)
-            self.give_up(asked, 499)
+        if how == "its number again":
+            self.say(asked.client, None, ("request_to_broker", asked.number, 0, asked.service, b"", [b"again"]))
+            self.tell_error(asked, 400)
+            return
+        for _ in range(2 if how == "twice" else 1):
+            self.say(asked.client, None, ("signal", 5, asked.number))
+        self.queue_arrived(asked.service)
+        self.give_up(asked, 499)
 
-    def refuse_number(self, asked, service, *, batched):
-        self.batched[asked.client] = batched
-        self.tell_client(asked, [b"\x04", service, b"400", b""], ("ERROR", asked.number, 400))
-
-    def a_numbered_client_says(self, client, how, batched):
-        nobody = Asked(client, b"a", b"", 0)
+    def a_numbered_client_says(self, client, how):
         if how in {"hello", "stray", "dialect"}:
-            hello = client.frames() if batched else client.frames(b"\x06")
-            self.say(client, hello)
+            self.say(client, client.frames())
             if not self.is_ignored(client):
-                number = None if len(client.envelope) < 2 else client.envelope[-2]
-                self.due[client.identity, number].append(("frames", *hello))
+                self.due[client.identity, None].append(("frames", *client.frames()))
         else:
-            self.say(client, nobody.frames(b"\x05", b"a"), ("signal", 5, 0) if batched else None)
+            self.say(client, None, ("signal", 5, 0))
             if not self.is_ignored(client):
-                self.refuse_number(nobody, b"" if batched else b"a", batched=batched)
+                self.tell_error(Asked(client, b"a", b"", 0), 400)
 
     def is_ignored(self, client):
         keys = client.key, client.identity
@@ -1100,38 +1045,35 @@ class BrokerMachine(RuleBasedStateMachine):
         for frames in GARBAGE:
             self.say(None, [peer.identity, *frames])  # C15
         assert picture(self.broker) == before
-        self.say(None, [peer.identity, *BATCHED_GARBAGE])
+        self.say(None, [peer.identity, *UNKNOWN_RECORD])
         if peer in self.hired and peer.key == peer.identity:
-            self.hired[peer].seen = self.now  # in the batched form whatever comes is a sign of life
+            self.hired[peer].seen = self.now  # records are a sign of life, whatever they are
 
     # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def ready(self, worker, service, credit, batched):
+    def ready(self, worker, service, credit):
         if worker.header == WX1:
-            batched = batched and not worker.framed_only
-            record = ("ready", credit, service, b"") if batched else None
-            self.say(worker, worker.frames(b"\x01", service, b'{"credit":%d}' % credit), record)
+            self.say(worker, None, ("ready", credit, service, b""))
         else:
-            credit, batched = 1, False
+            credit = 1
             self.say(worker, worker.frames(b"\x01", service))
         if worker in self.hired:
             self.refuse(worker)
             return
-        self.hired[worker] = Hired(service, min(credit, CREDIT), batched, self.now, self.now)
+        self.hired[worker] = Hired(service, min(credit, CREDIT), self.now, self.now)
         self.use(worker)
         self.touch(service)
 
-    def work(self, worker, what, choice, batched):
+    def work(self, worker, what, choice):
         """It says something of a request that it holds, or of one that it does not hold any more."""
         hired = self.hired.get(worker)
         if hired is None or (worker.header != WX1 and what in {"ERROR", "RELEASE", "CREDIT"}):
             return
-        batched = batched and worker.header == WX1 and not worker.framed_only
         if what == "PARTIAL" and worker.header == W01:
             what = "FINAL"
         if what == "CREDIT":
-            self.say(worker, worker.frames(b"\x0a", b"%d" % choice), ("credit", choice) if batched else None)
-            self.heard(worker, batched)
+            self.say(worker, None, ("credit", choice))
+            hired.seen = self.now
             hired.credit = min(choice, CREDIT)
             self.use(worker)
             self.freed(worker)
@@ -1144,8 +1086,8 @@ class BrokerMachine(RuleBasedStateMachine):
         if address is None:
             return
         said = b"%d/%d" % (address, choice)
-        self.reply(worker, "FINAL" if what == "late" else what, address, said, batched)
-        self.heard(worker, batched)
+        self.reply(worker, "FINAL" if what == "late" else what, address, said)
+        hired.seen = self.now
         asked = hired.held.get(address)
         if asked is None:
             self.late += 1  # C32
@@ -1156,20 +1098,15 @@ class BrokerMachine(RuleBasedStateMachine):
             if not asked.abandoned:
                 self.on_end(what, asked, said)
 
-    def heard(self, worker, batched):
-        self.hired[worker].seen, self.hired[worker].batched = self.now, batched
-
-    def reply(self, worker, what, address, said, batched):
-        to = b"%d" % address
-        if what == "ERROR":
-            framed = worker.frames(b"\x07", to, b"", b"%d" % OWN, b"why", said)
-            record = "error", 7, address, OWN, b"why", [said]
+    def reply(self, worker, what, address, said):
+        if worker.header != WX1:
+            self.say(worker, worker.frames(worker.command(what), b"%d" % address, b"", said))
+        elif what == "ERROR":
+            self.say(worker, None, ("error", 7, address, OWN, b"why", [said]))
         elif what == "RELEASE":
-            framed, record = worker.frames(b"\x0b", to, b""), ("signal", 11, address)
+            self.say(worker, None, ("signal", 11, address))
         else:
-            framed = worker.frames(worker.command(what), to, b"", said)
-            record = "reply", 3 if what == "PARTIAL" else 4, address, [said]
-        self.say(worker, framed, record if batched else None)
+            self.say(worker, None, ("reply", 3 if what == "PARTIAL" else 4, address, [said]))
 
     def on_partial(self, asked, said):
         asked.parts.append(said)
@@ -1182,37 +1119,43 @@ class BrokerMachine(RuleBasedStateMachine):
             asked.handed -= 1
             self.place_again(asked)
         elif what == "ERROR":
-            self.tell_error(asked, OWN, b"why", said)
+            self.tell_error(asked, OWN, said)
         elif asked.client.header == C01:  # C24
             self.tell_client(asked, [asked.service, *asked.parts, said], None)
         else:
             self.tell_client(asked, [b"\x03", asked.service, said], ("FINAL", asked.number, said))
 
-    def heartbeat(self, worker, batched):
-        batched = batched and worker.header == WX1 and not worker.framed_only
-        self.say(worker, worker.frames() if batched else worker.frames(worker.command("HEARTBEAT")))
+    def heartbeat(self, worker):
+        self.say(worker, worker.beat())
         if worker in self.hired:
-            self.heard(worker, batched)
+            self.hired[worker].seen = self.now
         else:
             self.refuse(worker)
 
     def wrong_reply(self, worker):
-        code = worker.command("FINAL" if self.count % 2 or worker.header == W01 else "PARTIAL")
-        self.say(worker, worker.frames(code, [b"nobody", b"%d" % self.address][self.count % 2], b"", b"wrong"))
-        if worker in self.hired and worker.header == WX1:
-            self.hired[worker].batched = False
+        what = "FINAL" if self.count % 2 or worker.header == W01 else "PARTIAL"
+        if worker.header == WX1 or self.count % 2:
+            self.reply(worker, what, self.address, b"wrong")
+        else:
+            self.say(worker, worker.frames(worker.command(what), b"nobody", b"", b"wrong"))
         self.refuse(worker)  # C14, C18
 
     def disconnect(self, worker):
-        self.say(worker, worker.frames(worker.command("DISCONNECT")))
+        if worker.header == WX1:
+            self.say(worker, None, ("signal", 6, 0))
+        else:
+            self.say(worker, worker.frames(worker.command("DISCONNECT")))
         hired = self.hired.get(worker)
         if worker.header != WX1:
             self.take_pack()
             self.told_to_go.add(worker)
             if hired is not None:
                 self.lose(worker)
-        elif hired is not None and not hired.leaving:
-            hired.seen, hired.leaving = self.now, True
+        elif hired is not None:
+            hired.seen = self.now
+            if hired.leaving:
+                return
+            hired.leaving = True
             self.use(worker)
             self.forget_those_that_do_not_wait(hired.service)
             if not hired.held:
@@ -1220,7 +1163,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def speak_another_dialect(self, worker):
         other = Peer(worker.identity, {W01: W02, W02: WX1, WX1: W01}[worker.header], worker.envelope)
-        self.say(worker, other.frames(other.command("HEARTBEAT")))
+        self.say(worker, other.beat())
         self.refuse(worker, other.header)
 
     # ── what always holds ────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,13 +1,38 @@
-"""The broker's machine with X1 peers: numbers, options, ERROR, CANCEL, client heartbeats.
+"""The broker's machine with X1 peers: records, numbers, options, ERROR, CANCEL, client heartbeats.
 
-What all dialects share is in `test_broker`; what a worker with credit does, in `test_broker_credit`; the batched form,
-in `test_broker_batched`.
+What all dialects share is in `test_broker`; what a worker with credit does, in `test_broker_credit`.
 """
 
-import json
 import logging
+import struct
 
 import pytest
+from support.peers import body_of, record, request_of
+from support.x1_messages import (
+    answer,
+    beaten,
+    cancel,
+    client_heartbeat,
+    credit,
+    disconnected,
+    error,
+    failure,
+    feed,
+    final,
+    heartbeat,
+    leave,
+    packed,
+    part,
+    partial,
+    ready,
+    release,
+    request,
+    together,
+    told,
+    turn,
+    withdraw,
+    work,
+)
 
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
@@ -17,71 +42,13 @@ from zmdp.mdp.broker.journal import Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REMEMBERED, REQUEST_OVERHEAD
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import batch
-
-# ── what peers send ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def request(number=b"1", *, client=b"c", service=b"echo", body=b"x", **options):
-    return [client, number, b"", b"MDPCX1", b"\x01", service, json.dumps(options).encode() if options else b"", body]
-
-
-def cancel(number=b"1", *, client=b"c", service=b"echo"):
-    return [client, number, b"", b"MDPCX1", b"\x05", service]
-
-
-def ready(worker=b"w", service=b"echo"):
-    return [worker, b"MDPWX1", b"\x01", service]
-
-
-def partial(worker=b"w", address=1, body=b"x"):
-    return [worker, b"MDPWX1", b"\x03", b"%d" % address, b"", body]
-
-
-def final(worker=b"w", address=1, body=b"x"):
-    return [worker, b"MDPWX1", b"\x04", b"%d" % address, b"", body]
-
-
-def failure(worker=b"w", address=1, code=b"500", text=b"it broke", *detail):
-    return [worker, b"MDPWX1", b"\x07", b"%d" % address, b"", code, text, *detail]
-
+from zmdp.mdp.wire import CX1, WX1
 
 OLD_READY = {"0.2": [b"w", b"MDPW02", b"\x01", b"echo"], "0.1": [b"w", b"", b"MDPW01", b"\x01", b"echo"]}
 OLD_FINAL = {
     "0.2": [b"w", b"MDPW02", b"\x04", b"1", b"", b"x"],
     "0.1": [b"w", b"", b"MDPW01", b"\x03", b"1", b"", b"x"],
 }
-
-# ── what the broker sends ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def work(worker=b"w", address=1, body=b"x", options=b""):
-    return [worker, b"MDPWX1", b"\x02", b"%d" % address, b"", options, body]
-
-
-def withdraw(worker=b"w", address=1):
-    return [worker, b"MDPWX1", b"\x08", b"%d" % address, b""]
-
-
-def disconnect(worker=b"w"):
-    return [worker, b"MDPWX1", b"\x06"]
-
-
-def heartbeat(worker=b"w"):
-    return [worker, b"MDPWX1", b"\x05"]
-
-
-def part(number=b"1", body=b"x", *, client=b"c", service=b"echo"):
-    return [client, number, b"", b"MDPCX1", b"\x02", service, body]
-
-
-def answer(number=b"1", body=b"x", *, client=b"c", service=b"echo"):
-    return [client, number, b"", b"MDPCX1", b"\x03", service, body]
-
-
-def error(code, text, number=b"1", *, client=b"c", service=b"echo", detail=()):
-    return [client, number, b"", b"MDPCX1", b"\x04", service, b"%d" % code, text.encode(), *detail]
-
 
 FREE = "its time passed before a worker was free for it: 1 offer it"
 BUSY = "its time passed before a worker was free for it: 1 offer it, all busy"
@@ -105,22 +72,10 @@ def broker_with(*workers, **limits):
     return broker
 
 
-def feed(broker, *messages, now=0):
-    """All that the broker sends for `messages`, each in a turn of its own."""
-    return [sent for message in messages for sent in broker.receive(message, now)]
-
-
-def turn(broker, *messages, now=0):
-    """All that the broker sends for `messages` that arrive in one turn."""
-    for message in messages:
-        broker.take(message, now)
-    return broker.flush(now)
-
-
 def books(broker):
     """What the broker holds: (services, workers, requests that wait, requests that workers hold, X1 requests)."""
     registry = broker.registry
-    numbers = sorted(str(request.number) for request in registry.numbered)
+    numbers = sorted(request.number for request in registry.numbered)
     return list(registry.services), list(registry.workers), registry.queued, registry.running, numbers
 
 
@@ -136,47 +91,38 @@ def holds_nothing(broker):
 
 def test_a_reply_goes_to_its_number():
     broker = broker_with(b"w")
-    assert broker.receive(request(b"7"), now=0) == [work()]
-    assert books(broker) == ([b"echo"], [b"w"], 0, 1, ["7"])
-    assert broker.receive(partial(body=b"1"), now=0) == [part(b"7", b"1")]
-    assert broker.receive(final(body=b"2"), now=0) == [answer(b"7", b"2")]
+    assert feed(broker, request(7)) == [work()]
+    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [7])
+    assert feed(broker, partial(body=b"1")) == [part(7, b"1")]
+    assert feed(broker, final(body=b"2")) == [answer(7, b"2")]
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
     assert holds_nothing(broker)
 
 
-def test_an_envelope_stands_before_the_number():  # C22
+@pytest.mark.parametrize("number", [0, (1 << 64) - 1])
+def test_a_number_is_any_integer_of_64_bits(number):
     broker = broker_with(b"w")
-    envelope = [b"proxy", b"\xff" * 255, b"7", b""]
-    assert broker.receive([b"c", *envelope, *request()[3:]], now=0) == [work()]
-    assert broker.receive(final(), now=0) == [[b"c", *envelope, *answer()[3:]]]
-
-
-def test_a_number_is_any_frame():
-    broker = broker_with(b"w1", b"w2", b"w3", b"w4")
-    numbers = [b"17", b"017", b"x", b"%d" % (1 << 64)]
-    assert len(feed(broker, *map(request, numbers))) == 4
-    assert feed(broker, *[final(b"w%d" % n, n) for n in range(1, 5)]) == list(map(answer, numbers))
-    assert holds_nothing(broker)
+    assert feed(broker, request(number), final()) == [work(), answer(number)]
 
 
 def test_requests_of_one_client_run_at_the_same_time():
     broker = broker_with(b"w1", b"w2", b"w3")
-    asked = [request(b"1", body=b"a"), request(b"2", body=b"b"), request(b"3", body=b"c"), request(b"4", body=b"d")]
-    assert feed(broker, *asked) == [work(b"w1", 1, b"a"), work(b"w2", 2, b"b"), work(b"w3", 3, b"c")]
-    assert broker.receive(partial(b"w3", 3, b"3.1"), now=0) == [part(b"3", b"3.1")]
-    assert broker.receive(partial(b"w1", 1, b"1.1"), now=0) == [part(b"1", b"1.1")]
-    assert broker.receive(final(b"w2", 2, b"2.1"), now=0) == [answer(b"2", b"2.1"), work(b"w2", 4, b"d")]
-    assert broker.receive(failure(b"w3", 3), now=0) == [error(500, "it broke", b"3")]
-    assert broker.receive(final(b"w2", 4, b"4.1"), now=0) == [answer(b"4", b"4.1")]
-    assert broker.receive(final(b"w1", 1, b"1.2"), now=0) == [answer(b"1", b"1.2")]
+    asked = [request(1, body=b"a"), request(2, body=b"b"), request(3, body=b"c"), request(4, body=b"d")]
+    assert feed(broker, *asked) == [work(1, b"w1", body=b"a"), work(2, b"w2", body=b"b"), work(3, b"w3", body=b"c")]
+    assert feed(broker, partial(3, b"w3", b"3.1")) == [part(3, b"3.1")]
+    assert feed(broker, partial(1, b"w1", b"1.1")) == [part(1, b"1.1")]
+    assert feed(broker, final(2, b"w2", b"2.1")) == [answer(2, b"2.1"), work(4, b"w2", body=b"d")]
+    assert feed(broker, failure(3, b"w3")) == [error(500, "it broke", 3)]
+    assert feed(broker, final(4, b"w2", b"4.1")) == [answer(4, b"4.1")]
+    assert feed(broker, final(1, b"w1", b"1.2")) == [answer(1, b"1.2")]
     assert holds_nothing(broker)
 
 
 def test_two_clients_may_use_the_same_number():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(client=b"c"), request(client=b"d"))
-    assert broker.receive(cancel(client=b"c"), now=0) == [error(499, "cancelled"), withdraw(b"w1")]
-    assert broker.receive(final(b"w2", 2), now=0) == [answer(client=b"d")]
+    assert feed(broker, cancel(client=b"c")) == [error(499, "cancelled"), withdraw(worker=b"w1")]
+    assert feed(broker, final(2, b"w2")) == [answer(client=b"d")]
 
 
 @pytest.mark.parametrize("workers", [[b"w"], []], ids=["running", "waiting"])
@@ -184,21 +130,19 @@ def test_a_number_that_is_outstanding_is_refused_and_the_first_request_goes_on(w
     broker = broker_with(*workers)
     feed(broker, request())
     before = books(broker)
-    assert broker.receive(request(body=b"second"), now=0) == [error(400, "malformed: number-in-use")]
-    assert broker.receive(request(service=b"mmi.service"), now=0) == [
-        error(400, "malformed: number-in-use", service=b"mmi.service")
-    ]
+    assert feed(broker, request(body=b"second")) == [error(400, "malformed: number-in-use")]
+    assert feed(broker, request(service=b"mmi.service")) == [error(400, "malformed: number-in-use")]
     assert books(broker) == before
     assert broker.stats.invalid == {"number-in-use": 2}
     feed(broker, *[ready(b"w")] * (not workers))
-    assert broker.receive(final(body=b"first"), now=0) == [answer(body=b"first")]
+    assert feed(broker, final(body=b"first")) == [answer(body=b"first")]
 
 
 ENDS = {
-    "FINAL": lambda broker: broker.receive(final(), now=0),
-    "ERROR": lambda broker: broker.receive(failure(), now=0),
-    "CANCEL": lambda broker: broker.receive(cancel(), now=0) + broker.receive(final(), now=0),
-    "ttl": lambda broker: broker.tick(1.1) + broker.receive(final(), now=1.1),
+    "FINAL": lambda broker: feed(broker, final()),
+    "ERROR": lambda broker: feed(broker, failure()),
+    "CANCEL": lambda broker: feed(broker, cancel()) + feed(broker, final()),
+    "ttl": lambda broker: told(broker.tick(1.1)) + feed(broker, final(), now=1.1),
     "worker lost": lambda broker: feed(broker, partial(), ready(), ready()),
     "reply too large": lambda broker: feed(broker, partial(body=b"x" * 1000), final()),
 }
@@ -211,78 +155,129 @@ def test_a_number_is_free_again_after_its_end(end):
     end(broker)
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
     assert holds_nothing(broker)
-    assert feed(broker, request(body=b"again"), final(b"w", 2, b"2"), now=2) == [
-        work(b"w", 2, b"again"), answer(body=b"2"),
+    assert feed(broker, request(body=b"again"), final(2, b"w", b"2"), now=2) == [
+        work(2, b"w", body=b"again"), answer(body=b"2"),
     ]  # fmt: skip
     assert broker.stats.invalid.get("number-in-use", 0) == 0
 
 
 def test_a_number_that_was_refused_is_free():
     broker = broker_with(max_queue=1)
-    feed(broker, request(b"1"), request(b"2"))
-    assert books(broker) == ([b"echo"], [], 1, 0, ["1"])
-    assert feed(broker, cancel(b"1"), request(b"2")) == [error(499, "cancelled")]
-    assert books(broker) == ([b"echo"], [], 1, 0, ["2"])
+    feed(broker, request(1), request(2))
+    assert books(broker) == ([b"echo"], [], 1, 0, [1])
+    assert feed(broker, cancel(1), request(2)) == [error(499, "cancelled")]
+    assert books(broker) == ([b"echo"], [], 1, 0, [2])
 
 
 @pytest.mark.parametrize("others", [0, REMEMBERED - 1, REMEMBERED])
 def test_numbers_that_ended_are_remembered_for_a_while(others):
     broker = broker_with(b"w")
-    feed(broker, request(b"first"), final())
+    feed(broker, request(1 << 60), final())
     for number in range(others):
-        feed(broker, request(b"%d" % number), final(address=number + 2))
-    assert broker.receive(cancel(b"first"), now=0) == []
+        feed(broker, request(number), final(number + 2))
+    assert feed(broker, cancel(1 << 60)) == []
     assert broker.stats.invalid == {}
 
 
 def test_numbers_that_ended_are_not_remembered_for_ever():
     broker = broker_with(b"w")
-    feed(broker, request(b"first"), final())
+    feed(broker, request(1 << 60), final())
     for number in range(3 * REMEMBERED):
-        feed(broker, request(b"%d" % number), final(address=number + 2))
+        feed(broker, request(number), final(number + 2))
         registry = broker.registry
         assert len(registry._ended) + len(registry._ended_before) <= 2 * REMEMBERED
-    assert broker.receive(cancel(b"first"), now=0) == [error(400, "malformed: unknown-number", b"first")]
+    assert feed(broker, cancel(1 << 60)) == [error(400, "malformed: unknown-number", 1 << 60)]
 
 
 # ── malformed ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 MALFORMED = {
-    "no options": ([b"1", b"", b"MDPCX1", b"\x01", b"echo"], "too-few-frames", b"echo"),
-    "no body": ([b"1", b"", b"MDPCX1", b"\x01", b"echo", b""], "no-body", b"echo"),  # C19
-    "bad options": ([b"1", b"", b"MDPCX1", b"\x01", b"echo", b"[]", b"x"], "bad-options", b"echo"),
-    "bad service": ([b"1", b"", b"MDPCX1", b"\x01", b"\n", b"", b"x"], "bad-service-name", b""),
-    "bad command": ([b"1", b"", b"MDPCX1", b"\x03", b"echo", b"x"], "unknown-command", b""),
-    "CANCEL with more": ([b"1", b"", b"MDPCX1", b"\x05", b"echo", b"x"], "too-many-frames", b"echo"),
+    "no body": (request_of(1, b"echo"), "no-body"),  # C19
+    "bad options": (request_of(1, b"echo", b"x", options=b"[]"), "bad-options"),
+    "bad service": (request_of(1, b"\n", b"x"), "bad-service-name"),
+    "bad command": (record(99, 1), "unknown-command"),
+    "a broker's command": (record(3, 1, body_of(b"x")), "unknown-command"),
+    "CANCEL with more": (record(5, 1, b"x"), "bad-record"),
+    "body cut off": (record(1, 1, request_of(1, b"echo", b"x")[13:-1]), "bad-record"),
+    "record cut off": (request_of(1, b"echo", b"x")[:-1], "bad-record"),
+    "no such attachment": (request_of(1, b"echo", None), "bad-record"),
 }
 
 
-@pytest.mark.parametrize(("frames", "reason", "service"), MALFORMED.values(), ids=MALFORMED)
-def test_a_client_is_told_what_is_malformed(frames, reason, service):  # C15
+@pytest.mark.parametrize(("asked", "reason"), MALFORMED.values(), ids=MALFORMED)
+def test_a_client_is_told_what_is_malformed(asked, reason):  # C15
     broker = broker_with(b"w")
     before = books(broker)
-    assert broker.receive([b"c", *frames], now=0) == [error(400, f"malformed: {reason}", service=service)]
+    assert feed(broker, packed(b"c", CX1, asked)) == [error(400, f"malformed: {reason}")]
     assert books(broker) == before
     assert broker.stats.invalid == {reason: 1}
 
 
-@pytest.mark.parametrize("command", [[b"\x01", b"echo", b"", b"x"], [b"\x05", b"echo"], [b"\x0c"]])
-def test_without_an_envelope_nobody_can_be_told(command):  # C15
+NAMELESS = {
+    "another frame": ([b"\x01", b"echo", b"", b"x"], "unknown-command"),
+    "an empty frame": ([b""], "unknown-command"),
+    "no number": ([b"\x09", b"\0\0\0\x09\x05"], "bad-record"),
+    "an attachment of nothing": ([b"\x09", b"", b"x"], "too-many-frames"),
+}
+
+
+@pytest.mark.parametrize(("frames", "reason"), NAMELESS.values(), ids=NAMELESS)
+def test_without_a_number_nobody_can_be_told(frames, reason):  # C15
     broker = broker_with(b"w")
-    assert broker.receive([b"c", b"MDPCX1", *command], now=0) == []
-    assert broker.stats.invalid.total() == 1
+    assert feed(broker, [*client_heartbeat(), *frames]) == []
+    assert broker.stats.invalid == {reason: 1}
+
+
+def test_what_is_wrong_with_one_record_does_not_touch_the_others():  # C43
+    broker = broker_with(b"w", b"v")
+    asked = together(request(1), request(2, service=b"\n"), request(3, options=b"["), request(4))
+    assert feed(broker, asked) == [
+        error(400, "malformed: bad-service-name", 2), error(400, "malformed: bad-options", 3), work(), work(2, b"v"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("message", "reason"),
-    [([*request(), b"x" * 1000], "too-large"), ([*request(), *[b""] * 10], "too-many-frames")],
-    ids=["bytes", "frames"],
+    ("body", "reason"), [([b"x" * 1001], "too-large"), ([b""] * 13, "too-many-frames")], ids=["bytes", "frames"]
 )
-def test_a_client_is_told_that_its_request_is_over_the_limits(message, reason):  # C15
+def test_a_client_is_told_that_its_request_is_over_the_limits(body, reason):  # C15
     broker = broker_with(b"w", max_message=1000, max_frames=12)
-    assert broker.receive(message, now=0) == [error(413, "a message may have up to 1000 bytes in 12 frames")]
-    assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
+    text = "a request may have up to 1000 bytes in 12 frames"
+    asked = packed(b"c", CX1, request_of(1, b"echo", *body), request_of(2, b"echo", b"x"))
+    assert feed(broker, asked) == [error(413, text), work()]
+    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [2])
     assert broker.stats.invalid == {reason: 1}
+
+
+UNREADABLE = [
+    [b"\xff" * 40],
+    [record(99, 1)],
+    [record(4, 1)],
+    [record(4, 1, body_of())],
+    [record(10, 0, b"\0\0\0\x05x")],
+    [],
+    [b""],
+]
+
+
+@pytest.mark.parametrize("frames", UNREADABLE)
+def test_records_of_a_worker_that_cannot_be_read_change_nothing(frames):  # C15, C43
+    broker = broker_with(b"w")
+    feed(broker, request(1), request(2))
+    assert feed(broker, [*heartbeat(), b"\x09", *frames]) == []
+    assert feed(broker, final()) == [answer(1), work(2)]
+
+
+def test_records_that_cannot_be_read_are_a_sign_of_life():  # C13
+    broker = broker_with(b"w", heartbeat=1, liveness=3)
+    assert feed(broker, [*heartbeat(), b"\x09", b"?"], now=2) == []
+    broker.tick(4.9)
+    assert list(broker.registry.workers) == [b"w"]
+
+
+def test_records_of_a_stranger_that_cannot_be_read_are_not_answered():  # C15
+    broker = broker_with()
+    assert feed(broker, [*heartbeat(), b"\x09", b"?"]) == []
+    assert (broker.stats.invalid, broker.stats.disconnected) == ({"bad-record": 1}, {})
 
 
 # ── ttl ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -290,29 +285,29 @@ def test_a_client_is_told_that_its_request_is_over_the_limits(message, reason): 
 
 def test_a_request_whose_time_passes_while_it_waits_is_never_handed_to_a_worker():
     broker = broker_with()
-    assert broker.receive(request(ttl=1000), now=0) == []
+    assert feed(broker, request(ttl=1000)) == []
     assert broker.deadline() == pytest.approx(1, abs=0.011)
     assert broker.tick(0.99) == []
-    assert broker.tick(1.011) == [error(408, NOBODY)]
+    assert told(broker.tick(1.011)) == [error(408, NOBODY)]
     assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
     assert books(broker) == ([], [], 0, 0, [])
     assert holds_nothing(broker)
-    assert broker.receive(ready(), now=2) == []
+    assert feed(broker, ready(), now=2) == []
 
 
 def test_a_request_whose_time_passes_while_all_workers_are_busy():
     broker = broker_with(b"w")
-    feed(broker, request(b"1"), request(b"2", ttl=500))
-    assert broker.tick(0.52) == [error(408, BUSY, b"2")]
-    assert broker.receive(final(), now=0.6) == [answer(b"1")]
+    feed(broker, request(1), request(2, ttl=500))
+    assert told(broker.tick(0.52)) == [error(408, BUSY, 2)]
+    assert feed(broker, final(), now=0.6) == [answer(1)]
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
 
 def test_a_request_whose_time_passes_while_a_worker_is_at_it():
     broker = broker_with(b"w", heartbeat=10)
-    assert broker.receive(request(ttl=1000), now=0) == [work(options=b'{"ttl": 1000}')]
+    assert feed(broker, request(ttl=1000)) == [work(ttl=1000)]
     assert broker.tick(0.99) == []
-    assert broker.tick(1.011) == [error(408, RUNNING), withdraw()]
+    assert told(broker.tick(1.011)) == [error(408, RUNNING), withdraw()]
     assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
     # the worker has not noticed yet, and answers all the same: that is dropped, and it is free
@@ -326,15 +321,15 @@ def test_a_request_whose_time_passes_while_a_worker_is_at_it():
 def test_an_old_worker_is_not_told_that_the_time_passed(protocol):
     broker = broker_with(heartbeat=10)
     feed(broker, OLD_READY[protocol], request(ttl=1000))
-    assert broker.tick(1.011) == [error(408, RUNNING)]
-    assert broker.receive(OLD_FINAL[protocol], now=1.1) == []
+    assert told(broker.tick(1.011)) == [error(408, RUNNING)]
+    assert feed(broker, OLD_FINAL[protocol], now=1.1) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
 
 def test_a_reply_in_time_clears_the_clock():
     broker = broker_with(b"w", heartbeat=10)
     feed(broker, request(ttl=1000))
-    assert broker.receive(final(), now=0.9) == [answer()]
+    assert feed(broker, final(), now=0.9) == [answer()]
     assert holds_nothing(broker)
     assert broker.tick(5) == []
 
@@ -342,37 +337,25 @@ def test_a_reply_in_time_clears_the_clock():
 def test_partials_do_not_lengthen_the_time():
     broker = broker_with(b"w", heartbeat=10)
     feed(broker, request(ttl=1000))
-    assert broker.receive(partial(), now=0.9) == [part()]
-    assert broker.tick(1.011) == [error(408, RUNNING), withdraw()]
-
-
-@pytest.mark.parametrize(
-    ("workers", "text"),
-    [([], NOBODY), ([b"w"], FREE)],
-    ids=["no worker", "an idle worker"],
-)
-def test_a_request_without_time_is_refused(workers, text):
-    broker = broker_with(*workers)
-    assert broker.receive(request(ttl=0), now=5) == [error(408, text)]
-    assert books(broker)[2:] == (0, 0, [])
-    assert holds_nothing(broker)
+    assert feed(broker, partial(), now=0.9) == [part()]
+    assert told(broker.tick(1.011)) == [error(408, RUNNING), withdraw()]
 
 
 def test_a_worker_that_is_free_in_the_instant_in_which_the_time_passes_does_not_get_it():
     broker = broker_with(b"w")
-    feed(broker, request(b"1"), request(b"2", ttl=1000), request(b"3", ttl=900), request(b"4", body=b"last"))
-    assert broker.receive(final(), now=1) == [
-        answer(b"1"), error(408, FREE, b"2"), error(408, FREE, b"3"), work(b"w", 2, b"last"),
+    feed(broker, request(1), request(2, ttl=1000), request(3, ttl=900), request(4, body=b"last"))
+    assert feed(broker, final(), now=1) == [
+        answer(1), error(408, FREE, 2), error(408, FREE, 3), work(2, b"w", body=b"last"),
     ]  # fmt: skip
     assert broker.stats.dropped == {Drop.TTL_PASSED: 2}
-    assert feed(broker, final(address=2), now=1) == [answer(b"4")]
+    assert feed(broker, final(2), now=1) == [answer(4)]
     assert holds_nothing(broker)
 
 
 def test_a_worker_that_comes_in_the_instant_in_which_the_time_passes_is_idle():
     broker = broker_with()
     feed(broker, request(ttl=1000))
-    assert broker.receive(ready(), now=1) == [error(408, FREE)]
+    assert feed(broker, ready(), now=1) == [error(408, FREE)]
     assert broker.registry.services[b"echo"].schedule.capacity == 1
     assert holds_nothing(broker)
 
@@ -382,7 +365,7 @@ def test_a_ttl_that_is_longer_than_the_expiry_does_not_lengthen_it():  # C12
     feed(broker, request(ttl=60_000))
     assert broker.tick(9.9) == []
     text = "the broker's expiry of 10 s passed before a worker was free for it: none offers it"
-    assert broker.tick(10.02) == [error(408, text)]
+    assert told(broker.tick(10.02)) == [error(408, text)]
     assert broker.stats.dropped == {Drop.EXPIRED: 1}
     assert holds_nothing(broker)
 
@@ -391,13 +374,13 @@ def test_a_ttl_that_is_longer_than_the_expiry_counts_once_a_worker_has_the_reque
     broker = broker_with(b"w", expiry=10, heartbeat=100)
     feed(broker, request(ttl=60_000))
     assert broker.tick(59) == []
-    assert broker.tick(60.02) == [error(408, RUNNING), withdraw()]
+    assert told(broker.tick(60.02)) == [error(408, RUNNING), withdraw()]
 
 
 def test_a_request_that_comes_back_after_its_time_is_not_repeated():  # C17
     broker = broker_with(b"w1", b"w2", heartbeat=1)
     feed(broker, request(ttl=1000))
-    assert broker.gone(b"w1", now=1) == [error(408, FREE)]
+    assert told(broker.gone(b"w1", now=1)) == [error(408, FREE)]
     assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
     assert holds_nothing(broker)
 
@@ -405,7 +388,7 @@ def test_a_request_that_comes_back_after_its_time_is_not_repeated():  # C17
 def test_times_that_are_far_off_leave_nothing_behind():
     broker = broker_with(b"w")
     for number in range(2000):
-        feed(broker, request(ttl=10_000_000 + 1000 * number), final(address=number + 1))
+        feed(broker, request(ttl=10_000_000 + 1000 * number), final(number + 1))
     assert holds_nothing(broker)
     assert len(broker.registry.expiries._order) < 200
 
@@ -413,32 +396,32 @@ def test_times_that_are_far_off_leave_nothing_behind():
 # ── what the worker is told ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_options_reach_a_free_worker_unchanged():
+def test_the_options_reach_a_worker_unchanged():
     broker = broker_with(b"w")
-    options = b' {"ttl": 5000, "key":"\xc3\xa4", "key":"b", "wait":false}'
-    assert broker.receive([*request()[:6], options, b"x"], now=0) == [work(options=options)]
-
-
-def test_the_options_reach_a_worker_unchanged_if_there_is_no_ttl():
-    broker = broker_with()
-    feed(broker, request(key=1, headers={"a": "b"}))
-    assert broker.receive(ready(), now=9) == [work(options=b'{"key": 1, "headers": {"a": "b"}}')]
+    options = b' {"key":"\xc3\xa4", "key":"b", "wait":false}'
+    assert feed(broker, request(1, options=options), request(2, options=options, ttl=5000)) == [work(options=options)]
+    assert feed(broker, final(), now=1) == [answer(1), work(2, ttl=4000, options=options)]
 
 
 def test_a_worker_is_told_what_is_left_of_the_ttl():
     broker = broker_with(heartbeat=10)
     feed(broker, request(ttl=5000, key=1))
-    assert broker.receive(ready(), now=1.5) == [work(options=b'{"ttl":3500,"key":1}')]
+    assert feed(broker, ready(), now=1.5) == [work(ttl=3500, options=b'{"key": 1}')]
     assert broker.tick(4.99) == []
-    assert broker.tick(5.02) == [error(408, RUNNING), withdraw()]
+    assert told(broker.tick(5.02)) == [error(408, RUNNING), withdraw()]
+
+
+def test_the_longest_ttl_is_passed_on():
+    broker = broker_with(b"w")
+    assert feed(broker, request(ttl=0xFFFFFFFF), now=0.1) == [work(ttl=0xFFFFFFFF)]
 
 
 def test_the_next_worker_is_told_that_it_is_the_second():  # C17
     broker = broker_with(b"w1", b"w2", b"w3", heartbeat=10)
-    feed(broker, request(b"1", ttl=5000, key=1))
-    assert broker.gone(b"w1", now=1) == [work(b"w2", 2, options=b'{"ttl":4000,"key":1,"attempt":2}')]
-    assert broker.gone(b"w2", now=2) == [work(b"w3", 3, options=b'{"ttl":3000,"key":1,"attempt":3}')]
-    assert broker.tick(5.02) == [error(408, RUNNING), withdraw(b"w3", 3)]
+    feed(broker, request(ttl=5000, key=1))
+    assert told(broker.gone(b"w1", now=1)) == [work(2, b"w2", ttl=4000, attempt=2, options=b'{"key": 1}')]
+    assert told(broker.gone(b"w2", now=2)) == [work(3, b"w3", ttl=3000, attempt=3, options=b'{"key": 1}')]
+    assert told(broker.tick(5.02)) == [error(408, RUNNING), withdraw(3, b"w3")]
 
 
 @pytest.mark.parametrize(
@@ -446,73 +429,74 @@ def test_the_next_worker_is_told_that_it_is_the_second():  # C17
 )
 def test_the_next_worker_is_told_so_whoever_the_client_is(asked):  # C17
     broker = broker_with(b"w1", b"w2")
-    assert broker.receive(asked, now=0) == [work(b"w1")]
-    assert broker.gone(b"w1", now=0) == [work(b"w2", 2, options=b'{"attempt":2}')]
+    assert feed(broker, asked) == [work(worker=b"w1")]
+    assert told(broker.gone(b"w1", now=0)) == [work(2, b"w2", attempt=2)]
+
+
+def test_a_worker_is_told_of_at_most_255_attempts():
+    broker = broker_with(max_attempts=1000)
+    feed(broker, request())
+    for number in range(1, 300):
+        assert feed(broker, ready()) == [work(number, attempt=min(number, 255))]
+        broker.gone(b"w", now=0)
 
 
 def test_a_worker_that_the_request_did_not_reach_is_not_counted():  # C17
     broker = broker_with(b"w1", b"w2", b"w3")
     feed(broker, request())
-    assert broker.unreachable(b"w1", broker.turn - 1, now=0) == [work(b"w2", 2)]
-    assert broker.gone(b"w2", now=0) == [work(b"w3", 3, options=b'{"attempt":2}')]
+    assert told(broker.unreachable(b"w1", broker.turn - 1, now=0)) == [work(2, b"w2")]
+    assert told(broker.gone(b"w2", now=0)) == [work(3, b"w3", attempt=2)]
 
 
 def test_an_old_worker_is_told_nothing_of_options():
     broker = broker_with()
     feed(broker, request(ttl=5000, key=1))
-    assert broker.receive(OLD_READY["0.2"], now=1) == [[b"w", b"MDPW02", b"\x02", b"1", b"", b"x"]]
-
-
-def test_options_that_are_as_deep_as_can_be_reach_a_worker_late():
-    broker = broker_with()
-    deep = b'{"ttl":5000,"a":' + b"[" * 63 + b"]" * 63 + b"}"
-    assert broker.receive([*request()[:6], deep, b"x"], now=0) == []
-    assert broker.receive(ready(), now=1) == [work(options=deep.replace(b"5000", b"4000"))]
+    assert feed(broker, OLD_READY["0.2"], now=1) == [[b"w", b"MDPW02", b"\x02", b"1", b"", b"x"]]
 
 
 # ── wait: false ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("others", [[], [request(b"other", client=b"d")]], ids=["unknown", "only asked for"])
+@pytest.mark.parametrize("others", [[], [request(client=b"d")]], ids=["unknown", "only asked for"])
 def test_who_does_not_wait_is_told_at_once_that_nobody_is_there(others):
     broker = broker_with(b"w")
-    feed(broker, disconnect(), *others)
+    feed(broker, leave(), *others)
     before = books(broker)
-    assert broker.receive(request(wait=False), now=0) == [error(404, NO_WORKER)]
+    assert feed(broker, request(wait=False)) == [error(404, NO_WORKER)]
     assert books(broker) == before
     assert broker.stats.dropped == {Drop.NO_WORKER: 1}
 
 
 def test_who_does_not_wait_gets_a_free_worker():
     broker = broker_with(b"w")
-    assert broker.receive(request(wait=False), now=0) == [work(options=b'{"wait": false}')]
+    assert feed(broker, request(wait=False)) == [work(options=b'{"wait": false}')]
 
 
 def test_who_does_not_wait_waits_while_workers_are_busy():
     broker = broker_with(b"w")
-    assert feed(broker, request(b"1"), request(b"2", wait=False)) == [work()]
-    assert broker.receive(final(), now=0) == [answer(b"1"), work(address=2, options=b'{"wait": false}')]
-    assert broker.receive(final(address=2), now=0) == [answer(b"2")]
+    assert feed(broker, request(1), request(2, wait=False)) == [work()]
+    assert feed(broker, final()) == [answer(1), work(2, options=b'{"wait": false}')]
+    assert feed(broker, final(2)) == [answer(2)]
     assert broker.registry.services[b"echo"].no_wait == {}
 
 
 def falls_silent(broker):
-    return [message for message in broker.tick(5.1) if message != heartbeat()]
+    return [each for each in told(broker.tick(5.1)) if each != beaten()]
 
 
 LOSES = {
     "silent": falls_silent,
-    "gone": lambda broker: broker.gone(b"w", now=5),
-    "refused": lambda broker: broker.receive(ready(), now=5)[1:],
+    "gone": lambda broker: told(broker.gone(b"w", now=5)),
+    "refused": lambda broker: feed(broker, ready(), now=5)[1:],
 }
-LEAVES = {"DISCONNECT": lambda broker: broker.receive(disconnect(), now=5), **LOSES}
+LEAVES = {"DISCONNECT": lambda broker: feed(broker, leave(), now=5), **LOSES}
 
 
-@pytest.mark.parametrize("leave", LEAVES.values(), ids=LEAVES)
-def test_who_does_not_wait_is_told_when_the_last_worker_leaves(leave):
+@pytest.mark.parametrize("goes", LEAVES.values(), ids=LEAVES)
+def test_who_does_not_wait_is_told_when_the_last_worker_leaves(goes):
     broker = broker_with(b"w")
-    feed(broker, request(b"1"), request(b"2", wait=False), request(b"3"), request(b"4", wait=False, client=b"d"))
-    assert leave(broker) == [error(404, NO_WORKER, b"2"), error(404, NO_WORKER, b"4", client=b"d")]
+    feed(broker, request(1), request(2, wait=False), request(3), request(4, wait=False, client=b"d"))
+    assert goes(broker) == [error(404, NO_WORKER, 2), error(404, NO_WORKER, 4, client=b"d")]
     assert [each.number for each in broker.registry.numbered] == [1, 3]
     assert broker.stats.dropped == {Drop.NO_WORKER: 2}
     assert broker.registry.services[b"echo"].no_wait == {}
@@ -520,19 +504,17 @@ def test_who_does_not_wait_is_told_when_the_last_worker_leaves(leave):
 
 def test_who_does_not_wait_waits_as_long_as_any_worker_is_there():
     broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"1", client=b"d"), request(b"2", client=b"d"), request(b"3", wait=False))
+    feed(broker, request(1, client=b"d"), request(2, client=b"d"), request(3, wait=False))
     assert broker.gone(b"w1", now=0) == []
-    assert broker.receive(final(b"w2", 2), now=0) == [
-        answer(b"2", client=b"d"), work(b"w2", 3, options=b'{"attempt":2}'),
-    ]  # fmt: skip
-    assert broker.gone(b"w2", now=0) == [error(404, NO_WORKER, b"3")]
+    assert feed(broker, final(2, b"w2")) == [answer(2, client=b"d"), work(3, b"w2", attempt=2)]
+    assert told(broker.gone(b"w2", now=0)) == [error(404, NO_WORKER, 3)]
 
 
-@pytest.mark.parametrize("leave", LOSES.values(), ids=LOSES)
-def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(leave):
+@pytest.mark.parametrize("goes", LOSES.values(), ids=LOSES)
+def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(goes):
     broker = broker_with(b"w")
     feed(broker, request(wait=False))
-    assert leave(broker) == [error(502, LAST_WORKER_LOST)]
+    assert goes(broker) == [error(502, LAST_WORKER_LOST)]
     assert books(broker) == ([], [], 0, 0, [])
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
     assert holds_nothing(broker)
@@ -540,33 +522,27 @@ def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(leave):
 
 def test_who_does_not_wait_goes_to_another_worker_or_waits_for_it():  # C17
     broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"1", wait=False, body=b"1"), request(b"2", client=b"d"))
+    feed(broker, request(1, wait=False, body=b"1"), request(2, client=b"d"))
     assert broker.gone(b"w1", now=0) == []
-    assert books(broker) == ([b"echo"], [b"w2"], 1, 1, ["1", "2"])
-    told = work(b"w2", 3, b"1", options=b'{"wait":false,"attempt":2}')
-    assert broker.receive(final(b"w2", 2), now=0) == [answer(b"2", client=b"d"), told]
+    assert books(broker) == ([b"echo"], [b"w2"], 1, 1, [1, 2])
+    again = work(3, b"w2", options=b'{"wait": false}', attempt=2, body=b"1")
+    assert feed(broker, final(2, b"w2")) == [answer(2, client=b"d"), again]
 
 
 def test_who_does_not_wait_is_not_told_that_nobody_is_there_if_somebody_had_begun():
     broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"1", wait=False), request(b"2", client=b"d"), request(b"3", wait=False))
+    feed(broker, request(1, wait=False), request(2, client=b"d"), request(3, wait=False))
     broker.gone(b"w1", now=0)
-    assert books(broker) == ([b"echo"], [b"w2"], 2, 1, ["1", "2", "3"])
-    assert broker.gone(b"w2", now=0) == [
-        error(404, NO_WORKER, b"3"),
-        error(502, LAST_WORKER_LOST, b"1"),
-    ]
+    assert books(broker) == ([b"echo"], [b"w2"], 2, 1, [1, 2, 3])
+    assert told(broker.gone(b"w2", now=0)) == [error(404, NO_WORKER, 3), error(502, LAST_WORKER_LOST, 1)]
     assert broker.stats.dropped == {Drop.NO_WORKER: 1, Drop.WORKERS_LOST: 1}
 
 
 def test_all_workers_die_together():
     broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=3)
-    feed(broker, request(b"1", wait=False), request(b"2"), request(b"3", wait=False))
-    assert broker.tick(100) == [
-        error(404, NO_WORKER, b"3"),
-        error(502, LAST_WORKER_LOST, b"1"),
-    ]
-    assert books(broker) == ([b"echo"], [], 1, 0, ["2"])
+    feed(broker, request(1, wait=False), request(2), request(3, wait=False))
+    assert told(broker.tick(100)) == [error(404, NO_WORKER, 3), error(502, LAST_WORKER_LOST, 1)]
+    assert books(broker) == ([b"echo"], [], 1, 0, [2])
 
 
 # ── CANCEL ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -574,11 +550,11 @@ def test_all_workers_die_together():
 
 def test_a_request_that_waits_can_be_cancelled():
     broker = broker_with()
-    feed(broker, request(b"1"), request(b"2", ttl=5000), request(b"3"))
-    assert broker.receive(cancel(b"2"), now=0) == [error(499, "cancelled", b"2")]
-    assert books(broker) == ([b"echo"], [], 2, 0, ["1", "3"])
+    feed(broker, request(1), request(2, ttl=5000), request(3))
+    assert feed(broker, cancel(2)) == [error(499, "cancelled", 2)]
+    assert books(broker) == ([b"echo"], [], 2, 0, [1, 3])
     assert broker.stats.dropped == {Drop.CANCELLED: 1}
-    assert feed(broker, cancel(b"1"), cancel(b"3")) == [error(499, "cancelled", b"1"), error(499, "cancelled", b"3")]
+    assert feed(broker, cancel(1), cancel(3)) == [error(499, "cancelled", 1), error(499, "cancelled", 3)]
     assert books(broker) == ([], [], 0, 0, [])
     assert holds_nothing(broker)
     assert broker.deadline() is None
@@ -586,12 +562,12 @@ def test_a_request_that_waits_can_be_cancelled():
 
 def test_a_request_that_runs_can_be_cancelled():
     broker = broker_with(b"w")
-    feed(broker, request(b"1", ttl=5000), request(b"2", body=b"next"), partial())
-    assert broker.receive(cancel(b"1"), now=0) == [error(499, "cancelled"), withdraw()]
-    assert books(broker) == ([b"echo"], [b"w"], 0 + 1, 1, ["2"])
-    assert broker.receive(partial(), now=0) == []
-    assert broker.receive(final(), now=0) == [work(b"w", 2, b"next")]
-    assert broker.receive(final(address=2), now=0) == [answer(b"2")]
+    feed(broker, request(1, ttl=5000), request(2, body=b"next"), partial())
+    assert feed(broker, cancel(1)) == [error(499, "cancelled"), withdraw()]
+    assert books(broker) == ([b"echo"], [b"w"], 0 + 1, 1, [2])
+    assert feed(broker, partial()) == []
+    assert feed(broker, final()) == [work(2, b"w", body=b"next")]
+    assert feed(broker, final(2)) == [answer(2)]
     assert broker.stats.dropped == {Drop.CANCELLED: 1}
     assert holds_nothing(broker)
 
@@ -599,7 +575,7 @@ def test_a_request_that_runs_can_be_cancelled():
 def test_a_cancelled_request_may_end_in_a_workers_error():
     broker = broker_with(b"w")
     feed(broker, request(), cancel())
-    assert broker.receive(failure(code=b"499"), now=0) == []
+    assert feed(broker, failure(code=499)) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
     assert broker.stats.errors == 1
 
@@ -615,50 +591,42 @@ def test_a_cancelled_request_is_not_repeated():  # C17
 def test_an_old_worker_is_not_told_of_a_cancel_and_its_reply_is_dropped(protocol):
     broker = broker_with()
     feed(broker, OLD_READY[protocol], request())
-    assert broker.receive(cancel(), now=0) == [error(499, "cancelled")]
-    assert broker.receive(OLD_FINAL[protocol], now=0) == []
+    assert feed(broker, cancel()) == [error(499, "cancelled")]
+    assert feed(broker, OLD_FINAL[protocol]) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
 
 def test_a_cancel_to_a_worker_stands_for_a_heartbeat():  # C13
     broker = broker_with(b"w", heartbeat=1)
-    broker.receive(request(), now=0)
-    broker.receive(cancel(), now=0.9)
+    feed(broker, request())
+    feed(broker, cancel(), now=0.9)
     assert broker.tick(1.8) == []
-    assert broker.tick(1.96) == [heartbeat()]
+    assert told(broker.tick(1.96)) == [beaten()]
 
 
 def test_the_number_of_a_cancelled_request_is_free_while_its_worker_still_works():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(), cancel())
-    assert broker.receive(request(body=b"again"), now=0) == [work(b"w2", 2, b"again")]
-    assert broker.receive(final(b"w1", 1, b"old"), now=0) == []
-    assert broker.receive(cancel(), now=0) == [error(499, "cancelled"), withdraw(b"w2", 2)]
-    assert broker.receive(final(b"w2", 2, b"new"), now=0) == []
+    assert feed(broker, request(body=b"again")) == [work(2, b"w2", body=b"again")]
+    assert feed(broker, final(1, b"w1", b"old")) == []
+    assert feed(broker, cancel()) == [error(499, "cancelled"), withdraw(2, b"w2")]
+    assert feed(broker, final(2, b"w2", b"new")) == []
 
 
 def test_a_cancel_of_what_never_was():
     broker = broker_with(b"w")
-    assert broker.receive(cancel(), now=0) == [error(400, "malformed: unknown-number")]
+    assert feed(broker, cancel()) == [error(400, "malformed: unknown-number")]
     assert broker.stats.invalid == {"unknown-number": 1}
 
 
-@pytest.mark.parametrize("workers", [[b"w"], []], ids=["running", "waiting"])
-def test_a_cancel_that_names_another_service(workers):
-    broker = broker_with(*workers)
-    feed(broker, request())
-    before = books(broker)
-    assert broker.receive(cancel(service=b"sum"), now=0) == [error(400, "malformed: unknown-number", service=b"sum")]
-    assert books(broker) == before
-
-
-@pytest.mark.parametrize("another", [cancel(b"2"), cancel(client=b"d"), [b"c", b"hop", *cancel()[1:]]])
-def test_a_cancel_of_another_number_or_by_another_client(another):
+@pytest.mark.parametrize(("number", "client"), [(2, b"c"), (1, b"d"), (1, (b"c", b"hop"))])
+def test_a_cancel_of_another_number_or_by_another_client(number, client):
     broker = broker_with(b"w")
     feed(broker, request())
-    ((*route, code, _),) = broker.receive(another, now=0)
-    assert (route, code) == ([*another[:-2], b"\x04", b"echo"], b"400")
-    assert broker.receive(final(), now=0) == [answer()]
+    assert feed(broker, cancel(number, client=client)) == [
+        error(400, "malformed: unknown-number", number, client=client)
+    ]
+    assert feed(broker, final()) == [answer()]
 
 
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
@@ -666,26 +634,22 @@ def test_a_cancel_that_comes_too_late_is_passed_over(end):
     broker = broker_with(b"w", max_message=500, heartbeat=10)
     feed(broker, request(ttl=1000))
     end(broker)
-    assert broker.receive(cancel(), now=2) == []
+    assert feed(broker, cancel(), now=2) == []
     assert broker.stats.invalid.get("unknown-number", 0) == 0
 
 
 def test_a_cancel_of_what_the_broker_has_answered_itself():
     broker = broker_with(b"w")
-    assert broker.receive(request(service=b"mmi.service", body=b"echo"), now=0) == [
-        answer(body=b"200", service=b"mmi.service")
-    ]
-    assert broker.receive(cancel(service=b"mmi.service"), now=0) == []
+    assert feed(broker, request(service=b"mmi.service", body=b"echo")) == [answer(body=b"200")]
+    assert feed(broker, cancel()) == []
 
 
 def test_a_cancel_does_not_touch_the_requests_beside_it():  # C20
     broker = broker_with()
-    feed(broker, *[request(b"%d" % n, body=b"%d" % n) for n in range(5)], request(b"9", client=b"d", body=b"9"))
-    feed(broker, cancel(b"0"), cancel(b"2"), cancel(b"4"))
-    sent = feed(broker, ready(), final(address=1), final(address=2), final(address=3))
-    assert sent == [
-        work(b"w", 1, b"1"), answer(b"1"), work(b"w", 2, b"9"), answer(b"9", client=b"d"), work(b"w", 3, b"3"),
-        answer(b"3"),
+    feed(broker, *[request(n, body=b"%d" % n) for n in range(5)], request(9, client=b"d", body=b"9"))
+    feed(broker, cancel(0), cancel(2), cancel(4))
+    assert feed(broker, ready(), final(), final(2), final(3)) == [
+        work(1, body=b"1"), answer(1), work(2, body=b"9"), answer(9, client=b"d"), work(3, body=b"3"), answer(3),
     ]  # fmt: skip
     assert holds_nothing(broker)
 
@@ -696,7 +660,7 @@ def test_a_cancel_does_not_touch_the_requests_beside_it():  # C20
 def two_limits(**limits):
     """A broker without workers that has taken a request for `other`."""
     broker = broker_with(**limits)
-    broker.receive(request(b"other", client=b"d", service=b"other"), now=0)
+    feed(broker, request(client=b"d", service=b"other"))
     return broker
 
 
@@ -707,18 +671,18 @@ CHARGED = CLIENT_OVERHEAD + REQUEST_OVERHEAD + FRAME_OVERHEAD + 1
 def expired():
     broker = broker_with(expiry=10)
     feed(broker, request())
-    return broker, broker.tick(11)
+    return broker, told(broker.tick(11))
 
 
 def ttl_passed():
     broker = broker_with(b"w", heartbeat=10)
     feed(broker, request(ttl=100))
-    return broker, broker.tick(1)[:1]
+    return broker, told(broker.tick(1))[:1]
 
 
 def queue_full():
     broker = broker_with(max_queue=1)
-    return broker, feed(broker, request(b"0"), request())
+    return broker, feed(broker, request(0), request())
 
 
 def memory_full():
@@ -740,29 +704,29 @@ def draining():
 def closing():
     broker = broker_with()
     feed(broker, request())
-    return broker, broker.close(0)
+    return broker, told(broker.close(0))
 
 
 def workers_lost():
     broker = broker_with(b"w1", b"w2", max_attempts=2)
     feed(broker, request())
-    return broker, broker.gone(b"w1", now=0)[1:] + broker.gone(b"w2", now=0)
+    return broker, told(broker.gone(b"w1", now=0))[1:] + told(broker.gone(b"w2", now=0))
 
 
 def lost_after_partial():
     broker = broker_with(b"w")
     feed(broker, request(), partial())
-    return broker, broker.gone(b"w", now=0)
+    return broker, told(broker.gone(b"w", now=0))
 
 
 def reply_too_large():
     broker = broker_with(b"w", max_message=500)
-    return broker, feed(broker, request(), partial(body=b"x" * 500))[1:2]
+    return broker, feed(broker, request(), partial(body=b"x" * 501))[1:2]
 
 
 def too_many_unserved():
     broker = broker_with(max_unserved=1)
-    return broker, feed(broker, request(b"0", service=b"other"), request())
+    return broker, feed(broker, request(0, service=b"other"), request())
 
 
 def not_allowed():
@@ -778,11 +742,11 @@ def user_not_allowed():
 
 
 def role_outstanding():
-    return limited(request(b"0"), request(), call=("*",), outstanding=1)
+    return limited(request(0), request(), call=("*",), outstanding=1)
 
 
 def role_queued():
-    return limited(request(b"0"), request(), call=("*",), queued_requests=1)
+    return limited(request(0), request(), call=("*",), queued_requests=1)
 
 
 def role_memory_full():
@@ -794,7 +758,12 @@ def limited(*messages, **permissions):
     broker = broker_with()
     broker.grant({"shop": Permissions(name="shop", **permissions)}, now=0)
     role = broker.roles.named("shop")
-    return broker, [sent for message in messages for sent in broker.receive(message, 0, role)]
+    return broker, [sent for each in messages for sent in told(broker.receive(each, 0, role))]
+
+
+def options_too_long():
+    """The broker adds `"user":"shop"` to them."""
+    return limited(ready(), request(key="x" * 65_515), call=("*",), offer=("*",))
 
 
 def no_worker():
@@ -847,6 +816,10 @@ DROPS = {
     Drop.WORKERS_LOST: (workers_lost, 502, "its worker was lost, and this was attempt 2 of 2 (max_attempts)"),
     Drop.LOST_AFTER_PARTIAL: (lost_after_partial, 502, "its worker was lost after a PARTIAL, so it cannot be retried"),
     Drop.REPLY_TOO_LARGE: (reply_too_large, 413, "the reply exceeds the limits of 500 bytes and 1024 frames"),
+    Drop.OPTIONS_TOO_LONG: (
+        options_too_long, 413, "its options are too long, with what the broker has to add for a worker or another "
+        "broker",
+    ),
     Drop.NO_WORKER: (no_worker, 404, NO_WORKER),
     Drop.CANCELLED: (cancelled, 499, "cancelled"),
 }  # fmt: skip
@@ -862,26 +835,34 @@ def test_a_client_is_told_why_its_request_was_dropped(reason, case):
     assert 1 not in {each.number for each in broker.registry.numbered if each.client.key == b"c"}
 
 
+@pytest.mark.parametrize("credit", [2, 1], ids=["at once", "queued"])
+def test_options_that_are_too_long_take_no_credit(credit):
+    asked = together(request(1, key="x" * 65_515), request(2))
+    broker, (refused, given) = limited(ready(credit=credit), asked, call=("*",), offer=("*",))
+    assert refused[1:4] == ("ERROR", 1, 413)
+    assert given == work(options=b'{"user":"shop"}')
+    assert broker.registry.services[b"echo"].schedule.capacity == credit - 1
+
+
 def test_every_reason_has_its_code():
     assert set(REPORTS) == set(Drop)
     with_code = {reason for reason, report in REPORTS.items() if report.code is not None}
-    of_links = {Drop.NO_BROKER, Drop.LINKS_LOST, Drop.TOO_LARGE_FOR_LINK}  # test_links
+    of_links = {Drop.NO_BROKER, Drop.LINKS_LOST}  # test_links
     assert with_code == {*DROPS, *of_links} == set(Drop) - {Drop.CLIENT_GONE, Drop.HANDLER_FAILED}
 
 
 # ── the worker's ERROR ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("detail", [[], [b"\0detail"]], ids=["plain", "with detail"])
+@pytest.mark.parametrize("detail", [(), (b"\0detail",)], ids=["plain", "with detail"])
 def test_a_workers_error_is_passed_on(detail):
     broker = broker_with(b"w")
-    feed(broker, request(b"1"), request(b"2", body=b"next"), partial())
-    told = [b"c", b"1", b"", b"MDPCX1", b"\x04", b"echo", b"422", b"\xff no text", *detail]
-    said = failure(b"w", 1, b"422", b"\xff no text", *detail)
-    assert broker.receive(said, now=0) == [told, work(b"w", 2, b"next")]
+    feed(broker, request(1), request(2, body=b"next"), partial())
+    said = failure(1, b"w", 422, b"\xff no text", *detail)
+    assert feed(broker, said) == [(b"c", "ERROR", 1, 422, b"\xff no text", *detail), work(2, body=b"next")]
     assert broker.stats.errors == 1
     assert broker.stats.dropped == {}
-    assert books(broker) == ([b"echo"], [b"w"], 0, 1, ["2"])
+    assert books(broker) == ([b"echo"], [b"w"], 0, 1, [2])
 
 
 OLD_REQUEST = {"0.2": [b"c", b"MDPC02", b"\x01", b"echo", b"x"], "0.1": [b"c", b"", b"MDPC01", b"echo", b"x"]}
@@ -891,7 +872,7 @@ OLD_REQUEST = {"0.2": [b"c", b"MDPC02", b"\x01", b"echo", b"x"], "0.1": [b"c", b
 def test_an_old_client_is_not_told_of_an_error(protocol):  # C24
     broker = broker_with(b"w")
     feed(broker, OLD_REQUEST[protocol], request(client=b"d"))
-    assert broker.receive(failure(), now=0) == [work(address=2)]
+    assert feed(broker, failure()) == [work(2)]
     assert broker.stats.dropped == {Drop.HANDLER_FAILED: 1}
     assert broker.stats.errors == 1
 
@@ -899,20 +880,20 @@ def test_an_old_client_is_not_told_of_an_error(protocol):  # C24
 def test_an_error_is_a_sign_of_life():  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     feed(broker, request())
-    broker.receive(failure(), now=2)
+    feed(broker, failure(), now=2)
     broker.tick(4.9)
     assert list(broker.registry.workers) == [b"w"]
 
 
 def test_an_error_of_a_stranger():  # C14
     broker = broker_with()
-    assert broker.receive(failure(), now=0) == [disconnect()]
+    assert feed(broker, failure()) == [disconnected()]
     assert broker.stats.disconnected == {Refusal.NOT_REGISTERED: 1}
 
 
 def test_an_error_of_an_idle_worker():  # C14
     broker = broker_with(b"w")
-    assert broker.receive(failure(address=2), now=0) == [disconnect()]
+    assert feed(broker, failure(2)) == [disconnected()]
     assert books(broker) == ([], [], 0, 0, [])
     assert broker.stats.disconnected == {Refusal.NO_REQUEST: 1}
 
@@ -920,17 +901,15 @@ def test_an_error_of_an_idle_worker():  # C14
 def test_an_error_for_an_address_that_never_was():  # C18
     broker = broker_with(b"w")
     feed(broker, request())
-    assert broker.receive(failure(address=999), now=0) == [disconnect()]
-    assert books(broker) == ([b"echo"], [], 1, 0, ["1"])
+    assert feed(broker, failure(999)) == [disconnected()]
+    assert books(broker) == ([b"echo"], [], 1, 0, [1])
     assert broker.stats.disconnected == {Refusal.WRONG_CLIENT: 1}
     assert broker.stats.errors == 0
 
 
 def test_a_duplicated_error_is_dropped():  # C32
     broker = broker_with(b"w")
-    assert feed(broker, request(b"1"), failure(), request(b"2"), failure()) == [
-        work(), error(500, "it broke"), work(address=2),
-    ]  # fmt: skip
+    assert feed(broker, request(1), failure(), request(2), failure()) == [work(), error(500, "it broke"), work(2)]
     assert (broker.stats.errors, broker.stats.late) == (1, 1)
 
 
@@ -939,13 +918,13 @@ def test_a_workers_error_is_never_taken_for_the_brokers(code):
     broker = broker_with(b"w")
     feed(broker, request())
     detail = [b""] if code in {403, 404, 413, 429, 502, 503} else []
-    assert broker.receive(failure(code=b"%d" % code), now=0) == [error(code, "it broke", detail=detail)]
+    assert feed(broker, failure(code=code)) == [error(code, "it broke", detail=detail)]
 
 
 def test_an_error_from_a_worker_of_another_dialect():  # C14
     broker = broker_with()
     feed(broker, OLD_READY["0.2"], request())
-    assert broker.receive(failure(), now=0) == [disconnect()]
+    assert feed(broker, failure()) == [disconnected()]
     assert broker.stats.disconnected == {Refusal.WRONG_DIALECT: 1}
 
 
@@ -953,48 +932,48 @@ def test_a_late_error_of_a_dead_worker_is_dropped():  # C18
     broker = broker_with(b"w1", heartbeat=1, liveness=3)
     feed(broker, request())
     broker.tick(4)
-    assert broker.receive(ready(b"w2"), now=4) == [work(b"w2", 2, options=b'{"attempt":2}')]
-    assert broker.receive(failure(b"w1"), now=4) == [disconnect(b"w1")]
-    assert broker.receive(final(b"w2", 2), now=4) == [answer()]
+    assert feed(broker, ready(b"w2"), now=4) == [work(2, b"w2", attempt=2)]
+    assert feed(broker, failure(worker=b"w1"), now=4) == [disconnected(b"w1")]
+    assert feed(broker, final(2, b"w2"), now=4) == [answer()]
 
 
 OVER_LIMIT = error(413, "the reply exceeds the limits of 500 bytes and 20 frames")
 LARGE_END = {
-    "FINAL": final(body=b"x" * 500),
-    "FINAL of many frames": [*final(), *[b""] * 15],
-    "ERROR": failure(b"w", 1, b"500", b"text", b"x" * 500),
-    "ERROR of many frames": failure(b"w", 1, b"500", *[b""] * 16),
+    "FINAL": final(body=b"x" * 501),
+    "FINAL of many frames": packed(b"w", WX1, record(4, 1, body_of(*[b""] * 21))),
+    "ERROR": failure(1, b"w", 500, b"text", b"x" * 501),
+    "ERROR of many frames": failure(1, b"w", 500, b"text", *[b""] * 21),
 }
 
 
 def test_a_partial_over_the_limits_ends_the_request():  # C15
     broker = broker_with(b"w", max_message=500, max_frames=20)
     feed(broker, request(ttl=5000))
-    assert broker.receive(partial(body=b"x" * 500), now=0) == [OVER_LIMIT, withdraw()]
-    assert feed(broker, partial(), partial(body=b"x" * 500)) == []
-    assert broker.receive(final(), now=0) == []
+    assert feed(broker, partial(body=b"x" * 501)) == [OVER_LIMIT, withdraw()]
+    assert feed(broker, partial(), partial(body=b"x" * 501)) == []
+    assert feed(broker, final()) == []
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
     assert holds_nothing(broker)
 
 
-@pytest.mark.parametrize("message", LARGE_END.values(), ids=LARGE_END)
-def test_an_end_over_the_limits_is_an_end(message):  # C15
+@pytest.mark.parametrize("end", LARGE_END.values(), ids=LARGE_END)
+def test_an_end_over_the_limits_is_an_end(end):  # C15
     broker = broker_with(b"w", max_message=500, max_frames=20, heartbeat=1, liveness=3)
-    feed(broker, request(b"1", ttl=5000), request(b"2", body=b"next"))
-    assert broker.receive(message, now=2) == [OVER_LIMIT, work(b"w", 2, b"next")]
+    feed(broker, request(1, ttl=5000), request(2, body=b"next"))
+    assert feed(broker, end, now=2) == [OVER_LIMIT, work(2, body=b"next")]
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
     broker.tick(4.9)
     assert list(broker.registry.workers) == [b"w"]  # C13: it was a sign of life
-    assert broker.receive(final(address=2), now=4.9) == [answer(b"2")]
+    assert feed(broker, final(2), now=4.9) == [answer(2)]
     assert holds_nothing(broker)
 
 
-@pytest.mark.parametrize("message", LARGE_END.values(), ids=LARGE_END)
-def test_an_end_over_the_limits_of_what_was_cancelled_frees_the_worker(message):  # C15
+@pytest.mark.parametrize("end", LARGE_END.values(), ids=LARGE_END)
+def test_an_end_over_the_limits_of_what_was_cancelled_frees_the_worker(end):  # C15
     broker = broker_with(b"w", max_message=500, max_frames=20)
     feed(broker, request(), cancel())
-    assert broker.receive(message, now=0) == []
+    assert feed(broker, end) == []
     assert broker.stats.dropped == {Drop.CANCELLED: 1}
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
@@ -1003,9 +982,9 @@ def test_an_end_over_the_limits_of_what_was_cancelled_frees_the_worker(message):
 def test_a_numbered_client_does_not_wait_for_an_old_worker_whose_end_was_over_the_limits(protocol):  # C15
     broker = broker_with(max_message=500, max_frames=20, heartbeat=1)
     feed(broker, OLD_READY[protocol], request())
-    assert broker.receive([*OLD_FINAL[protocol], b"x" * 500], now=0) == [OVER_LIMIT]
+    assert feed(broker, [*OLD_FINAL[protocol], b"x" * 500]) == [OVER_LIMIT]
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
-    assert broker.receive(OLD_FINAL[protocol], now=0) == []
+    assert feed(broker, OLD_FINAL[protocol]) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
 
@@ -1014,9 +993,9 @@ def test_such_a_worker_does_not_stay_busy_for_ever(protocol):  # C15
     broker = broker_with(max_message=500, max_frames=20, heartbeat=1)
     feed(broker, OLD_READY[protocol], request(), [*OLD_FINAL[protocol], b"x" * 500])
     *head, _ready, _service = OLD_READY[protocol]
-    alive, leave = (b"\x05", b"\x06") if protocol == "0.2" else (b"\x04", b"\x05")
-    broker.receive([*head, alive], now=4)
-    assert broker.tick(6) == [[*head, leave]]
+    alive, away = (b"\x05", b"\x06") if protocol == "0.2" else (b"\x04", b"\x05")
+    feed(broker, [*head, alive], now=4)
+    assert told(broker.tick(6)) == [[*head, away]]
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
     assert books(broker) == ([], [], 0, 0, [])
 
@@ -1024,18 +1003,18 @@ def test_such_a_worker_does_not_stay_busy_for_ever(protocol):  # C15
 def test_a_worker_that_sends_an_error_of_too_many_frames_still_holds_its_request():  # C15
     broker = broker_with(b"w")
     feed(broker, request())
-    assert broker.receive(failure(b"w", 1, b"500", b"text", b"1", b"2"), now=0) == []
-    assert broker.receive(final(), now=0) == [answer()]
+    assert feed(broker, failure(1, b"w", 500, b"text", b"1", b"2")) == []
+    assert feed(broker, final()) == [answer()]
 
 
 # ── client heartbeats ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("envelope", [[], [b""], [b"1", b""], [b"hop", b"1", b""]], ids=len)
+@pytest.mark.parametrize("envelope", [[], [b""], [b"hop", b""], [b"hop", b"1", b""]], ids=len)
 def test_a_clients_heartbeat_is_echoed(envelope):  # C22
     broker = new_broker()
-    message = [b"c", *envelope, b"MDPCX1", b"\x06"]
-    assert broker.receive(message, now=0) == [message]
+    asked = [b"c", *envelope, b"MDPCX1"]
+    assert broker.receive(asked, now=0) == [asked]
     assert broker.stats.heartbeats == 1
     assert books(broker) == ([], [], 0, 0, [])
 
@@ -1043,22 +1022,26 @@ def test_a_clients_heartbeat_is_echoed(envelope):  # C22
 def test_a_draining_broker_answers_a_clients_heartbeat_with_disconnect():
     broker = new_broker()
     assert broker.drain(0) == []
-    gone = [b"c", b"", b"MDPCX1", b"\x07"]
-    assert broker.receive([b"c", b"", b"MDPCX1", b"\x06"], now=0) == [gone]
-    assert broker.receive([b"c", b"", b"MDPCX1"], now=0) == [gone]  # in the batched form it is the same
+    assert feed(broker, client_heartbeat()) == [disconnected(b"c")]
 
 
 def test_a_clients_heartbeat_does_not_end_its_request():
     broker = broker_with(b"w")
-    message = [b"c", b"1", b"", b"MDPCX1", b"\x06"]
-    assert feed(broker, request(), message, final()) == [work(), message, answer()]
+    assert feed(broker, request(), client_heartbeat(), final()) == [work(), beaten(b"c"), answer()]
 
 
 def test_a_client_heartbeat_is_no_sign_of_life_of_a_worker():  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
-    broker.receive([b"w", b"", b"MDPCX1", b"\x06"], now=2)
+    feed(broker, client_heartbeat(b"w"), now=2)
     broker.tick(3.06)
     assert list(broker.registry.workers) == []
+
+
+def test_nothing_is_left_of_a_client_that_spoke_once():
+    broker = new_broker()
+    feed(broker, client_heartbeat(), cancel(5))
+    registry = broker.registry
+    assert (registry.clients, registry.proxies, registry.services) == ({}, {}, {})
 
 
 # ── clients that are gone ────────────────────────────────────────────────────────────────────────────────────────────
@@ -1066,26 +1049,26 @@ def test_a_client_heartbeat_is_no_sign_of_life_of_a_worker():  # C13
 
 def test_what_a_client_that_cannot_be_reached_asked_for_is_cancelled():
     broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"1", ttl=5000), request(b"2", client=b"d"), request(b"3"), request(b"4", wait=False))
-    assert broker.unreachable(b"c", broker.turn - 1, now=0) == [withdraw(b"w1")]
+    feed(broker, request(1, ttl=5000), request(2, client=b"d"), request(3), request(4, wait=False))
+    assert told(broker.unreachable(b"c", broker.turn - 1, now=0)) == [withdraw(worker=b"w1")]
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 3}
-    assert books(broker) == ([b"echo"], [b"w1", b"w2"], 0, 2, ["2"])
-    assert feed(broker, final(b"w1", 1), final(b"w2", 2)) == [answer(b"2", client=b"d")]
+    assert books(broker) == ([b"echo"], [b"w1", b"w2"], 0, 2, [2])
+    assert feed(broker, final(1, b"w1"), final(2, b"w2")) == [answer(2, client=b"d")]
     assert holds_nothing(broker)
 
 
 def test_a_client_that_did_not_keep_up_hears_nothing_more():
     # it has missed messages; so it finds this broker silent, connects anew and sends again what is outstanding
     broker = broker_with(b"w")
-    feed(broker, request(b"1"), request(b"2"))
-    assert broker.gone(b"c", now=0) == [withdraw()]
+    feed(broker, request(1), request(2))
+    assert told(broker.gone(b"c", now=0)) == [withdraw()]
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
-    assert feed(broker, [b"c", b"", b"MDPCX1", b"\x06"], request(b"3"), cancel(b"1"), cancel(b"9")) == []
+    assert feed(broker, client_heartbeat(), request(3), cancel(1), cancel(9), request(service=b"\n")) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
-    assert feed(broker, request(client=b"d"), final()) == [work(address=2)]
+    assert feed(broker, request(client=b"d"), final()) == [work(2)]
     # an old client would not notice by that
     asked = [b"c", b"MDPC02", b"\x01", b"echo", b"x"]
-    assert feed(broker, final(address=2), asked) == [answer(client=b"d"), work(address=3)]
+    assert feed(broker, final(2), asked) == [answer(client=b"d"), work(3)]
 
 
 def test_a_worker_that_did_not_keep_up_may_come_back():
@@ -1099,9 +1082,7 @@ def test_not_all_that_did_not_keep_up_are_remembered():
     for number in range(MAX_GIVEN_UP + 1):
         broker.gone(b"c%d" % number, now=0)
     assert len(broker._given_up) == MAX_GIVEN_UP
-    hello = [b"c0", b"", b"MDPCX1", b"\x06"]
-    assert broker.receive(hello, now=0) == [hello]
-    assert broker.receive([b"c1", *hello[1:]], now=0) == []
+    assert feed(broker, client_heartbeat(b"c0"), client_heartbeat(b"c1")) == [beaten(b"c0")]
 
 
 def test_a_worker_that_cannot_be_reached_with_a_cancel_is_gone():
@@ -1123,36 +1104,31 @@ def test_a_gone_worker_that_was_its_own_client_leaves_nothing():
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def go(client=b"c"):
-    """The broker's DISCONNECT to an X1 client."""
-    return [client, b"", b"MDPCX1", b"\x07"]
-
-
 def test_a_draining_broker_takes_no_more_and_finishes_what_it_took():
     broker = broker_with(b"w")
-    feed(broker, request(b"1"), request(b"2"))
-    assert broker.drain(0) == [go()]
-    assert broker.receive(request(b"3"), now=0) == [error(503, DRAINING, b"3")]
-    assert broker.receive(final(), now=0) == [answer(b"1"), work(address=2)]
-    assert broker.receive(final(address=2), now=0) == [answer(b"2"), disconnect()]
+    feed(broker, request(1), request(2))
+    assert told(broker.drain(0)) == [disconnected(b"c")]
+    assert feed(broker, request(3)) == [error(503, DRAINING, 3)]
+    assert feed(broker, final()) == [answer(1), work(2)]
+    assert feed(broker, final(2)) == [answer(2), disconnected()]
     assert broker.drained
     assert books(broker) == ([], [], 0, 0, [])
 
 
 def test_each_client_that_waits_for_something_is_told_once_that_the_broker_drains():
     broker = broker_with(b"w")
-    feed(broker, request(b"1"), request(b"2"), request(b"1", client=b"done", service=b"mmi.broker"))
-    feed(broker, [b"proxy", b"hop", b"1", b"", b"MDPCX1", b"\x01", b"sum", b"", b"x"])
+    feed(broker, request(1), request(2), request(1, client=b"done", service=b"mmi.broker"))
+    feed(broker, request(client=(b"proxy", b"hop"), service=b"sum"))
     feed(broker, [b"old", b"MDPC02", b"\x01", b"sum", b"x"])  # its dialect has no DISCONNECT
-    assert broker.drain(0) == [go(), [b"proxy", b"hop", b"", b"MDPCX1", b"\x07"]]
+    assert told(broker.drain(0)) == [disconnected(b"c"), disconnected((b"proxy", b"hop"))]
 
 
 def test_a_worker_is_sent_away_once_it_holds_nothing_and_nothing_waits_for_its_service():  # C9
     broker = broker_with(b"busy", b"idle")
-    feed(broker, ready(b"of sum", b"sum"), ready(b"nil", b"none"), request(b"1"))
-    assert broker.drain(0) == [go(), disconnect(b"idle"), disconnect(b"of sum"), disconnect(b"nil")]
-    assert books(broker) == ([b"echo"], [b"busy"], 0, 1, ["1"])
-    assert broker.receive(final(b"busy"), now=0) == [answer(b"1"), disconnect(b"busy")]
+    feed(broker, ready(b"of sum", b"sum"), ready(b"nil", b"none"), request(1))
+    assert told(broker.drain(0)) == list(map(disconnected, (b"c", b"idle", b"of sum", b"nil")))
+    assert books(broker) == ([b"echo"], [b"busy"], 0, 1, [1])
+    assert feed(broker, final(worker=b"busy")) == [answer(1), disconnected(b"busy")]
     assert broker.stats.lost == {Loss.CLOSING: 4}
     assert books(broker) == ([], [], 0, 0, [])
     assert broker.tick(100) == []
@@ -1160,48 +1136,48 @@ def test_a_worker_is_sent_away_once_it_holds_nothing_and_nothing_waits_for_its_s
 
 def test_a_worker_with_a_queue_is_not_sent_away():
     broker = broker_with(b"w1", b"w2")
-    feed(broker, *[request(b"%d" % number) for number in range(1, 5)])
-    assert broker.drain(0) == [go()]
-    assert feed(broker, final(b"w1", 1)) == [answer(b"1"), work(b"w1", 3)]
-    assert feed(broker, final(b"w2", 2)) == [answer(b"2"), work(b"w2", 4)]
-    assert feed(broker, final(b"w1", 3)) == [answer(b"3"), disconnect(b"w1")]
+    feed(broker, *[request(number) for number in range(1, 5)])
+    assert told(broker.drain(0)) == [disconnected(b"c")]
+    assert feed(broker, final(1, b"w1")) == [answer(1), work(3, b"w1")]
+    assert feed(broker, final(2, b"w2")) == [answer(2), work(4, b"w2")]
+    assert feed(broker, final(3, b"w1")) == [answer(3), disconnected(b"w1")]
     assert broker.gone(b"w2", now=0) == []  # what it held waits for a worker; none is told to come back
     assert broker.drained
 
 
 def test_a_request_that_comes_back_is_done_by_a_worker_that_is_still_there():
     broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"1"), request(b"2"))
-    assert broker.drain(0) == [go()]
+    feed(broker, request(1), request(2))
+    assert told(broker.drain(0)) == [disconnected(b"c")]
     assert broker.gone(b"w1", now=0) == []
-    assert feed(broker, final(b"w2", 2)) == [answer(b"2"), work(b"w2", 3, options=b'{"attempt":2}')]
-    assert feed(broker, final(b"w2", 3)) == [answer(b"1"), disconnect(b"w2")]
+    assert feed(broker, final(2, b"w2")) == [answer(2), work(3, b"w2", attempt=2)]
+    assert feed(broker, final(3, b"w2")) == [answer(1), disconnected(b"w2")]
 
 
 def test_a_worker_without_credit_is_sent_away_when_it_has_some_or_is_due_a_heartbeat():
     broker = broker_with(b"w", b"v")
-    feed(broker, [b"w", b"MDPWX1", b"\x0a", b"0"], [b"v", b"MDPWX1", b"\x0a", b"0"])
+    feed(broker, credit(0), credit(0, b"v"))
     assert broker.drain(0) == []
-    assert feed(broker, [b"w", b"MDPWX1", b"\x0a", b"1"]) == [disconnect(b"w")]
+    assert feed(broker, credit(1)) == [disconnected()]
     assert broker.tick(0.9) == []
-    assert broker.tick(1.1) == [disconnect(b"v")]
+    assert told(broker.tick(1.1)) == [disconnected(b"v")]
     assert books(broker) == ([], [], 0, 0, [])
 
 
 def test_a_worker_without_credit_finishes_what_it_holds():
     broker = broker_with(b"w")
-    feed(broker, request(b"1"), [b"w", b"MDPWX1", b"\x0a", b"0"])
-    assert broker.drain(0) == [go()]
-    assert broker.tick(1.1) == [heartbeat()]
-    assert broker.receive(final(), now=1.2) == [answer(b"1")]
-    assert broker.tick(2.3) == [disconnect()]
+    feed(broker, request(1), credit(0))
+    assert told(broker.drain(0)) == [disconnected(b"c")]
+    assert told(broker.tick(1.1)) == [beaten()]
+    assert feed(broker, final(), now=1.2) == [answer(1)]
+    assert told(broker.tick(2.3)) == [disconnected()]
 
 
 def test_a_worker_that_was_leaving_is_told_once():
     broker = broker_with(b"w")
-    feed(broker, request(b"1"), disconnect(b"w"))
-    assert broker.drain(0) == [go()]
-    assert broker.receive(final(), now=0) == [answer(b"1"), disconnect()]
+    feed(broker, request(1), leave())
+    assert told(broker.drain(0)) == [disconnected(b"c")]
+    assert feed(broker, final()) == [answer(1), disconnected()]
     assert broker.stats.lost == {Loss.DISCONNECTED: 1}
 
 
@@ -1209,35 +1185,20 @@ def test_a_draining_broker_sends_new_workers_away(caplog):
     broker = new_broker()
     broker.drain(0)
     with caplog.at_level(logging.WARNING):
-        assert broker.receive(ready(), now=0) == [disconnect()]
-        packed = [b"w", b"MDPWX1", b"\x09", _batched_ready_and_credit()]
-        assert broker.receive(packed, now=0) == [disconnect()]  # once, whatever else is in the message
+        assert feed(broker, ready()) == [disconnected()]
+        assert feed(broker, together(ready(), credit(2))) == [disconnected()]  # once, whatever else is in the message
     assert caplog.messages == []
     assert broker.stats.disconnected == {Refusal.DRAINING: 2}
     assert books(broker) == ([], [], 0, 0, [])
 
 
-def _batched_ready_and_credit():
-    made = batch.Batch((), wire.WX1)
-    made.ready(1, b"echo", b"")
-    made.credit(2)
-    ((_, _, records),) = made.messages()
-    return records
-
-
 def test_at_the_end_every_client_is_told_and_every_worker():  # C9
     broker = broker_with(b"w1", b"w2")
-    feed(broker, request(b"1"), request(b"2"), cancel(b"2"), request(b"3", ttl=5000), request(b"4", wait=False))
-    feed(broker, request(b"5", service=b"sum"), [b"old", b"MDPC02", b"\x01", b"echo", b"x"])
-    sent = broker.close(now=1)
-    assert sent[-2:] == [disconnect(b"w1"), disconnect(b"w2")]
-    assert sorted(sent[:-2]) == sorted(
-        [
-            *[error(503, CLOSING, number) for number in (b"1", b"3", b"4")],
-            error(503, CLOSING, b"5", service=b"sum"),
-            withdraw(b"w1"),
-        ]
-    )
+    feed(broker, request(1), request(2), cancel(2), request(3, ttl=5000), request(4, wait=False))
+    feed(broker, request(5, service=b"sum"), [b"old", b"MDPC02", b"\x01", b"echo", b"x"])
+    sent = told(broker.close(now=1))
+    assert sent[-2:] == [disconnected(b"w1"), disconnected(b"w2")]
+    assert sorted(sent[:-2]) == [*[error(503, CLOSING, number) for number in (1, 3, 4, 5)], withdraw(worker=b"w1")]
     assert books(broker) == ([b"echo"], [], 1, 0, [])
     assert broker.stats.dropped == {Drop.CANCELLED: 1, Drop.CLOSING: 4}
 
@@ -1248,8 +1209,8 @@ def test_at_the_end_every_client_is_told_and_every_worker():  # C9
 def test_what_nobody_is_to_blame_for_is_no_warning(caplog):
     caplog.set_level(logging.INFO)
     broker = broker_with(b"w", max_queue=1)
-    feed(broker, request(b"1"), cancel(b"1"), [b"d", b"MDPC02", b"\x01", b"echo", b"x"], final())
-    feed(broker, failure(address=2), request(b"2"), request(b"3"), request(b"4"))
+    feed(broker, request(1), cancel(1), [b"d", b"MDPC02", b"\x01", b"echo", b"x"], final())
+    feed(broker, failure(2), request(2), request(3), request(4))
     levels = [(record.levelname, record.message) for record in caplog.records if "dropped" in record.message]
     assert levels == [
         ("INFO", "dropped a request for service echo: cancelled"),
@@ -1260,27 +1221,26 @@ def test_what_nobody_is_to_blame_for_is_no_warning(caplog):
 
 def test_a_broker_forgets_all_that_ended():
     broker = broker_with(b"w1", b"w2", max_queue=3, max_attempts=1)
-    for turn in range(20):
-        now = 10.0 * turn
+    for now in range(0, 200, 10):
         for number in range(10):
-            broker.receive(request(b"%d" % number, ttl=1000 + 100 * number, wait=number % 2 == 0), now)
-        broker.receive(cancel(b"3"), now)
+            feed(broker, request(number, ttl=1000 + 100 * number, wait=number % 2 == 0), now=now)
+        feed(broker, cancel(3), now=now)
         held = {worker.key: address for worker in broker.registry.workers.values() for address in worker.held}
-        broker.receive(partial(b"w1", held[b"w1"]), now)
-        broker.receive(failure(b"w2", held[b"w2"]), now)
+        feed(broker, partial(held[b"w1"], b"w1"), now=now)
+        feed(broker, failure(held[b"w2"], b"w2"), now=now)
         broker.gone(b"w1", now + 0.5)
-        broker.receive(ready(b"w1"), now + 0.5)
+        feed(broker, ready(b"w1"), now=now + 0.5)
         for worker in (b"w1", b"w2"):
-            broker.receive(heartbeat(worker), now + 4)
+            feed(broker, heartbeat(worker), now=now + 4)
         broker.tick(now + 4)
         for worker in list(broker.registry.workers.values()):
             for address in list(worker.held):
-                broker.receive(final(worker.key, address), now + 5)
+                feed(broker, final(address, worker.key), now=now + 5)
         assert holds_nothing(broker)
         assert books(broker) == ([b"echo"], [b"w2", b"w1"], 0, 0, [])
         for worker in (b"w1", b"w2"):
-            broker.receive(heartbeat(worker), now + 8)
-    feed(broker, disconnect(b"w1"), disconnect(b"w2"), now=300)
+            feed(broker, heartbeat(worker), now=now + 8)
+    feed(broker, leave(b"w1"), leave(b"w2"), now=300)
     assert broker.registry.services == {}
     assert broker._beats.next_due() is None
     assert broker.deadline() is None
@@ -1288,31 +1248,29 @@ def test_a_broker_forgets_all_that_ended():
 
 def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed():
     broker = broker_with()
-    broker.receive(request(), 0.0)
+    feed(broker, request())
     broker.gone(b"c", 1.0)
-    heartbeat = [b"c", b"", b"MDPCX1", b"\x06"]
-    assert broker.receive(heartbeat, GIVEN_UP) == []
-    assert broker.receive(heartbeat, 2 * GIVEN_UP - 1.0) == []  # it has still not noticed
-    assert broker.receive(heartbeat, 3 * GIVEN_UP) == [heartbeat]  # nothing it said lately was ignored
+    assert feed(broker, client_heartbeat(), now=GIVEN_UP) == []
+    assert feed(broker, client_heartbeat(), now=2 * GIVEN_UP - 1.0) == []  # it has still not noticed
+    assert feed(broker, client_heartbeat(), now=3 * GIVEN_UP) == [beaten(b"c")]  # nothing said lately was ignored
     assert len(broker._given_up) == 0
 
 
 def test_each_client_behind_a_proxy_that_did_not_keep_up_notices_by_itself():
     broker = broker_with()
-    one, two = ([b"p", name, b"", b"MDPCX1", b"\x06"] for name in (b"1", b"2"))
+    one, two = (b"p", b"1"), (b"p", b"2")
     broker.gone(b"p", 0.0)
-    assert broker.receive(one, GIVEN_UP - 1.0) == []
-    assert broker.receive(two, GIVEN_UP) == [two]  # it said nothing before, so it misses nothing
-    assert broker.receive(one, GIVEN_UP) == []
-    assert broker.receive(one, 2 * GIVEN_UP) == [one]
+    assert feed(broker, client_heartbeat(one), now=GIVEN_UP - 1.0) == []
+    assert feed(broker, client_heartbeat(two), now=GIVEN_UP) == [beaten(two)]  # it said nothing before
+    assert feed(broker, client_heartbeat(one), now=GIVEN_UP) == []
+    assert feed(broker, client_heartbeat(one), now=2 * GIVEN_UP) == [beaten(one)]
 
 
 def test_an_identity_that_is_gone_may_be_used_again():
     broker = broker_with()
-    heartbeat = [b"c", b"", b"MDPCX1", b"\x06"]
     broker.gone(b"c", 1.0)
     broker.unreachable(b"c", broker.turn - 1, 1.0)
-    assert broker.receive(heartbeat, 1.0) == [heartbeat]
+    assert feed(broker, client_heartbeat(), now=1.0) == [beaten(b"c")]
 
 
 def test_a_request_that_was_not_even_sent_yet_is_no_attempt():
@@ -1320,14 +1278,14 @@ def test_a_request_that_was_not_even_sent_yet_is_no_attempt():
     broker = broker_with(b"w", b"w2", b"w3", max_attempts=1, heartbeat=1.0)
     feed(broker, request())
     assert len(broker.tick(2.0)) == 3
-    placed = broker.unreachable(b"w", broker.turn - 1, 2.0)  # this one had it: that is the one attempt
-    assert placed[0][6] == b"502"
+    placed = told(broker.unreachable(b"w", broker.turn - 1, 2.0))  # this one had it: that is the one attempt
+    assert placed[0][:4] == (b"c", "ERROR", 1, 502)
     broker = broker_with(b"w", b"w2", b"w3", max_attempts=2, heartbeat=1.0)
     feed(broker, request())
     broker.tick(2.0)
     missed = broker.turn - 1
-    assert broker.unreachable(b"w", missed, 2.0)[0][:3] == [b"w2", b"MDPWX1", b"\x02"]
-    assert broker.unreachable(b"w2", missed, 2.0)[0][:3] == [b"w3", b"MDPWX1", b"\x02"]
+    assert told(broker.unreachable(b"w", missed, 2.0)) == [work(2, b"w2", attempt=2)]
+    assert told(broker.unreachable(b"w2", missed, 2.0)) == [work(3, b"w3", attempt=2)]
     assert broker.unreachable(b"w3", missed, 2.0) == []  # it waits for the next worker
     assert broker.registry.queued == 1
 
@@ -1337,7 +1295,7 @@ def test_a_request_that_was_not_even_sent_yet_is_no_attempt():
 
 def test_what_arrived_in_the_turn_can_be_cancelled():
     broker = broker_with(b"w")
-    assert turn(broker, request(b"1"), cancel(b"1"), request(b"2", body=b"next")) == [
+    assert turn(broker, request(1), cancel(1), request(2, body=b"next")) == [
         error(499, "cancelled"), work(body=b"next"),
     ]  # fmt: skip
     assert broker.stats.dropped == {Drop.CANCELLED: 1}
@@ -1346,60 +1304,158 @@ def test_what_arrived_in_the_turn_can_be_cancelled():
 
 def test_a_number_may_be_used_again_in_the_turn_in_which_it_is_cancelled():
     broker = new_broker()
-    assert turn(broker, request(b"1", body=b"1"), cancel(b"1"), request(b"1", body=b"2")) == [error(499, "cancelled")]
-    assert books(broker) == ([b"echo"], [], 1, 0, ["1"])
-    assert broker.receive(ready(), now=0) == [work(body=b"2")]
+    assert turn(broker, request(1, body=b"1"), cancel(1), request(1, body=b"2")) == [error(499, "cancelled")]
+    assert books(broker) == ([b"echo"], [], 1, 0, [1])
+    assert feed(broker, ready()) == [work(body=b"2")]
 
 
 def test_a_number_may_be_used_again_in_the_turn_of_its_final():
     broker = broker_with(b"w")
-    feed(broker, request(b"1"))
-    assert turn(broker, final(), request(b"1", body=b"2")) == [answer(b"1"), work(address=2, body=b"2")]
+    feed(broker, request(1))
+    assert turn(broker, final(), request(1, body=b"2")) == [answer(1), work(2, body=b"2")]
 
 
 def test_a_request_that_does_not_wait_and_its_last_worker_leave_in_one_turn():
     broker = broker_with(b"w")
-    assert turn(broker, request(b"1", wait=False), request(b"2"), disconnect()) == [error(404, NO_WORKER), disconnect()]
-    assert books(broker) == ([b"echo"], [], 1, 0, ["2"])
+    assert turn(broker, request(1, wait=False), request(2), leave()) == [error(404, NO_WORKER), disconnected()]
+    assert books(broker) == ([b"echo"], [], 1, 0, [2])
 
 
 def test_an_error_and_the_end_of_its_worker_in_one_turn():
     broker = broker_with(b"w", b"v")
-    feed(broker, request(b"1"))
-    assert turn(broker, failure(), disconnect(), request(b"2")) == [
-        error(500, "it broke"), disconnect(), work(b"v", 2),
+    feed(broker, request(1))
+    assert turn(broker, failure(), leave(), request(2)) == [
+        error(500, "it broke"), disconnected(), work(2, b"v"),
     ]  # fmt: skip
 
 
 def test_the_end_of_the_broker_in_the_middle_of_a_turn():
     broker = broker_with(b"w")
-    broker.take(request(b"1"), 0)
-    assert broker.close(0) == [error(503, CLOSING), disconnect()]
+    broker.take(request(1), 0)
+    assert told(broker.close(0)) == [error(503, CLOSING), disconnected()]
     assert broker.registry.services == {}
 
 
 def test_a_time_that_passes_in_the_middle_of_a_turn():
     broker = new_broker()
-    broker.take(request(b"1", ttl=100), 0)
+    broker.take(request(1, ttl=100), 0)
     broker.take(ready(), 1)
-    broker.take(request(b"2"), 1)
-    broker.take(request(b"3"), 1)
-    assert broker.flush(1) == [error(408, FREE), work()]
+    broker.take(request(2), 1)
+    broker.take(request(3), 1)
+    assert told(broker.flush(1)) == [error(408, FREE), work()]
+
+
+# ── messages of many records ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_messages_have_the_layout_of_the_specification():
+    broker = broker_with(b"w")
+    records = struct.pack(">IBQIBHHI1s", 23, 2, 1, 0, 1, 0, 1, 1, b"x")
+    assert broker.receive(request(7), 0) == [[b"w", b"", b"MDPWX1", b"\x09", records]]
+    records = struct.pack(">IBQHI1s", 16, 3, 7, 1, 1, b"x")
+    assert broker.receive(final(), 0) == [[b"c", b"", b"MDPCX1", b"\x09", records]]
+    records = struct.pack(">IBQ", 9, 6, 0)
+    assert broker.receive(leave(), 0) == [[b"w", b"", b"MDPWX1", b"\x09", records]]
+
+
+def test_each_peer_gets_one_message_of_all_that_happened_in_a_turn():
+    broker = broker_with(b"w", b"v")
+    feed(broker, credit(2), credit(2, b"v"))
+    broker.take(together(request(1), request(2)), 0)
+    broker.take(together(request(1, client=b"d"), request(2, client=b"d")), 0)
+    sent = broker.flush(0)
+    assert told(sent) == [work(1), work(3), work(2, b"v"), work(4, b"v")]
+    assert len(sent) == 2
+    broker.take(together(final(1), partial(3), final(3)), 0)
+    broker.take(together(cancel(2), request(3), request(4), request(5)), 0)
+    sent = broker.flush(0)
+    assert told(sent) == [
+        answer(1), error(499, "cancelled", 2), part(1, client=b"d"), answer(1, client=b"d"), withdraw(2, b"v"),
+        work(5), work(6),
+    ]  # fmt: skip
+    assert len(sent) == 4
+
+
+def test_what_one_message_cannot_hold_goes_in_several():
+    broker = new_broker()
+    feed(broker, ready(credit=1000))
+    for first in (0, 100, 200):
+        broker.take(together(*map(request, range(first, first + 100))), 0)
+    assert [len(told([each])) for each in broker.flush(0)] == [256, 44]
+
+
+def test_a_large_frame_is_passed_on_as_an_attachment():
+    large = memoryview(b"L" * wire.SHARED)
+    broker = broker_with(b"w")
+    (sent,) = broker.receive([*packed(b"c", CX1, request_of(1, b"echo", None)), large], 0)
+    assert sent[5] is large
+    (sent,) = broker.receive([*packed(b"w", WX1, record(4, 1, body_of(b"small", None))), large], 0)
+    assert sent[5] is large
+    assert told([sent]) == [(b"c", "FINAL", 1, b"small", bytes(large))]
+
+
+def test_disconnect_comes_last():
+    broker = broker_with(b"w")
+    feed(broker, request(1))
+    assert turn(broker, cancel(1), leave(), failure(code=499)) == [
+        error(499, "cancelled"), withdraw(), disconnected(),
+    ]  # fmt: skip
+    assert broker.registry.workers == {}
+
+
+def test_what_is_unexpected_disconnects_after_what_was_said():  # C14
+    broker = broker_with(b"w")
+    feed(broker, request(1))
+    assert turn(broker, cancel(1), final(999)) == [error(499, "cancelled"), withdraw(), disconnected()]
+    assert broker.stats.disconnected == {Refusal.WRONG_CLIENT: 1}
+
+
+def test_one_disconnect_answers_all_records_of_a_message():  # C14
+    broker = broker_with(b"w")
+    feed(broker, credit(2), request(1), request(2))
+    assert feed(broker, together(final(1), final(999), final(2), credit(5), ready())) == [answer(1), disconnected()]
+    assert broker.stats.disconnected == {Refusal.WRONG_CLIENT: 1}
+    assert (broker.registry.workers, broker.registry.queued) == ({}, 1)
+
+
+def test_duplicated_replies_match_nothing():  # C32
+    broker = broker_with(b"w")
+    feed(broker, credit(2), request(1), request(2))
+    assert feed(broker, together(final(1), final(1), failure(1), release(1), final(2))) == [answer(1), answer(2)]
+    assert broker.stats.late == 3
+    assert broker.stats.disconnected == {}
+
+
+def test_peers_behind_a_proxy_get_messages_of_their_own():  # C36
+    one, two = (b"p", b"1"), (b"p", b"2")
+    broker = broker_with(one, two)
+    sent = broker.receive(together(request(1, client=(b"p", b"c")), request(2, client=(b"p", b"c"))), 0)
+    assert [each[:4] for each in sent] == [[*one, b"", WX1], [*two, b"", WX1]]
+    for each in (final(2, two), final(1, one)):
+        broker.take(each, 0)
+    (sent,) = broker.flush(0)
+    assert sent[:4] == [b"p", b"c", b"", CX1]
+    assert told([sent]) == [answer(2, client=(b"p", b"c")), answer(1, client=(b"p", b"c"))]
+
+
+def test_peers_of_all_dialects_in_one_turn():
+    broker = broker_with(b"w")
+    old = [[b"v", *OLD_READY["0.2"][1:]], [b"u", *OLD_READY["0.1"][1:]]]
+    feed(broker, *old)
+    asked = turn(broker, OLD_REQUEST["0.2"], request(client=b"d"), [b"e", *OLD_REQUEST["0.1"][1:]])
+    assert [each[0] for each in asked] == [b"w", b"v", b"u"]
+    old = [[b"v", *OLD_FINAL["0.2"][1:3], b"2", b"", b"x"], [b"u", *OLD_FINAL["0.1"][1:4], b"3", b"", b"x"]]
+    assert turn(broker, final(), *old) == [
+        [b"c", b"MDPC02", b"\x03", b"echo", b"x"], answer(client=b"d"), [b"e", b"", b"MDPC01", b"echo", b"x"],
+    ]  # fmt: skip
 
 
 # ── probes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_probe_is_a_heartbeat_to_a_numbered_client():
-    broker = new_broker()
-    feed(broker, request(b"1"))
-    assert broker.probe(b"c", now=0) == [[b"c", b"", b"MDPCX1", b"\x06"]]
-
-
-def test_a_probe_goes_to_all_peers_of_a_connection():
-    broker = broker_with(b"w")
-    feed(broker, [b"p", b"hop", b"1", b"", *request()[3:]], [b"p", b"w", b"", *ready()[1:]], request(client=b"p"))
-    assert broker.probe(b"p", now=0) == [
-        [b"p", b"w", b"", b"MDPWX1", b"\x05"], [b"p", b"", b"MDPCX1", b"\x06"],
-        [b"p", b"hop", b"", b"MDPCX1", b"\x06"],
-    ]  # fmt: skip
+def test_a_probe_is_a_heartbeat_to_all_peers_of_a_connection():
+    broker = broker_with(b"w", (b"p", b"w"))
+    feed(broker, request(1), request(client=(b"p", b"hop")), request(client=b"p"))
+    assert told(broker.probe(b"w", now=0)) == [beaten(b"w")]
+    assert told(broker.probe(b"c", now=0)) == [beaten(b"c")]
+    assert told(broker.probe(b"p", now=0)) == [beaten((b"p", b"w")), beaten(b"p"), beaten((b"p", b"hop"))]

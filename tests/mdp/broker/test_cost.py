@@ -5,11 +5,11 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from support import x1_messages as x1
+from support.x1_messages import cancel, client_heartbeat, credit, failure, final, heartbeat, leave, release, together
 
-from zmdp.mdp import wire
 from zmdp.mdp.broker.journal import WORKER_LINES
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.wire import batch
 
 
 class _Counter:
@@ -68,36 +68,11 @@ def request(client, service=b"echo"):
 
 
 def ready_x1(worker, credit=1):
-    return [*route(worker), b"MDPWX1", b"\x01", b"echo", b'{"credit":%d}' % credit]
+    return x1.ready(worker, credit=credit)
 
 
-def route(peer):
-    """Return the route of a directly connected peer, or of one behind the proxy `p`."""
-    return [peer] if isinstance(peer, bytes) else [b"p", *peer, b""]
-
-
-def numbered(number, client=b"c", service=b"echo", options=b""):
-    return [
-        *([client] if isinstance(client, bytes) else [b"p", *client]),
-        number,
-        b"",
-        b"MDPCX1",
-        b"\x01",
-        service,
-        options,
-        b"x",
-    ]
-
-
-def cancel(number, client=b"c", service=b"echo"):
-    return [client, number, b"", b"MDPCX1", b"\x05", service]
-
-
-def batched(peer, header, *records):
-    packed = batch.Batch((peer, b""), header)
-    for name, *arguments in records:
-        getattr(packed, name)(*arguments)
-    return packed.messages()[0]
+def numbered(number, client=b"c", service=b"echo", **settings):
+    return x1.request(number, client=client, service=service, **settings)
 
 
 def broker_with(messages):
@@ -119,32 +94,32 @@ CROWDS = {
     "busy workers": lambda many: (
         [m for n in range(many) for m in (ready(b"w%d" % n), request(b"c%d" % n))] + [ready(b"w")]
     ),
-    "workers behind one proxy": lambda many: [ready(b"w"), *[ready_x1((b"%d" % n,)) for n in range(many)]],
+    "workers behind one proxy": lambda many: [ready(b"w"), *[ready_x1((b"p", b"%d" % n)) for n in range(many)]],
     "busy workers behind one proxy": lambda many: (
-        [m for n in range(many) for m in (ready_x1((b"%d" % n,)), request(b"c%d" % n))] + [ready(b"w")]
+        [m for n in range(many) for m in (ready_x1((b"p", b"%d" % n)), request(b"c%d" % n))] + [ready(b"w")]
     ),
-    "clients behind one proxy": lambda many: [numbered(b"1", (b"%d" % n,)) for n in range(many)] + [ready(b"w")],
+    "clients behind one proxy": lambda many: [numbered(1, (b"p", b"%d" % n)) for n in range(many)] + [ready(b"w")],
     "requests that one worker holds": lambda many: [
-        ready_x1(b"w", 10_000), *[numbered(b"%d" % n) for n in range(many)],
+        ready_x1(b"w", 10_000), *[numbered(n) for n in range(many)],
     ],
     "requests that one worker of many holds": lambda many: [
-        ready_x1(b"w", 10_000), *[numbered(b"%d" % n) for n in range(many)], *[ready(b"v%d" % n) for n in range(many)],
+        ready_x1(b"w", 10_000), *[numbered(n) for n in range(many)], *[ready(b"v%d" % n) for n in range(many)],
     ],
     "suspects": lambda many: [
-        ready_x1(b"v", 10_000), *[numbered(b"%d" % n) for n in range(many)], ready_x1(b"v"), ready_x1(b"w", 10_000),
+        ready_x1(b"v", 10_000), *[numbered(n) for n in range(many)], ready_x1(b"v"), ready_x1(b"w", 10_000),
     ],
     "requests of one client": lambda many: [request(b"hog") for _ in range(many)] + [ready(b"w")],
     "requests of many clients": lambda many: [request(b"c%d" % n) for n in range(many)] + [ready(b"w")],
     "services asked for": lambda many: [request(b"hog", b"s%d" % n) for n in range(many)] + [ready(b"w")],
-    "numbered requests": lambda many: [numbered(b"%d" % n) for n in range(many)] + [ready_x1(b"w")],
+    "numbered requests": lambda many: [numbered(n) for n in range(many)] + [ready_x1(b"w")],
     "numbered requests that do not wait": lambda many: (
-        [ready_x1(b"w"), *[numbered(b"%d" % n, options=b'{"wait":false}') for n in range(many)]]
+        [ready_x1(b"w"), *[numbered(n, wait=False) for n in range(many)]]
     ),
     "numbered requests with a ttl": lambda many: (
-        [numbered(b"%d" % n, options=b'{"ttl":60000}') for n in range(many)] + [ready(b"w")]
+        [numbered(n, ttl=60_000) for n in range(many)] + [ready(b"w")]
     ),
     "numbered requests of one client that run": lambda many: (
-        [m for n in range(many) for m in (ready_x1(b"w%d" % n), numbered(b"%d" % n))] + [ready(b"w")]
+        [m for n in range(many) for m in (ready_x1(b"w%d" % n), numbered(n))] + [ready(b"w")]
     ),
 }  # fmt: skip
 
@@ -155,6 +130,8 @@ def reply_to(broker, sent):
     key = sent[0][0] if sent else b"w"
     workers = [worker for worker in registry.workers_at(key) if worker.held]
     worker = max(workers, key=lambda worker: max(worker.held))
+    if worker.header == b"MDPWX1":
+        return final(max(worker.held), worker.key)
     return [*worker.route, worker.header, b"\x04", b"%d" % max(worker.held), b"", b"x"]
 
 
@@ -169,13 +146,12 @@ def the_reply(broker, sent):
 
 
 def a_batch_of_requests_and_replies(broker):
-    requests = [("request_to_broker", n, 0, b"other", b"", [b"x"]) for n in range(5)]
-    sent = broker.receive(batched(b"new", b"MDPCX1", *requests), 0)
-    broker.receive(batched(b"newer", b"MDPWX1", ("ready", 5, b"other", b"")), 0)
+    sent = broker.receive(together(*[numbered(n, b"new", b"other") for n in range(5)]), 0)
+    broker.receive(x1.ready(b"newer", b"other", credit=5), 0)
     with uncounted():
         held = list(broker.registry.workers[b"newer"].held)
-    sent += broker.receive(batched(b"newer", b"MDPWX1", *[("reply", 4, address, [b"x"]) for address in held]), 0)
-    return sent + broker.receive([b"newer", b"", b"MDPWX1", b"\x06"], 0)
+    sent += broker.receive(together(*[final(address, b"newer") for address in held]), 0)
+    return sent + broker.receive(leave(b"newer"), 0)
 
 
 def a_worker_comes_and_goes(broker):
@@ -184,28 +160,36 @@ def a_worker_comes_and_goes(broker):
 
 
 def a_worker_behind_the_proxy_comes_and_goes(broker):
-    sent = broker.receive(ready_x1((b"new",)), 0)
-    return sent + broker.receive([*ready_x1((b"new",))[:4], b"\x05"], 0)
+    sent = broker.receive(ready_x1((b"p", b"new")), 0)
+    return sent + broker.receive(leave((b"p", b"new")), 0)
 
 
 def a_worker_lives(broker):
     worker = next(iter(broker.registry.workers.values()))
-    return broker.receive([*worker.route, worker.header, b"\x05" if worker.header != b"MDPW01" else b"\x04"], 0)
+    if worker.header == b"MDPWX1":
+        return broker.receive(heartbeat(worker.key), 0)
+    return broker.receive([*worker.route, worker.header, b"\x05"], 0)
 
 
 def a_worker_changes_its_credit(broker):
     sent = broker.receive(ready_x1(b"new", 0), 0)
-    for credit in (1, 0):
-        sent += broker.receive([b"new", b"MDPWX1", b"\x0a", b"%d" % credit], 0)
+    for value in (1, 0):
+        sent += broker.receive(credit(value, b"new"), 0)
     return sent
 
 
 def a_request_is_released(broker):
     sent = broker.receive(ready_x1(b"new"), 0)
     if sent:
-        sent += broker.receive([b"new", b"MDPWX1", b"\x0a", b"0"], 0)
-        sent += broker.receive([b"new", b"MDPWX1", b"\x0b", sent[0][3], b""], 0)
+        sent += broker.receive(credit(0, b"new"), 0)
+        sent += broker.receive(release(address_in(sent), b"new"), 0)
     return sent
+
+
+def address_in(sent):
+    """Return the address in the first REQUEST."""
+    with uncounted():
+        return x1.told(sent)[0][2]
 
 
 def a_client_goes(broker):
@@ -217,25 +201,30 @@ def nothing_is_due(broker):
     return [broker.deadline(), *broker.tick(0.5)]
 
 
+NEW = 1 << 40
+"""A number that no request of a crowd has."""
+
+
 def a_numbered_request_fails(broker):
-    sent = broker.receive(numbered(b"new", b"new", options=b'{"ttl":60000,"key":1}'), 0)
+    sent = broker.receive(numbered(NEW, b"new", ttl=60_000, key=1), 0)
     if sent and b"MDPWX1" in sent[0][:4]:
-        at = sent[0].index(b"MDPWX1")
-        sent += broker.receive([*sent[0][:at], b"MDPWX1", b"\x07", sent[0][at + 2], b"", b"500", b"text"], 0)
+        with uncounted():
+            worker, _, address, *_ = x1.told(sent)[0]
+        sent += broker.receive(failure(address, worker), 0)
     return sent
 
 
 def a_numbered_request_is_cancelled(broker):
-    sent = broker.receive(numbered(b"new", b"new"), 0)
-    return sent + broker.receive(cancel(b"new", b"new"), 0)
+    sent = broker.receive(numbered(NEW, b"new"), 0)
+    return sent + broker.receive(cancel(NEW, client=b"new"), 0)
 
 
 def a_cancel_of_nothing(broker):
-    return broker.receive(cancel(b"never"), 0)
+    return broker.receive(cancel(NEW), 0)
 
 
 def a_client_asks_for_a_sign_of_life(broker):
-    return broker.receive([b"c", b"", b"MDPCX1", b"\x06"], 0)
+    return broker.receive(client_heartbeat(), 0)
 
 
 def garbage(broker):
@@ -265,29 +254,24 @@ def test_the_cost_of_an_event_does_not_depend_on_the_crowd(crowd, happens):
 
 
 QUEUES = {
-    "of one client": lambda many: [numbered(b"%d" % n) for n in range(many)],
-    "of many clients": lambda many: [numbered(b"%d" % n, b"c%d" % n) for n in range(many)],
-    "of many services": lambda many: [numbered(b"%d" % n, b"c%d" % n, b"s%d" % n) for n in range(many)],
-    "with a ttl each": lambda many: (
-        [numbered(b"%d" % n, options=b'{"ttl":%d}' % (60_000 + 20 * n)) for n in range(many)]
-    ),
-    "that do not wait": lambda many: (
-        [ready_x1(b"w"), request(b"d"), *[numbered(b"%d" % n, options=b'{"wait":false}') for n in range(many)]]
-    ),
-    "that one worker holds": lambda many: [ready_x1(b"w", 10_000), *[numbered(b"%d" % n) for n in range(many)]],
-    "that run": lambda many: [m for n in range(many) for m in (ready_x1(b"w%d" % n), numbered(b"%d" % n))],
+    "of one client": lambda many: [numbered(n) for n in range(many)],
+    "of many clients": lambda many: [numbered(n, b"c%d" % n) for n in range(many)],
+    "of many services": lambda many: [numbered(n, b"c%d" % n, b"s%d" % n) for n in range(many)],
+    "with a ttl each": lambda many: ([numbered(n, ttl=60_000 + 20 * n) for n in range(many)]),
+    "that do not wait": lambda many: ([ready_x1(b"w"), request(b"d"), *[numbered(n, wait=False) for n in range(many)]]),
+    "that one worker holds": lambda many: [ready_x1(b"w", 10_000), *[numbered(n) for n in range(many)]],
+    "that run": lambda many: [m for n in range(many) for m in (ready_x1(b"w%d" % n), numbered(n))],
 }
 
 
 @pytest.mark.parametrize("queue", QUEUES.values(), ids=QUEUES)
 def test_the_cost_of_a_cancel_does_not_depend_on_the_queue(queue):
     def costs(many):
-        messages = queue(many)
-        broker = broker_with(messages)
-        waiting = [message for message in messages if message[3:4] == [b"MDPCX1"]]
-        client, number, _, _, _, service, *_ = waiting[len(waiting) // 2]
-        wire.valid_service(service)  # so that the name is cached in every case
-        steps, sent = steps_of(lambda broker: broker.receive(cancel(number, client, service), 0), broker)
+        broker = broker_with(queue(many))
+        numbered = broker.registry.numbered
+        request = numbered[len(numbered) // 2]
+        message = cancel(request.number, client=request.client.key)
+        steps, sent = steps_of(lambda broker: broker.receive(message, 0), broker)
         return steps, len(sent)
 
     costs(FEW)  # warm-up: fills caches

@@ -3,6 +3,8 @@
 import gc
 import logging
 
+from support.x1_messages import cancel, feed, final, leave, ready, request
+
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 
@@ -15,17 +17,14 @@ def live_through_everything(broker):
     for number in range(ROUNDS):
         now += 0.01
         worker, client = b"w%d" % number, b"c%d" % number
-        broker.receive([worker, b"", b"MDPWX1", b"\x01", b"echo", b'{"credit":3}'], now)
+        feed(broker, ready(worker, credit=3), now=now)
         for each in range(5):
-            ask = [client, b"%d" % each, b"", b"MDPCX1", b"\x01", b"echo", b'{"ttl":1000}', b"x"]
-            for sent in broker.receive(ask, now):
-                if sent[0] == worker and each == 2:
-                    broker.receive([*sent[:3], b"\x04", sent[4], b"", b"reply"], now)
-        broker.receive([client, b"MDPC02", b"\x01", b"echo", b"x"], now)
-        broker.receive([client, b"1", b"", b"MDPCX1", b"\x05", b"echo"], now)
-        broker.receive([worker, b"junk"], now)
+            for sent in feed(broker, request(each, client=client, ttl=1000), now=now):
+                if sent[:2] == (worker, "REQUEST") and each == 2:
+                    feed(broker, final(sent[2], worker), now=now)
+        feed(broker, [client, b"MDPC02", b"\x01", b"echo", b"x"], cancel(client=client), [worker, b"junk"], now=now)
         if number % 3 == 0:
-            broker.receive([worker, b"", b"MDPWX1", b"\x06"], now)
+            feed(broker, leave(worker), now=now)
         elif number % 3 == 1:
             broker.unreachable(worker, broker.turn, now)
         broker.tick(now)

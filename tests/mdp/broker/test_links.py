@@ -3,6 +3,27 @@
 import json
 
 import pytest
+from support.peers import body_of, record
+from support.x1_messages import (
+    answer,
+    beaten,
+    cancel,
+    client_heartbeat,
+    disconnected,
+    error,
+    failure,
+    feed,
+    final,
+    heartbeat,
+    leave,
+    packed,
+    part,
+    partial,
+    ready,
+    request,
+    told,
+    withdraw,
+)
 
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
@@ -56,7 +77,7 @@ class Mesh:
             name, message = waiting.pop(0)
             end = self._ends.get((name, message[0]))
             if end is None:
-                self.sent[name].append(message)
+                self.sent[name] += told([message])
                 continue
             other, there = end
             broker = self.brokers[other]
@@ -93,40 +114,8 @@ class Mesh:
 
     def ask(self, name, question, body=b"", role=None):
         """Return the JSON that `name` answers to `mmi.*`."""
-        sent = self.receive(name, request(b"77", service=question, body=body), role=role)[name]
+        sent = self.receive(name, request(77, service=question, body=body), role=role)[name]
         return json.loads(sent[0][-1])
-
-
-def request(number=b"1", *, client=b"c", service=b"echo", body=b"x", **options):
-    return [client, number, b"", b"MDPCX1", b"\x01", service, json.dumps(options).encode() if options else b"", body]
-
-
-def cancel(number=b"1", *, client=b"c", service=b"echo"):
-    return [client, number, b"", b"MDPCX1", b"\x05", service]
-
-
-def ready(worker=b"w", service=b"echo", credit=1):
-    return [worker, b"MDPWX1", b"\x01", service, b'{"credit":%d}' % credit]
-
-
-def partial(address, worker=b"w", body=b"part"):
-    return [worker, b"MDPWX1", b"\x03", address, b"", body]
-
-
-def final(address, worker=b"w", body=b"done"):
-    return [worker, b"MDPWX1", b"\x04", address, b"", body]
-
-
-def failure(address, worker=b"w", code=b"500", text=b"it broke", *detail):
-    return [worker, b"MDPWX1", b"\x07", address, b"", code, text, *detail]
-
-
-def answer(body=b"done", number=b"1", *, client=b"c", service=b"echo"):
-    return [client, number, b"", b"MDPCX1", b"\x03", service, body]
-
-
-def error(code, text, number=b"1", *, client=b"c", service=b"echo", detail=()):
-    return [client, number, b"", b"MDPCX1", b"\x04", service, b"%d" % code, text.encode(), *detail]
 
 
 def pair(**settings):
@@ -140,7 +129,7 @@ def pair(**settings):
 
 def work(sent, worker=b"w"):
     """Return the addresses of the requests that a worker was sent."""
-    return [message[3] for message in sent if message[0] == worker and message[2] == b"\x02"]
+    return [each[2] for each in sent if each[:2] == (worker, "REQUEST")]
 
 
 # ── passing requests on ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -151,7 +140,7 @@ def test_a_request_is_passed_on_to_the_broker_with_the_worker():
     sent = mesh.receive("a", request(headers={"h": "v"}))
     (address,) = work(sent["b"])
     assert json.loads(sent["b"][0][5]) == {"headers": {"h": "v"}}
-    assert mesh.receive("b", partial(address))["a"] == [[b"c", b"1", b"", b"MDPCX1", b"\x02", b"echo", b"part"]]
+    assert mesh.receive("b", partial(address))["a"] == [part()]
     assert mesh.receive("b", final(address))["a"] == [answer()]
     assert not mesh["a"].registry.clients
     assert not mesh["b"].registry.clients
@@ -163,14 +152,14 @@ def test_requests_go_both_ways_over_one_connection():
     mesh.receive("a", ready(service=b"other"))
     mesh.wait()
     (address,) = work(mesh.receive("b", request(service=b"other"))["a"])
-    assert mesh.receive("a", final(address))["b"] == [answer(service=b"other")]
+    assert mesh.receive("a", final(address))["b"] == [answer()]
 
 
 def test_local_workers_come_first_then_others_with_free_credit():
     mesh = pair()
     mesh.receive("a", ready())
     mesh.wait()
-    sent = mesh.receive("a", request(b"1"), request(b"2"), request(b"3"))
+    sent = mesh.receive("a", request(1), request(2), request(3))
     assert len(work(sent["a"])) == len(work(sent["b"])) == 1
     assert mesh["a"].registry.queued == 1  # both workers are busy, and there is a local one
 
@@ -179,7 +168,7 @@ def test_a_service_without_local_workers_waits_where_its_workers_are():
     mesh = pair()
     mesh.receive("b", ready(b"w2"))
     mesh.wait()
-    sent = mesh.receive("a", *(request(b"%d" % number) for number in range(1, 6)))
+    sent = mesh.receive("a", *(request(number) for number in range(1, 6)))
     assert len(work(sent["b"])) == len(work(sent["b"], b"w2")) == 1
     assert mesh["a"].registry.queued == 3  # as many as their credit are passed on
     sent = mesh.receive("b", final(work(sent["b"])[0]))
@@ -195,7 +184,7 @@ def test_the_nearest_then_the_freest_broker_is_chosen(kind):
     mesh.receive("c", ready(credit=3))
     mesh.receive("d", ready(credit=2))
     mesh.wait()
-    sent = mesh.receive("a", *(request(b"%d" % number) for number in range(1, 7)))
+    sent = mesh.receive("a", *(request(number) for number in range(1, 7)))
     assert [len(work(sent[name])) for name in "bcd"] == [1, 3, 2]
 
 
@@ -204,7 +193,7 @@ def test_a_cancelled_request_is_cancelled_where_it_is():
     (address,) = work(mesh.receive("a", request())["b"])
     sent = mesh.receive("a", cancel())
     assert sent["a"] == [error(499, "cancelled")]
-    assert sent["b"] == [[b"w", b"MDPWX1", b"\x08", address, b""]]
+    assert sent["b"] == [withdraw(address)]
     mesh.receive("b", final(address))
     assert mesh["a"].registry.running == mesh["b"].registry.running == 0
 
@@ -212,25 +201,23 @@ def test_a_cancelled_request_is_cancelled_where_it_is():
 def test_the_errors_of_handlers_and_brokers_pass():
     mesh = pair()
     (address,) = work(mesh.receive("a", request())["b"])
-    assert mesh.receive("b", failure(address, b"w", b"404", b"no such user"))["a"] == [
-        error(404, "no such user", detail=[b""])
+    assert mesh.receive("b", failure(address, code=404, text=b"no such user"))["a"] == [
+        error(404, "no such user", detail=(b"",))
     ]
-    (address,) = work(mesh.receive("a", request(b"2", ttl=500))["b"])
+    (address,) = work(mesh.receive("a", request(2, ttl=500))["b"])
     sent = mesh.wait(1.0)
-    assert sent["a"] == [error(408, "its time passed while a worker held it", b"2")]
+    assert sent["a"] == [error(408, "its time passed while a worker held it", 2)]
     assert not mesh["b"].registry.clients
 
 
 def test_the_ttl_is_what_is_left():
     mesh = pair()
-    mesh.receive("a", request(b"0"))
+    mesh.receive("a", request(0))
     mesh.receive("a", request(ttl=5000))
     assert mesh["a"].registry.queued == 1
     mesh.now += 2.0
-    address = next(iter(mesh["b"].registry.workers.values())).held
-    sent = mesh.receive("b", final(b"%d" % next(iter(address))))
-    (message,) = [message for message in sent["b"] if message[0] == b"w"]
-    assert json.loads(message[5])["ttl"] == 3000
+    (work,) = [each for each in mesh.receive("b", final(1001))["b"] if each[0] == b"w"]
+    assert work == (b"w", "REQUEST", 1002, 3000, 1, b"", b"x")
 
 
 # ── the end of links and workers ─────────────────────────────────────────────────────────────────────────────────────
@@ -241,7 +228,7 @@ def test_a_request_is_placed_again_when_its_link_breaks():
     mesh.receive("a", request())
     sent = mesh.cut("a", mesh.identity)
     assert not mesh["b"].registry.clients
-    assert sent["b"] == [[b"w", b"MDPWX1", b"\x08", b"1001", b""]]
+    assert sent["b"] == [withdraw(1001)]
     assert mesh["a"].registry.queued == 1
     (address,) = work(mesh.receive("a", ready())["a"])
     assert mesh.receive("a", final(address))["a"] == [answer()]
@@ -320,37 +307,37 @@ def test_at_most_max_attempts_workers_die_of_a_request_at_all_brokers_together()
 def test_a_request_waits_at_its_first_broker_when_no_worker_is_left():
     mesh = pair()
     mesh.receive("a", request())
-    sent = mesh.receive("b", [b"w", b"MDPWX1", b"\x06"])  # it leaves, and then dies
+    sent = mesh.receive("b", leave())  # it leaves, and then dies
     mesh.sent = {each: [] for each in mesh.brokers}
     mesh.route("b", mesh["b"].unreachable(b"w", mesh["b"].turn, mesh.now))
     assert sent["a"] == mesh.sent["a"] == []
     assert (mesh["a"].registry.queued, mesh["b"].registry.queued) == (1, 0)
     sent = mesh.receive("a", ready())
-    assert json.loads(sent["a"][0][5]) == {"attempt": 2}
+    assert sent["a"] == [(b"w", "REQUEST", 2, 0, 2, b"", b"x")]
 
 
 def test_without_wait_it_is_told_that_no_worker_is_left():
     mesh = pair()
-    mesh.receive("b", [b"w", b"MDPWX1", b"\x06"])
+    mesh.receive("b", leave())
     mesh.wait()
     assert mesh.receive("a", request(wait=False))["a"] == [error(404, "no worker offers the service")]
 
 
 def test_a_draining_broker_withdraws_its_services_and_returns_requests():
     mesh = pair()
-    mesh.receive("a", request(b"1"))
+    mesh.receive("a", request(1))
     mesh.route("b", mesh["b"].drain(mesh.now))
-    sent = mesh.receive("a", request(b"2"))  # before the announcement arrives
+    sent = mesh.receive("a", request(2))  # before the announcement arrives
     assert sent["a"] == []
     mesh.wait()
     assert mesh.ask("a", b"mmi.services")["services"][0]["remote_credit"] == 0
-    assert mesh.receive("b", final(b"1001"))["a"] == [answer()]
+    assert mesh.receive("b", final(1001))["a"] == [answer()]
     assert mesh["b"].drained
 
 
 def test_a_closing_broker_returns_what_it_has():
     mesh = pair()
-    mesh.receive("a", request(b"1"))
+    mesh.receive("a", request(1))
     mesh.sent = {each: [] for each in mesh.brokers}
     mesh.route("b", mesh["b"].close(mesh.now))
     assert mesh.sent["a"] == []
@@ -379,7 +366,7 @@ def test_every_service_of_a_tree_can_be_reached_from_everywhere():
         assert service["hops"] == hops
         (address,) = work(mesh.receive(name, request())["a1"])
         assert mesh.receive("a1", final(address))[name] == [answer()]
-    mesh.receive("a1", [b"w", b"MDPWX1", b"\x06"])
+    mesh.receive("a1", leave())
     for _ in range(5):
         mesh.wait()
     for name in mesh.brokers:
@@ -420,9 +407,9 @@ def test_an_unknown_broker_is_502():
     mesh = pair()
     assert mesh.receive("a", request(broker="x"))["a"] == [error(502, "broker x cannot be reached from here")]
     mesh.receive("a", request(broker="b"))
-    mesh.receive("a", request(b"2", broker="b"))
+    mesh.receive("a", request(2, broker="b"))
     sent = mesh.cut("a", mesh.identity)
-    assert sorted(sent["a"]) == [error(502, "broker b cannot be reached from here", number) for number in (b"1", b"2")]
+    assert sorted(sent["a"]) == [error(502, "broker b cannot be reached from here", number) for number in (1, 2)]
 
 
 def test_what_is_addressed_to_a_broker_is_not_passed_on():
@@ -489,8 +476,8 @@ def test_of_two_links_between_two_brokers_one_is_used():
 def test_a_link_cannot_become_another():
     mesh = pair()
     hello = {"name": "c", "instance": "c", "link": 1}
-    message = request(client=b"link-1", service=b"mmi.link", body=json.dumps(hello).encode())
-    (refused,) = mesh["b"].receive(message, mesh.now)
+    asked = request(client=b"link-1", service=b"mmi.link", body=json.dumps(hello).encode())
+    (refused,) = feed(mesh["b"], asked, now=mesh.now)
     assert b"cannot become a link" in refused[-1]
     assert len(work(mesh.receive("a", request())["b"])) == 1
 
@@ -511,8 +498,8 @@ def test_a_broker_is_known_by_name_however_many_services_it_announces():
 
 def test_a_long_text_at_the_end_of_a_link_is_not_kept():
     mesh = pair()
-    mesh.receive("a", [mesh.identity, b"MDPWL1", b"\x06", memoryview(b"x" * 10_000)])
-    assert trouble(mesh, "a") == ["the other broker has ended it: (its text is too long)"]
+    mesh.receive("a", ends(b"x" * 10_000, mesh.identity))
+    assert trouble(mesh, "a") == ["the other broker has ended it: " + "x" * 1000]
 
 
 def test_a_request_addressed_to_this_broker_does_not_count_on_the_credit_of_others():
@@ -556,7 +543,7 @@ def test_something_that_does_not_know_links_is_no_broker():
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://old")
     mesh["a"].link_opened(identity, mesh.now)
-    mesh["a"].receive([identity, b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", b"501"], mesh.now)
+    mesh["a"].receive(granted(b"501", identity), mesh.now)
     assert trouble(mesh, "a") == ["that broker does not know links, or its answer is malformed"]
     mesh["a"].link_opened(identity, mesh.now)
     mesh.wait(5.0)
@@ -579,7 +566,7 @@ def test_a_silent_link_ends():
 def test_heartbeats_keep_a_link():
     mesh = pair()
     for _ in range(20):
-        mesh.receive("b", [b"w", b"MDPWX1", b"\x05"])
+        mesh.receive("b", heartbeat())
         mesh.wait(1.0)
     assert trouble(mesh, "a") == trouble(mesh, "b") == [""]
     assert len(work(mesh.receive("a", request())["b"])) == 1
@@ -590,10 +577,8 @@ def test_a_connection_that_is_no_link_any_longer_is_told_so():
     mesh = Mesh("a")
     packed = batch.Batch((b"x",), b"MDPCL1")
     packed.request_to_broker(1, 0, b"echo", b'{"via":["b"]}', [b"x"])
-    for message in packed.messages():
-        assert mesh["a"].receive(message, mesh.now) == [
-            [b"x", b"MDPWL1", b"\x06", b"this connection is not a link any longer"]
-        ]
+    (message,) = packed.messages()
+    assert mesh["a"].receive(message, mesh.now) == [ends(NO_LINK)]
 
 
 # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -627,8 +612,8 @@ def test_the_role_of_the_client_holds_at_every_broker():
 
 def test_a_broker_refuses_what_its_own_file_does_not_allow():
     mesh = secured(shop=Permissions("shop", call=("else",)))
-    (message,) = mesh.receive("a", request(), role="shop")["a"]
-    assert message[6] == b"403"
+    (refused,) = mesh.receive("a", request(), role="shop")["a"]
+    assert refused[1:4] == ("ERROR", 1, 403)
 
 
 def test_only_a_role_with_link_may_link():
@@ -662,8 +647,7 @@ def test_a_client_cannot_write_what_only_brokers_can():
 
 # ── a broker that has just started ───────────────────────────────────────────────────────────────────────────────────
 
-PROBE = [b"c", b"", b"MDPCX1", b"\x06"]
-COMES_BACK, STAYS_AWAY = [b"c", b"", b"MDPCX1", b"\x06"], [b"c", b"", b"MDPCX1", b"\x07"]
+COMES_BACK, STAYS_AWAY = beaten(b"c"), disconnected(b"c")
 
 
 def held_back(other="b", kind="peer"):
@@ -678,7 +662,7 @@ def held_back(other="b", kind="peer"):
 
 def probed(mesh):
     """Return how a broker answers the probe of a client that may come back to it."""
-    (answer,) = mesh.receive("a", PROBE)["a"]
+    (answer,) = mesh.receive("a", client_heartbeat())["a"]
     return answer
 
 
@@ -725,6 +709,17 @@ def test_a_link_to_a_broker_that_drains_does_not_delay_answers_to_probes_for_lon
 
 AS_CLIENT, AS_WORKER = b"MDPCL1", b"MDPWL1"
 X = (b"x",)
+NO_LINK = b"this connection is not a link any longer"
+
+
+def ends(text=b"", identity=b"x"):
+    """The message that ends a link."""
+    return [identity, AS_WORKER, b"\x09", record(6, 0, text)]
+
+
+def granted(body, identity=b"x"):
+    """The answer to a request for a link."""
+    return packed(identity, b"MDPCX1", record(3, 1, body_of(body)))
 
 
 class Other:
@@ -755,7 +750,7 @@ class Other:
     def open(self):
         """Establish the link, if it is one that `a` opens."""
         self.broker.link_opened(b"x", self.now)
-        self.take([b"x", b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", hello("x")])
+        self.take(granted(hello("x")))
 
     def take(self, message):
         """Have `a` take in a message over the link."""
@@ -788,7 +783,7 @@ class Other:
         self.sent = []
         for message in messages:
             if message[0] != b"x":
-                self.sent.append(message)
+                self.sent += told([message])
             elif message[2:3] == [b"\x09"]:
                 decode = batch.from_client if message[1] == AS_CLIENT else batch.from_worker
                 answers += decode(message, 1, X, 1 << 20, 1000)
@@ -815,7 +810,7 @@ def offers(service=b"echo", credit=1, free=None, hops=1):
     return "ready", credit, service, b'{"hops":%d,"free":%d}' % (hops, credit if free is None else free)
 
 
-def replies(address, body=b"done", final=True):
+def replies(address, body=b"x", final=True):
     return "reply", 4 if final else 3, address, [body]
 
 
@@ -844,7 +839,7 @@ def refused(code, text, number=1):
     return wire.Error(X, b"MDPWX1", number, code, text.encode(), [])
 
 
-def done(number=1, body=b"done"):
+def done(number=1, body=b"x"):
     return wire.Reply(X, b"MDPWX1", True, number, [body])
 
 
@@ -857,7 +852,7 @@ def test_another_broker_is_a_client_and_a_worker():
     assert other.say(AS_WORKER, offers(b"other")) == []
     assert other.receive(request(service=b"other")) == [passed_on(2, service=b"other")]
     assert other.say(AS_WORKER, replies(2)) == []
-    assert other.sent == [answer(service=b"other")]
+    assert other.sent == [answer()]
 
 
 @pytest.mark.parametrize(
@@ -946,7 +941,7 @@ def test_a_request_that_may_pass_does_not_wait_for_one_that_may_not():
     assert other.broker.registry.queued == 2
     assert other.say(AS_WORKER, offers()) == [passed_on(2, b"ours")]
     assert other.broker.registry.queued == 1
-    other.receive(final(b"1"))
+    other.receive(final(1))
     assert len(work(other.sent)) == 1
 
 
@@ -972,9 +967,9 @@ def test_a_reply_over_a_link_is_limited():
     assert other.say(AS_WORKER, replies(1, b"x" * 1001)) == []
     assert other.sent == [error(413, text)]
     assert outstanding(other) == (0, 0)
-    other.receive(request(b"2"))
+    other.receive(request(2))
     assert other.say(AS_WORKER, replies(2, b"x" * 1001, final=False)) == [cancelled(2)]
-    assert other.sent == [error(413, text, b"2")]
+    assert other.sent == [error(413, text, 2)]
     assert other.say(AS_WORKER, replies(2)) == []
     assert outstanding(other) == (0, 0)
     assert other.broker.stats.invalid == {"too-large": 2}
@@ -1028,8 +1023,8 @@ def test_a_cancelled_request_is_not_placed_again_when_its_link_breaks():
 def test_a_reply_in_pieces_is_put_together_for_a_client_that_takes_one():
     mesh = pair()
     (address,) = work(mesh.receive("a", [b"c", b"", b"MDPC01", b"echo", b"x"])["b"])
-    assert mesh.receive("b", partial(address))["a"] == []
-    assert mesh.receive("b", final(address))["a"] == [[b"c", b"", b"MDPC01", b"echo", b"part", b"done"]]
+    assert mesh.receive("b", partial(address, body=b"part"))["a"] == []
+    assert mesh.receive("b", final(address, body=b"done"))["a"] == [[b"c", b"", b"MDPC01", b"echo", b"part", b"done"]]
 
 
 def test_what_a_client_that_takes_one_reply_gets_through_a_link_is_limited():
@@ -1041,21 +1036,20 @@ def test_what_a_client_that_takes_one_reply_gets_through_a_link_is_limited():
     mesh.receive("b", partial(address, body=b"x" * 600))
     sent = mesh.receive("b", partial(address, body=b"x" * 600))
     assert sent["a"] == []
-    assert sent["b"] == [[b"w", b"MDPWX1", b"\x08", address, b""]]
+    assert sent["b"] == [withdraw(address)]
     assert mesh["a"].stats.dropped == {"reply-too-large": 1}
 
 
 # ── requests that cannot be passed on ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_request_may_be_too_large_for_a_link():
+def test_the_options_of_a_request_may_be_too_long_for_a_link():
     other = Other()
     other.say(AS_WORKER, offers())
     assert other.receive(request(key="x" * 65_515)) == []
-    assert other.sent == [
-        error(413, "its options or the number of its frames are too large to be passed to another broker")
-    ]
-    assert len(other.receive(request(b"2", key="x" * 65_500))) == 1
+    text = "its options are too long, with what the broker has to add for a worker or another broker"
+    assert other.sent == [error(413, text)]
+    assert len(other.receive(request(2, key="x" * 65_500))) == 1
 
 
 def test_a_request_whose_links_break_again_and_again_ends():
@@ -1076,13 +1070,13 @@ def test_a_request_whose_links_break_again_and_again_ends():
 
 def test_a_request_is_not_passed_on_when_its_time_has_passed():
     other = passing()
-    other.receive(request(b"2", ttl=100), request(b"3"))
+    other.receive(request(2, ttl=100), request(3))
     assert outstanding(other) == (2, 1)
     other.now += 0.2
     assert other.say(AS_WORKER, replies(1)) == [passed_on(2)]
     assert other.sent == [
         answer(),
-        error(408, "its time passed before a worker was free for it: none offers it", b"2"),
+        error(408, "its time passed before a worker was free for it: none offers it", 2),
     ]
 
 
@@ -1090,9 +1084,9 @@ def test_what_must_not_wait_is_passed_on_when_the_last_local_worker_leaves():
     other = Other()
     other.receive(ready())
     other.say(AS_WORKER, offers(free=0))
-    assert other.receive(request(b"1"), request(b"2", wait=False)) == []
+    assert other.receive(request(1), request(2, wait=False)) == []
     assert outstanding(other) == (1, 1)
-    assert [each.body for each in other.receive([b"w", b"MDPWX1", b"\x06"])] == [[b"x"]]
+    assert [each.body for each in other.receive(leave())] == [[b"x"]]
     assert other.sent == []
     assert outstanding(other) == (0, 2)
 
@@ -1101,22 +1095,22 @@ def test_what_must_not_wait_waits_for_a_local_worker_when_a_link_breaks():
     other = Other()
     other.receive(ready())
     other.say(AS_WORKER, offers(free=0))
-    other.receive(request(b"1"), request(b"2", wait=False))
+    other.receive(request(1), request(2, wait=False))
     other.lose()
     assert other.sent == []
     assert outstanding(other) == (1, 1)
     assert b"echo" not in other.broker.registry.reachable
-    other.receive(final(b"1"))
+    other.receive(final(1))
     assert len(work(other.sent)) == 1
 
 
 def test_requests_for_a_broker_end_when_it_is_withdrawn():
     other = Other()
     other.say(AS_WORKER, offers(b"mmi.broker.y"))
-    assert len(other.receive(request(b"1", broker="y"), request(b"2", broker="y"))) == 1
+    assert len(other.receive(request(1, broker="y"), request(2, broker="y"))) == 1
     assert outstanding(other) == (1, 1)
     other.say(AS_WORKER, offers(b"mmi.broker.y", hops=0))
-    assert other.sent == [error(502, "broker y cannot be reached from here", b"2")]
+    assert other.sent == [error(502, "broker y cannot be reached from here", 2)]
     assert outstanding(other) == (0, 1)
 
 
@@ -1142,22 +1136,22 @@ def test_a_near_broker_comes_before_a_freer_one():
     mesh.receive("d", ready(credit=9))
     for _ in range(3):
         mesh.wait()
-    sent = mesh.receive("a", *(request(b"%d" % number) for number in range(1, 6)))
+    sent = mesh.receive("a", *(request(number) for number in range(1, 6)))
     assert (len(work(sent["b"])), len(work(sent["d"]))) == (2, 3)
 
 
 def test_what_waits_for_this_broker_does_not_hold_up_others():
     other = Other()
     other.receive(ready(), request(client=b"busy"))
-    other.receive(*(request(b"%d" % number, body=b"pinned", broker="a") for number in range(1, 4)))
-    other.receive(*(request(b"%d" % number, client=b"d", body=b"any") for number in range(1, 3)))
-    bodies, address = [], b"1"
+    other.receive(*(request(number, body=b"pinned", broker="a") for number in range(1, 4)))
+    other.receive(*(request(number, client=b"d", body=b"any") for number in range(1, 3)))
+    bodies, address = [], 1
     for _ in range(5):
         other.receive(final(address))
         (address,) = work(other.sent)
         bodies += [message[-1] for message in other.sent if message[0] == b"w"]
     assert sorted(bodies[:2]) == sorted(bodies[2:4]) == [b"any", b"pinned"]
-    other.receive(*(request(b"%d" % number, body=b"pinned", broker="a") for number in range(4, 6)))
+    other.receive(*(request(number, body=b"pinned", broker="a") for number in range(4, 6)))
     assert other.say(AS_WORKER, offers(credit=9)) == []  # what is left must not be passed on
 
 
@@ -1248,8 +1242,9 @@ MALFORMED = {
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_request_for_a_link_is_refused(body):
     broker = Broker(now=NOW, name="a")
-    (message,) = broker.receive(request(client=b"x", service=b"mmi.link", body=body), NOW)
-    assert message[6:] == [b"403", b"malformed request for a link, or one through a proxy"]
+    asked = request(client=b"x", service=b"mmi.link", body=body)
+    text = "malformed request for a link, or one through a proxy"
+    assert feed(broker, asked, now=NOW) == [error(403, text, client=b"x")]
     assert broker.links.by_identity == {}
     assert broker.stats.dropped == {"not-allowed": 1}
 
@@ -1259,15 +1254,14 @@ def test_a_malformed_answer_establishes_no_link(body):
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://x")
     mesh["a"].link_opened(identity, mesh.now)
-    assert mesh["a"].receive([identity, b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", body], mesh.now) == []
+    assert mesh["a"].receive(granted(body, identity), mesh.now) == []
     assert trouble(mesh, "a") == ["that broker does not know links, or its answer is malformed"]
     assert mesh["a"].links_to_close() == [identity]
 
 
 def test_a_link_is_not_asked_for_through_a_proxy():
     broker = Broker(now=NOW, name="a")
-    message = request(client=b"proxy", service=b"mmi.link", body=hello("b"))
-    (answered,) = broker.receive([b"proxy", b"x", *message[1:]], NOW)
+    (answered,) = feed(broker, request(client=(b"proxy", b"x"), service=b"mmi.link", body=hello("b")), now=NOW)
     assert answered[-1] == b"malformed request for a link, or one through a proxy"
     assert broker.links.by_identity == {}
 
@@ -1283,7 +1277,7 @@ def test_an_answer_with_this_brokers_name_establishes_no_link():
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://x")
     mesh["a"].link_opened(identity, mesh.now)
-    mesh["a"].receive([identity, b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", hello("a")], mesh.now)
+    mesh["a"].receive(granted(hello("a"), identity), mesh.now)
     assert trouble(mesh, "a") == ["both brokers are named a: start one with another --name"]
 
 
@@ -1291,17 +1285,17 @@ def test_only_the_answer_establishes_a_link():
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://x")
     mesh["a"].link_opened(identity, mesh.now)
-    for message in (
-        [b"", b"MDPCX1", b"\x06"],
-        [b"MDPWX1"],
-        [b"1", b"", b"MDPCX1", b"\x02", b"mmi.link", hello("x")],
-        [b"1", b"", b"MDPCX1", b"\x03", b"echo", hello("x")],
+    for frames in (
+        [b"", b"MDPCX1"],
+        [b"", b"MDPCX1", b"\x09", b""],
+        [b"", b"MDPCX1", b"\x09", record(2, 1, body_of(hello("x")))],
+        [b"", b"MDPWX1", b"\x09", record(3, 1, body_of(hello("x")))],
         [b"nonsense"],
     ):
-        assert mesh["a"].receive([identity, *message], mesh.now) == []
+        assert mesh["a"].receive([identity, *frames], mesh.now) == []
         assert mesh["a"].links.at(identity) is None
     assert trouble(mesh, "a") == [""]
-    mesh["a"].receive([identity, b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", hello("x")], mesh.now)
+    mesh["a"].receive(granted(hello("x"), identity), mesh.now)
     assert mesh["a"].links.at(identity).name == "x"
 
 
@@ -1311,7 +1305,7 @@ def test_a_link_that_is_down_takes_no_messages():
     other.lose()
     assert other.link.state is State.DOWN
     assert other.broker.links.at(b"x") is None
-    assert other.say(AS_WORKER, offers()) == [[b"x", AS_WORKER, b"\x06", b"this connection is not a link any longer"]]
+    assert other.say(AS_WORKER, offers()) == [wire.Disconnect(X, b"MDPWX1", NO_LINK)]
     assert other.broker.registry.reachable == {}
 
 
@@ -1319,17 +1313,17 @@ def test_a_link_is_told_only_once_that_it_has_ended():
     other = Other(opens=True)
     other.say(AS_WORKER, offers())
     for _ in range(2):
-        assert other.take([b"x", AS_WORKER, b"\x06"]) == []
+        assert other.take(ends()) == []
         assert other.link.trouble == "the other broker has shut down"
     assert other.broker.links_to_close() == [b"x"]
-    assert other.broker.receive([b"nobody", AS_WORKER, b"\x06", b"why"], NOW) == []
+    assert other.broker.receive(ends(b"why", b"nobody"), NOW) == []
 
 
 def test_a_link_that_is_ended_again_and_again_pauses_for_longer_and_longer():
     other = Other(opens=True)
 
     def pause():
-        other.take([b"x", AS_WORKER, b"\x06", b"enough"])
+        other.take(ends(b"enough"))
         assert other.link.trouble == "the other broker has ended it: enough"
         seconds = other.link.retry_at - other.now
         other.now = other.link.retry_at
@@ -1345,7 +1339,7 @@ def test_a_link_that_is_ended_again_and_again_pauses_for_longer_and_longer():
 
 def test_a_link_to_a_broker_that_has_shut_down_is_opened_again_soon():
     other = Other(opens=True)
-    other.take([b"x", AS_WORKER, b"\x06"])
+    other.take(ends())
     assert other.link.retry_at - other.now <= 0.1
 
 
@@ -1376,7 +1370,7 @@ def test_a_broker_that_drains_opens_no_links():
 def test_a_broker_that_closes_says_so_only_over_links_that_are_up():
     other = Other()
     other.broker.add_link("peer", None, "tcp://y")
-    assert other.broker.close(other.now) == [[b"x", AS_WORKER, b"\x06"]]
+    assert other.broker.close(other.now) == [ends()]
 
 
 def test_a_link_has_the_role_that_the_other_brokers_key_has_now():
@@ -1385,7 +1379,7 @@ def test_a_link_has_the_role_that_the_other_brokers_key_has_now():
     role = broker.roles.named("brokers")
     identity = broker.add_link("peer", broker.roles.named("shop"), "tcp://x", b"x")
     broker.link_opened(identity, NOW, role)
-    broker.receive([b"x", b"1", b"", b"MDPCX1", b"\x03", b"mmi.link", hello("x")], NOW, role)
+    broker.receive(granted(hello("x")), NOW, role)
     packed = batch.Batch(X, AS_WORKER)
     packed.ready(1, b"echo", b'{"hops":1,"free":1}')
     assert broker.receive(packed.messages()[0], NOW, role) == []
@@ -1461,9 +1455,9 @@ def test_a_request_that_was_passed_on_is_cancelled_at_either_broker(where, id_, 
     mesh = done_at_b()
     if listed:
         mesh.ask(where, b"mmi.requests")
-    sent = mesh.receive(where, request(b"78", client=b"admin", service=b"mmi.cancel", body=id_))
+    sent = mesh.receive(where, request(78, client=b"admin", service=b"mmi.cancel", body=id_))
     assert [message for message in sent["a"] if message[0] == b"c"] == [error(499, "cancelled")]
-    assert [message for message in sent["b"] if message[0] == b"w"] == [[b"w", b"MDPWX1", b"\x08", b"1001", b""]]
+    assert [message for message in sent["b"] if message[0] == b"w"] == [withdraw(1001)]
 
 
 def test_a_tail_and_the_log_tell_of_requests_that_were_passed_on(caplog):

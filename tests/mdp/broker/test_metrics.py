@@ -7,26 +7,11 @@ from math import isclose
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.x1_messages import cancel, failure, feed, final, leave, ready, release, request
 
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.metrics import BOUNDS, MAX_CODES, MAX_FORGOTTEN, OTHER_CODE, Histogram, Metrics, ServiceMetrics
 from zmdp.mmi import answers
-
-
-def ready(worker=b"w", service=b"echo", credit=b"1"):
-    return [worker, b"", b"MDPWX1", b"\x01", service, b'{"credit":%s}' % credit]
-
-
-def request(number=b"1", *, client=b"c", service=b"echo", body=b"body", options=b""):
-    return [client, number, b"", b"MDPCX1", b"\x01", service, options, body]
-
-
-def final(address, worker=b"w", body=b"done"):
-    return [worker, b"", b"MDPWX1", b"\x04", address, b"", body]
-
-
-def failure(address, code=b"500", worker=b"w"):
-    return [worker, b"", b"MDPWX1", b"\x07", address, b"", code, b"it broke"]
 
 
 class World:
@@ -39,7 +24,7 @@ class World:
     def after(self, seconds, *messages):
         """Pass messages to the broker after that time; return what it sends."""
         self.now += seconds
-        return [sent for message in messages for sent in self.broker.receive(message, self.now)]
+        return feed(self.broker, *messages, now=self.now)
 
     def metrics(self, after=b""):
         (body,) = answers.answer(b"mmi.metrics", [after], self.broker, self.now)
@@ -59,8 +44,8 @@ def times(*seconds):
 
 
 def address_in(sent):
-    """Return the address in the last REQUEST among the messages."""
-    return next(message[4] for message in reversed(sent) if message[2:4] == [b"MDPWX1", b"\x02"])
+    """Return the address in the last REQUEST that was sent."""
+    return next(address for _, command, address, *_ in reversed(sent) if command == "REQUEST")
 
 
 @pytest.fixture
@@ -70,8 +55,8 @@ def world():
 
 def test_a_request_is_counted_with_its_times_and_bytes(world):
     world.after(0, ready())
-    first = world.after(1, request(b"1", body=b"12345"))
-    world.after(0.5, request(b"2", body=b"123"))
+    first = world.after(1, request(1, body=b"12345"))
+    world.after(0.5, request(2, body=b"123"))
     assert world.echo() == {
         "name": "echo", "workers": 1, "idle": 0, "credit": 0, "running": 1, "queued": 1, "oldest_seconds": 0.0,
         "outcomes": {}, "queue_seconds": times(), "worker_seconds": times(), "redispatched": 0,
@@ -91,8 +76,8 @@ def test_a_request_is_counted_with_its_times_and_bytes(world):
 def test_other_ends_are_counted_by_code(world):
     world.after(0, ready())
     world.after(1, failure(address_in(world.after(0, request()))))
-    world.after(1, failure(address_in(world.after(0, request(b"2"))), b"471"))
-    world.after(0, request(b"3"), [b"c", b"3", b"", b"MDPCX1", b"\x05", b"echo"])
+    world.after(1, failure(address_in(world.after(0, request(2))), code=471))
+    world.after(0, request(3), cancel(3))
     assert world.echo()["outcomes"] == {"500": 1, "471": 1, "499": 1}
     (role,) = world.metrics()["roles"]
     assert role == {"name": "", "accepted": 3, "failed": 3, "outstanding": 0, "running": 0, "request_bytes": 0}
@@ -100,9 +85,8 @@ def test_other_ends_are_counted_by_code(world):
 
 def test_a_request_that_comes_back_is_counted(world):
     world.after(0, ready(), ready(b"v"))
-    sent = world.after(0, request())
-    address = address_in(sent)
-    world.after(1, [sent[-1][0], b"", b"MDPWX1", b"\x0b", address, b""])
+    ((worker, _, address, *_),) = world.after(0, request())
+    world.after(1, release(address, worker))
     assert (world.echo()["redispatched"], world.echo()["outcomes"]) == (1, {})
 
 
@@ -115,7 +99,7 @@ def test_the_age_of_the_oldest_request_is_told(world):
 
 def test_the_counts_of_a_service_outlive_it(world):
     world.after(0, ready())
-    world.after(1, final(address_in(world.after(0, request()))), [b"w", b"", b"MDPWX1", b"\x06"])
+    world.after(1, final(address_in(world.after(0, request()))), leave())
     assert world.broker.registry.services == {}
     assert (world.echo()["workers"], world.echo()["outcomes"]) == (0, {"ok": 1})
     world.after(0, ready())

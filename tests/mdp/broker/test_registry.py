@@ -81,17 +81,15 @@ def test_the_path_to_a_client(key, path):
 
 
 @pytest.mark.parametrize(
-    ("key", "header", "number", "delimited", "route"),
+    ("key", "header", "delimited", "route"),
     [
-        (b"c", C02, None, False, (b"c",)),
-        (b"c", C01, None, True, (b"c", b"")),
-        ((b"p", b"c"), C02, None, True, (b"p", b"c", b"")),
-        (b"c", CX1, 7, True, (b"c", b"7", b"")),
-        ((b"p", b"c"), CX1, b"07", True, (b"p", b"c", b"07", b"")),
+        (b"c", C02, False, (b"c",)),
+        (b"c", C01, True, (b"c", b"")),
+        ((b"p", b"c"), C02, True, (b"p", b"c", b"")),
     ],
 )
-def test_a_request_knows_its_route_again(key, header, number, delimited, route):  # C22
-    made = Request(Client(key, EVERYONE), header, Service(b"echo"), [b"x"], number=number, delimited=delimited)
+def test_a_request_knows_its_route_again(key, header, delimited, route):  # C22
+    made = Request(Client(key, EVERYONE), header, Service(b"echo"), [b"x"], delimited=delimited)
     assert made.route == route
 
 
@@ -238,7 +236,7 @@ def test_the_course_of_a_request():
     client, schedule = made.client, worker.service.schedule
     assert registry.clients == {b"c": client}
     registry.queue_arrived(worker.service, NOW)
-    assert (registry.queued, schedule.waiting, made.late, made.attempt) == (1, 1, True, None)
+    assert (registry.queued, schedule.waiting, made.attempt) == (1, 1, None)
     assert registry.expiries.next_due() is not None
     assert registry.take_next(worker.service) == (made, worker)
     assert (registry.queued, registry.request_bytes, registry.expiries.next_due()) == (0, CLIENT + CHARGED + 1, None)
@@ -272,11 +270,6 @@ def test_waiting_requests_are_counted_with_their_bytes():
     assert (registry.queued, registry.request_bytes) == (1, waiting.charge + CLIENT)
     registry.drop(waiting)
     assert (registry.queued, registry.request_bytes) == (0, 0)
-
-
-@pytest.mark.parametrize(("number", "size"), [(1 << 60, 0), (b"0123", 4)])
-def test_a_number_that_is_no_integer_takes_room(number, size):
-    assert numbered(Registry(), number).charge == CHARGED + 1 + size
 
 
 def test_what_came_back_goes_first():  # C17
@@ -362,7 +355,7 @@ def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
 
 def test_a_number_that_ended_is_free_and_remembered():
     registry = Registry()
-    outstanding, other = numbered(registry), numbered(registry, b"01", b"d")
+    outstanding, other = numbered(registry), numbered(registry, 2, b"d")
     client = outstanding.client
     assert registry.numbered == [outstanding, other]
     assert client.numbered == {1: outstanding}
@@ -371,7 +364,7 @@ def test_a_number_that_ended_is_free_and_remembered():
     assert registry.numbered == [other]
     assert registry.ended_lately(client, 1)
     assert registry.ended_lately(Client(b"c", EVERYONE), 1)
-    assert not registry.ended_lately(client, b"01")
+    assert not registry.ended_lately(client, 2)
     assert not registry.ended_lately(other.client, 1)
 
 

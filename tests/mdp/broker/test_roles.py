@@ -3,6 +3,25 @@
 import json
 
 import pytest
+from support import x1_messages as x1
+from support.x1_messages import (
+    answer,
+    cancel,
+    client_heartbeat,
+    credit,
+    disconnected,
+    failure,
+    feed,
+    final,
+    heartbeat,
+    leave,
+    partial,
+    release,
+    request,
+    together,
+    told,
+    work,
+)
 
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
@@ -10,7 +29,7 @@ from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.roles import MAX_REMEMBERED, Role
-from zmdp.mdp.wire import C02, CX1, W02, WX1, batch
+from zmdp.mdp.wire import C02, W02
 
 
 def broker_with(**roles):
@@ -28,24 +47,20 @@ def broker_with(**roles):
 
 
 def receive(broker, role, message):
-    return broker.receive(message, 0, broker.roles.named(role))
+    return told(broker.receive(message, 0, broker.roles.named(role)))
 
 
-def ready(service=b"echo", worker=b"w"):
-    return [worker, b"", WX1, b"\x01", service]
-
-
-def request(service=b"echo", options=b"", client=b"c", number=b"1"):
-    return [client, number, b"", CX1, b"\x01", service, options, b"x"]
+def ready(service=b"echo", worker=b"w", **settings):
+    return x1.ready(worker, service, **settings)
 
 
 def options_of(work):
-    return json.loads(work[6] or b"{}")
+    return json.loads(work[5] or b"{}")
 
 
-def error(code, client=b"c", number=b"1", service=b"echo"):
+def error(code, client=b"c", number=1):
     """The beginning of an ERROR to an X1 client."""
-    return [client, number, b"", CX1, b"\x04", service, b"%d" % code]
+    return client, "ERROR", number, code
 
 
 # ── what may be called and offered ───────────────────────────────────────────────────────────────────────────────────
@@ -54,14 +69,12 @@ def error(code, client=b"c", number=b"1", service=b"echo"):
 def test_a_role_calls_what_it_may():
     broker = broker_with()
     assert receive(broker, "farm", ready()) == []
-    (work,) = receive(broker, "shop", request())
-    assert work[:4] == [b"w", b"", WX1, b"\x02"]
+    assert receive(broker, "shop", request()) == [work(options=b'{"user":"shop"}')]
 
 
 def test_a_request_that_is_not_allowed_leaves_no_trace():
     broker = broker_with()
-    (answer,) = receive(broker, "shop", request(b"secret"))
-    assert answer[:7] == error(403, service=b"secret")
+    assert receive(broker, "shop", request(service=b"secret"))[0][:4] == error(403)
     assert receive(broker, "shop", [b"d", C02, b"\x01", b"secret", b"x"]) == []
     registry = broker.registry
     assert (registry.services, registry.clients, registry.request_bytes, registry.queued) == ({}, {}, 0, 0)
@@ -70,7 +83,7 @@ def test_a_request_that_is_not_allowed_leaves_no_trace():
 
 def refusal(role):
     text = f"role {role} may not offer 'echo': the broker's access file decides"
-    return wire.disconnect((b"w", b""), WX1, text.encode())
+    return disconnected(b"w", text.encode())
 
 
 @pytest.mark.parametrize(("role", "named"), [("shop", "shop"), ("nobody-knows-it", "(none)"), ("", "(none)")])
@@ -100,10 +113,10 @@ def test_new_permissions_hold_at_once():
     receive(broker, "farm", ready(b"sum", b"v"))
     receive(broker, "shop", request())
     granted = {"farm": Permissions(name="farm", offer=("sum",)), "shop": Permissions(name="shop", call=("sum",))}
-    assert broker.grant(granted, now=0) == [refusal("farm")]
+    assert told(broker.grant(granted, now=0)) == [refusal("farm")]
     assert broker.registry.queued == 1  # what was accepted goes on
-    assert receive(broker, "shop", request(number=b"2"))[0][:7] == error(403, number=b"2")
-    assert receive(broker, "ops", request(client=b"o"))[0][:7] == error(403, client=b"o")  # no longer a role
+    assert receive(broker, "shop", request(2))[0][:4] == error(403, number=2)
+    assert receive(broker, "ops", request(client=b"o"))[0][:4] == error(403, client=b"o")  # no longer a role
 
 
 # ── who asks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -123,67 +136,59 @@ def test_new_permissions_hold_at_once():
 def test_a_worker_is_told_who_asks(options):
     broker = broker_with()
     receive(broker, "farm", ready())
-    (work,) = receive(broker, "shop", request(options=options))
+    (sent,) = receive(broker, "shop", request(options=options))
     expected = {name: value for name, value in json.loads(options or b"{}").items() if name != "admin"}
-    assert options_of(work) == {**expected, "user": "shop"}
+    assert options_of(sent) == {**expected, "user": "shop"}
 
 
 def test_a_worker_is_told_that_an_admin_asks():
     broker = broker_with()
     receive(broker, "farm", ready())
-    (work,) = receive(broker, "ops", request())
-    assert options_of(work) == {"user": "ops", "admin": True}
+    (sent,) = receive(broker, "ops", request())
+    assert options_of(sent) == {"user": "ops", "admin": True}
 
 
 def test_a_client_that_does_not_speak_x1_has_a_user_too():
     broker = broker_with()
-    receive(broker, "farm", [*ready(), b'{"dialect":true}'])
-    (work,) = receive(broker, "shop", [b"c", C02, b"\x01", b"echo", b"x"])
-    assert options_of(work) == {"user": "shop", "dialect": "0.2"}
+    receive(broker, "farm", ready(dialect=True))
+    (sent,) = receive(broker, "shop", [b"c", C02, b"\x01", b"echo", b"x"])
+    assert options_of(sent) == {"user": "shop", "dialect": "0.2"}
 
 
-def test_a_batch_says_who_asks():
+def test_each_request_of_a_message_says_who_asks():
     broker = broker_with()
-    offered = batch.Batch((b"w", b""), WX1)
-    offered.ready(10, b"echo", b"")
-    receive(broker, "farm", offered.messages()[0])
-    asked = batch.Batch((b"c", b""), CX1)
-    asked.request_to_broker(1, 5000, b"echo", b'{"user":"ops","x":1}', [b"x"])
-    asked.request_to_broker(2, 0, b"echo", b"", [b"x"])
-    (work,) = receive(broker, "shop", asked.messages()[0])
-    one, two = batch.to_worker(work, 2)
-    assert (json.loads(one.options.raw), one.ttl) == ({"user": "shop", "x": 1}, 5.0)
-    assert (json.loads(two.options.raw), two.ttl) == ({"user": "shop"}, None)
+    receive(broker, "farm", ready(credit=10))
+    asked = together(request(1, ttl=5000, options=b'{"user":"ops","x":1}'), request(2))
+    assert receive(broker, "shop", asked) == [
+        work(1, ttl=5000, options=b'{"user":"shop","x":1}'), work(2, options=b'{"user":"shop"}'),
+    ]  # fmt: skip
 
 
 def test_without_access_control_nobody_can_claim_to_be_a_user():
-    broker = Broker(now=0)
-    broker.receive(ready(), 0)
-    (work,) = broker.receive(request(options=b'{"user":"ops","admin":true,"headers":{"a":"b"}}'), 0)
-    assert options_of(work) == {"headers": {"a": "b"}}
-    broker.receive([b"w", b"", WX1, b"\x04", work[4], b"", b"x"], 0)
-    (work,) = broker.receive(request(options=b'{"user":"ops","on_behalf":"shop"}', number=b"2"), 0)
-    assert work[6] == b""
+    broker = Broker(now=0, first_address=1)
+    claims = b'{"user":"ops","admin":true,"headers":{"a":"b"}}', b'{"user":"ops","on_behalf":"shop"}'
+    asked = [request(number, options=options) for number, options in enumerate(claims)]
+    assert feed(broker, ready(credit=2), *asked) == [work(1, options=b'{"headers":{"a":"b"}}'), work(2)]
 
 
 def test_a_role_may_ask_on_behalf_of_another():
     broker = broker_with()
     receive(broker, "farm", ready())
-    (work,) = receive(broker, "titanic", request(options=b'{"on_behalf":"shop","user":"ops"}'))
-    assert options_of(work) == {"user": "shop"}
-    (refused,) = receive(broker, "titanic", request(b"sum", options=b'{"on_behalf":"shop"}', number=b"2"))
-    assert refused[:7] == error(403, number=b"2", service=b"sum")  # shop may not call it
-    (refused,) = receive(broker, "titanic", request(options=b'{"on_behalf":"nobody"}', number=b"3"))
-    assert refused[:7] == error(403, number=b"3")
+    (sent,) = receive(broker, "titanic", request(options=b'{"on_behalf":"shop","user":"ops"}'))
+    assert options_of(sent) == {"user": "shop"}
+    (refused,) = receive(broker, "titanic", request(2, service=b"sum", options=b'{"on_behalf":"shop"}'))
+    assert refused[:4] == error(403, number=2)  # shop may not call it
+    (refused,) = receive(broker, "titanic", request(3, options=b'{"on_behalf":"nobody"}'))
+    assert refused[:4] == error(403, number=3)
 
 
 def test_a_role_without_that_permission_may_not_ask_on_behalf_of_another():
     broker = broker_with()
     receive(broker, "farm", ready())
     for number, user in enumerate(("ops", "shop", "nobody")):
-        asked = request(options=b'{"on_behalf":"%s"}' % user.encode(), number=b"%d" % number)
-        assert receive(broker, "shop", asked)[0][:7] == error(403, number=b"%d" % number)
-    assert receive(broker, "shop", request(options=b'{"on_behalf":1}', number=b"9"))[0][:7] == error(400, number=b"9")
+        asked = request(number, options=b'{"on_behalf":"%s"}' % user.encode())
+        assert receive(broker, "shop", asked)[0][:4] == error(403, number=number)
+    assert receive(broker, "shop", request(9, options=b'{"on_behalf":1}'))[0][:4] == error(400, number=9)
 
 
 # ── nothing passes from one role to another ──────────────────────────────────────────────────────────────────────────
@@ -199,19 +204,20 @@ def held_by_a_worker():
 @pytest.mark.parametrize(
     "message",
     [
-        [b"w", b"", WX1, b"\x04", b"1", b"", b"forged"],
-        [b"w", b"", WX1, b"\x03", b"1", b"", b"forged"],
-        [b"w", b"", WX1, b"\x07", b"1", b"", b"500", b"forged", b""],
-        [b"w", b"", WX1, b"\x0b", b"1", b""],
-        [b"w", b"", WX1, b"\x0a", b"0"],
-        [b"w", b"", WX1, b"\x05"],
-        [b"w", b"", WX1, b"\x06"],
-        [b"w", b"", WX1, b"\x01", b"echo"],
+        final(),
+        partial(),
+        failure(),
+        release(),
+        credit(0),
+        heartbeat(),
+        leave(),
+        ready(),
         [b"w", W02, b"\x06"],
         [b"w", W02, b"\x04", b"1", b"", b"forged"],
-        [b"c", b"1", b"", CX1, b"\x05", b"echo"],
-        [b"c", b"", CX1, b"\x06"],
-        request(number=b"2"),
+        cancel(),
+        client_heartbeat(),
+        request(2),
+        request(2, options=b"no JSON"),
         [b"c", C02, b"\x01", b"echo", b"x"],
     ],
 )
@@ -219,29 +225,9 @@ def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):
     broker = held_by_a_worker()
     before = broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes
     assert broker.receive(message, 1, broker.roles.named("ops")) == []
-    assert broker.stats.other_role == 1
+    assert (broker.stats.other_role, broker.stats.invalid) == (1, {})
     assert (broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes) == before
-    (reply,) = receive(broker, "farm", [b"w", b"", WX1, b"\x04", b"1", b"", b"right"])
-    assert reply[:6] == [b"c", b"1", b"", CX1, b"\x03", b"echo"]
-    assert reply[-1] == b"right"
-
-
-def test_an_invalid_message_of_another_role_is_not_answered():
-    broker = held_by_a_worker()
-    assert receive(broker, "ops", [b"c", b"2", b"", CX1, b"\x01", b"echo", b"no JSON", b"x"]) == []
-    assert (broker.stats.other_role, broker.stats.invalid.total()) == (1, 1)
-
-
-def test_a_batch_of_another_role_is_ignored():
-    broker = held_by_a_worker()
-    forged = batch.Batch((b"w", b""), WX1)
-    forged.reply(4, 1, [b"forged"])
-    assert receive(broker, "ops", forged.messages()[0]) == []
-    asked = batch.Batch((b"c", b""), CX1)
-    asked.request_to_broker(7, 0, b"echo", b"", [b"x"])
-    assert receive(broker, "ops", asked.messages()[0]) == []
-    assert broker.stats.other_role == 2
-    assert broker.registry.running == 1
+    assert receive(broker, "farm", final(body=b"right")) == [answer(body=b"right")]
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -251,9 +237,9 @@ def test_the_limits_of_a_role_are_its_own():
     broker = broker_with(shop={"call": ("echo",), "outstanding": 1}, mall={"call": ("echo",)})
     assert receive(broker, "shop", request()) == []
     (refused,) = receive(broker, "shop", request(client=b"d"))  # another connection of the same role
-    assert refused[:7] == error(429, client=b"d")
+    assert refused[:4] == error(429, client=b"d")
     assert receive(broker, "mall", request(client=b"m")) == []
-    receive(broker, "shop", [b"c", b"1", b"", CX1, b"\x05", b"echo"])
+    receive(broker, "shop", cancel())
     assert receive(broker, "shop", request(client=b"d")) == []
 
 
@@ -261,12 +247,12 @@ def test_what_a_role_uses_is_given_back():
     broker = broker_with()
     role = broker.roles.named("shop")
     receive(broker, "shop", request())
-    receive(broker, "shop", request(number=b"2"))
+    receive(broker, "shop", request(2))
     assert (role.accepted - role.ended, role.running) == (2, 0)
     receive(broker, "farm", ready())
     assert (role.accepted - role.ended, role.running) == (2, 1)
-    receive(broker, "farm", [b"w", b"", WX1, b"\x04", b"1", b"", b"x"])
-    receive(broker, "shop", [b"c", b"2", b"", CX1, b"\x05", b"echo"])
+    receive(broker, "farm", final())
+    receive(broker, "shop", cancel(2))
     assert (role.accepted - role.ended, role.running, role.request_bytes) == (0, 0, 0)
 
 
@@ -300,6 +286,6 @@ def test_mmi_tells_a_role_of_what_it_may_call_or_offer():
 def test_mmi_is_a_permission(mmi, allowed):
     broker = broker_with(shop={"mmi": mmi})
     for name in [b"mmi.service", b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker", b"mmi.else"]:
-        (answer,) = receive(broker, "shop", request(name))
-        expected = [b"c", b"1", b"", CX1, b"\x03"] if name in allowed else error(403, service=name)
-        assert answer[: len(expected)] == expected
+        (answered,) = receive(broker, "shop", request(service=name))
+        expected = (b"c", "FINAL", 1) if name in allowed else error(403)
+        assert answered[: len(expected)] == expected

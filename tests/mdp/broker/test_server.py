@@ -10,7 +10,9 @@ from types import MethodType
 
 import pytest
 import zmq
+from support.peers import ready_of
 from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS
+from support.x1_messages import request
 from support.zmtp import RawPeer
 
 from zmdp.mdp.broker.backlog import Backlog
@@ -163,7 +165,7 @@ def test_c17_a_worker_that_dies_within_a_turn_has_tried_what_it_received(monkeyp
         Server(("tcp://127.0.0.1:*",), limits=Limits(max_attempts=1)) as server,
         RawPeer(server.endpoints[0], b"me") as victim,
     ):
-        victim.send(b"", b"MDPWX1", b"\x01", b"echo", b'{"credit":2}')
+        victim.send(b"", b"MDPWX1", b"\x09", ready_of(b"echo", 2))
         turn(server)
         sends = server._try
 
@@ -175,8 +177,8 @@ def test_c17_a_worker_that_dies_within_a_turn_has_tried_what_it_received(monkeyp
             return errno
 
         monkeypatch.setattr(server, "_try", dies_of_it)
-        for number in (b"1", b"2"):
-            server.broker.take([b"client", number, b"", b"MDPCX1", b"\x01", b"echo", b"", b"poison"], time.monotonic())
+        for number in (1, 2):  # so large that each is a message of its own
+            server.broker.take(request(number, body=bytes(600_000)), time.monotonic())
         server._send_all(server.broker.flush(time.monotonic()), time.monotonic())
         server._lose_gone(time.monotonic(), drained=True)
         assert server.broker.stats.dropped == {"workers-lost": 2}

@@ -4,6 +4,8 @@ import json
 import logging
 
 import pytest
+from support import x1_messages as x1
+from support.x1_messages import cancel, leave, ready, request, told, withdraw
 
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker import watch
@@ -17,24 +19,16 @@ FIRST = 1000
 NAMED = b'{"headers":{"request-id":"order 7\\n"}}'
 
 
-def ready(worker=b"w", service=b"echo", credit=b"1"):
-    return [worker, b"", b"MDPWX1", b"\x01", service, b'{"credit":%s}' % credit]
+def final(address=FIRST, worker=b"w"):
+    return x1.final(address, worker)
 
 
-def request(number=b"1", *, client=b"c", service=b"echo", body=b"body", options=b""):
-    return [client, number, b"", b"MDPCX1", b"\x01", service, options, body]
+def failure(address=FIRST, worker=b"w"):
+    return x1.failure(address, worker)
 
 
 def old(client=b"old", service=b"echo", body=b"old"):
     return [client, b"MDPC02", b"\x01", service, body]
-
-
-def final(address=FIRST, worker=b"w"):
-    return [worker, b"", b"MDPWX1", b"\x04", b"%d" % address, b"", b"done"]
-
-
-def failure(address=FIRST, worker=b"w"):
-    return [worker, b"", b"MDPWX1", b"\x07", b"%d" % address, b"", b"500", b"it broke"]
 
 
 class World:
@@ -53,15 +47,15 @@ class World:
     def ask(self, name, body=b"", *, role=None, asker=b"admin"):
         """Return what the administrator is answered, and what else is sent because of it."""
         self.asked += 1
-        question = [asker, b"%d" % self.asked, b"", b"MDPCX1", b"\x01", name, b"", body]
-        sent = self.broker.receive(question, self.now, role)
-        (answer,) = [message for message in sent if message[0] == asker]
-        others = [message for message in sent if message[0] != asker]
-        return answer[4:], others
+        question = request(self.asked, client=asker, service=name, body=body)
+        sent = told(self.broker.receive(question, self.now, role))
+        (answer,) = [each for each in sent if each[0] == asker]
+        others = [each for each in sent if each[0] != asker]
+        return answer, others
 
     def json(self, name, body=b""):
-        (command, answered, frame), _ = self.ask(name, body)
-        assert (command, answered) == (b"\x03", name)
+        (_, command, _, frame), _ = self.ask(name, body)
+        assert command == "FINAL"
         return json.loads(frame)
 
     def requests(self, service=b""):
@@ -80,8 +74,8 @@ def world():
 
 
 def test_requests_that_run_and_that_wait_are_listed(world):
-    world.after(0, ready(), request(b"1", options=NAMED))
-    world.after(1, request(b"2", client=b"d", body=b"12345", options=b'{"ttl":5000}'))
+    world.after(0, ready(), request(1, body=b"body", options=NAMED))
+    world.after(1, request(2, client=b"d", body=b"12345", ttl=5000))
     world.after(2, old(service=b"none"))
     running, waiting, unserved = world.requests()
     assert running == {
@@ -100,7 +94,7 @@ def test_requests_that_run_and_that_wait_are_listed(world):
 
 
 def test_an_id_stays_while_the_state_changes(world):
-    world.after(0, ready(), request(b"1"), request(b"2"))
+    world.after(0, ready(), request(1), request(2))
     _, waiting = world.requests()
     world.after(1, final())
     (row,) = world.requests()
@@ -118,7 +112,7 @@ def test_requests_of_the_current_turn_wait(world):
 
 def test_clients_are_told_apart_without_their_routing_ids(world):
     proxied = [b"proxy", b"c", b"", b"MDPC02", b"\x01", b"none", b"body"]
-    world.after(0, request(client=b"c", service=b"none"), request(b"2", client=b"c", service=b"none"))
+    world.after(0, request(client=b"c", service=b"none"), request(2, client=b"c", service=b"none"))
     world.after(1, request(client=b"d", service=b"none"), proxied)
     clients = [row["client"] for row in world.requests()]
     assert [clients.index(each) for each in clients] == [0, 0, 2, 3]
@@ -128,12 +122,12 @@ def test_clients_are_told_apart_without_their_routing_ids(world):
 
 
 def test_cancelled_requests_that_a_worker_still_holds_are_not_listed(world):
-    world.after(0, ready(), request(), [b"c", b"1", b"", b"MDPCX1", b"\x05", b"echo"])
+    world.after(0, ready(), request(), cancel())
     assert world.requests() == []
 
 
 def test_too_many_requests_are_cut(world):
-    world.after(0, ready(credit=b"4"), *(request(b"%d" % number) for number in range(10)))
+    world.after(0, ready(credit=4), *(request(number) for number in range(10)))
     world.after(0, request(client=b"d"))
 
     def shown(most):
@@ -147,9 +141,9 @@ def test_too_many_requests_are_cut(world):
 
 
 def test_pages_have_every_request_once(world):
-    world.after(0, ready(credit=b"4"), *(request(b"%d" % number) for number in range(10)))
-    world.after(0, *(request(b"%d" % number, client=b"d", service=b"none") for number in range(3)))
-    world.after(0, [b"c", b"0", b"", b"MDPCX1", b"\x05", b"echo"])  # which its worker holds until it answers
+    world.after(0, ready(credit=4), *(request(number) for number in range(10)))
+    world.after(0, *(request(number, client=b"d", service=b"none") for number in range(3)))
+    world.after(0, cancel(0))  # which its worker holds until it answers
 
     def page(skip, most, name=b""):
         rows, more = world.broker.watch.page(name, lambda name: True, skip, most, world.now)
@@ -172,7 +166,7 @@ def test_pages_have_every_request_once(world):
     [(b"0", [1, 2]), (b"1", [2]), (b"2", []), (b"", None), (b"-1", None), (b"x", None), (b"9" * 30, None)],
 )
 def test_a_second_frame_says_where_a_page_begins(world, frame, expected):
-    world.after(0, request(), request(b"2"))
+    world.after(0, request(), request(2))
     body = answers.answer(b"mmi.requests", [b"echo", frame], world.broker, world.now)
     if expected is None:
         assert body == [b"400"]
@@ -183,7 +177,7 @@ def test_a_second_frame_says_where_a_page_begins(world, frame, expected):
 
 def test_each_role_sees_its_services_only(world):
     world.broker.grant({"shop": Permissions("shop", call=("echo",), mmi="service")}, world.now)
-    world.after(0, request(), request(b"2", service=b"secret"))
+    world.after(0, request(), request(2, service=b"secret"))
     role = world.broker.roles.named("shop")
     rows, _ = world.broker.watch.in_flight(b"", role.sees, 10, world.now)
     assert [row["service"] for row in rows] == ["echo"]
@@ -202,18 +196,14 @@ def test_ids_in_large_options_are_not_looked_for():
 def cancelled(world, id_):
     """Return what is sent because an administrator cancels the request with that id."""
     answer, sent = world.ask(b"mmi.cancel", id_.encode())
-    assert answer[:2] == [b"\x03", b"mmi.cancel"]
-    assert json.loads(answer[2]) == {"cancelled": bool(sent) or not world.requests()}
+    assert json.loads(answer[-1]) == {"cancelled": bool(sent) or not world.requests()}
     return sent
 
 
 def test_a_running_request_is_cancelled_at_its_client_and_its_worker(world):
     world.after(0, ready(), request())
     (row,) = world.requests()
-    assert cancelled(world, row["id"]) == [
-        [b"c", b"1", b"", b"MDPCX1", b"\x04", b"echo", b"499", b"cancelled"],
-        [b"w", b"", b"MDPWX1", b"\x08", b"%d" % FIRST, b""],
-    ]
+    assert cancelled(world, row["id"]) == [x1.error(499, "cancelled"), withdraw(FIRST)]
     assert world.json(b"mmi.cancel", row["id"].encode()) == {"cancelled": False}
     assert world.broker.registry.workers[b"w"].held  # until the worker says that it has stopped
 
@@ -225,15 +215,15 @@ def test_a_request_is_cancelled_by_the_address_that_its_worker_knows(world):
 
 
 def test_a_waiting_request_is_cancelled(world):
-    world.after(0, request(), request(b"2"))
+    world.after(0, request(), request(2))
     first, second = world.requests()
-    assert cancelled(world, second["id"]) == [[b"c", b"2", b"", b"MDPCX1", b"\x04", b"echo", b"499", b"cancelled"]]
+    assert cancelled(world, second["id"]) == [x1.error(499, "cancelled", 2)]
     assert world.requests() == [first]
 
 
 @pytest.mark.parametrize("running", [True, False])
 def test_a_request_without_a_number_is_cancelled(world, running):
-    world.after(0, *([ready(credit=b"2")] if running else []), old(body=b"1"), old(body=b"22"))
+    world.after(0, *([ready(credit=2)] if running else []), old(body=b"1"), old(body=b"22"))
     _, second = world.requests()
     assert world.json(b"mmi.cancel", second["id"].encode()) == {"cancelled": True}
     assert [row["bytes"] for row in world.requests()] == [1]
@@ -244,7 +234,7 @@ def test_another_request_of_the_same_number_is_not_cancelled(world):
     (row,) = world.requests()
     world.after(1, final(), request())
     assert world.json(b"mmi.cancel", row["id"].encode()) == {"cancelled": False}
-    world.after(1, final(FIRST + 1), request(b"2"))
+    world.after(1, final(FIRST + 1), request(2))
     assert world.json(b"mmi.cancel", row["id"].encode()) == {"cancelled": False}
     assert len(world.requests()) == 1
 
@@ -256,7 +246,7 @@ def test_there_is_nothing_to_cancel(world, id_):
 
 
 def test_the_ids_of_the_last_lists_are_remembered(world):
-    world.after(0, request(b"1", service=b"a"), request(b"2", service=b"b"), request(b"3", service=b"c"))
+    world.after(0, request(1, service=b"a"), request(2, service=b"b"), request(3, service=b"c"))
     (first,), (second,) = world.requests(b"a"), world.requests(b"b")
     world.broker.watch._listed.update({f"{number}": (b"c", None) for number in range(watch.MAX_LISTED - 2)})
     (third,) = world.requests(b"c")
@@ -269,25 +259,25 @@ def test_only_administrators_may_cancel_and_follow(world, name):
     permissions = {"boss": Permissions("boss", admin=True), "watcher": Permissions("watcher", mmi="all")}
     world.broker.grant(permissions, world.now)
     boss, watcher = (world.broker.roles.named(each) for each in permissions)
-    assert world.ask(name, role=boss)[0][0] == b"\x03"
+    assert world.ask(name, role=boss)[0][1] == "FINAL"
     answer, _ = world.ask(name, role=watcher, asker=b"another")
-    assert answer[:3] == [b"\x04", name, b"403"]
-    assert world.ask(b"mmi.requests", role=watcher, asker=b"another")[0][0] == b"\x03"
+    assert answer[:4] == (b"another", "ERROR", world.asked, 403)
+    assert world.ask(b"mmi.requests", role=watcher, asker=b"another")[0][1] == "FINAL"
 
 
 # ── what has ended ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_tail_tells_what_has_ended_since_it_was_asked_last(world):
-    world.after(0, ready(), request(b"0"))
+    world.after(0, ready(), request(0))
     world.after(1, final())
     begun = world.tail()
     assert begun == {"tail": begun["tail"], "requests": [], "left_out": 0}
-    world.after(1, request(b"1", options=NAMED))
+    world.after(1, request(1, body=b"body", options=NAMED))
     world.after(0.5, old())
     world.after(0.25, final(FIRST + 1))
     world.after(2, failure(FIRST + 2))
-    world.after(0.125, request(b"3", service=b"none", options=b'{"wait":false}'))
+    world.after(0.125, request(3, service=b"none", body=b"body", options=b'{"wait":false}'))
     told = world.tail(tail=begun["tail"])
     assert (told["tail"], told["left_out"]) == (begun["tail"], 0)
     answered, failed, refused = told["requests"]
@@ -314,7 +304,7 @@ def test_a_tail_tells_of_workers_that_were_lost(world):
     world.after(0, ready(), request(options=b'{"wait":false}'))
     world.now += 1
     world.broker.unreachable(b"w", 100, world.now)
-    world.after(1, request(b"2", client=b"gone"))
+    world.after(1, request(2, client=b"gone"))
     world.broker.unreachable(b"gone", 100, world.now)
     lost, gone = world.tail(tail=tail)["requests"]
     assert (lost["outcome"], lost["worker"], lost["worker_seconds"]) == ("502", 1, 1.0)
@@ -325,8 +315,8 @@ def test_what_is_over_the_limit_is_counted(world):
     world.after(0, ready())
     tail, small = world.tail()["tail"], world.tail(limit=2)["tail"]
     for number in range(DEFAULT_LIMIT + 5):
-        world.after(0, request(b"%d" % number), final(FIRST + number))
-    world.after(1, request(b"x"), final(FIRST + DEFAULT_LIMIT + 5))
+        world.after(0, request(number), final(FIRST + number))
+    world.after(1, request(0), final(FIRST + DEFAULT_LIMIT + 5))
     told = world.tail(tail=tail)
     assert (len(told["requests"]), told["left_out"]) == (DEFAULT_LIMIT + 1, 5)
     told = world.tail(tail=small)
@@ -336,7 +326,7 @@ def test_what_is_over_the_limit_is_counted(world):
 def test_a_tail_that_is_not_fetched_is_bounded(world):
     tail = world.tail(limit=MAX_TAIL_ROWS)["tail"]
     for number in range(MAX_TAIL_ROWS + 7):
-        world.after(0.005, request(b"%d" % number, service=b"none", options=b'{"wait":false}'))
+        world.after(0.005, request(number, service=b"none", options=b'{"wait":false}'))
     told = world.tail(tail=tail)
     assert (len(told["requests"]), told["left_out"]) == (MAX_TAIL_ROWS, 7)
 
@@ -344,7 +334,7 @@ def test_a_tail_that_is_not_fetched_is_bounded(world):
 def test_a_tail_may_be_about_one_service_or_failures_only(world):
     world.after(0, ready(), ready(b"v", b"sum"))
     every, ours, failed = world.tail()["tail"], world.tail(service="sum")["tail"], world.tail(failed=True)["tail"]
-    world.after(0, request(), request(b"2", service=b"sum"), final(), failure(FIRST + 1, b"v"))
+    world.after(0, request(), request(2, service=b"sum"), final(), failure(FIRST + 1, b"v"))
     told = [[row["service"] for row in world.tail(tail=each)["requests"]] for each in (every, ours, failed)]
     assert told == [["echo", "sum"], ["sum"], ["sum"]]
 
@@ -380,7 +370,7 @@ def test_the_number_of_tails_is_bounded(world):
      b'{"service":null}', b'{"failed":1}', b"[" * 100_000],
 )  # fmt: skip
 def test_a_malformed_question(world, question):
-    assert world.ask(b"mmi.tail", question)[0] == [b"\x03", b"mmi.tail", b"400"]
+    assert world.ask(b"mmi.tail", question)[0][-1] == b"400"
     assert not world.broker.watch.active
 
 
@@ -396,13 +386,13 @@ def fields(record):
 def test_slow_requests_are_logged(caplog):
     world = World(slow=2.0)
     world.after(0, ready(), request())
-    world.after(2, final(), request(b"2"))
+    world.after(2, final(), request(2))
     assert "slow" not in caplog.text
-    world.after(1, request(b"3", options=NAMED))
+    world.after(1, request(3, options=NAMED))
     world.after(1.5, final(FIRST + 1))
     world.after(1, failure(FIRST + 2))
-    world.after(0, request(b"4", service=b"none"))
-    world.after(3, [b"c", b"4", b"", b"MDPCX1", b"\x05", b"none"])
+    world.after(0, request(4, service=b"none"))
+    world.after(3, cancel(4))
     slow = [record for record in caplog.records if record.message.startswith("slow")]
     assert [(record.levelno, record.message, fields(record)) for record in slow] == [
         (
@@ -428,10 +418,10 @@ def test_lines_about_requests_and_workers_have_fields(caplog):
     world = World(limits=Limits(max_queue=1))
     world.broker.grant({"shop": Permissions("shop", call=("*",), offer=("*",))}, world.now)
     shop = world.broker.roles.named("shop")
-    for message in (ready(), request(), request(b"2"), request(b"3", options=NAMED)):
+    for message in (ready(), request(), request(2), request(3, options=NAMED)):
         world.broker.receive(message, world.now, shop)
-    world.broker.receive([b"c", b"1", b"", b"MDPCX1", b"\x05", b"echo"], world.now, shop)
-    world.broker.receive([b"w", b"", b"MDPWX1", b"\x06"], world.now, shop)
+    world.broker.receive(cancel(), world.now, shop)
+    world.broker.receive(leave(), world.now, shop)
     worker = {"service": "echo", "worker": 1, "role": "shop"}
     assert [(record.message, fields(record)) for record in caplog.records] == [
         ("worker 1 offers echo, credit 1 (X1)", worker),

@@ -48,40 +48,22 @@ class Meter:
 # ── one command a message ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ready(dialect):
-    return [b"w", b"", b"MDPWX1", b"\x01", b"echo"] if dialect == "X1" else [b"w", b"MDPW02", b"\x01", b"echo"]
-
-
-def request(dialect, number, client=b"c"):
-    if dialect == "X1":
-        return [client, b"%d" % number, b"", b"MDPCX1", b"\x01", b"echo", b'{"ttl":15000}', BODY]
+def request(client=b"c"):
     return [client, b"MDPC02", b"\x01", b"echo", BODY]
 
 
-def final(work):
-    """Return the FINAL with which an echo worker answers `work`."""
-    head = work[:3] if work[2] == b"MDPWX1" else work[:2]
-    return [*head, b"\x04", work[len(head) + 1], b"", BODY]
+class Single:
+    """Requests and replies in MDP/0.2, while `waiting` others wait."""
 
-
-class Framed:
-    """Requests and replies, one at a time, while `waiting` others wait."""
-
-    def __init__(self, dialect, waiting):
-        self.dialect = dialect
+    def __init__(self, waiting):
         self.waiting = waiting
         self.broker = Broker(now=0)
-        self.broker.receive(ready(dialect), 0)
-        for number in range(waiting + 1):
-            sent = self.broker.receive(request(dialect, number), 0)
-            self.work = sent[-1] if sent else self.work
-        self.number = waiting + 1
+        self.broker.receive([b"w", b"MDPW02", b"\x01", b"echo"], 0)
+        (self.work,) = [sent for _ in range(waiting + 1) for sent in self.broker.receive(request(), 0)]
 
     def exchange(self, meter):
-        asked = request(self.dialect, self.number)
-        self.number += 1
-        messages = [asked, final(self.work)] if self.waiting else [final(self.work), asked]
-        for message in messages:
+        final = [b"w", b"MDPW02", b"\x04", self.work[3], b"", BODY]
+        for message in [request(), final] if self.waiting else [final, request()]:
             for sent in meter.call(self.broker.receive, message, 0):
                 if sent[0] == b"w":
                     self.work = sent
@@ -91,8 +73,8 @@ class Framed:
 # ── many commands a message ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Batched:
-    """Requests and replies, `size` in a message, while `waiting` others wait."""
+class Batches:
+    """Requests and replies in X1, `size` in a message, while `waiting` others wait."""
 
     def __init__(self, size, waiting):
         self.size = size
@@ -130,21 +112,19 @@ class Batched:
 
 
 INSTRUCTIONS = {
-    "0.2": (lambda: Framed("0.2", 0), 3310),
-    "0.2, 64 waiting": (lambda: Framed("0.2", 64), 3670),
-    "X1, framed": (lambda: Framed("X1", 0), 3850),
-    "X1, framed, 64 waiting": (lambda: Framed("X1", 64), 4170),
-    "X1, 1 in a message": (lambda: Batched(1, 0), 4800),
-    "X1, 64 in a message": (lambda: Batched(64, 0), 3200),
-    "X1, 64 in a message, 64 waiting": (lambda: Batched(64, 64), 3640),
+    "0.2": (lambda: Single(0), 3310),
+    "0.2, 64 waiting": (lambda: Single(64), 3670),
+    "X1, 1 in a message": (lambda: Batches(1, 0), 4800),
+    "X1, 64 in a message": (lambda: Batches(64, 0), 3200),
+    "X1, 64 in a message, 64 waiting": (lambda: Batches(64, 64), 3640),
 }
-"""Bytecode instructions of a request and its reply, by the form of the messages and the number of waiting requests.
+"""Bytecode instructions of a request and its reply, by dialect and the number of waiting requests.
 
 Charging what a request takes in memory, also while a worker holds it (C40), takes 200 of them; that it may belong to a
 role, 100; that it is counted for its service and its worker, 70 to 95.
 
 Linked lists (`mdp/linked_lists.py`) take more of them than dicts would, but compiled they take a third fewer processor
-instructions.  A third of the batched form's is spent in encoding and decoding, which are compiled as well.
+instructions.  A third of X1's is spent in encoding and decoding, which are compiled as well.
 """
 SLACK = 1.1
 """For other versions of Python, which compile to other instructions."""
@@ -160,7 +140,7 @@ def test_a_request_takes_no_more_instructions_than_it_did(traffic, bound):
     assert meter.steps / requests <= bound * SLACK
 
 
-def batched_requests(number):
+def requests(number):
     packed = batch.Batch((b"client", b""), b"MDPCX1")
     for each in range(50):
         packed.request_to_broker(50 * number + each, 15_000, b"echo", b"", [BODY])
@@ -168,9 +148,8 @@ def batched_requests(number):
 
 
 HELD = {
-    "0.2": (lambda number: request("0.2", number, b"client"), 1, 5, 340),
-    "X1, framed": (lambda number: request("X1", number, b"client"), 1, 7, 452),
-    "X1, 50 in a message": (batched_requests, 50, 6, 428),
+    "0.2": (lambda _: request(b"client"), 1, 5, 340),
+    "X1, 50 in a message": (requests, 50, 6, 428),
 }
 """Message, its number of requests; memory blocks and bytes, besides its body, that each holds while it waits.
 

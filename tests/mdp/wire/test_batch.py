@@ -1,4 +1,4 @@
-"""The batched form of X1: both implementations, each rule of it, and any bytes instead of it."""
+"""X1's messages: both implementations, each rule of them, and any bytes instead of them."""
 
 import struct
 from importlib import import_module
@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zmdp.mdp import wire
-from zmdp.mdp.wire import CX1, NO_OPTIONS, SHARED, WX1, Invalid, Options, Reason, batch, batch_python
+from zmdp.mdp.wire import CX1, MAX_OPTIONS, NO_OPTIONS, SHARED, WX1, Invalid, Options, Reason, batch, batch_python, x1
 from zmdp.mdp.wire.batch_python import MAX_ATTACHED_BYTES, MAX_ATTACHMENTS, MAX_RECORDS, MAX_RECORDS_BYTES
 
 ROUTE = (b"id", b"")
@@ -79,17 +79,12 @@ ids = st.integers(0, LARGEST) | st.sampled_from([0, (1 << 62) - 1, 1 << 62, 1 <<
 frames = st.binary(max_size=40) | st.sampled_from([SHARED - 1, SHARED, SHARED + 1, 3 * SHARED]).map(lambda n: b"z" * n)
 bodies = st.lists(frames, min_size=1, max_size=5)
 services = st.sampled_from([b"echo", "größe".encode(), b"x" * 255])
-option_frames = st.sampled_from([b"", b"{}", b'{"ttl":5}', b'{"wait":false,"key":"%s"}' % (b"k" * 65_000)])
+option_frames = st.sampled_from([b"", b"{}", b'{"key":5}', b'{"wait":false,"key":"%s"}' % (b"k" * (MAX_OPTIONS - 23))])
 u32 = st.integers(0, 0xFFFFFFFF)
 
 
 def seconds(ttl):
     return ttl / 1000 if ttl else None
-
-
-def expected_options(raw, ttl):
-    given = wire.parse_options(raw)
-    return Options(raw, ttl / 1000, given.wait, given.only_ttl or not raw, given.ttl is None) if ttl else given
 
 
 def answered(direction, final, number, frames):
@@ -118,12 +113,15 @@ def replies(direction, partial, final, failure):
 
 COMMANDS = {
     "from_client": st.tuples(ids, u32 | st.just(0), services, option_frames, bodies).map(
-        lambda a: (("request_to_broker", *a), wire.Request(ROUTE, CX1, a[2], a[4], expected_options(a[3], a[1]), a[0]))
+        lambda a: (
+            ("request_to_broker", *a),
+            wire.Request(ROUTE, CX1, a[2], a[4], wire.parse_options(a[3]), a[0], seconds(a[1])),
+        )
     ) | ids.map(lambda n: (("signal", 5, n), wire.Cancel(ROUTE, CX1, n))),
     "from_worker": replies("from_worker", 3, 4, 7)
     | ids.map(lambda n: (("signal", 11, n), wire.Release(ROUTE, WX1, n)))
     | u32.map(lambda credit: (("credit", credit), wire.Credit(ROUTE, WX1, credit)))
-    | st.tuples(u32, services, st.sampled_from([b"", b'{"credit":5,"name":"w"}'])).map(
+    | st.tuples(u32, services, st.sampled_from([b"", b'{"name":"w"}'])).map(
         lambda a: (("ready", *a), wire.Ready(ROUTE, WX1, a[1], a[0], "w" if a[2] else ""))
     ),
     "to_client": replies("to_client", 2, 3, 4),
@@ -329,7 +327,7 @@ def test_limits_of_options_and_of_records_agree():
 # ── what a record may say ────────────────────────────────────────────────────────────────────────────────────────────
 
 RAW = b'{"ttl":5,"wait":false}'
-INFORMED = b'{"credit":5,"name":"w","host":"h","pid":7,"version":"1"}'
+INFORMED = b'{"credit":5,"name":"w","host":"h","pid":7,"version":"1","dialect":true,"hops":1,"free":2}'
 VIEW = memoryview(b"L" * SHARED)
 
 READ = {  # direction, records, attachments; and what is read
@@ -340,31 +338,19 @@ READ = {  # direction, records, attachments; and what is read
         "from_client",
         request(ttl=1500),
         [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(b"", 1.5, True, True, True), 7)],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], NO_OPTIONS, 7, 1.5)],
     ),
-    "REQUEST with options": (
+    "REQUEST with options, whose ttl is not X1's": (
         "from_client",
         request(options=RAW),
         [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, 0.005, False), 7)],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, False), 7)],
     ),
-    "the ttl of the record goes before that of the options": (
+    "REQUEST with both": (
         "from_client",
-        request(ttl=1500, options=RAW),
+        request(ttl=0xFFFFFFFF, options=RAW),
         [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, 1.5, False), 7)],
-    ),
-    "a ttl beside other options": (
-        "from_client",
-        request(ttl=1500, options=b'{"wait":false}'),
-        [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(b'{"wait":false}', 1.5, False, False, True), 7)],
-    ),
-    "a ttl beside another": (
-        "from_client",
-        request(ttl=1500, options=b'{"ttl":5}'),
-        [],
-        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(b'{"ttl":5}', 1.5, True, True), 7)],
+        [wire.Request(ROUTE, CX1, b"echo", [b"x"], Options(RAW, False), 7, 4294967.295)],
     ),
     "a number of 64 bits": (
         "from_client",
@@ -408,14 +394,23 @@ READ = {  # direction, records, attachments; and what is read
         "from_worker", error(7, code=0, text=b"", rest=body(b"")), [], [wire.Error(ROUTE, WX1, 7, 0, b"", [b""])]
     ),
     "READY": ("from_worker", ready(64), [], [wire.Ready(ROUTE, WX1, b"echo", 64)]),
-    "READY with options: the credit of the record counts": (
+    "READY with options, whose credit is not X1's": (
         "from_worker",
         ready(0, options=INFORMED),
         [],
-        [wire.Ready(ROUTE, WX1, b"echo", 0, "w", "h", 7, "1")],
+        [wire.Ready(ROUTE, WX1, b"echo", 0, "w", "h", 7, "1", True, 1, 2)],
     ),
     "CREDIT": ("from_worker", record(10, 0, b"\xff\xff\xff\xff"), [], [wire.Credit(ROUTE, WX1, 0xFFFFFFFF)]),
     "RELEASE": ("from_worker", record(11, 1 << 63), [], [wire.Release(ROUTE, WX1, 1 << 63)]),
+    "DISCONNECT": ("from_worker", record(6, 0), [], [wire.Disconnect(ROUTE, WX1)]),
+    "DISCONNECT with a text": (
+        "from_worker", record(6, 0, b"a\xffb") + record(11, 7), [],
+        [wire.Disconnect(ROUTE, WX1, b"a\xffb"), wire.Release(ROUTE, WX1, 7)],
+    ),
+    "DISCONNECT with a text that is cut": (
+        "from_worker", record(6, 0, b"x" * (x1.MAX_TEXT + 1)), [],
+        [wire.Disconnect(ROUTE, WX1, b"x" * x1.MAX_TEXT)],
+    ),
     # to a client
     "PARTIAL to a client": ("to_client", record(2, 7, body(b"x")), [], [wire.Reply((), CX1, False, 7, [b"x"])]),
     "FINAL to a client": (
@@ -433,15 +428,19 @@ READ = {  # direction, records, attachments; and what is read
     "ERROR with a detail to a client": (
         "to_client", error(4, text=b"", rest=body(b"d")), [], [wire.Error((), CX1, 7, 500, b"", [b"d"])]
     ),
+    "DISCONNECT to a client": ("to_client", record(7, 0), [], [wire.Disconnect((), CX1)]),
+    "DISCONNECT with a text to a client": ("to_client", record(7, 0, b"why"), [], [wire.Disconnect((), CX1, b"why")]),
     # to a worker
     "REQUEST to a worker": ("to_worker", work(), [], [wire.Request((), WX1, b"", [b"x"], NO_OPTIONS, 7, None, 1)]),
     "REQUEST to a worker with all of it": (
         "to_worker",
         work(LARGEST, 1500, 255, RAW, body(None, b"x")),
         [VIEW],
-        [wire.Request((), WX1, b"", [VIEW, b"x"], Options(RAW, 0.005, False), LARGEST, 1.5, 255)],
+        [wire.Request((), WX1, b"", [VIEW, b"x"], Options(RAW, False), LARGEST, 1.5, 255)],
     ),
     "CANCEL to a worker": ("to_worker", record(8, 7), [], [wire.Cancel((), WX1, 7)]),
+    "DISCONNECT to a worker": ("to_worker", record(6, 0), [], [wire.Disconnect((), WX1)]),
+    "DISCONNECT with a text to a worker": ("to_worker", record(6, 0, b"why"), [], [wire.Disconnect((), WX1, b"why")]),
 }  # fmt: skip
 
 
@@ -463,9 +462,9 @@ def test_records_are_read(implementation, direction, records, attachments, comma
 # ── what is wrong with a record (C43) ────────────────────────────────────────────────────────────────────────────────
 
 
-def told(reason, number=7, service=b"", over_limit=False):
+def told(reason, number=7, over_limit=False):
     """What a client can be told."""
-    return Invalid(reason, ROUTE, number, service, over_limit)
+    return Invalid(reason, ROUTE, number, over_limit)
 
 
 def sized(records, size):
@@ -497,6 +496,7 @@ WRONG = {  # direction, records, attachments; and what is read
     "from a worker, a size beyond the end": ("from_worker", sized(AFTER, 10), [], UNREADABLE),
     # records of clients
     "an unknown command": ("from_client", record(2, 7) + AFTER, [], [told(Reason.UNKNOWN_COMMAND), CANCELLED]),
+    "DISCONNECT from a client": ("from_client", record(7, 7) + AFTER, [], [told(Reason.UNKNOWN_COMMAND), CANCELLED]),
     "command 0": ("from_client", record(0, 7, b"xyz") + AFTER, [], [told(Reason.UNKNOWN_COMMAND), CANCELLED]),
     "REQUEST without a ttl": ("from_client", record(1, 7, b"\0\0\0") + AFTER, [], BROKEN),
     "REQUEST without a service": ("from_client", record(1, 7, bytes(4)) + AFTER, [], BROKEN),
@@ -523,32 +523,32 @@ WRONG = {  # direction, records, attachments; and what is read
     ),
     "more behind the body": ("from_client", request(rest=body(b"x") + b"y") + AFTER, [], BROKEN),
     "more behind CANCEL": ("from_client", record(5, 7, b"x") + AFTER, [], BROKEN),
-    "no body": ("from_client", request(rest=body()) + AFTER, [], [told(Reason.NO_BODY, 7, b"echo"), CANCELLED]),
+    "no body": ("from_client", request(rest=body()) + AFTER, [], [told(Reason.NO_BODY), CANCELLED]),  # C19
     "no service": ("from_client", request(service=b"") + AFTER, [], [told(Reason.BAD_SERVICE), CANCELLED]),
     "a service that is not UTF-8": (
         "from_client", request(service=b"\xff") + AFTER, [], [told(Reason.BAD_SERVICE), CANCELLED]
     ),
     "options that are not an object": (
-        "from_client", request(options=b"[]") + AFTER, [], [told(Reason.BAD_OPTIONS, 7, b"echo"), CANCELLED]
+        "from_client", request(options=b"[]") + AFTER, [], [told(Reason.BAD_OPTIONS), CANCELLED]
     ),
     "options that are wrong beside a ttl": (
-        "from_client", request(ttl=1, options=b"ttl") + AFTER, [], [told(Reason.BAD_OPTIONS, 7, b"echo"), CANCELLED]
+        "from_client", request(ttl=1, options=b"ttl") + AFTER, [], [told(Reason.BAD_OPTIONS), CANCELLED]
     ),
     "too many frames": (
         "from_client", request(rest=body(*TOO_MANY)) + AFTER, [],
-        [told(Reason.TOO_MANY_FRAMES, 7, b"echo", True), CANCELLED],
+        [told(Reason.TOO_MANY_FRAMES, 7, True), CANCELLED],
     ),
     "too large": (
         "from_client", request(rest=body(b"x", b"x" * MAX_BODY)) + AFTER, [],
-        [told(Reason.TOO_LARGE, 7, b"echo", True), CANCELLED],
+        [told(Reason.TOO_LARGE, 7, True), CANCELLED],
     ),
     "too large with its attachment": (
         "from_client", request(rest=body(b"x", None)) + request(rest=body(None)), [b"x" * MAX_BODY, b"next"],
-        [told(Reason.TOO_LARGE, 7, b"echo", True), wire.Request(ROUTE, CX1, b"echo", [b"next"], NO_OPTIONS, 7)],
+        [told(Reason.TOO_LARGE, 7, True), wire.Request(ROUTE, CX1, b"echo", [b"next"], NO_OPTIONS, 7)],
     ),
     "too many frames, attached": (
         "from_client", request(rest=body(*[None] * 5)) + request(rest=body(None)), [*TOO_MANY, b"next"],
-        [told(Reason.TOO_MANY_FRAMES, 7, b"echo", True), wire.Request(ROUTE, CX1, b"echo", [b"next"], NO_OPTIONS, 7)],
+        [told(Reason.TOO_MANY_FRAMES, 7, True), wire.Request(ROUTE, CX1, b"echo", [b"next"], NO_OPTIONS, 7)],
     ),
     # which attachment is the next is unknown
     "a missing attachment": (
@@ -573,6 +573,8 @@ WRONG = {  # direction, records, attachments; and what is read
     "attachments without records": ("from_worker", b"", [b"x", b"y"], [Invalid(Reason.TOO_MANY_FRAMES)]),
     # records of workers, who are told nothing
     "REQUEST from a worker": ("from_worker", record(2, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "CANCEL from a worker": ("from_worker", record(8, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "command 12 from a worker": ("from_worker", record(12, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
     "HEARTBEAT in a record": ("from_worker", record(5, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
     "FINAL without a body": ("from_worker", record(4, 7), [], UNREADABLE),
     "FINAL with an empty body": ("from_worker", record(4, 7, body()), [], [Invalid(Reason.NO_BODY)]),
@@ -612,6 +614,8 @@ WRONG = {  # direction, records, attachments; and what is read
     "RELEASE with more": ("from_worker", record(11, 0, b"x"), [], UNREADABLE),
     # records of the broker
     "REQUEST to a client": ("to_client", record(1, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "CANCEL to a client": ("to_client", record(5, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "a worker's DISCONNECT to a client": ("to_client", record(6, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
     "FINAL to a client, truncated": ("to_client", record(3, 7, b"\0\1\0"), [], UNREADABLE),
     "FINAL to a client, no body": ("to_client", record(3, 7, body()), [], [Invalid(Reason.NO_BODY)]),
     "ERROR to a client, no code": ("to_client", record(4, 7, b"\0\0\0"), [], UNREADABLE),
@@ -622,6 +626,7 @@ WRONG = {  # direction, records, attachments; and what is read
         "to_client", error(4, rest=body(b"", b"")), [], [Invalid(Reason.TOO_MANY_FRAMES)]
     ),
     "READY to a worker": ("to_worker", record(1, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "ERROR to a worker": ("to_worker", error(7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
     "REQUEST to a worker, half its ttl": ("to_worker", record(2, 7, b"\0\0"), [], UNREADABLE),
     "REQUEST to a worker, its options go beyond": (
         "to_worker", record(2, 7, bytes(6) + b"\1"), [], UNREADABLE
@@ -668,7 +673,7 @@ def test_the_fuzzer_reaches_every_command_and_every_reason():
     """Else it would say nothing."""
     read = [command for seed in range(300) for commands in fuzz_batch.fuzz(seed) for command in commands]
     assert {type(command).__name__ for command in read} == {
-        "Cancel", "Credit", "Error", "Invalid", "Oversized", "Ready", "Release", "Reply", "Request",
+        "Cancel", "Credit", "Disconnect", "Error", "Invalid", "Oversized", "Ready", "Release", "Reply", "Request",
     }  # fmt: skip
     assert {command.reason for command in read if isinstance(command, Invalid)} == {
         Reason.BAD_CODE, Reason.BAD_OPTIONS, Reason.BAD_RECORD, Reason.BAD_SERVICE, Reason.NO_BODY, Reason.TOO_LARGE,

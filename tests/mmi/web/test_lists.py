@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 import zmq
+from support.peers import ready_of
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.web import form_token, web_broker
 
@@ -24,8 +25,8 @@ def workers(endpoint, count):
         socket.set(zmq.LINGER, 0)
         socket.connect(endpoint)
         for number in range(count):
-            service, options = b"tenant.%02d" % (number % 100), b'{"name":"worker-%05d"}' % number
-            socket.send_multipart([b"%d" % number, b"", b"MDPWX1", b"\x01", service, options])
+            ready = ready_of(b"tenant.%02d" % (number % 100), 1, b'{"name":"worker-%05d"}' % number)
+            socket.send_multipart([b"%d" % number, b"", b"MDPWX1", b"\x09", ready])
         yield
 
 
