@@ -10,7 +10,7 @@ from ..mdp.timers import TimerNode
 from .reply import Reply
 
 RESERVED: Final = frozenset({"ttl", "headers"})
-"""Names that options cannot have, since arguments are meant.  So is `wait`, but `wait: true`, the default, is allowed."""
+"""Names that options cannot have, since arguments are meant; nor can they have `wait`, unless it is true."""
 _NO_WAIT: Final = wire.encode_options({"wait": False})
 
 Outcome = Reply | ZmdpError

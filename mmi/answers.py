@@ -31,7 +31,7 @@ from ..mdp.wire.names import show
 
 if TYPE_CHECKING:
     from ..mdp.broker.machine import Broker
-    from ..mdp.broker.registry import Service
+    from ..mdp.broker.records import Service
 
 MAX_ROWS: Final = 1000
 METRICS_ROWS: Final = 100

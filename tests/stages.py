@@ -102,8 +102,9 @@ COVERED = (
     *(
         f"*/mdp/broker/{name}.py"
         for name in (
-            "admission", "announcements", "exchange", "given_up", "link", "links", "machine", "metrics", "outgoing",
-            "registry", "requests", "roles", "scheduling", "tails", "watch",
+            "admission", "announcements", "client_dialog", "exchange", "given_up", "links", "machine", "metrics",
+            "outgoing", "records", "registry", "requests", "roles", "scheduling", "shared", "tails", "watch",
+            "worker_dialog",
         )
     ),
     "*/clients/call.py", "*/clients/session.py", "*/clients/legacy_session.py", "*/workers/session.py",

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
-BROKER = sys.argv[1] if len(sys.argv) > 1 else "tcp://127.0.0.1:5555"
-SERVICE, CREDIT = b"shout", 4
+BROKER, SERVICE, CREDIT = (*sys.argv[1:], "tcp://127.0.0.1:5555")[0], b"shout", 4
 INTERVAL, LIVENESS = 1.0, 5  # seconds between heartbeats; silent intervals until a peer is dead
 READY, REQUEST, FINAL, DISCONNECT, ERROR = 1, 2, 4, 6, 7
 ATTACHED = 0xFFFFFFFF
@@ -69,7 +68,7 @@ def serve(context, pool, results, stopping):
     held, leaving = set(), False
     while time.monotonic() < heard + INTERVAL * LIVENESS:
         if stopping and not leaving:
-            leaving, sent = True, send(DISCONNECT)  # ask for no more requests
+            leaving, sent = True, send(DISCONNECT)  # no more requests
         elif time.monotonic() >= sent + INTERVAL:
             sent = send()
         readable, _, _ = zmq.select([broker, results], [], [], INTERVAL)
@@ -83,7 +82,8 @@ def serve(context, pool, results, stopping):
             attachments = iter(frames[2:])
             for command, address, fields in records(frames[1] if frames else b""):
                 if command == DISCONNECT:
-                    return broker.close()
+                    broker.close()
+                    return
                 if command == REQUEST:
                     (options,) = struct.unpack_from(">H", fields, 5)
                     held.add(address)

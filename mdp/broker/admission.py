@@ -1,8 +1,16 @@
-"""Which requests the broker accepts: its limits, and those of the client's role."""
+"""Which requests the broker answers itself, accepts or refuses: its limits, and those of the client's role."""
 
-from ..limits import Limits
+from collections.abc import Callable
+
+from .. import wire
 from .drops import Drop
-from .registry import Registry, Request
+from .records import Request, Way
+from .requests import Requests
+from .roles import Role
+from .shared import Shared
+
+Answer = Callable[[Request, Role, float], list[bytes]]
+"""Returns the broker's own answer to a request for one of its `mmi.*` services, as that role may see it."""
 
 
 class Admission:
@@ -12,18 +20,47 @@ class Admission:
     much memory as is left: one by itself half of it, two a third each, so that there is always some for others.
     """
 
-    def __init__(self, limits: Limits, registry: Registry) -> None:
-        self.draining = False
-        self._registry = registry
+    def __init__(self, shared: Shared, requests: Requests, answer: Answer) -> None:
+        self._shared = shared
+        self._registry = shared.registry
+        self._requests = requests
+        self._answer = answer
+        limits = shared.limits
         # Copies of the limits, which are checked for each request.
         self._max_queue, self._max_bytes = limits.max_queue, limits.max_request_bytes
         self._max_services, self._max_unserved = limits.max_services, limits.max_unserved
 
-    def refusal(self, request: Request) -> Drop | None:
+    def admit(self, request: Request, own: bool, user: Role, now: float) -> None:
+        """Answer, accept or refuse a request that `user` may make.  `own` tells that the broker itself answers it."""
+        if request.options.broker is not None and self._address(request):
+            own = False
+        if own:
+            # C25; C26: the reply is a FINAL whose service is the mmi name
+            self._shared.stats.mmi += 1
+            self._shared.outgoing.reply(request, True, self._answer(request, user, now))
+        elif (drop := self._refusal(request)) is not None:
+            self._requests.report(request, drop, now)
+        else:
+            self._registry.accept(request, now)
+            return
+        self._registry.refuse(request)
+
+    def _address(self, request: Request) -> bool:
+        """Address a request to the broker that its options name.  Return whether that is another one than this."""
+        broker, name = request.options.broker, request.service.name
+        way = request.way = request.way or Way()
+        way.pinned = broker == self._shared.name
+        if broker is None or way.pinned:
+            return False
+        way.addressed = name
+        request.service = self._registry.service(wire.BROKER + broker.encode())
+        return True
+
+    def _refusal(self, request: Request) -> Drop | None:
         """Return why `request` cannot be accepted, or None."""
         registry, service, client = self._registry, request.service, request.client
         role = client.role
-        if self.draining:
+        if self._shared.draining:
             return Drop.DRAINING
         if role.accepted - role.ended >= role.max_outstanding:
             return Drop.ROLE_OUTSTANDING

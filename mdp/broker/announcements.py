@@ -11,13 +11,10 @@ from itertools import islice
 from typing import Final
 
 from .. import wire
-from ..limits import Limits
 from ..wire import BROKER
 from ..wire.options import MAX_HOPS
-from .journal import Journal
-from .link import Link, State
-from .outgoing import Outgoing
-from .registry import Registry, Remote, Service
+from .records import Link, Remote, Service, State
+from .shared import Shared
 
 ANNOUNCE_INTERVAL: Final = 0.05
 """Minimum seconds between two announcements over a link."""
@@ -30,26 +27,18 @@ BROKER_CREDIT: Final = 1_000_000
 
 
 class Announcements:
-    """The announcements of the broker of that name, over `links`, which are by identity."""
+    """The announcements of one broker, over `links`, which are by identity."""
 
-    def __init__(
-        self,
-        name: str,
-        limits: Limits,
-        registry: Registry,
-        outgoing: Outgoing,
-        journal: Journal,
-        links: Mapping[bytes, Link],
-    ) -> None:
+    def __init__(self, shared: Shared, links: Mapping[bytes, Link]) -> None:
         self.withdrawn = False
         """Nothing is announced any longer, since this broker is draining."""
         self.withdrawn_services: list[Service] = []
         """Services that can no longer be reached over some link.  `Exchange` empties it."""
-        self._own = BROKER + name.encode()
-        self._limits = limits
-        self._registry = registry
-        self._outgoing = outgoing
-        self._journal = journal
+        self._own = BROKER + shared.name.encode()
+        self._limits = shared.limits
+        self._registry = shared.registry
+        self._outgoing = shared.outgoing
+        self._journal = shared.journal
         self._links = links
         self._announce_at = 0.0
         self._free_at = 0.0

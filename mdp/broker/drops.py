@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from ..codes import Code
 from ..limits import Limits
-from .registry import Request
+from .records import Request
 
 
 class Drop(StrEnum):

@@ -4,52 +4,35 @@
 """
 
 import logging
-from collections.abc import Callable
 from typing import cast
 
 from .. import wire
 from ..codes import Code
-from ..limits import Limits
 from ..wire import BROKER, Message, Reason, batch
 from ..wire.options import MAX_HOPS
+from .admission import Admission
 from .drops import Drop
-from .journal import Journal, Stats
-from .link import Link
 from .links import Links
-from .outgoing import Outgoing
-from .registry import NEVER, Attempt, Registry, Request, Service, Way
+from .records import NEVER, Attempt, Link, Request, Service, Way
 from .requests import Requests
-from .roles import Role, Roles
-
-Admit = Callable[[Request, bool, Role, float], None]
-"""Answers, accepts or refuses a request; see `Broker.admit`."""
+from .roles import Role
+from .shared import Shared
 
 
 class Exchange:
-    """The dialog of one broker, whose name is `name`, with those to which it is linked."""
+    """The dialog of one broker with those to which it is linked."""
 
-    def __init__(
-        self,
-        name: str,
-        limits: Limits,
-        registry: Registry,
-        roles: Roles,
-        stats: Stats,
-        links: Links,
-        requests: Requests,
-        outgoing: Outgoing,
-        journal: Journal,
-        admit: Admit,
-    ) -> None:
-        self._name = name
-        self._registry = registry
-        self._roles = roles
-        self._stats = stats
+    def __init__(self, shared: Shared, links: Links, requests: Requests, admission: Admission) -> None:
+        limits = shared.limits
+        self._name = shared.name
+        self._registry = shared.registry
+        self._roles = shared.roles
+        self._stats = shared.stats
         self._links = links
         self._requests = requests
-        self._outgoing = outgoing
-        self._journal = journal
-        self._admit = admit
+        self._outgoing = shared.outgoing
+        self._journal = shared.journal
+        self._admission = admission
         self._max_message, self._max_frames = limits.max_message, limits.max_frames
 
     # ── links ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -189,7 +172,7 @@ class Exchange:
         elif self._name in way.via or len(way.via) >= MAX_HOPS:
             self._requests.report(request, Drop.NO_WORKER, now)
         else:
-            self._admit(request, own, user, now)
+            self._admission.admit(request, own, user, now)
             return
         self._registry.refuse(request)
 

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from .registry import PeerKey
+from .records import PeerKey
 
 GIVEN_UP: Final = 60.0
 """A client that was given up is not answered until it has been silent for this many seconds."""

@@ -15,14 +15,11 @@ import random
 from typing import Any, Final
 
 from .. import wire
-from ..limits import Limits
 from ..wire import BROKER, HELLO, Message, batch
 from .announcements import Announcements
-from .journal import Journal
-from .link import Kind, Link, State
-from .outgoing import Outgoing
-from .registry import Attempt, Client, Registry
+from .records import Attempt, Client, Kind, Link, State
 from .roles import Role
+from .shared import Shared
 
 MAX_BROKER_NAME: Final = 64
 MAX_REFUSED: Final = 30.0
@@ -38,22 +35,10 @@ _REVERSE: Final = {Kind.PEER: Kind.PEER, Kind.PARENT: Kind.CHILD, Kind.CHILD: Ki
 
 
 class Links:
-    """The links of one broker.
+    """The links of one broker.  `instance` is a random text that no other broker has."""
 
-    `name` is its name, `instance` a random text that no other broker has.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        instance: str,
-        limits: Limits,
-        registry: Registry,
-        outgoing: Outgoing,
-        journal: Journal,
-        rng: random.Random,
-    ) -> None:
-        self.name = name
+    def __init__(self, shared: Shared, instance: str, rng: random.Random) -> None:
+        self.name = shared.name
         self.instance = instance
         self.by_identity: dict[bytes, Link] = {}
         """Every link that this broker opens, and those that others have opened and that are up."""
@@ -62,12 +47,12 @@ class Links:
         self.untried = 0
         """Number of links that this broker opens and whose first attempt is not over: until they have failed, or the
         other broker has announced all that it offers."""
-        self._limits = limits
-        self._registry = registry
-        self._outgoing = outgoing
-        self._journal = journal
+        self._limits = shared.limits
+        self._registry = shared.registry
+        self._outgoing = shared.outgoing
+        self._journal = shared.journal
         self._rng = rng
-        self.announcements = Announcements(name, limits, registry, outgoing, journal, self.by_identity)
+        self.announcements = Announcements(shared, self.by_identity)
         self._opened = 0
         self._to_close: list[bytes] = []
         self._due: float | None = None

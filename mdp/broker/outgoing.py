@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import wire
 from ..wire import Message, batch, x1
-from .registry import Client, Request, Worker
+from .records import Client, Request, Worker
 
 if TYPE_CHECKING:
-    from .link import Link
+    from .records import Link
 
 
 class Outgoing:

@@ -10,16 +10,13 @@ from typing import Any, Final
 
 from .. import wire
 from ..codes import Code
-from ..limits import Limits
 from ..wire import Reason, batch, size_of, x1
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
-from .journal import Journal, Stats
-from .link import Link
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND
-from .outgoing import Outgoing
-from .registry import NEVER, Attempt, Client, Collected, Registry, Remote, Request, Service, Worker
+from .records import NEVER, Attempt, Client, Collected, Link, Remote, Request, Service, Worker
 from .scheduling import is_pinned
+from .shared import Shared
 from .watch import Watch
 
 MS_PER_SECOND: Final = 1000
@@ -28,34 +25,21 @@ ROUNDING_MS: Final = 0.001
 
 
 class Requests:
-    """The requests of one broker, whose name is `name`.
+    """The requests of one broker."""
 
-    `first_address` is the address of the first dispatch.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        first_address: int,
-        limits: Limits,
-        registry: Registry,
-        stats: Stats,
-        announcements: Announcements,
-        outgoing: Outgoing,
-        journal: Journal,
-        watch: Watch,
-    ) -> None:
+    def __init__(self, shared: Shared, announcements: Announcements, watch: Watch) -> None:
+        limits = shared.limits
         self.turn = 0
         """The number of the broker's current turn."""
-        self.next_address = first_address
+        self.next_address = shared.first_address
         """The address of the next dispatch."""
-        self._name = name
+        self._name = shared.name
         self._limits = limits
-        self._registry = registry
-        self._stats = stats
+        self._registry = shared.registry
+        self._stats = shared.stats
         self._announcements = announcements
-        self._outgoing = outgoing
-        self._journal = journal
+        self._outgoing = shared.outgoing
+        self._journal = shared.journal
         self._watch = watch
         # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.
         self._doubtful_after = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)

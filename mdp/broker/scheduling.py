@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Final
 from ..linked_lists import LinkedList, Node
 
 if TYPE_CHECKING:
-    from .link import Link
-    from .registry import Client, Remote, Request, Worker
+    from .records import Client, Link, Remote, Request, Worker
 
 MAX_TURNS: Final = 1000
 """Clients of which a queue is asked for the oldest request at most: an answer must not take long."""

@@ -17,8 +17,8 @@ from typing import Any, Final
 from ..tracing import REQUEST_ID, shown_id
 from ..wire import DIALECTS, RequestId
 from ..wire.names import show
-from .journal import Journal
-from .registry import NEVER, Attempt, Client, PeerKey, Registry, Remote, Request, Service
+from .records import NEVER, Attempt, Client, PeerKey, Remote, Request, Service
+from .shared import Shared
 from .tails import Tails
 
 MAX_LISTED: Final = 10_000
@@ -47,14 +47,12 @@ class Watch:
     impossible to tell a routing id from the name that a client is shown under (C39).
     """
 
-    def __init__(
-        self, registry: Registry, journal: Journal, first_address: int, secret: bytes, slow: float | None = None
-    ) -> None:
+    def __init__(self, shared: Shared, secret: bytes, slow: float | None = None) -> None:
         self.active = slow is not None
         """Whether `ended` is to be called at the end of a request."""
-        self._registry = registry
-        self._journal = journal
-        self._first_address = first_address
+        self._registry = shared.registry
+        self._journal = shared.journal
+        self._first_address = shared.first_address
         self._secret = secret
         self._slow = math.inf if slow is None else slow
         self._tails = Tails()

@@ -24,8 +24,7 @@ from support.router import Router
 
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
-from zmdp.mdp.broker import given_up, registry
-from zmdp.mdp.broker import machine as broker_machine
+from zmdp.mdp.broker import given_up, registry, worker_dialog
 from zmdp.mdp.broker.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
@@ -426,7 +425,7 @@ def test_a_record_is_packed_as_its_row_says(heading, name, ways, code, fields):
 def test_every_code_has_its_row_and_its_origin():
     table = {int(code): (name, sender) for code, name, sender, *_ in rows("Errors")}
     assert {code: name for code, (name, _) in table.items()} == {code.value: code.name for code in Code}
-    assert {code for code, (_, sender) in table.items() if sender == "broker"} == broker_machine.BROKER_CODES
+    assert {code for code, (_, sender) in table.items() if sender == "broker"} == worker_dialog.BROKER_CODES
 
 
 @pytest.mark.parametrize(("code", "sender"), [(cells[0], cells[2]) for cells in rows("Errors")])

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.registry import Worker, key_of
+from zmdp.mdp.broker.records import Worker, key_of
 from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.network import HIGH_WATER, Dealer, Network
@@ -108,7 +108,7 @@ class LinkedBroker(BrokerShell):
     @property
     def given_up(self) -> list[bytes]:
         """The peers that it does not answer, since they did not read."""
-        return [key for key in self.machine._given_up._until if isinstance(key, bytes)]
+        return [key for key in self.machine._clients._given_up._until if isinstance(key, bytes)]
 
     def reaches(self, services: Iterable[bytes]) -> bool:
         """Return whether it knows a worker of each of these, its own or another broker's."""
@@ -247,5 +247,5 @@ class LinkedBroker(BrokerShell):
         check((registry.queued, registry.request_bytes, registry.running) == (0, 0, 0), f"{name}: a count is not 0")
         check(registry.numbered == [], f"{name}: a number is left")
         check(registry.clients == {}, f"{name}: a client is left")
-        buckets = {**machine._beats._buckets, **registry.expiries._buckets}
+        buckets = {**machine._workers._beats._buckets, **registry.expiries._buckets}
         check(buckets == {}, f"{name}: a timer's bucket is left")

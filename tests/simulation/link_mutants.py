@@ -4,13 +4,12 @@ from typing import Any
 
 from zmdp.mdp import wire
 from zmdp.mdp.broker import scheduling
+from zmdp.mdp.broker.admission import Admission
 from zmdp.mdp.broker.announcements import Announcements
 from zmdp.mdp.broker.exchange import Exchange
-from zmdp.mdp.broker.link import Link
 from zmdp.mdp.broker.links import Links
-from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.outgoing import Outgoing
-from zmdp.mdp.broker.registry import Remote
+from zmdp.mdp.broker.records import Link, Remote
 from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.broker.roles import Role
 
@@ -34,7 +33,7 @@ def farthest(remote: Remote, other: Remote) -> bool:
     return remote.hops > other.hops
 
 
-def anywhere(broker: Broker, request: Any) -> bool:
+def anywhere(admission: Admission, request: Any) -> bool:
     """A request that is addressed to a broker is done by another."""
     return False
 
@@ -125,7 +124,7 @@ LINK_MUTANTS = [
     ("mesh5", scheduling, "may_pass", send_back, "C44"),
     ("tree", wire, "options_for_link", unsigned_way, "C44"),
     ("tree", Remote, "precedes", farthest, "is served by"),
-    ("mesh2", Broker, "_address", anywhere, "has not ended with WorkerLost 502"),
+    ("mesh2", Admission, "_address", anywhere, "has not ended with WorkerLost 502"),
     ("mesh2", Exchange, "_authorise_passed", role_of_the_link, "is on behalf of"),
     ("mesh2", Links, "down", forget_lost, "not recovered"),
     ("mesh2", Exchange, "_answered_by", take_for_another, "C18"),

@@ -11,13 +11,15 @@ from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.broker import requests
 from zmdp.mdp.broker.admission import Admission
+from zmdp.mdp.broker.client_dialog import ClientDialog
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.given_up import GivenUp
-from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.outgoing import Outgoing
-from zmdp.mdp.broker.registry import Registry, key_of
+from zmdp.mdp.broker.records import key_of
+from zmdp.mdp.broker.registry import Registry
 from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
+from zmdp.mdp.broker.worker_dialog import WorkerDialog
 from zmdp.mdp.wire.batch_python import Batch
 from zmdp.workers.session import WorkerSession
 
@@ -72,11 +74,11 @@ def to_the_leaving(schedule: Schedule, worker: Any, update: Any = Schedule.updat
     worker.leaving = leaving
 
 
-def without_credit(broker: Broker, command: Any, now: float) -> None:
+def without_credit(workers: WorkerDialog, command: Any, role: Any, now: float) -> None:
     """CREDIT changes nothing."""
-    worker = broker._seen(command, now)
+    worker = workers._seen(command, role, now)
     if worker is not None:
-        broker.registry.set_credit(worker, worker.credit)
+        workers._registry.set_credit(worker, worker.credit)
 
 
 def over_credit(schedule: Schedule, worker: Any, update: Any = Schedule.update) -> None:
@@ -148,9 +150,11 @@ def keep_service(registry: Registry, service: Any) -> None:
     """A service stays when nothing is left of it."""
 
 
-def any_address(broker: Broker, command: Any, now: float, attempt: Any = Broker._attempt) -> Any:
+def any_address(
+    workers: WorkerDialog, command: Any, role: Any, now: float, attempt: Any = WorkerDialog._attempt
+) -> Any:
     """A reply is taken for that of the worker's first request, whatever its address."""
-    worker = broker.registry.workers.get(key_of(command.route))
+    worker = workers._registry.workers.get(key_of(command.route))
     if worker is not None and worker.held and worker.header == command.header:
         command = copy.copy(command) if isinstance(command, wire.Reply) else command
         address = next(iter(worker.held))
@@ -158,54 +162,58 @@ def any_address(broker: Broker, command: Any, now: float, attempt: Any = Broker.
             command.id = address
         else:
             command = command._replace(id=address)
-    return attempt(broker, command, now)
+    return attempt(workers, command, role, now)
 
 
-def no_late(broker: Broker, command: Any, now: float, attempt: Any = Broker._attempt) -> Any:
+def no_late(workers: WorkerDialog, command: Any, role: Any, now: float, attempt: Any = WorkerDialog._attempt) -> Any:
     """A worker that replies too late is disconnected."""
-    broker._first_address = broker._requests.next_address
-    return attempt(broker, command, now)
+    workers._shared.first_address = workers._requests.next_address
+    return attempt(workers, command, role, now)
 
 
-def blame_release(broker: Broker, command: Any, now: float, release: Any = Broker._release) -> None:
+def blame_release(
+    workers: WorkerDialog, command: Any, role: Any, now: float, release: Any = WorkerDialog._release
+) -> None:
     """RELEASE counts as an attempt."""
-    worker = broker.registry.workers.get(key_of(command.route))
+    worker = workers._registry.workers.get(key_of(command.route))
     attempt = None if worker is None else worker.held.get(command.id)
     if attempt is not None and worker is not None:
         worker.suspects += not attempt.request.attempts
         attempt.request.attempts += 1
-    release(broker, command, now)
+    release(workers, command, role, now)
 
 
-def had_it(broker: Broker, command: Any, now: float, release: Any = Broker._release) -> None:
+def had_it(workers: WorkerDialog, command: Any, role: Any, now: float, release: Any = WorkerDialog._release) -> None:
     """Who released a request is told of as one who had it."""
-    worker = broker.registry.workers.get(key_of(command.route))
+    worker = workers._registry.workers.get(key_of(command.route))
     attempt = None if worker is None else worker.held.get(command.id)
     if attempt is not None:
         attempt.request.handed += 1
-    release(broker, command, now)
+    release(workers, command, role, now)
 
 
-def blame_unreached(broker: Broker, worker: Any, *args: Any, forget: Any = Broker._forget) -> Any:
+def blame_unreached(workers: WorkerDialog, worker: Any, *args: Any, forget: Any = WorkerDialog._forget) -> Any:
     """A request is blamed for the end of a worker that it has never reached."""
     worker.unreached_from = -1
-    return forget(broker, worker, *args)
+    return forget(workers, worker, *args)
 
 
-def impatient(broker: Broker, worker: Any) -> float:
+def impatient(workers: WorkerDialog, worker: Any) -> float:
     """A busy worker has no grace."""
-    return broker.limits.patience
+    return workers._limits.patience
 
 
-def let_go_at_once(broker: Broker, command: Any, now: float, disconnect: Any = Broker._disconnect) -> None:
+def let_go_at_once(
+    workers: WorkerDialog, command: Any, role: Any, now: float, disconnect: Any = WorkerDialog._disconnect
+) -> None:
     """DISCONNECT is answered while the worker holds requests."""
-    disconnect(broker, command, now)
-    worker = broker.registry.workers.get(key_of(command.route))
+    disconnect(workers, command, role, now)
+    worker = workers._registry.workers.get(key_of(command.route))
     if worker is not None and worker.held:
-        broker._left(worker, now)
+        workers._left(worker, now)
 
 
-def never_let_go(broker: Broker, worker: Any, now: float) -> None:
+def never_let_go(workers: WorkerDialog, worker: Any, now: float) -> None:
     """DISCONNECT is not answered."""
 
 
@@ -255,17 +263,17 @@ def tell_all(
         requests._outgoing.add([*request.client.path, b"", wire.CX1, wire.BATCH, error])
 
 
-def tell_late(broker: Broker, command: Any, now: float, failure: Any = Broker._error) -> None:
+def tell_late(workers: WorkerDialog, command: Any, role: Any, now: float, failure: Any = WorkerDialog._error) -> None:
     """An ERROR for an abandoned request goes to its client all the same."""
-    worker = broker.registry.workers.get(key_of(command.route))
+    worker = workers._registry.workers.get(key_of(command.route))
     attempt = None if worker is None else worker.held.get(command.id)
-    failure(broker, command, now)
+    failure(workers, command, role, now)
     if attempt is not None and attempt.abandoned and attempt.request.header == wire.CX1:
         request = attempt.request
-        broker._outgoing.error(request.client, request.number, command.code, b"", [])
+        workers._outgoing.error(request.client, request.number, command.code, b"", [])
 
 
-def patient(admission: Admission, request: Any, refusal: Any = Admission.refusal) -> Drop | None:
+def patient(admission: Admission, request: Any, refusal: Any = Admission._refusal) -> Drop | None:
     """A request waits for a worker though it was not to."""
     drop: Drop | None = refusal(admission, request)
     return None if drop is Drop.NO_WORKER else drop
@@ -283,9 +291,8 @@ def forget_ended(registry: Registry, client: Any, number: wire.RequestId) -> boo
     return False
 
 
-def answer_slow_readers(broker: Broker, identity: bytes, now: float) -> list[wire.Message]:
+def answer_slow_readers(clients: ClientDialog, identity: bytes, now: float) -> None:
     """A client that has missed messages goes on hearing from the broker."""
-    return broker._gone(identity, now)
 
 
 def give_up_proxies(given_up: GivenUp, key: Any, now: float, includes: Any = GivenUp.includes) -> Any:
@@ -293,15 +300,15 @@ def give_up_proxies(given_up: GivenUp, key: Any, now: float, includes: Any = Giv
     return includes(given_up, key if isinstance(key, bytes) else key[0], now)
 
 
-def allow_all(broker: Broker, request: Any) -> None:
+def allow_all(clients: ClientDialog, request: Any) -> None:
     """Every role may call everything."""
 
 
-def anyone(broker: Broker, command: Any) -> bool:
+def anyone(workers: WorkerDialog, command: Any, role: Any) -> bool:
     """Another role speaks for a worker."""
-    worker = broker.registry.workers.get(key_of(command.route))
+    worker = workers._registry.workers.get(key_of(command.route))
     if worker is not None:
-        worker.role = broker._role
+        worker.role = role
     return False
 
 
@@ -432,7 +439,7 @@ MUTANTS = [
     (Schedule, "next_pair", suspects_last, "C17"),
     (Schedule, "update", to_the_leaving, "C6: "),
     (Schedule, "update", over_credit, "C6: "),
-    (Broker, "_credit", without_credit, "C"),
+    (WorkerDialog, "_credit", without_credit, "C"),
     (Registry, "enqueue", wait_too_long, "lives on after its time has passed"),
     (Requests, "_dispatch", no_ttl, "lives on after its time has passed"),
     (Requests, "_dispatch", old_address, "C32"),
@@ -443,29 +450,29 @@ MUTANTS = [
     (Requests, "place_again", forget_request, "was lost"),
     (Outgoing, "reply", restream, "WORKER_LOST"),
     (Registry, "_forget_if_empty", keep_service, "nothing is left"),
-    (Broker, "_attempt", any_address, "C3, C18, C32"),
-    (Broker, "_attempt", no_late, "C14"),
-    (Broker, "_release", blame_release, "C17"),
-    (Broker, "_release", had_it, "is told to be the attempt"),
-    (Broker, "_forget", blame_unreached, "C17"),
-    (Broker, "_patience", impatient, "though it is alive"),
-    (Broker, "_disconnect", let_go_at_once, "C1"),
-    (Broker, "_left", never_let_go, "C14, C16"),
+    (WorkerDialog, "_attempt", any_address, "C3, C18, C32"),
+    (WorkerDialog, "_attempt", no_late, "C14"),
+    (WorkerDialog, "_release", blame_release, "C17"),
+    (WorkerDialog, "_release", had_it, "is told to be the attempt"),
+    (WorkerDialog, "_forget", blame_unreached, "C17"),
+    (WorkerDialog, "_patience", impatient, "though it is alive"),
+    (WorkerDialog, "_disconnect", let_go_at_once, "C1"),
+    (WorkerDialog, "_left", never_let_go, "C14, C16"),
     (Registry, "workers_at", one_worker, "a probe of"),
     (Batch, "signal", without_cancel, "X1: CANCEL"),
     (Requests, "drop", cancel_to_all, "X1: CANCEL"),
     (Requests, "report", twice, "X1: ERROR"),
     (Requests, "report", never, "X1: ERROR"),
     (Requests, "report", tell_all, "X1: ERROR"),
-    (Broker, "_error", tell_late, "X1: ERROR"),
-    (Admission, "refusal", patient, "X1: ERROR"),
-    (Broker, "_authorise", allow_all, "has the options"),
-    (Broker, "_is_foreign", anyone, "C"),
+    (WorkerDialog, "_error", tell_late, "X1: ERROR"),
+    (Admission, "_refusal", patient, "X1: ERROR"),
+    (ClientDialog, "_authorise", allow_all, "has the options"),
+    (WorkerDialog, "_is_foreign", anyone, "C"),
     (Registry, "client", any_client, "the broker said"),
     (Registry, "assign", free_when_held, "C40"),
     (Registry, "enqueue", let_all_wait, "are not to wait"),
     (Registry, "ended_lately", forget_ended, "X1: ERROR"),
-    (Broker, "gone", answer_slow_readers, "the broker said"),
+    (ClientDialog, "give_up", answer_slow_readers, "the broker said"),
     (GivenUp, "includes", give_up_proxies, "was lost"),
     (WorkerSession, "lose", deaf, "C9"),
     (WorkerSession, "_withdrawn", deaf_to_cancel, "missed a CANCEL"),

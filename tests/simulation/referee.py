@@ -18,7 +18,7 @@ from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.registry import Request
+from zmdp.mdp.broker.records import Request
 from zmdp.mdp.codes import Code
 from zmdp.mdp.wire import Kind, Message, x1
 

@@ -135,10 +135,10 @@ def operate(db: str, what: Callable[..., Any], *uuids: str) -> list[str]:
 
 def given(worker: X1Worker) -> tuple[bytes, bytes]:
     """Return the X1 worker's next request: the address, and the first frame of the body."""
-    while (message := worker.command())[1] == b"\x08":
-        pass  # a CANCEL that has met the FINAL
-    head, command, address, empty, _, body, *_ = message
-    assert (head, command, empty) == (b"MDPWX1", b"\x02", b"")
+    while (message := worker.command())[2] == worker.CANCEL:
+        pass  # it has met the FINAL
+    _, header, command, address, _, _, _, body, *_ = message
+    assert (header, command) == (b"MDPWX1", worker.REQUEST)
     return address, body
 
 

@@ -63,8 +63,8 @@ def test_too_many_waiting_callers_the_longest_waiting_get_300(bench, titanic, mo
     clients[0].final(b"titanic.reply", b"300")
     wait_too(clients[3])
     clients[1].final(b"titanic.reply", b"300")
-    clients[2].cancel(b"titanic.reply")
-    clients[2].error(b"titanic.reply", b"499")
+    clients[2].cancel()
+    clients[2].error(b"499")
     eventually(lambda: waiting(bench) == 1)
     wait_too(clients[4])  # there is room, so no caller is dismissed
     worker.final(address, b"end")

@@ -13,7 +13,7 @@ from support.peers import body_of, ready_of, record, request_of
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
+from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
 from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.limits import Limits
 

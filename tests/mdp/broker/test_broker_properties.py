@@ -14,7 +14,7 @@ from support import x1_messages as x1
 from zmdp.mdp import compiled, wire
 from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.registry import NEVER
+from zmdp.mdp.broker.records import NEVER
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1, batch
 
@@ -44,7 +44,7 @@ def picture(broker):
         {key: list(client.numbered) for key, client in registry.clients.items()},
         (registry.queued, registry.request_bytes, registry.running),
         (broker.stats.dropped.copy(), broker.stats.disconnected.copy(), broker.stats.lost.copy()),
-        (broker._beats.next_due(), registry.expiries.next_due()),
+        (broker._workers._beats.next_due(), registry.expiries.next_due()),
     )
 
 
@@ -58,7 +58,12 @@ def check_books(broker):
     outstanding = [*waiting, *(attempt.request for attempt in attempts if not attempt.abandoned)]
 
     # The turn is over.
-    assert [*broker._outgoing._messages, *broker._outgoing._open, *registry.finished, *registry.unsettled] == []
+    assert [
+        *broker._shared.outgoing._messages,
+        *broker._shared.outgoing._open,
+        *registry.finished,
+        *registry.unsettled,
+    ] == []
     assert not any(service.arrived or service.unsettled for service in services)
     assert not any(peer.batch for peer in [*workers, *registry.clients.values()])
 
@@ -113,7 +118,7 @@ def check_books(broker):
     assert all(request.bucket for request in waiting)
     timed = {request for request in running if request.bucket}
     assert timed == {each.request for each in attempts if each.request.deadline < NEVER and not each.abandoned}
-    assert (len(broker._beats) > 0) == bool(workers)
+    assert (len(broker._workers._beats) > 0) == bool(workers)
     assert (len(broker.registry.expiries) > 0) == bool(waiting or timed)
 
 

@@ -40,7 +40,8 @@ from zmdp.mdp.broker.drops import REPORTS, Drop
 from zmdp.mdp.broker.given_up import GIVEN_UP, MAX_GIVEN_UP
 from zmdp.mdp.broker.journal import Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.registry import CLIENT_OVERHEAD, FRAME_OVERHEAD, REMEMBERED, REQUEST_OVERHEAD
+from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
+from zmdp.mdp.broker.registry import REMEMBERED
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import CX1, WX1
 
@@ -1081,7 +1082,7 @@ def test_not_all_that_did_not_keep_up_are_remembered():
     broker = broker_with()
     for number in range(MAX_GIVEN_UP + 1):
         broker.gone(b"c%d" % number, now=0)
-    assert len(broker._given_up) == MAX_GIVEN_UP
+    assert len(broker._clients._given_up) == MAX_GIVEN_UP
     assert feed(broker, client_heartbeat(b"c0"), client_heartbeat(b"c1")) == [beaten(b"c0")]
 
 
@@ -1242,7 +1243,7 @@ def test_a_broker_forgets_all_that_ended():
             feed(broker, heartbeat(worker), now=now + 8)
     feed(broker, leave(b"w1"), leave(b"w2"), now=300)
     assert broker.registry.services == {}
-    assert broker._beats.next_due() is None
+    assert broker._workers._beats.next_due() is None
     assert broker.deadline() is None
 
 
@@ -1253,7 +1254,7 @@ def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed
     assert feed(broker, client_heartbeat(), now=GIVEN_UP) == []
     assert feed(broker, client_heartbeat(), now=2 * GIVEN_UP - 1.0) == []  # it has still not noticed
     assert feed(broker, client_heartbeat(), now=3 * GIVEN_UP) == [beaten(b"c")]  # nothing said lately was ignored
-    assert len(broker._given_up) == 0
+    assert len(broker._clients._given_up) == 0
 
 
 def test_each_client_behind_a_proxy_that_did_not_keep_up_notices_by_itself():

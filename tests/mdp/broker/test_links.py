@@ -27,8 +27,8 @@ from support.x1_messages import (
 
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
-from zmdp.mdp.broker.link import State
 from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.records import State
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import batch
 

@@ -2,19 +2,18 @@
 
 import pytest
 
-from zmdp.mdp.broker.registry import (
+from zmdp.mdp.broker.records import (
     CLIENT_OVERHEAD,
     FRAME_OVERHEAD,
-    REMEMBERED,
     REQUEST_OVERHEAD,
     Client,
     Collected,
-    Registry,
     Request,
     Service,
     Worker,
     key_of,
 )
+from zmdp.mdp.broker.registry import REMEMBERED, Registry
 from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.wire import C01, C02, CX1, NO_OPTIONS, W02, WX1, Options
 

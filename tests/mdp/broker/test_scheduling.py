@@ -2,7 +2,7 @@
 
 import pytest
 
-from zmdp.mdp.broker.registry import Attempt, Client, Request, Service, Way, Worker
+from zmdp.mdp.broker.records import Attempt, Client, Request, Service, Way, Worker
 from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
 from zmdp.mdp.wire import C02, WX1

@@ -1,0 +1,161 @@
+"""The dialog with clients: requests, cancellations, heartbeats, and what is wrong with them (C2, C15, C19 to C25)."""
+
+from .. import wire
+from ..codes import Code
+from ..wire import Message, Reason, batch
+from .admission import Admission
+from .drops import Drop
+from .exchange import Exchange
+from .given_up import GivenUp
+from .links import Links
+from .records import NEVER, Client, Request, Service, key_of
+from .requests import Requests
+from .roles import Role
+from .shared import Shared
+
+
+class ClientDialog:
+    """The dialog of one broker with its clients."""
+
+    def __init__(
+        self, shared: Shared, links: Links, requests: Requests, admission: Admission, exchange: Exchange
+    ) -> None:
+        self._shared = shared
+        self._registry = shared.registry
+        self._stats = shared.stats
+        self._outgoing = shared.outgoing
+        self._links = links
+        self._requests = requests
+        self._admission = admission
+        self._exchange = exchange
+        self._given_up = GivenUp()
+        self._max_message, self._max_frames = shared.limits.max_message, shared.limits.max_frames
+
+    # ── what clients say ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, command: wire.Request, role: Role, now: float) -> None:
+        """Take in a request that is a message of its own, as in every dialect but X1."""
+        client = self._client(command.route, role)
+        if client is not None:
+            self._request(command, client, now)
+
+    def take_batch(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
+        """Take in an X1 message of a client (C43)."""
+        if len(self._given_up) and self._given_up.includes(key_of(found.route), now):
+            return
+        client = self._client(found.route, role)
+        if client is None:
+            return
+        if client.link is None:
+            client.route = found.route
+        if found.bare:
+            self._heartbeat(client)
+            return
+        for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
+            if isinstance(command, wire.Request):
+                self._request(command, client, now)
+            elif isinstance(command, wire.Cancel):
+                self._cancel(command, client, now)
+            else:
+                self._invalid(command, client, now)
+
+    def _client(self, route: wire.Route, role: Role) -> Client | None:
+        """Return the client with that route; None if it belongs to another role (C45)."""
+        client = self._registry.client(route, role)
+        if client.role is role:
+            return client
+        self._stats.other_role += 1
+        return None
+
+    def _request(self, command: wire.Request, client: Client, now: float) -> None:
+        self._stats.requests += 1
+        name, options = command.service, command.options
+        number = command.id if isinstance(command.id, int) else None
+        if number is not None and number in client.numbered:
+            self._invalid(wire.Invalid(Reason.NUMBER_IN_USE, command.route, number), client, now)
+            return
+        own = name.startswith(wire.MMI)
+        service = Service(name) if own else self._registry.service(name)
+        deadline = NEVER if command.ttl is None else now + command.ttl
+        delimited = len(command.route) > 1
+        request = Request(
+            client, command.header, service, command.body,
+            number=number, delimited=delimited, options=options, deadline=deadline,
+        )  # fmt: skip
+        if own and name == wire.HELLO:
+            self._exchange.asked(request, now)
+            self._registry.refuse(request)
+            return
+        if (client.role.restricted or options.claims) and (denial := self._authorise(request)) is not None:
+            self._requests.report(request, denial, now)
+            self._registry.refuse(request)
+            return
+        self._admission.admit(request, own, client.role, now)
+
+    def _authorise(self, request: Request) -> Drop | None:
+        """Write into the options of `request` on whose behalf it is made.  Return why it is not allowed, or None."""
+        role, name, options = request.client.role, request.service.name, request.options
+        user = role
+        if role.restricted and options.on_behalf is not None:
+            if not role.on_behalf:
+                return Drop.NOT_ON_BEHALF
+            user = self._shared.roles.named(options.on_behalf)
+        request.options = wire.signed(options, user.signature)
+        if not role.may_call(name):
+            return Drop.NOT_ALLOWED
+        return None if user.may_call(name) else Drop.USER_NOT_ALLOWED
+
+    def _cancel(self, command: wire.Cancel, client: Client, now: float) -> None:
+        request = client.numbered.get(command.id)
+        if request is not None:
+            self._registry.queue_arrived(request.service, now)
+            self._requests.drop(request, Drop.CANCELLED, now)
+        elif not self._registry.ended_lately(client, command.id):
+            self._invalid(wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id), client, now)
+        # else it crossed the end of the request, of which the client has been told
+
+    def _invalid(self, command: wire.Invalid, client: Client, now: float) -> None:
+        # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.
+        self._requests.count_invalid(command.reason, now)
+        if command.id is None:
+            return
+        code, text = Code.MALFORMED, f"malformed: {command.reason}"
+        if command.over_limit:
+            code = Code.TOO_LARGE
+            text = f"a request may have up to {self._max_message} bytes in {self._max_frames} frames"
+        self._outgoing.error(client, command.id, code.value, text.encode(), [])
+
+    def _heartbeat(self, client: Client) -> None:
+        """Answer a HEARTBEAT."""
+        self._stats.heartbeats += 1
+        # A broker that has just started waits until what other brokers offer can be reached.
+        away = self._shared.draining or self._links.untried
+        answer = wire.disconnect if away else wire.heartbeat
+        self._outgoing.say(client, answer(client.route, wire.CX1))
+
+    # ── what else happens to clients ─────────────────────────────────────────────────────────────────────────────────
+
+    def probe(self, identity: bytes) -> None:
+        """Send a HEARTBEAT to the clients behind that routing id that wait for a reply."""
+        for client in self._registry.clients_at(identity):
+            if client.numbered and client.link is None:
+                self._outgoing.say(client, wire.heartbeat(client.route, wire.CX1))
+
+    def drain(self) -> None:
+        """Tell the clients that wait for a reply that the broker drains."""
+        for client in self._registry.clients.values():
+            if client.numbered and client.link is None:
+                self._outgoing.say(client, wire.disconnect(client.route, wire.CX1))
+
+    def give_up(self, identity: bytes, now: float) -> None:
+        """No longer answer the clients behind that routing id, which missed messages."""
+        self._given_up.add(identity, now)
+
+    def unreachable(self, identity: bytes) -> None:
+        """Record that the connection with that routing id has ended: another one may have it next."""
+        self._given_up.forget(identity)
+
+    def gone(self, identity: bytes, now: float) -> None:
+        """Drop the requests of the clients behind that routing id."""
+        for client in self._registry.clients_at(identity):
+            self._requests.client_gone(client, now)

@@ -1,0 +1,33 @@
+"""What the rooms of a broker share."""
+
+import logging
+
+from ..limits import Limits
+from .journal import Journal, Stats
+from .outgoing import Outgoing
+from .registry import Registry
+from .roles import Roles
+
+
+class Shared:
+    """What all rooms of one broker know: its settings, its books, and what goes out.
+
+    `name` distinguishes it from the brokers to which it is linked.  `first_address` is the address of its first
+    dispatch.
+    """
+
+    def __init__(self, limits: Limits, name: str, first_address: int, logger: logging.Logger) -> None:
+        self.limits = limits
+        self.name = name
+        self.first_address = first_address
+        self.roles = Roles()
+        self.registry = Registry(limits.expiry)
+        self.stats = Stats()
+        self.journal = Journal(logger)
+        self.outgoing = Outgoing()
+        self.draining = False
+        """Whether no more requests and workers are accepted.  Read it, and call `drain`."""
+
+    def drain(self) -> None:
+        """Accept no more requests and workers."""
+        self.draining = True

@@ -1,0 +1,401 @@
+"""The dialog with workers, from READY until a worker is forgotten (C6 to C17)."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NoReturn
+
+from .. import wire
+from ..timers import Timers
+from ..wire import Message, batch
+from .drops import Drop
+from .journal import WORKER_LINES, Loss, Refusal
+from .records import Attempt, Service, Worker, key_of
+from .requests import Requests
+from .roles import Role
+from .shared import Shared
+
+BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
+"""Codes that a client attributes to the broker, unless the ERROR has a detail."""
+
+
+class _SentAway(Exception):
+    """The sender was sent DISCONNECT: the rest of its message does not count."""
+
+
+class WorkerDialog:
+    """The dialog of one broker with its workers."""
+
+    def __init__(self, shared: Shared, requests: Requests) -> None:
+        self._shared = shared
+        self._limits = shared.limits
+        self._registry = shared.registry
+        self._stats = shared.stats
+        self._outgoing = shared.outgoing
+        self._requests = requests
+        self._beats: Timers[Worker] = Timers(shared.limits.heartbeat / 20)
+        """When a worker is to be sent a HEARTBEAT, or is dead."""
+        self._registered = 0
+        """Number of workers that have registered so far."""
+        self._max_message, self._max_frames = shared.limits.max_message, shared.limits.max_frames
+        self._on: Final[dict[type, Callable[[Any, Role, float], None]]] = {
+            wire.Error: self._error,
+            wire.Oversized: self._oversized,
+            wire.Heartbeat: self._heartbeat,
+            wire.Ready: self._ready,
+            wire.Credit: self._credit,
+            wire.Release: self._release,
+            wire.Disconnect: self._disconnect,
+            wire.Invalid: self._invalid,
+        }
+
+    # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, command: Any, role: Role, now: float) -> None:
+        """Take in a command of a worker whose key has that role."""
+        try:  # noqa: SIM105 - `suppress` takes longer
+            self._take(command, role, now)
+        except _SentAway:
+            pass
+
+    def take_batch(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
+        """Take in an X1 message of a worker (C43)."""
+        if found.bare:
+            self.take(wire.Heartbeat(found.route, found.header), role, now)
+            return
+        try:
+            for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
+                self._take(command, role, now)
+        except _SentAway:
+            return
+        worker = self._worker(found.route, role)
+        if worker is not None:
+            worker.last_seen = now  # even if nothing in it was valid
+
+    def _take(self, command: Any, role: Role, now: float) -> None:
+        if isinstance(command, wire.Reply):  # the most frequent one
+            self._reply(command, role, now)
+        else:
+            self._on[type(command)](command, role, now)
+
+    def _worker(self, route: wire.Route, role: Role) -> Worker | None:
+        """Return the registered worker that sent the current message, unless it belongs to another role (C45)."""
+        worker = self._registry.workers.get(key_of(route))
+        return worker if worker is not None and worker.role is role else None
+
+    def _is_foreign(self, command: Any, role: Role) -> bool:
+        """Return whether `command` is about a worker of another role; it is ignored and counted then (C45)."""
+        worker = self._registry.workers.get(key_of(command.route))
+        if worker is None or worker.role is role:
+            return False
+        self._stats.other_role += 1
+        return True
+
+    def _ready(self, command: wire.Ready, role: Role, now: float) -> None:
+        registry, limits = self._registry, self._limits
+        if self._is_foreign(command, role):
+            return
+        if self._worker(command.route, role) is not None:
+            self._unexpected(command, Refusal.SECOND_READY, role, now)
+        elif command.service.startswith(wire.MMI):
+            self._unexpected(command, Refusal.RESERVED_NAME, role, now)
+        elif len(registry.workers) >= limits.max_workers:
+            self._unexpected(command, Refusal.TOO_MANY_WORKERS, role, now)
+        elif not role.may_offer(command.service):
+            self._unexpected(command, Refusal.NOT_ALLOWED, role, now, command.service)
+        elif command.service not in registry.services and not self._make_room(now):
+            self._unexpected(command, Refusal.TOO_MANY_SERVICES, role, now)
+        elif self._shared.draining and command.header == wire.WX1:
+            self._refuse(command.route, command.header, Refusal.DRAINING, role, now)
+            raise _SentAway
+        else:
+            self._registered += 1
+            service = registry.service(command.service)
+            # Third-party workers reconnect as soon as they get DISCONNECT, so `_beat` sends it only after an interval.
+            credit = 0 if self._shared.draining else min(command.credit, limits.max_credit)
+            worker = Worker(
+                command.route, command.header, service, role, credit=credit, id=self._registered, now=now
+            )  # fmt: skip
+            worker.name, worker.host = command.name, command.host
+            worker.pid, worker.version = command.pid, command.version
+            worker.dialect = command.dialect
+            registry.add_worker(worker)
+            self._beats.set(worker, now + limits.heartbeat)
+            dialect = wire.DIALECTS[worker.header]
+            text = "worker %s offers %s, credit %d (%s)"
+            self._shared.journal.note(
+                now, logging.INFO, "worker-ready", text, str(worker), service.name, credit, dialect,
+                lines=WORKER_LINES, fields=worker.fields,
+            )  # fmt: skip
+
+    def _make_room(self, now: float) -> bool:
+        """Return whether there is room for one more service.  One that only has waiting requests makes way (C41)."""
+        registry = self._registry
+        if len(registry.services) < self._limits.max_services:
+            return True
+        service = registry.newest_unserved()
+        if service is None:
+            return False
+        for request in service.schedule.requests:
+            self._requests.drop(request, Drop.TOO_MANY_SERVICES, now)
+        registry.forget(service)
+        return True
+
+    def _credit(self, command: wire.Credit, role: Role, now: float) -> None:
+        worker = self._seen(command, role, now)
+        if worker is not None:
+            self._registry.set_credit(worker, min(command.credit, self._limits.max_credit))
+
+    def _release(self, command: wire.Release, role: Role, now: float) -> None:
+        attempt = self._attempt(command, role, now)
+        if attempt is None:
+            return
+        self._registry.release(attempt)
+        if not attempt.abandoned:
+            attempt.request.handed -= 1
+            self._requests.place_again(attempt, now)
+
+    def _reply(self, command: wire.Reply, role: Role, now: float) -> None:
+        attempt = self._attempt(command, role, now)
+        if attempt is not None:
+            self._requests.replied(attempt, command, now)
+
+    def _error(self, command: wire.Error, role: Role, now: float) -> None:
+        attempt = self._attempt(command, role, now)
+        if attempt is None:
+            return
+        detail = command.detail
+        if not detail and command.code in BROKER_CODES:
+            detail = [b""]  # so that the client does not attribute it to the broker
+        self._registry.release(attempt)
+        self._requests.ended_by(attempt, command.code, command.text, detail, now)
+
+    def _oversized(self, command: wire.Oversized, role: Role, now: float) -> None:
+        """Count a reply over the limits as invalid, and drop its request, whose reply is incomplete."""
+        self._requests.count_invalid(command.reason, now)
+        worker = None if self._is_foreign(command, role) else self._worker(command.route, role)
+        if worker is None or worker.header != command.header:
+            return
+        attempt = worker.held.get(command.id) if isinstance(command.id, int) else None
+        if attempt is None:
+            return
+        request = attempt.request
+        if command.kind is not wire.PARTIAL and worker.header == wire.WX1:
+            worker.last_seen = now
+            self._registry.release(attempt)
+            if not attempt.abandoned:
+                self._requests.finish(request, Drop.REPLY_TOO_LARGE, now, attempt)
+            return
+        if command.kind is wire.PARTIAL or request.header == wire.CX1:
+            self._requests.drop(request, Drop.REPLY_TOO_LARGE, now)
+        if command.kind is not wire.PARTIAL:
+            worker.oversized_reply_at = now  # it may still send one that fits (C15); if not, `tick` ends it
+
+    def _heartbeat(self, command: wire.Heartbeat, role: Role, now: float) -> None:
+        self._stats.heartbeats += 1
+        self._seen(command, role, now)
+
+    def _disconnect(self, command: wire.Disconnect, role: Role, now: float) -> None:
+        # C10: at any time, even before READY.
+        worker = None if self._is_foreign(command, role) else self._worker(command.route, role)
+        if worker is None:
+            return
+        if worker.header != wire.WX1:
+            self._lose([(worker, Loss.DISCONNECTED)], now)  # C16: nothing else is sent to it
+        elif not worker.leaving:
+            worker.last_seen = now
+            self._registry.leave(worker)
+            if not worker.service.available:
+                self._requests.drop_no_wait(worker.service, now)
+            if not worker.held:
+                self._left(worker, now)
+
+    def _left(self, worker: Worker, now: float) -> None:
+        """Answer the DISCONNECT of a worker that is leaving and no longer holds any request."""
+        if self._registry.workers.get(worker.key) is worker:  # else it was lost in the same turn
+            self._outgoing.say(worker, wire.disconnect(worker.route, worker.header))
+            self._lose([(worker, Loss.DISCONNECTED)], now)
+
+    def _attempt(self, command: wire.Reply | wire.Error | wire.Release, role: Role, now: float) -> Attempt | None:
+        """Return the attempt that `command` is about; None if there is none (C14, C18, C32)."""
+        worker = self._seen(command, role, now)
+        if worker is None:
+            return None
+        address = command.id
+        if isinstance(address, int):
+            attempt = worker.held.get(address)
+            if attempt is not None:
+                return attempt
+            if self._shared.first_address <= address < self._requests.next_address:
+                self._stats.late += 1  # C32: late or duplicated; it matches no live request
+                return None
+        return self._unexpected(command, Refusal.WRONG_CLIENT if worker.held else Refusal.NO_REQUEST, role, now)
+
+    def _seen(self, command: Any, role: Role, now: float) -> Worker | None:
+        """Return the registered worker that sent `command`, a sign of life (C13); disconnect any other peer (C14)."""
+        worker = self._registry.workers.get(key_of(command.route))
+        if worker is None:
+            self._unexpected(command, Refusal.NOT_REGISTERED, role, now)
+        if worker.role is not role:
+            self._stats.other_role += 1  # C45
+            return None
+        if worker.header != command.header:
+            self._unexpected(command, Refusal.WRONG_DIALECT, role, now)
+        worker.last_seen = now
+        return worker
+
+    def _unexpected(self, command: Any, reason: Refusal, role: Role, now: float, service: bytes = b"") -> NoReturn:
+        """Disconnect and forget a peer that sent a valid but unexpected command (C14).  Raises `_SentAway`."""
+        self._expel(command.route, command.header, reason, role, now, service)
+        raise _SentAway
+
+    def _expel(
+        self, route: wire.Route, header: bytes, reason: Refusal, role: Role, now: float, service: bytes = b""
+    ) -> None:
+        """Disconnect a peer, and forget it if it is a registered worker."""
+        worker = self._registry.workers.get(key_of(route))
+        if worker is not None:
+            worker.batch = None
+        self._refuse(route, header, reason, role, now, service)
+        if worker is not None:
+            self._lose([(worker, Loss.REFUSED)], now)
+
+    def _refuse(
+        self, route: wire.Route, header: bytes, reason: Refusal, role: Role, now: float, service: bytes = b""
+    ) -> None:
+        self._stats.disconnected[reason] += 1
+        level, text, details, why = logging.WARNING, "disconnected a worker: %s", reason.value, ""
+        if reason is Refusal.NOT_REGISTERED:  # the worker registers again
+            level, text = logging.INFO, "asked a worker to register again, as after a restart of the broker: %s"
+        elif reason is Refusal.DRAINING:
+            level, text = logging.INFO, "sent a new worker away: %s"
+        elif reason is Refusal.NOT_ALLOWED:
+            details = f"role {role.name} may not offer {wire.show(service)!r}: the broker's access file decides"
+            if header == wire.WX1:  # the other dialects have no text
+                why = details
+        self._shared.journal.note(now, level, f"disconnect-{reason}", text, details)
+        if farewell := wire.disconnect(route, header, why.encode()):
+            self._outgoing.add(farewell)
+
+    def _invalid(self, command: wire.Invalid, role: Role, now: float) -> None:
+        del role
+        self._requests.count_invalid(command.reason, now)
+
+    # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def deadline(self) -> float | None:
+        """Return when `tick` is due, or None."""
+        return self._beats.next_due()
+
+    def tick(self, now: float, heard: float) -> None:
+        """Send heartbeats, and lose workers that were silent until `heard`."""
+        lost: list[tuple[Worker, Loss]] = []
+        for worker in self._beats.pop_due(now):
+            oversized_reply_at = worker.oversized_reply_at
+            if heard >= worker.last_seen + self._patience(worker):
+                lost.append((worker, Loss.SILENT))
+            elif oversized_reply_at is not None and worker.held and heard >= oversized_reply_at + self._limits.patience:
+                for attempt in list(worker.held.values()):
+                    self._requests.drop(attempt.request, Drop.REPLY_TOO_LARGE, now)
+                self._refuse(worker.route, worker.header, Refusal.OVERSIZED_REPLY, worker.role, now)
+                lost.append((worker, Loss.REFUSED))
+            else:
+                self._beat(worker, now)
+        self._lose(lost, now)
+
+    def probe(self, identity: bytes, now: float) -> None:
+        """Send a HEARTBEAT to the workers behind that routing id."""
+        for worker in self._registry.workers_at(identity):
+            worker.last_sent = now
+            self._outgoing.say(worker, wire.heartbeat(worker.route, worker.header))
+
+    # ── the end of workers ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def unreachable(self, identity: bytes, turn: int) -> None:
+        """Record that the workers behind that routing id have received nothing of `turn` and since."""
+        for worker in self._registry.workers_at(identity):
+            worker.unreached_from = turn
+
+    def gone(self, identity: bytes, now: float) -> None:
+        """Lose the workers behind that routing id, which are no longer connected."""
+        self._lose([(worker, Loss.UNREACHABLE) for worker in self._registry.workers_at(identity)], now)
+
+    def revoke(self, now: float) -> None:
+        """Disconnect the workers whose roles may no longer offer their services."""
+        for worker in list(self._registry.workers.values()):
+            if not worker.role.may_offer(worker.service.name):
+                name = worker.service.name
+                self._expel(worker.route, worker.header, Refusal.NOT_ALLOWED, worker.role, now, name)
+
+    def dismiss_finished(self, now: float) -> None:
+        """Answer the workers that are leaving, and in this turn finished the last request that they held."""
+        finished = self._registry.finished
+        while finished:
+            self._left(finished.pop(0), now)
+
+    def dismiss_idle(self, service: Service, now: float) -> None:
+        """Send the workers of `service` that hold nothing away, to another broker: for them, no request waits."""
+        while (worker := service.schedule.idle_worker()) is not None:
+            self._dismiss(worker, now)
+
+    def _dismiss(self, worker: Worker, now: float) -> None:
+        """Send a worker that holds nothing away, to another broker."""
+        if farewell := wire.disconnect(worker.route, worker.header):
+            self._outgoing.say(worker, farewell)
+        self._forget(worker, Loss.CLOSING, now)
+
+    def close(self, now: float) -> None:
+        """Send every worker away."""
+        for worker in list(self._registry.workers.values()):
+            if farewell := wire.disconnect(worker.route, worker.header):
+                self._outgoing.say(worker, farewell)
+            for attempt in self._forget(worker, Loss.CLOSING, now):
+                if not attempt.abandoned:
+                    self._registry.drop(attempt.request)
+
+    def _patience(self, worker: Worker) -> float:
+        """Return the seconds of silence after which a worker is dead.  Busy workers that do not speak X1 may be silent
+        for longer (C34)."""
+        if worker.held and worker.header != wire.WX1:
+            return max(self._limits.patience, self._limits.busy_grace)
+        return self._limits.patience
+
+    def _beat(self, worker: Worker, now: float) -> None:
+        """Send a HEARTBEAT if nothing was sent for an interval, whether the worker is busy or not (C13)."""
+        beats = worker.last_sent + self._limits.heartbeat
+        if now >= beats and self._shared.draining and not (worker.credit or worker.held):
+            self._dismiss(worker, now)
+            return
+        if now >= beats:
+            worker.last_sent = now
+            beats = now + self._limits.heartbeat
+            self._outgoing.say(worker, wire.heartbeat(worker.route, worker.header))
+        due = min(beats, worker.last_seen + self._patience(worker))
+        self._beats.set(worker, max(due, now))  # it is past if the worker may have been heard, but was not taken in
+
+    def _lose(self, lost: Iterable[tuple[Worker, Loss]], now: float) -> None:
+        """Forget workers; the requests that they held go to the front of the queue, and to other workers (C17)."""
+        # All workers are forgotten first, so that no request is given to the next one of them.
+        attempts = [attempt for worker, reason in lost for attempt in self._forget(worker, reason, now)]
+        for attempt in reversed(attempts):  # each goes to the front
+            if not attempt.abandoned:
+                self._requests.place_again(attempt, now)
+
+    def _forget(self, worker: Worker, reason: Loss, now: float) -> list[Attempt]:
+        """Forget a worker; return what it held, which must be placed again or dropped."""
+        self._stats.lost[reason] += 1
+        self._beats.clear(worker)
+        attempts = self._registry.remove_worker(worker)
+        level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
+        text = "worker %s of service %s is gone: %s"
+        self._shared.journal.note(
+            now, level, f"worker-{reason}", text, str(worker), worker.service.name, reason,
+            lines=WORKER_LINES, fields=worker.fields,
+        )  # fmt: skip
+        for attempt in attempts:
+            if 0 <= worker.unreached_from <= attempt.turn:
+                attempt.request.handed -= 1
+            elif not (attempt.doubtful and reason is Loss.SILENT):
+                attempt.request.attempts += 1
+        if not worker.service.available:
+            self._requests.drop_no_wait(worker.service, now)
+        return attempts
