@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from .. import wire
 from .drops import Drop
-from .records import Request, Way
+from .records import Request
 from .requests import Requests
 from .roles import Role
 from .shared import Shared
@@ -48,12 +48,12 @@ class Admission:
     def _address(self, request: Request) -> bool:
         """Address a request to the broker that its options name.  Return whether that is another one than this."""
         broker, name = request.options.broker, request.service.name
-        way = request.way = request.way or Way()
+        way = request.recorded_way()
         way.pinned = broker == self._shared.name
         if broker is None or way.pinned:
             return False
         way.addressed = name
-        request.service = self._registry.service(wire.BROKER + broker.encode())
+        self._registry.redirect(request, wire.BROKER + broker.encode())
         return True
 
     def _refusal(self, request: Request) -> Drop | None:

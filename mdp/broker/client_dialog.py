@@ -100,7 +100,7 @@ class ClientDialog:
             if not role.on_behalf:
                 return Drop.NOT_ON_BEHALF
             user = self._shared.roles.named(options.on_behalf)
-        request.options = wire.signed(options, user.signature)
+        request.sign(user.signature)
         if not role.may_call(name):
             return Drop.NOT_ALLOWED
         return None if user.may_call(name) else Drop.USER_NOT_ALLOWED
@@ -108,7 +108,6 @@ class ClientDialog:
     def _cancel(self, command: wire.Cancel, client: Client, now: float) -> None:
         request = client.numbered.get(command.id)
         if request is not None:
-            self._registry.queue_arrived(request.service, now)
             self._requests.drop(request, Drop.CANCELLED, now)
         elif not self._registry.ended_lately(client, command.id):
             self._invalid(wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id), client, now)

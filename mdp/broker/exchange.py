@@ -13,7 +13,7 @@ from ..wire.options import MAX_HOPS
 from .admission import Admission
 from .drops import Drop
 from .links import Links
-from .records import NEVER, Attempt, Link, Request, Service, Way
+from .records import NEVER, Attempt, Link, Request, Service
 from .requests import Requests
 from .roles import Role
 from .shared import Shared
@@ -63,7 +63,7 @@ class Exchange:
             if not self._ends(message, found):
                 self._outgoing.add(wire.disconnect(found.route, wire.WL1, b"this connection is not a link any longer"))
             return
-        link.last_seen = now
+        self._links.seen(link, now)
         if found.bare:
             return
         if found.header == wire.CL1:
@@ -123,13 +123,11 @@ class Exchange:
 
     def lose(self, link: Link, why: str, now: float) -> None:
         """Place the requests again that were passed on over a link, and drop those that came over it."""
-        self._requests.queue_all_arrived(now)  # else what has arrived in this turn would not be found
         attempts = self._links.down(link, why, now)
         self._requests.client_gone(link.client, now)
         for attempt in reversed(attempts):  # each goes to the front
             if not attempt.abandoned:
-                way = attempt.request.way = attempt.request.way or Way()
-                way.losses += 1
+                attempt.request.recorded_way().losses += 1
                 self._requests.place_again(attempt, now)
         self._drop_unreachable(now)
 
@@ -140,8 +138,7 @@ class Exchange:
             if not service.available:
                 self._requests.drop_no_wait(service, now)
             if service.name.startswith(BROKER) and not service.schedule.remotes:
-                self._registry.queue_arrived(service, now)
-                for request in service.schedule.requests:
+                for request in self._registry.waiting_at(service):
                     self._requests.drop(request, Drop.NO_BROKER, now)
 
     # ── what another broker says as a client ──────────────────────────────────────────────────────────────────────────
@@ -164,8 +161,7 @@ class Exchange:
         wait = given.wait and given.broker == self._name
         options = wire.Options(way.raw, wait, broker=given.broker)
         request = Request(client, wire.CX1, service, command.body, number=number, options=options, deadline=deadline)
-        request.way = Way(way.via)
-        request.attempts = way.attempts
+        request.came_over(way.via, way.attempts)
         denial, user = self._authorise_passed(request, way.user)
         if denial is not None:
             self._requests.report(request, denial, now)
@@ -186,7 +182,7 @@ class Exchange:
         if not role.restricted:
             return None, role
         user = role if name is None else self._roles.named(name)
-        request.options = wire.signed(request.options, user.signature)
+        request.sign(user.signature)
         if user.may_call(request.service.name):
             return None, user
         return (Drop.NOT_ALLOWED if name is None else Drop.USER_NOT_ALLOWED), user
@@ -194,7 +190,6 @@ class Exchange:
     def _cancelled_by(self, link: Link, command: wire.Cancel, now: float) -> None:
         request = link.client.numbered.get(command.id)
         if request is not None:
-            self._registry.queue_arrived(request.service, now)
             self._requests.drop(request, Drop.CANCELLED, now)
         elif not self._registry.ended_lately(link.client, command.id):
             self._requests.count_invalid(Reason.UNKNOWN_NUMBER, now)
@@ -242,15 +237,9 @@ class Exchange:
 
         That broker gets no more requests for the service until it announces credit again.
         """
-        request = attempt.request
-        self._registry.release(attempt)
-        remote = link.remotes.get(request.service.name)
+        self._registry.hand_back(attempt, died)
+        remote = link.remotes.get(attempt.request.service.name)
         if remote is not None:  # else it has withdrawn the service meanwhile
             self._registry.update_remote(remote, 0, 0, remote.hops)
-        if attempt.abandoned:
-            return
-        if died > request.attempts:
-            request.attempts = died
-        else:
-            request.handed -= 1
-        self._requests.place_again(attempt, now)
+        if not attempt.abandoned:
+            self._requests.place_again(attempt, now)

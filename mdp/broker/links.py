@@ -201,6 +201,10 @@ class Links:
         )  # fmt: skip
         self._choose(link.name)
 
+    def seen(self, link: Link, now: float) -> None:
+        """Record a sign of life."""
+        link.last_seen = now
+
     def _tried(self, link: Link) -> None:
         self.untried -= link.untried
         link.untried = False
@@ -228,7 +232,7 @@ class Links:
         link.state = State.DOWN
         self._tried(link)
         link.trouble = why
-        link.batch = None
+        self._outgoing.close_batch(link)
         self.opening.pop(link.identity, None)
         if link.opens:
             self._to_close.append(link.identity)

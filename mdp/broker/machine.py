@@ -118,7 +118,7 @@ class Broker:
         registry = self.registry
         self._workers.dismiss_finished(now)
         if registry.unsettled:
-            unsettled, registry.unsettled = registry.unsettled, []
+            unsettled = registry.take_unsettled()
             for service in unsettled:
                 try:
                     self._requests.settle(service, now)
@@ -127,15 +127,14 @@ class Broker:
                     registry.settled(service)
                 except Exception:  # noqa: BLE001 - a bug, which must not affect other services
                     self.failed(now)
-                    service.unsettled = False
-                    registry.touch(service)
+                    registry.unfinished(service)
             if self._linked:
                 announcements = self.links.announcements
                 for service in unsettled:
                     announcements.changed(service)
         if self._linked:
             self.links.announcements.announce(now)
-        self._requests.turn += 1
+        self._requests.end_turn()
         return self._shared.outgoing.take()
 
     @property
@@ -159,7 +158,6 @@ class Broker:
         self._shared.journal.flush(now)
         if self.watch.active:
             self.watch.tidy(now)
-        self._requests.queue_all_arrived(now)
         self._workers.tick(now, heard)
         if self._linked:
             for link in self.links.tick(now, heard):
@@ -205,7 +203,6 @@ class Broker:
         return self._gone(identity, now)
 
     def _gone(self, identity: bytes, now: float) -> list[Message]:
-        self._requests.queue_all_arrived(now)
         link = self.links.by_identity.get(identity)
         if link is not None and link.state is not State.DOWN:
             self._exchange.lose(link, "the connection has ended", now)
@@ -256,7 +253,6 @@ class Broker:
 
     def close(self, now: float) -> list[Message]:
         """Return an ERROR for every X1 request and a DISCONNECT to every worker; end the machine."""
-        self._requests.queue_all_arrived(now)
         for request in self.registry.numbered:
             self._requests.drop(request, Drop.CLOSING, now)
         self._workers.close(now)
@@ -271,7 +267,6 @@ class Broker:
         request = self.watch.find(id_)
         if request is None:
             return False
-        self.registry.queue_arrived(request.service, now)
         self._requests.drop(request, Drop.CANCELLED, now)
         return True
 
@@ -299,7 +294,6 @@ class Broker:
 
     def link_failed(self, identity: bytes, why: str, now: float) -> list[Message]:
         """Record that the connection for a link has ended, and why, or that there could be none."""
-        self._requests.queue_all_arrived(now)
         self._exchange.lose(self.links.by_identity[identity], why, now)
         return self.flush(now)
 

@@ -34,6 +34,10 @@ class Outgoing:
         peer.batch = None
         self._messages.append(message)
 
+    def close_batch(self, peer: Client | Worker | Link) -> None:
+        """Let nothing more be added to the peer's open batch."""
+        peer.batch = None
+
     def batch_for(self, peer: Client | Worker | Link, route: wire.Route, header: bytes) -> Any:
         """Return the open batch (`batch.Batch`) of a peer that speaks X1."""
         if peer.batch is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..linked_lists import LinkedList
 from ..timers import TimerNode
-from ..wire import CX1, EMPTY, NO_OPTIONS, Options, Route, size_of
+from ..wire import CX1, EMPTY, NO_OPTIONS, Options, Route, signed, size_of
 from ..wire.names import show
 from .metrics import UNCOUNTED, ServiceMetrics
 from .roles import Role
@@ -127,8 +127,8 @@ class Request(TimerNode):
     """A client's request that waits or is held by a worker."""
 
     __slots__ = (
-        "accepted", "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed", "header",
-        "number", "options", "queued", "service", "since", "size", "tag", "way",
+        "accepted", "arrived", "attempt", "attempts", "body", "charge", "client", "deadline", "delimited", "handed",
+        "header", "number", "options", "queued", "service", "since", "size", "tag", "way",
     )  # fmt: skip
     # Declared here, since in `__init__` even a declaration takes instructions.
     accepted: float
@@ -168,6 +168,8 @@ class Request(TimerNode):
         """When its ttl expires."""
         self.attempt: Attempt | None = None
         """The current attempt; None while it waits."""
+        self.arrived = False
+        """Whether it was accepted in this turn of the broker, and is not queued yet."""
         self.queued = False
         """Whether it is in its service's queue."""
         self.handed = 0
@@ -181,6 +183,21 @@ class Request(TimerNode):
         """Bytes of its body."""
         self.charge = REQUEST_OVERHEAD + FRAME_OVERHEAD * len(body) + size + len(options.raw)
         """Bytes charged for it while it is outstanding: what it takes in memory, rounded up (C40)."""
+
+    def sign(self, signature: bytes) -> None:
+        """Write into its options on whose behalf it is made."""
+        self.options = signed(self.options, signature)
+
+    def came_over(self, via: tuple[str, ...], attempts: int) -> None:
+        """Record which brokers it has passed, and how many workers have died while they held it there."""
+        self.way = Way(via)
+        self.attempts = attempts
+
+    def recorded_way(self) -> Way:
+        """Return its way, which is recorded from now on."""
+        if self.way is None:
+            self.way = Way()
+        return self.way
 
     @property
     def name(self) -> bytes:
@@ -277,6 +294,15 @@ class Worker(TimerNode):
         self.since = now
         self.last_seen = now
         self.last_sent = now
+
+    def told(self, now: float) -> None:
+        """Record that it is sent something."""
+        self.last_sent = now
+
+    def given(self, now: float) -> None:
+        """Record that it is sent a request."""
+        self.last_sent = now
+        self.oversized_reply_at = None
 
     @property
     def load(self) -> int:

@@ -95,6 +95,16 @@ class Registry:
                     self.unserved[service] = None
             self.unsettled.append(service)
 
+    def take_unsettled(self) -> list[Service]:
+        """Return the services to look at, which are to be reported with `settled` or `unfinished`."""
+        unsettled, self.unsettled = self.unsettled, []
+        return unsettled
+
+    def unfinished(self, service: Service) -> None:
+        """Make the broker look at `service` again, at which it has failed."""
+        service.unsettled = False
+        self.touch(service)
+
     def settled(self, service: Service) -> None:
         """Record that nothing more of `service` can be dispatched now; forget it if nothing is left of it."""
         service.unsettled = False
@@ -154,14 +164,18 @@ class Registry:
         self._update(worker)
         self._availability_changed(worker.service)
 
-    def remove_worker(self, worker: Worker) -> list[Attempt]:
-        """Forget a worker; return what it held, which is released."""
+    def remove_worker(self, worker: Worker, *, silent: bool = False) -> list[Attempt]:
+        """Forget a worker, which may have been `silent`; return what it held, which is released."""
         if not worker.leaving:
             worker.leaving = True
             worker.service.available -= 1
         attempts = list(worker.held.values())
         for attempt in attempts:
             self._detach(attempt)
+            if 0 <= worker.unreached_from <= attempt.turn:
+                attempt.request.handed -= 1
+            elif not (attempt.doubtful and silent):
+                attempt.request.attempts += 1
         self._update(worker)
         del self.workers[worker.key]
         self._remove_behind(worker.key)
@@ -257,10 +271,11 @@ class Registry:
             service.named_by = client
             client.named += 1
         if service.waiting < service.schedule.room:
+            request.arrived = True
             service.arrived.append(request)
             self.touch(service)
         else:  # queued at once, so that its bytes count against what comes next
-            self.queue_arrived(service, now)
+            self._queue_arrived(service, now)
             self.enqueue(request, now)
 
     def collect(self, attempt: Attempt, body: list[bytes]) -> Collected:
@@ -296,12 +311,23 @@ class Registry:
                 self._ended_before, self._ended = self._ended, set()
             self._ended.add((request.client.key, request.number))
 
-    def queue_arrived(self, service: Service, now: float) -> None:
-        """Queue the requests that arrived in this turn."""
+    def take_arrived(self, service: Service) -> list[Request]:
+        """Return the requests that arrived in this turn: each must be assigned, queued or dropped."""
+        arrived, service.arrived = service.arrived, []
+        return arrived
+
+    def put_back(self, service: Service, arrived: list[Request]) -> None:
+        """Take back the last of what `take_arrived` has returned."""
+        service.arrived = arrived
+
+    def _queue_arrived(self, service: Service, now: float) -> None:
         if service.arrived:
-            arrived, service.arrived = service.arrived, []
-            for request in arrived:
+            for request in self.take_arrived(service):
                 self.enqueue(request, now)
+
+    def redirect(self, request: Request, name: bytes) -> None:
+        """Make it a request for the service of that name, which may have been forgotten and become known again."""
+        request.service = self.service(name)
 
     def enqueue(self, request: Request, now: float, *, front: bool = False) -> None:
         """Queue a request: behind the others of its client, or, if it came back (C17), in front of all."""
@@ -315,14 +341,19 @@ class Registry:
             queue.append(request)
         if not request.options.wait:
             service.no_wait[request] = None
-        request.queued = True
+        request.arrived, request.queued = False, True
         self.queued += 1
         expires = now + self._expiry
         self.expiries.set(request, expires if expires < request.deadline else request.deadline)
         self.touch(service)
 
-    def take_next(self, service: Service) -> tuple[Request, Worker] | None:
-        """Take the next request of `service` out of its queue; return it with its worker, or None if none can go."""
+    def take_next(self, service: Service, now: float) -> tuple[Request, Worker] | None:
+        """Take the next request of `service` out of its queue; return it with its worker, or None if none can go.
+
+        What arrived in this turn is queued before (C20).
+        """
+        if service.arrived:
+            self._queue_arrived(service, now)
         pair = service.schedule.next_pair()
         if pair is not None:
             self._dequeued(pair[0])
@@ -348,6 +379,7 @@ class Registry:
         """Give a request, which is not queued, to a worker."""
         attempt = Attempt(request, worker, address, turn, doubtful=doubtful)
         request.attempt = attempt
+        request.arrived = False
         request.handed += 1
         worker.held[address] = attempt
         if request.attempts:
@@ -387,6 +419,21 @@ class Registry:
         if worker.leaving and not worker.held:
             self.finished.append(worker)
 
+    def hand_back(self, attempt: Attempt, died: int = 0) -> None:
+        """Release a request that its worker has not begun; over a link, `died` workers have died of it in total."""
+        self.release(attempt)
+        request = attempt.request
+        if attempt.abandoned:
+            return
+        if died > request.attempts:
+            request.attempts = died
+        else:
+            request.handed -= 1
+
+    def blame(self, request: Request) -> None:
+        """Count a request that was released, or never assigned, as if its worker had died."""
+        request.attempts += 1
+
     def _detach(self, attempt: Attempt) -> None:
         request, worker = attempt.request, attempt.worker
         request.attempt = None
@@ -406,9 +453,11 @@ class Registry:
                 request.charge -= attempt.collected.charge
                 self._charge(client, -attempt.collected.charge)
 
-    def drop(self, request: Request) -> None:
+    def drop(self, request: Request, now: float) -> None:
         """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""
         client, attempt = request.client, request.attempt
+        if request.arrived:
+            self._queue_arrived(request.service, now)
         if request.queued:
             request.service.schedule.queue_of(request).remove(request)
             self._dequeued(request)
@@ -435,8 +484,19 @@ class Registry:
             self._remove_behind(client.key)
 
     def waiting_for(self, client: Client) -> list[Request]:
-        """Return the requests of that client that are queued, for whatever service."""
-        return [request for turn in client.waiting.values() for request in turn.requests]
+        """Return the requests of that client that wait, for whatever service."""
+        waiting = [request for turn in client.waiting.values() for request in turn.requests]
+        for service in self.unsettled:
+            waiting += [request for request in service.arrived if request.client is client]
+        return waiting
+
+    def waiting_at(self, service: Service) -> list[Request]:
+        """Return the requests that wait for a service."""
+        return [*service.schedule.requests, *service.arrived]
+
+    def not_to_wait(self, service: Service) -> list[Request]:
+        """Return the requests that wait for a service, and are not to wait if it has no worker."""
+        return [*service.no_wait, *(request for request in service.arrived if not request.options.wait)]
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

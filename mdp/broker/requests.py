@@ -30,7 +30,7 @@ class Requests:
     def __init__(self, shared: Shared, announcements: Announcements, watch: Watch) -> None:
         limits = shared.limits
         self.turn = 0
-        """The number of the broker's current turn."""
+        """The number of the broker's current turn.  Only `end_turn` changes it."""
         self.next_address = shared.first_address
         """The address of the next dispatch."""
         self._name = shared.name
@@ -45,6 +45,10 @@ class Requests:
         self._doubtful_after = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)
         self._max_message, self._max_frames = limits.max_message, limits.max_frames
 
+    def end_turn(self) -> None:
+        """Begin the next turn."""
+        self.turn += 1
+
     # ── dispatching ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def settle(self, service: Service, now: float) -> None:
@@ -57,8 +61,8 @@ class Requests:
 
     def _dispatch_arrived(self, service: Service, now: float) -> None:
         """Dispatch what has arrived in this turn.  There is credit for all, so the order of clients does not matter."""
-        schedule = service.schedule
-        arrived, service.arrived = service.arrived, []
+        registry, schedule = self._registry, service.schedule
+        arrived = registry.take_arrived(service)
         taken = 0
         try:
             for request in arrived:
@@ -69,19 +73,18 @@ class Requests:
                 elif (remote := schedule.next_remote(request)) is not None:
                     self._pass_on(remote, request, now)
                 else:  # what other brokers can take may not come from there
-                    self._registry.enqueue(request, now)
+                    registry.enqueue(request, now)
         except Exception:
-            service.arrived = arrived[taken:]
+            registry.put_back(service, arrived[taken:])
             self._recover(arrived[taken - 1], now)
             raise
 
     def _dispatch_waiting(self, service: Service, now: float) -> None:
-        """Dispatch what waits, local workers first; what has arrived in this turn is queued before (C20)."""
+        """Dispatch what waits, local workers first."""
         registry, schedule = self._registry, service.schedule
-        registry.queue_arrived(service, now)
         request: Request | None = None
         try:
-            while (pair := registry.take_next(service)) is not None:
+            while (pair := registry.take_next(service, now)) is not None:
                 request, worker = pair
                 if now < request.deadline:
                     self._dispatch(worker, request, now)
@@ -102,16 +105,11 @@ class Requests:
         """Queue a request again that could not be dispatched because of a bug, as if its worker had died."""
         if request.attempt is not None:
             self._registry.release(request.attempt)
-        request.attempts += 1
+        self._registry.blame(request)
         if request.attempts < self._limits.max_attempts:
             self._registry.enqueue(request, now, front=True)
         else:
             self.finish(request, Drop.WORKERS_LOST, now)
-
-    def queue_all_arrived(self, now: float) -> None:
-        """Queue everything that has arrived in this turn, since workers or clients are about to be lost."""
-        for service in self._registry.unsettled:
-            self._registry.queue_arrived(service, now)
 
     def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
         options = request.options
@@ -127,8 +125,7 @@ class Requests:
         self.next_address = address + 1
         doubtful = now - worker.last_seen > self._doubtful_after
         self._registry.assign(request, worker, address, self.turn, now, doubtful=doubtful)
-        worker.oversized_reply_at = None
-        worker.last_sent = now
+        worker.given(now)
         if worker.header == wire.WX1:
             records = self._outgoing.batch_for(worker, worker.route, wire.WX1)
             records.request_to_worker(address, _ttl(request, now), request.handed, options.raw, request.body)
@@ -197,7 +194,7 @@ class Requests:
             times.add(seconds)
         if self._watch.active:
             self._watch.ended(request, attempt, OK, now)
-        self._registry.drop(request)
+        self._registry.drop(request, now)
 
     def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
         """Add to the one reply of a 0.1 or PPP client (C24); return why its request must be dropped, or None."""
@@ -222,13 +219,12 @@ class Requests:
             self._outgoing.error(request.client, request.number, code, text, detail)
         else:
             self.report(request, Drop.HANDLER_FAILED, now, attempt)
-        self._registry.drop(request)
+        self._registry.drop(request, now)
 
     def place_again(self, attempt: Attempt, now: float) -> None:
         """Queue a request that was released, or whose worker was lost, if it may be retried (C17)."""
         request = attempt.request
-        # While it was at another broker, its service may have been forgotten, and become known again.
-        request.service = self._registry.service(request.service.name)
+        self._registry.redirect(request, request.service.name)  # it may have been at another broker meanwhile
         if attempt.streamed:
             self.finish(request, Drop.LOST_AFTER_PARTIAL, now, attempt)
         elif request.attempts >= self._limits.max_attempts:
@@ -261,13 +257,13 @@ class Requests:
                 records = self._outgoing.batch_for(link, (link.identity,), wire.CL1)
                 records.signal(x1.CLIENT_CANCEL, attempt.address)
             elif worker.header == wire.WX1:
-                worker.last_sent = now
+                worker.told(now)
                 self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(x1.WORKER_CANCEL, attempt.address)
 
     def finish(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
         """End a request for its client, and report why; `attempt` is its last one, if that is over."""
         self.report(request, reason, now, attempt)
-        self._registry.drop(request)
+        self._registry.drop(request, now)
 
     def report(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
         """Count and log a drop.  X1 clients get an ERROR; 0.2 and 0.1 clients, which have none, time out and retry."""
@@ -318,8 +314,7 @@ class Requests:
 
     def drop_no_wait(self, service: Service, now: float) -> None:
         """Drop the requests that must not wait, since the last worker of their service is gone."""
-        self._registry.queue_arrived(service, now)
-        for request in list(service.no_wait):
+        for request in self._registry.not_to_wait(service):
             if service.schedule.can_pass_on(request):
                 continue
             # 404 tells the client that no worker has begun with the request.

@@ -149,9 +149,8 @@ class WorkerDialog:
         attempt = self._attempt(command, role, now)
         if attempt is None:
             return
-        self._registry.release(attempt)
+        self._registry.hand_back(attempt)
         if not attempt.abandoned:
-            attempt.request.handed -= 1
             self._requests.place_again(attempt, now)
 
     def _reply(self, command: wire.Reply, role: Role, now: float) -> None:
@@ -254,7 +253,7 @@ class WorkerDialog:
         """Disconnect a peer, and forget it if it is a registered worker."""
         worker = self._registry.workers.get(key_of(route))
         if worker is not None:
-            worker.batch = None
+            self._outgoing.close_batch(worker)
         self._refuse(route, header, reason, role, now, service)
         if worker is not None:
             self._lose([(worker, Loss.REFUSED)], now)
@@ -305,7 +304,7 @@ class WorkerDialog:
     def probe(self, identity: bytes, now: float) -> None:
         """Send a HEARTBEAT to the workers behind that routing id."""
         for worker in self._registry.workers_at(identity):
-            worker.last_sent = now
+            worker.told(now)
             self._outgoing.say(worker, wire.heartbeat(worker.route, worker.header))
 
     # ── the end of workers ───────────────────────────────────────────────────────────────────────────────────────────
@@ -350,7 +349,7 @@ class WorkerDialog:
                 self._outgoing.say(worker, farewell)
             for attempt in self._forget(worker, Loss.CLOSING, now):
                 if not attempt.abandoned:
-                    self._registry.drop(attempt.request)
+                    self._registry.drop(attempt.request, now)
 
     def _patience(self, worker: Worker) -> float:
         """Return the seconds of silence after which a worker is dead.  Busy workers that do not speak X1 may be silent
@@ -366,7 +365,7 @@ class WorkerDialog:
             self._dismiss(worker, now)
             return
         if now >= beats:
-            worker.last_sent = now
+            worker.told(now)
             beats = now + self._limits.heartbeat
             self._outgoing.say(worker, wire.heartbeat(worker.route, worker.header))
         due = min(beats, worker.last_seen + self._patience(worker))
@@ -384,18 +383,13 @@ class WorkerDialog:
         """Forget a worker; return what it held, which must be placed again or dropped."""
         self._stats.lost[reason] += 1
         self._beats.clear(worker)
-        attempts = self._registry.remove_worker(worker)
+        attempts = self._registry.remove_worker(worker, silent=reason is Loss.SILENT)
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"
         self._shared.journal.note(
             now, level, f"worker-{reason}", text, str(worker), worker.service.name, reason,
             lines=WORKER_LINES, fields=worker.fields,
         )  # fmt: skip
-        for attempt in attempts:
-            if 0 <= worker.unreached_from <= attempt.turn:
-                attempt.request.handed -= 1
-            elif not (attempt.doubtful and reason is Loss.SILENT):
-                attempt.request.attempts += 1
         if not worker.service.available:
             self._requests.drop_no_wait(worker.service, now)
         return attempts

@@ -702,7 +702,8 @@ class BrokerMachine(RuleBasedStateMachine):
         """X1: nobody is there any more."""
         if self.available(service):
             return
-        self.queue_arrived(service)
+        if not all(asked.wait for asked in self.arrived[service]):
+            self.queue_arrived(service)
         for asked in sorted(self.waiting(service), key=lambda asked: asked.place):
             if not asked.wait:
                 self.give_up(asked, 502 if asked.handed else 404)
@@ -1020,7 +1021,8 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         for _ in range(2 if how == "twice" else 1):
             self.say(asked.client, None, ("signal", 5, asked.number))
-        self.queue_arrived(asked.service)
+        if asked in self.arrived[asked.service]:
+            self.queue_arrived(asked.service)
         self.give_up(asked, 499)
 
     def a_numbered_client_says(self, client, how):

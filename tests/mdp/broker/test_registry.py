@@ -115,7 +115,7 @@ def test_peers_behind_a_proxy_are_found():  # C36
     registry.remove_worker(first)
     assert registry.workers_at(b"p") == [own, second]
     assert registry.clients_at(b"p") == [two.client, one.client]
-    registry.drop(one)
+    registry.drop(one, NOW)
     registry.remove_worker(second)
     assert registry.proxies == {}
 
@@ -152,11 +152,10 @@ def test_a_service_with_nothing_left_is_forgotten():
     assert is_kept()
     waiting = request(registry)
     assert service.arrived == [waiting]
-    registry.queue_arrived(service, NOW)
     registry.remove_worker(worker)
     assert is_kept()
     registry.touch(service)
-    registry.drop(waiting)
+    registry.drop(waiting, NOW)
     assert registry.services == {b"echo": service}  # until it is settled
     assert not is_kept()
     assert not is_kept()
@@ -167,7 +166,7 @@ def test_every_transition_has_its_service_looked_at():
     service = worker.service
 
     def is_touched():
-        touched, registry.unsettled = registry.unsettled, []
+        touched = registry.take_unsettled()
         registry.settled(service)
         return touched == [service]
 
@@ -234,18 +233,19 @@ def test_the_course_of_a_request():
     made = request(registry)
     client, schedule = made.client, worker.service.schedule
     assert registry.clients == {b"c": client}
-    registry.queue_arrived(worker.service, NOW)
+    assert registry.take_arrived(worker.service) == [made]
+    registry.enqueue(made, NOW)
     assert (registry.queued, schedule.waiting, made.attempt) == (1, 1, None)
     assert registry.expiries.next_due() is not None
-    assert registry.take_next(worker.service) == (made, worker)
+    assert registry.take_next(worker.service, NOW) == (made, worker)
     assert (registry.queued, registry.request_bytes, registry.expiries.next_due()) == (0, CLIENT + CHARGED + 1, None)
-    assert registry.take_next(worker.service) is None
+    assert registry.take_next(worker.service, NOW) is None
     attempt = assign(registry, made, worker, 42)
     assert (worker.held, made.attempt, made.handed, schedule.capacity) == ({42: attempt}, attempt, 1, 0)
     assert list(client.running) == [made]
     registry.release(attempt)
     assert (worker.held, made.attempt, schedule.capacity) == ({}, None, 1)
-    registry.drop(made)
+    registry.drop(made, NOW)
     assert (registry.clients, client.requests) == ({}, 0)
 
 
@@ -254,7 +254,7 @@ def test_a_request_that_is_finished_while_a_worker_holds_it_is_abandoned():
     made = numbered(registry)
     attempt = assign(registry, made, worker)
     attempt.collected = Collected()
-    registry.drop(made)
+    registry.drop(made, NOW)
     assert attempt.abandoned
     assert attempt.collected is None
     assert (registry.clients, registry.running, worker.load) == ({}, 1, 1)
@@ -267,7 +267,7 @@ def test_waiting_requests_are_counted_with_their_bytes():
     waiting = request(registry, body=b"1234567", options=Options(b'{"wait":true}'))
     assert waiting.charge == len(b'1234567{"wait":true}') + CHARGED
     assert (registry.queued, registry.request_bytes) == (1, waiting.charge + CLIENT)
-    registry.drop(waiting)
+    registry.drop(waiting, NOW)
     assert (registry.queued, registry.request_bytes) == (0, 0)
 
 
@@ -286,11 +286,12 @@ def test_what_came_back_goes_first():  # C17
 def test_suspects_are_counted():  # C17
     registry, worker = registry_with((b"w",), credit=2)
     suspect, other = request(registry), request(registry)
-    suspect.attempts = 1
-    registry.queue_arrived(worker.service, NOW)
+    registry.blame(suspect)
+    for each in registry.take_arrived(worker.service):
+        registry.enqueue(each, NOW)
     assert worker.service.schedule.suspects.size == 1
-    assert registry.take_next(worker.service) == (suspect, worker)
-    assert registry.take_next(worker.service) == (other, worker)
+    assert registry.take_next(worker.service, NOW) == (suspect, worker)
+    assert registry.take_next(worker.service, NOW) == (other, worker)
     first, second = assign(registry, suspect, worker, 1), assign(registry, other, worker, 2)
     assert worker.suspects == 1
     registry.release(second)
@@ -305,10 +306,10 @@ def test_what_waits_for_a_client_is_found_in_all_queues():
     other = request(registry, b"d")
     client = one.client
     assert registry.waiting_for(client) == [one, three, two]
-    registry.drop(one)
+    registry.drop(one, NOW)
     assert registry.waiting_for(client) == [three, two]
     for each in (two, three):
-        registry.drop(each)
+        registry.drop(each, NOW)
     assert registry.waiting_for(client) == []
     assert registry.waiting_for(other.client) == [other]
 
@@ -322,9 +323,9 @@ def test_a_client_is_known_while_it_has_requests():
     registry.accept(one, NOW)
     registry.accept(two, NOW)
     assert registry.client((b"c", b""), EVERYONE) is registry.client((b"c",), EVERYONE) is client
-    registry.drop(one)
+    registry.drop(one, NOW)
     assert registry.clients == {b"c": client}
-    registry.drop(two)
+    registry.drop(two, NOW)
     assert registry.clients == {}
     registry.accept(one, NOW)
     assert registry.clients == {b"c": client}
@@ -339,11 +340,11 @@ def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
     )
     service = one.service
     assert list(service.no_wait) == [one, three]
-    registry.drop(three)
+    registry.drop(three, NOW)
     assert list(service.no_wait) == [one]
     worker = Worker((b"w",), WX1, service, EVERYONE, credit=1, id=1, now=0)
     registry.add_worker(worker)
-    assert registry.take_next(service) == (one, worker)
+    assert registry.take_next(service, NOW) == (one, worker)
     assert service.no_wait == {}
     registry.enqueue(one, NOW, front=True)
     assert list(service.no_wait) == [one]
@@ -359,7 +360,7 @@ def test_a_number_that_ended_is_free_and_remembered():
     assert registry.numbered == [outstanding, other]
     assert client.numbered == {1: outstanding}
     assert not registry.ended_lately(client, 1)
-    registry.drop(outstanding)
+    registry.drop(outstanding, NOW)
     assert registry.numbered == [other]
     assert registry.ended_lately(client, 1)
     assert registry.ended_lately(Client(b"c", EVERYONE), 1)
