@@ -46,7 +46,9 @@ class Limits:
         10_000, "requests", "Maximum number of requests held by one worker, whatever its credit."
     )
     max_message: int = _setting(64 << 20, "bytes", "Maximum size of a message, all frames together.")
-    max_frames: int = _setting(1024, "frames", "Maximum number of frames in a message, including routing.")
+    max_frames: int = _setting(
+        1024, "frames", "Maximum number of frames in a message, including routing; 65535 at most."
+    )
     max_connections: int | None = _setting(
         None,
         "connections",
