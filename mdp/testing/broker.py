@@ -16,15 +16,20 @@ from ..limits import Limits
 FREE_PORT = "tcp://127.0.0.1:*"
 FIXED_PORTS = range(20_000, 32_000)
 """Ports that systems do not give to connections: those of Linux begin at 32768."""
+_untried: list[int] = []
+"""Those that `free_endpoint` has not tried yet, in random order."""
 
 
 def free_endpoint() -> str:
     """Return an endpoint on loopback at which nothing listens, for a broker that is stopped and started again.
 
-    The port of `tcp://127.0.0.1:*` may meanwhile be given to any connection of any program.
+    Each call returns another one, until all have been tried.  The port of `tcp://127.0.0.1:*` may meanwhile be given to
+    any connection of any program.
     """
     while True:
-        port = random.choice(FIXED_PORTS)  # noqa: S311 - not a secret
+        if not _untried:
+            _untried.extend(random.sample(FIXED_PORTS, len(FIXED_PORTS)))
+        port = _untried.pop()
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
