@@ -30,7 +30,7 @@ class GiveUp:
 
 
 Event = Reply | Resend | GiveUp
-"""What becomes of a request: a reply, or a part of one; another try; or no reply in time."""
+"""A reply or a part of one, another try, or a timeout."""
 
 
 class LegacySession:

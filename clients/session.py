@@ -90,7 +90,7 @@ class OldConnection:
         messages: list[Message] = self.batch.messages()
         if self.heartbeat_unsent:
             self.heartbeat_unsent = False
-            messages.append([b"", wire.CX1])
+            messages.append(wire.heartbeat((b"",), wire.CX1))
         self.unsent = 0
         return messages
 
@@ -267,7 +267,7 @@ class ClientSession:
         messages: list[Message] = self._batch.messages()
         if self._heartbeat_unsent:
             self._heartbeat_unsent = False
-            messages.append([b"", wire.CX1])
+            messages.append(wire.heartbeat((b"",), wire.CX1))
         self.unsent = 0
         return messages
 

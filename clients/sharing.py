@@ -282,7 +282,8 @@ class SharedConnection:
                 else:
                     return
         finally:
-            self._waiting.remove(waiter)
+            with suppress(ValueError):  # Ctrl-C came before it was added
+                self._waiting.remove(waiter)
             if self.driver == thread:
                 self.driver = None
             if self.driver is None and self._waiting:

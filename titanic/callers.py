@@ -1,4 +1,4 @@
-"""The callers that wait for requests to change: who waits for which, and who is woken when.
+"""Keeps track of the callers that wait for requests to change, and wakes them.
 
 They are woken by what this Titanic stores, and by `watch` when another Titanic or an operator has changed a request.
 """

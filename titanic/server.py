@@ -45,7 +45,7 @@ WORKER_NAME: Final = "titanic, database "
 COMPARE_SECONDS: Final = 60.0
 """Interval at which Titanic looks for others at the broker that use another database."""
 NOTHING: Final[dict[str, Any]] = {"broker": False, "claimed": 0, "in_flight": 0, "unstored": 0, "services": 0}
-"""What `snapshot` tells of before `run`."""
+"""The counts that `snapshot` returns before `run`."""
 
 log = logging.getLogger("zmdp.titanic")
 

@@ -52,7 +52,7 @@ class ThreadedSource(RequestSource, Protocol):
         """Wait for a request.  Return None at the time `until`, or when no more requests will arrive."""
 
     def partial(self, request: Request, body: Sequence[bytes]) -> bool:
-        """Add a PARTIAL to the reply.  Return False if nobody waits for it."""
+        """Send a PARTIAL.  Return False if the reply is no longer wanted."""
 
     def end(self, request: Request, outcome: Outcome) -> None:
         """End `request` with its FINAL, or with the handler's failure."""

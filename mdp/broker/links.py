@@ -292,7 +292,7 @@ class Links:
                 silent.append(link)
             elif link.state is State.UP and now >= link.heartbeat_at:
                 link.heartbeat_at = now + self._limits.heartbeat
-                self._outgoing.add([link.identity, wire.WL1])
+                self._outgoing.add(wire.heartbeat((link.identity,), wire.WL1))
                 self._tried(link)  # a broker that drains announces nothing
         self._plan()
         return silent

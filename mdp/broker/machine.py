@@ -188,7 +188,7 @@ class Broker:
     def probe(self, identity: bytes, now: float) -> list[Message]:
         """Return a HEARTBEAT to each peer behind that routing id that can take one, to see whether it is connected."""
         if self.links.at(identity) is not None:
-            self._shared.outgoing.add([identity, wire.WL1])
+            self._shared.outgoing.add(wire.heartbeat((identity,), wire.WL1))
         self._workers.probe(identity, now)
         self._clients.probe(identity)
         return self.flush(now)

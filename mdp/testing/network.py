@@ -31,7 +31,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import count
-from struct import Struct
 from typing import Final, Literal
 
 from .. import wire
@@ -49,10 +48,6 @@ LONGEST_NOTICE: Final = 20.0
 """Maximum time until an end notices that its connection is gone, in seconds."""
 LONGEST_SILENCE: Final = 60.0
 """Maximum time until an end notices that its connection has failed silently, in seconds."""
-_HEAD: Final = Struct(">IBQ")
-"""The beginning of a record in a batch: its size (not counting the size itself), its command and its id."""
-_SIZE: Final = 4
-"""Size of the size, in bytes."""
 _CLIENT: Final = {
     x1.CLIENT_REQUEST: "REQUEST", x1.CLIENT_PARTIAL: "PARTIAL", x1.CLIENT_FINAL: "FINAL", x1.CLIENT_ERROR: "ERROR",
     x1.CLIENT_CANCEL: "CANCEL", x1.CLIENT_DISCONNECT: "DISCONNECT",
@@ -427,9 +422,9 @@ def describe(message: Message) -> str:
 def _records(data: bytes, names: Mapping[int, str]) -> Iterator[str]:
     """Yield the commands and ids of a batch."""
     at = 0
-    while at + _HEAD.size <= len(data):
-        size, command, number = _HEAD.unpack_from(data, at)
+    while at + x1.HEAD.size <= len(data):
+        size, command, number = x1.HEAD.unpack_from(data, at)
         yield f"{names.get(command, command)} {number}"
-        at += _SIZE + size
+        at += x1.SIZE_BYTES + size
     if at != len(data):
         yield "…"

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from .. import wire
 from . import Message, Reason, Route, x1
+from .x1 import HEAD, SIZE_BYTES
 
 MAX_RECORDS: Final = 256
 """Maximum number of records in a message."""
@@ -22,8 +23,6 @@ MAX_TTL_MS: Final = 0xFFFFFFFF
 ATTACHED: Final = 0xFFFFFFFF
 """Stands in place of a frame's length if the frame is the next attachment."""
 
-_HEAD: Final = Struct(">IBQ")
-"""A record's size (of what follows the size), its command and its id."""
 _SHORT: Final = Struct(">H")
 _LONG: Final = Struct(">I")
 _LONG_AND_BYTE: Final = Struct(">IB")
@@ -91,7 +90,7 @@ class Batch:
         self._add_record(command, id, head + packed, attachments)
 
     def _add_record(self, command: int, id: int, rest: bytes, attachments: list[Any]) -> None:  # noqa: A002
-        record = _HEAD.pack(_HEAD.size - _LONG.size + len(rest), command, id) + rest
+        record = HEAD.pack(HEAD.size - SIZE_BYTES + len(rest), command, id) + rest
         attached = sum(map(len, attachments))
         if self._records and (
             len(self._records) == MAX_RECORDS
@@ -215,12 +214,12 @@ def _decode(reader: _Reader, read: Callable[[_Reader], Any], invalid: Callable[[
     commands: list[Any] = []
     begin, length = 0, len(data)
     while begin < length:
-        if begin + _HEAD.size > length:
+        if begin + HEAD.size > length:
             commands.append(wire.Invalid(Reason.BAD_RECORD))
             return commands
-        size, reader.command, reader.id = _HEAD.unpack_from(data, begin)
-        reader.at = begin + _HEAD.size
-        begin += _LONG.size + size
+        size, reader.command, reader.id = HEAD.unpack_from(data, begin)
+        reader.at = begin + HEAD.size
+        begin += SIZE_BYTES + size
         if begin < reader.at or begin > length or len(commands) == MAX_RECORDS:
             commands.append(invalid(Reason.BAD_RECORD, reader.route, reader.id))
             return commands

@@ -299,5 +299,7 @@ class Batched(NamedTuple):
     """Nothing follows the header: a HEARTBEAT."""
 
 
-FromPeer = Request | Reply | Error | Cancel | Ready | Oversized | Credit | Release | Heartbeat | Disconnect
-FromBroker = Request | Reply | Error | Cancel | Heartbeat | Disconnect
+FromPeer = Request | Reply | Ready | Oversized | Heartbeat | Disconnect
+"""What a message to the broker is in every dialect but X1."""
+FromBroker = Request | Reply | Heartbeat | Disconnect
+"""What a message from the broker is in every dialect but X1."""

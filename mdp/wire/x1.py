@@ -28,14 +28,16 @@ WORKER_RELEASE: Final = 11
 MAX_TEXT: Final = 1000
 """Bytes of the text of a DISCONNECT that are read."""
 
-_HEAD: Final = Struct(">IBQ")
-_HEAD_AFTER_SIZE: Final = 9
+HEAD: Final = Struct(">IBQ")
+"""The beginning of a record: its size (of what follows the size), its command and its id."""
+SIZE_BYTES: Final = 4
+"""Bytes of the size."""
 
 
 def disconnect_record(header: bytes, text: bytes) -> bytes:
     """Return the record of a DISCONNECT."""
     command = CLIENT_DISCONNECT if header == CX1 else WORKER_DISCONNECT
-    return _HEAD.pack(_HEAD_AFTER_SIZE + len(text), command, 0) + text
+    return HEAD.pack(HEAD.size - SIZE_BYTES + len(text), command, 0) + text
 
 
 def disconnected(route: Route, header: bytes, text: bytes) -> Disconnect:

@@ -44,12 +44,8 @@ FIRST_ADDRESS, NEXT_FIRST_ADDRESS = 417, 5301
 
 # ── examples ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-COMMANDS = {
-    "REQUEST": (x1.CLIENT_REQUEST, x1.WORKER_REQUEST), "PARTIAL": (x1.CLIENT_PARTIAL, x1.WORKER_PARTIAL),
-    "FINAL": (x1.CLIENT_FINAL, x1.WORKER_FINAL), "ERROR": (x1.CLIENT_ERROR, x1.WORKER_ERROR),
-    "CANCEL": (x1.CLIENT_CANCEL, x1.WORKER_CANCEL), "DISCONNECT": (x1.CLIENT_DISCONNECT, x1.WORKER_DISCONNECT),
-    "READY": (None, x1.WORKER_READY), "CREDIT": (None, x1.WORKER_CREDIT), "RELEASE": (None, x1.WORKER_RELEASE),
-}  # fmt: skip
+NAMES = ("REQUEST", "PARTIAL", "FINAL", "ERROR", "CANCEL", "DISCONNECT", "READY", "CREDIT", "RELEASE")
+COMMANDS = {name: tuple(getattr(x1, f"{side}_{name}", None) for side in ("CLIENT", "WORKER")) for name in NAMES}
 """The codes between client and broker, and between worker and broker."""
 TOKEN = re.compile(r"""([0-9]+) × "(.)"|"(.*?)"(?= |$)|(\S+)""")
 

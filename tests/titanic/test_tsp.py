@@ -7,7 +7,7 @@ import pytest
 from support import peers
 from support.peers import Client, OldClient, OldWorker, Worker, X1Client
 from support.processes import eventually
-from support.titanics import running_bench, serving, stored
+from support.titanics import serving, stored
 
 from zmdp.titanic import maintenance
 from zmdp.titanic import submission as options
@@ -58,24 +58,6 @@ def x1_worker(bench, service):
     return worker
 
 
-@pytest.fixture
-def url(engine):
-    return engine.url.render_as_string(hide_password=False)
-
-
-@pytest.fixture
-def bench():
-    with running_bench() as bench:
-        yield bench
-
-
-@pytest.fixture
-def titanic(bench, url):
-    """A Titanic with the database `url`."""
-    with serving(bench.endpoint, url) as server:
-        yield server
-
-
 def ask(client, service, *body, **options):
     """Send a request to Titanic, and return the frames of the FINAL, before which nothing may arrive."""
     client.request(service, *body, **options)
@@ -119,7 +101,7 @@ def refused(frames, code=b"400"):
 
 
 @on_sqlite
-def test_c27_a_request_is_answered_with_200_and_a_uuid(bench, titanic):
+def test_c27_a_request_is_answered_with_200_and_a_uuid(bench, server):
     client = bench.client()
     client.request(b"titanic.request", b"nobody", b"body")
     head, command, service, status, uuid = client.recv()
@@ -127,7 +109,7 @@ def test_c27_a_request_is_answered_with_200_and_a_uuid(bench, titanic):
     assert UUID.fullmatch(uuid)
 
 
-def test_c27_a_request_is_stored_before_it_is_answered(bench, titanic, url):
+def test_c27_a_request_is_stored_before_it_is_answered(bench, server, url):
     client = bench.client()
     for number in range(20):
         uuid = submit(client, b"nobody", b"%d" % number, b"")
@@ -137,13 +119,13 @@ def test_c27_a_request_is_stored_before_it_is_answered(bench, titanic, url):
 
 
 @on_sqlite
-def test_c27_each_request_has_a_uuid_of_its_own(bench, titanic):
+def test_c27_each_request_has_a_uuid_of_its_own(bench, server):
     client = bench.client()
     assert len({submit(client, b"nobody", b"the same") for _ in range(50)}) == 50
 
 
 @on_sqlite
-def test_c27_the_service_needs_no_workers_yet(bench, titanic):
+def test_c27_the_service_needs_no_workers_yet(bench, server):
     client = bench.client()
     uuid = submit(client, b"later", b"body")
     client.request(b"titanic.reply", uuid)
@@ -166,7 +148,7 @@ NO_REQUESTS = [
 ]
 
 
-def test_c30_a_request_without_service_and_body_is_400(bench, titanic, url):
+def test_c30_a_request_without_service_and_body_is_400(bench, server, url):
     client = bench.client()
     submit(client, b"nobody", b"there before")
     before = stored(url)
@@ -175,7 +157,7 @@ def test_c30_a_request_without_service_and_body_is_400(bench, titanic, url):
     assert stored(url) == before
 
 
-def test_names_of_services_may_have_any_letters(bench, titanic):
+def test_names_of_services_may_have_any_letters(bench, server):
     client, worker = bench.client(), bench.worker("größer ' \" \\ %s :x".encode())
     uuid = submit(client, "größer ' \" \\ %s :x".encode(), b"body")
     worker.final(worker.work(b"body"), b"done")
@@ -183,7 +165,7 @@ def test_names_of_services_may_have_any_letters(bench, titanic):
 
 
 @on_sqlite
-def test_a_body_that_is_too_large_is_400(bench, titanic, url, monkeypatch):
+def test_a_body_that_is_too_large_is_400(bench, server, url, monkeypatch):
     monkeypatch.setattr(options, "MAX_BODY", 10)
     monkeypatch.setattr(options, "MAX_BODY_FRAMES", 3)
     client = bench.client()
@@ -194,7 +176,7 @@ def test_a_body_that_is_too_large_is_400(bench, titanic, url, monkeypatch):
     assert stored(url) == before
 
 
-def test_a_large_request_and_a_large_reply(bench, titanic):
+def test_a_large_request_and_a_large_reply(bench, server):
     client, worker = bench.client(), bench.worker(b"echo")
     large = bytes(range(256)) * 20_000
     uuid = submit(client, b"echo", large, b"", *[b"%d" % n for n in range(900)])
@@ -224,14 +206,14 @@ def test_a_full_titanic_answers_500(bench, url, monkeypatch):
 
 
 @pytest.mark.parametrize("body", [[b""], [b"", b""], [b"one"], [b"", b"\0\xff", b"", b"three", b""], [b"200", b"300"]])
-def test_c28_the_reply_has_all_frames_also_empty_ones(bench, titanic, body):
+def test_c28_the_reply_has_all_frames_also_empty_ones(bench, server, body):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", *body)
     worker.final(worker.work(*body), *body)
     assert end(client, uuid) == [b"200", *body]
 
 
-def test_c28_anyone_can_fetch_the_reply_again(bench, titanic):
+def test_c28_anyone_can_fetch_the_reply_again(bench, server):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
     worker.final(worker.work(b"body"), b"one", b"two")
@@ -244,7 +226,7 @@ def test_c28_anyone_can_fetch_the_reply_again(bench, titanic):
     other.final(b"titanic.reply", b"200", b"one", b"two")
 
 
-def test_c28_a_running_request_is_300(bench, titanic):
+def test_c28_a_running_request_is_300(bench, server):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
     address = worker.work(b"body")
@@ -258,11 +240,11 @@ def test_c28_a_running_request_is_300(bench, titanic):
     assert end(client, uuid) == [b"200", b"done"]
 
 
-def test_c28_an_unknown_uuid_is_400(bench, titanic):
+def test_c28_an_unknown_uuid_is_400(bench, server):
     assert refused(ask(bench.client(), b"titanic.reply", STRANGE))
 
 
-def test_c30_a_uuid_is_taken_in_either_case(bench, titanic):
+def test_c30_a_uuid_is_taken_in_either_case(bench, server):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
     while not (re.search(rb"[a-f]", uuid)):  # pragma: no cover - one of 3 million
@@ -277,7 +259,7 @@ def test_c30_a_uuid_is_taken_in_either_case(bench, titanic):
 
 
 @pytest.mark.parametrize("service", [b"titanic.reply", b"titanic.close"])
-def test_c30_an_invalid_uuid_is_400_and_changes_nothing(bench, titanic, url, service):
+def test_c30_an_invalid_uuid_is_400_and_changes_nothing(bench, server, url, service):
     client = bench.client()
     uuid = submit(client, b"nobody", b"body")
     before = stored(url)
@@ -293,7 +275,7 @@ def test_c30_an_invalid_uuid_is_400_and_changes_nothing(bench, titanic, url, ser
 # ── titanic.close ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_c29_close_deletes_the_request_and_its_reply(bench, titanic, url):
+def test_c29_close_deletes_the_request_and_its_reply(bench, server, url):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid, other = submit(client, b"echo", b"1"), submit(client, b"echo", b"2")
     address = worker.work(b"1")
@@ -312,7 +294,7 @@ def test_c29_close_deletes_the_request_and_its_reply(bench, titanic, url):
     assert stored(url)["parts"] == []
 
 
-def test_c29_close_of_an_unknown_request_is_200(bench, titanic, url):
+def test_c29_close_of_an_unknown_request_is_200(bench, server, url):
     client = bench.client()
     uuid = submit(client, b"nobody", b"body")
     for _ in range(3):
@@ -321,7 +303,7 @@ def test_c29_close_of_an_unknown_request_is_200(bench, titanic, url):
     assert stored(url)["requests"] == []
 
 
-def test_c29_a_request_closed_before_it_runs_is_not_run(bench, titanic):
+def test_c29_a_request_closed_before_it_runs_is_not_run(bench, server):
     client = bench.client()
     closed, open_ = submit(client, b"later", b"closed"), submit(client, b"later", b"open")
     assert ask(client, b"titanic.close", closed) == [b"200"]
@@ -334,7 +316,7 @@ def test_c29_a_request_closed_before_it_runs_is_not_run(bench, titanic):
 # ── requests that fail ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_failed_request_is_500_then_the_code_the_service_and_the_detail(bench, titanic):
+def test_a_failed_request_is_500_then_the_code_the_service_and_the_detail(bench, server):
     client, worker = bench.x1_client(), x1_worker(bench, b"records")
     with_detail, without, empty, strange = (submit(client, b"records", b"%d" % n) for n in range(4))
     worker.error(worker.work(b"0"), b"404", "no such größe".encode(), b"\0detail")
@@ -352,7 +334,7 @@ def test_a_failed_request_is_500_then_the_code_the_service_and_the_detail(bench,
 
 
 @on_sqlite
-def test_a_worker_of_mdp_02_that_fails(bench, titanic):
+def test_a_worker_of_mdp_02_that_fails(bench, server):
     client, worker = bench.x1_client(), bench.worker(b"records")
     uuid = submit(client, b"records", b"")
     worker.final(worker.work(b""), b"zmdp.error", b"404", b"no such record")
@@ -365,7 +347,7 @@ def test_a_worker_of_mdp_02_that_fails(bench, titanic):
 @on_sqlite
 @pytest.mark.parametrize("kind", [OldClient, Client, X1Client])
 @pytest.mark.parametrize("worker_kind", [OldWorker, Worker, X1Worker])
-def test_any_client_and_any_worker(bench, titanic, kind, worker_kind):
+def test_any_client_and_any_worker(bench, server, kind, worker_kind):
     client, worker = bench.connect(kind), bench.connect(worker_kind)
     uuid = submit(client, b"echo", b"1", b"", b"3")
     assert ask(client, b"titanic.reply", uuid) == [b"300"]
@@ -394,7 +376,7 @@ def test_c37_callers_that_do_not_speak_x1_get_bare_codes(bench, engine, kind):
 
 
 @on_sqlite
-def test_c37_callers_that_speak_x1_get_a_text(bench, titanic):
+def test_c37_callers_that_speak_x1_get_a_text(bench, server):
     client = bench.x1_client()
     for service in (b"titanic.request", b"titanic.reply", b"titanic.close"):
         (status,) = ask(client, service, b"no uuid")
@@ -402,7 +384,7 @@ def test_c37_callers_that_speak_x1_get_a_text(bench, titanic):
 
 
 @on_sqlite
-def test_mdp_02_has_no_options(bench, titanic):
+def test_mdp_02_has_no_options(bench, server):
     client, worker = bench.client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b'{"delay":100000}', b"{}")
     worker.final(worker.work(b'{"delay":100000}', b"{}"), b"done")
@@ -434,7 +416,7 @@ FOR_REQUEST = [
 ]
 
 
-def test_the_options_of_titanic_request(bench, titanic):
+def test_the_options_of_titanic_request(bench, server):
     client = bench.x1_client()
     for given in FOR_REQUEST:
         submit(client, b"nobody", b"body", options=json.dumps(given).encode(), ttl=60_000)
@@ -490,7 +472,7 @@ NOT_FOR_REQUEST = [
 
 
 @on_sqlite
-def test_invalid_options_of_titanic_request_are_400(bench, titanic, url):
+def test_invalid_options_of_titanic_request_are_400(bench, server, url):
     client = bench.x1_client()
     for given in NOT_FOR_REQUEST:
         assert refused(ask(client, b"titanic.request", b"nobody", b"body", options=given.encode())), given
@@ -513,7 +495,7 @@ NOT_FOR_REPLY = [
 
 
 @on_sqlite
-def test_invalid_options_of_titanic_reply_are_400(bench, titanic):
+def test_invalid_options_of_titanic_reply_are_400(bench, server):
     client, worker = bench.x1_client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
     worker.final(worker.work(b"body"), b"done")
@@ -523,7 +505,7 @@ def test_invalid_options_of_titanic_reply_are_400(bench, titanic):
 
 
 @on_sqlite
-def test_titanic_close_has_no_options(bench, titanic):
+def test_titanic_close_has_no_options(bench, server):
     client = bench.x1_client()
     uuid = submit(client, b"nobody", b"body")
     assert refused(ask(client, b"titanic.close", uuid, options=b'{"partials": true}'))
@@ -531,7 +513,7 @@ def test_titanic_close_has_no_options(bench, titanic):
     assert ask(client, b"titanic.close", uuid, options=b'{"wait": false, "headers": {"a": "b"}}') == [b"200"]
 
 
-def test_partials_are_sent_on_request(bench, titanic):
+def test_partials_are_sent_on_request(bench, server):
     client, worker = bench.x1_client(), x1_worker(bench, b"count")
     uuid = submit(client, b"count", b"body")
     address = worker.work(b"body")
@@ -554,7 +536,7 @@ def test_partials_are_sent_on_request(bench, titanic):
 
 
 @on_sqlite
-def test_wait_answers_when_the_reply_is_there(bench, titanic):
+def test_wait_answers_when_the_reply_is_there(bench, server):
     client, worker = bench.x1_client(), bench.worker(b"echo")
     uuid = submit(client, b"echo", b"body")
     address = worker.work(b"body")
@@ -565,7 +547,7 @@ def test_wait_answers_when_the_reply_is_there(bench, titanic):
     client.final(b"titanic.reply", b"200", b"done", number=patient)
 
 
-def test_headers_reach_the_service(bench, titanic):
+def test_headers_reach_the_service(bench, server):
     client, worker = bench.x1_client(), x1_worker(bench, b"echo")
     uuid = submit(client, b"echo", b"body", options=b'{"headers":{"tenant":"gr\\u00f6\\u00dfer","a\\u0000":"\\u0000"}}')
     address, told = worker.request(b"body")
@@ -574,7 +556,7 @@ def test_headers_reach_the_service(bench, titanic):
 
 
 @on_sqlite
-def test_headers_that_could_not_be_sent_on_are_400(bench, titanic, url):
+def test_headers_that_could_not_be_sent_on_are_400(bench, server, url):
     client, worker = bench.x1_client(), x1_worker(bench, b"echo")
     for letter, size in (("x", 65_000), ("ü", 20_000), ("\U0001f600", 10_000)):
         given = '{"headers":{"a":"%s"}}' % (letter * size)

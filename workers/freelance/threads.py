@@ -55,7 +55,7 @@ class ThreadedServer(FreelanceServerConnection):
                 self._idle.wait(None if left == math.inf else left)
 
     def partial(self, request: Request, body: Sequence[bytes]) -> bool:
-        """Keep a PARTIAL for the reply.  Return False if nobody waits for it."""
+        """Add a PARTIAL to the reply, which is sent whole.  Return False if the reply is no longer wanted."""
         with self._lock:
             return self.session.partial(request, body)
 

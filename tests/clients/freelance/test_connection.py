@@ -57,8 +57,8 @@ def arrive(server, body):
             return message[:2]
 
 
-@pytest.mark.parametrize("heard", [False, True])
-def test_a_reply_that_arrives_just_before_the_connection_ends_counts(connection, context, endpoint, heard):
+def asked(connection, context, endpoint, *, heard):
+    """Return a server that has a request, the call, and its route; with `heard`, the server has been heard."""
     server = serve(context, endpoint)
     call = begin(connection, b"x")
     step_until(connection, lambda: call.sent and not connection.step(time.monotonic()))
@@ -66,6 +66,12 @@ def test_a_reply_that_arrives_just_before_the_connection_ends_counts(connection,
     if heard:
         server.send_multipart([route[0], b"PONG"])
         step_until(connection, lambda: connection._descriptors.known)
+    return server, call, route
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_a_reply_that_arrives_just_before_the_connection_ends_counts(connection, context, endpoint, heard):
+    server, _, route = asked(connection, context, endpoint, heard=heard)
     for _ in range(500):
         server.send_multipart([route[0], b"0", b"another"])
     server.send_multipart([*route, b"y"])
@@ -90,13 +96,7 @@ def wait_for_end(connection):
 
 @pytest.mark.parametrize("heard", [False, True])
 def test_nothing_is_kept_for_a_server_that_is_gone(connection, context, endpoint, heard):
-    server = serve(context, endpoint)
-    call = begin(connection, b"x")
-    step_until(connection, lambda: call.sent and not connection.step(time.monotonic()))
-    route = arrive(server, b"x")
-    if heard:
-        server.send_multipart([route[0], b"PONG"])
-        step_until(connection, lambda: connection._descriptors.known)
+    server, call, _ = asked(connection, context, endpoint, heard=heard)
     server.close(linger=0)
     step_until(connection, connection.session.unusable)
     connection.session.forget(call)
