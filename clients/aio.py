@@ -5,12 +5,15 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Final, Self, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
-from ..mdp.errors import ClosedError, RequestError, SettingError
+from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.services import BaseService, Service, Streaming
+from ..mdp.services.values import converted
+from . import typed
 from .arguments import (
     RequestArguments,
     checked_body,
@@ -20,11 +23,15 @@ from .call import Call
 from .defaults import DEFAULT_TOTAL_TIMEOUT
 from .dialog import AsyncDialog
 from .legacy_aio import LegacyAsyncDialog
-from .many import checked_settings, chunks_async, outcomes
+from .many import MapSettings, checked_settings, chunks_async, outcomes
 from .reply import Reply, is_available
-from .rows import AUTO, Lookahead, RowSettings, answer_chunks_async
+from .rows import Lookahead, RowSettings, answer_chunks_async
 from .settings import ConnectionArguments, ConnectionSettings
 from .x1_aio import Receiver, X1AsyncDialog
+
+I = TypeVar("I")  # noqa: E741 - in and out
+O = TypeVar("O")  # noqa: E741
+T = TypeVar("T")
 
 _DEFAULT: Final[Any] = object()
 """Stands for the client's own timeout, because None means no limit."""
@@ -123,24 +130,45 @@ class AsyncClient:
         self._check_usable()
         return await self._dialog.request(name, body, timeout=limit, wait=wait, headers=headers, options=options)
 
-    async def stream(
+    @overload
+    def stream(
+        self,
+        service: Streaming[None, O],
+        *,
+        deadline: float | None = ...,
+        **how: Unpack[RequestArguments],
+    ) -> AsyncGenerator[O, None]: ...
+    @overload
+    def stream(
+        self,
+        service: Streaming[I, O],
+        value: I,
+        /,
+        *,
+        deadline: float | None = ...,
+        **how: Unpack[RequestArguments],
+    ) -> AsyncGenerator[O, None]: ...
+    @overload
+    def stream(
         self,
         service: str | bytes,
         *frames: bytes,
-        timeout: float | None = None,
-        deadline: float | None = None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> AsyncGenerator[Reply, None]:
+        deadline: float | None = ...,
+        **how: Unpack[RequestArguments],
+    ) -> AsyncGenerator[Reply, None]: ...
+    def stream(
+        self, service: Any, *frames: Any, deadline: float | None = None, **how: Unpack[RequestArguments]
+    ) -> AsyncGenerator[Any, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
+
+        Of a `Streaming` service with types, given a value, it yields values.
 
         The request is sent when the first part is requested.  Closing the generator early cancels it.  After a lost
         connection it is sent again only if no part has arrived.
 
         Args:
-            service: The service's name.
-            frames: The body of the request; if there are none, one empty frame.
+            service: The service's name, or a `Streaming`.
+            frames: The body of the request; if there are none, one empty frame.  For a `Streaming`, its value.
             timeout: Seconds of silence after which the stream fails, or None for no limit.
             deadline: Seconds until the FINAL must have arrived, or None for no limit.  It travels with the request as
                 its ttl.
@@ -150,6 +178,21 @@ class AsyncClient:
 
         Raises `StreamInterrupted` if the stream fails after its first part; otherwise raises as `request`.
         """
+        if isinstance(service, BaseService):
+            body = typed.body(service, frames, streaming=True)
+            return typed.values_of_async(service, self._stream(service.name, *body, deadline=deadline, **how))
+        return self._stream(service, *frames, deadline=deadline, **how)
+
+    async def _stream(
+        self,
+        service: str | bytes,
+        *frames: bytes,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[Reply, None]:
         name, body = wire.service_name(service), checked_body(frames)
         if timeout is not None:
             checked_timeout(timeout)
@@ -163,24 +206,62 @@ class AsyncClient:
             async for part in parts:
                 yield part
 
+    @overload
+    async def call(self, service: Service[None, O], **how: Unpack[RequestArguments]) -> O: ...
+    @overload
+    async def call(self, service: Service[I, O], value: I, /, **how: Unpack[RequestArguments]) -> O: ...
+    @overload
     async def call(
         self,
         service: str | bytes,
+        value: Any = ...,
+        *,
+        codec: str | Codec | None = ...,
+        returns: type[T],
+        **how: Unpack[RequestArguments],
+    ) -> T: ...
+    @overload
+    async def call(
+        self,
+        service: str | bytes,
+        value: Any = ...,
+        *,
+        codec: str | Codec | None = ...,
+        **how: Unpack[RequestArguments],
+    ) -> Any: ...
+    async def call(
+        self,
+        service: Service[Any, Any] | str | bytes,
         value: Any = None,
         *,
         codec: str | Codec | None = None,
+        returns: Any = None,
         **how: Unpack[RequestArguments],
     ) -> Any:
         """Call `service` with a value and return the value it replies with.
 
-        `codec` (default: the client's) encodes one and decodes the other; the worker must use the same.  If the service
-        streams, only the FINAL counts: see `call_stream`.  The other arguments are those of `request`.
+            await client.call(resize, Resize("a.png", 80))              # a Service, with types: a Size
+            await client.call("images.resize", {"path": "a.png", "width": 80})      # a name: plain values
 
-        Raises `CodecError` for a value that cannot be encoded or decoded; otherwise raises as `request`.
+        With a name, `codec` (default: the client's) encodes one and decodes the other; the worker must use the same.
+        If the service streams, only the FINAL counts: see `stream` and `call_stream`.
+
+        Args:
+            service: The service, or its name.
+            value: The value.
+            codec: With a name: how values are encoded, if not as by default.
+            returns: With a name: the type of the reply.
+            how: Arguments of `request`.
+
+        Raises `CodecError` for a value that cannot be encoded or decoded, or is not of the declared type; otherwise
+        raises as `request`.
         """
+        if isinstance(service, BaseService):
+            return service.decode_reply(await self.request(service.name, *typed.body(service, (value,)), **how))
         coder = self._coder if codec is None else Coder(codec)
         reply = await self.request(service, *coder.encode(value), **how)
-        return coder.decode(reply[reply.collected :])
+        found = coder.decode(reply[reply.collected :])
+        return found if returns is None else converted(found, returns)
 
     async def call_stream(
         self,
@@ -203,16 +284,17 @@ class AsyncClient:
                 if decoded is not None or not part.final:
                     yield decoded
 
+    @overload
     def map(
-        self,
-        service: str | bytes,
-        rows: Iterable[bytes] | AsyncIterable[bytes],
-        *,
-        window: int = 64,
-        rows_per_request: int | str = AUTO,
-        timeout: float = DEFAULT_TOTAL_TIMEOUT,
-        headers: Mapping[str, str] | None = None,
-    ) -> AsyncGenerator[Reply | RequestError, None]:
+        self, service: Service[I, O], rows: Iterable[I] | AsyncIterable[I], **settings: Unpack[MapSettings]
+    ) -> AsyncGenerator[O | ZmdpError, None]: ...
+    @overload
+    def map(
+        self, service: str | bytes, rows: Iterable[bytes] | AsyncIterable[bytes], **settings: Unpack[MapSettings]
+    ) -> AsyncGenerator[Reply | RequestError, None]: ...
+    def map(
+        self, service: Any, rows: Iterable[Any] | AsyncIterable[Any], **settings: Unpack[MapSettings]
+    ) -> AsyncGenerator[Any, None]:
         """Call `service` for each row, and yield the outcomes in the order of the rows (docs/python.md).
 
         An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is handled as if it
@@ -231,9 +313,12 @@ class AsyncClient:
 
         Raises `SettingError` for an invalid argument.
         """
-        name = wire.service_name(service).decode()
-        settings = checked_settings(self.protocol, window, rows_per_request, timeout, headers)
-        return self._mapped(name, rows, settings)
+        checked = checked_settings(self.protocol, **settings)
+        if isinstance(service, BaseService):
+            return typed.outcome_values_async(
+                service, self._mapped(service.name, typed.encoded_async(service, rows), checked)
+            )
+        return self._mapped(wire.service_name(service).decode(), rows, checked)
 
     async def _mapped(
         self, service: str, rows: Iterable[bytes] | AsyncIterable[bytes], settings: RowSettings

@@ -5,7 +5,7 @@ Each chooses an implementation once, when it is created: `X1Dialog` or `LegacyDi
 knows which process and event loop it belongs to.
 """
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -45,8 +45,8 @@ class Dialog(Protocol):
     def stream(self, ask: Ask) -> Generator[Reply, None, None]:
         """Send a request and yield each part of the reply as it arrives, the FINAL last."""
 
-    def submit(self, ask: Ask) -> "Future[Reply]":
-        """Send a request and return the future of its reply."""
+    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
+        """Send a request and return the future of its reply, or of what `convert` makes of it."""
 
     def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
         """Send a request whose reply `recv` returns.  `timeout` limits the sending."""

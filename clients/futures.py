@@ -8,33 +8,41 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from ..mdp.errors import ClosedError
+from ..mdp.errors import ClosedError, ZmdpError
 from .call import Call, Outcome
 from .dialog import Ask
 from .reply import Reply
 from .sharing import SharedConnection, Waiter
 
-Callback = Callable[[Future[Reply]], Any]
+Callback = Callable[[Future[Any]], Any]
+Convert = Callable[[Reply], Any]
 
 log = logging.getLogger("zmdp.client")
 
 
-class ReplyFuture(Future[Reply]):
-    """The future of a reply.  Cancelling it cancels the request."""
+class ReplyFuture(Future[Any]):
+    """The future of a reply, or of the value that `convert` makes of it.  Cancelling it cancels the request."""
 
-    def __init__(self, futures: "Futures") -> None:
+    def __init__(self, futures: "Futures", convert: Convert | None) -> None:
         super().__init__()
         self.call: Call | None = None
         self._futures = futures
+        self._convert = convert
 
     def put(self, outcome: Outcome) -> bool:
         """Settle the future, unless it was cancelled.  Return False: see `Receiver`."""
         self._futures.pending.discard(self)
+        found: Any = outcome
+        if self._convert is not None and isinstance(outcome, Reply):
+            try:
+                found = self._convert(outcome)
+            except ZmdpError as error:
+                found = error
         try:
-            if isinstance(outcome, Reply):
-                self.set_result(outcome)
+            if isinstance(found, ZmdpError):
+                self.set_exception(found)
             else:
-                self.set_exception(outcome)
+                self.set_result(found)
         except InvalidStateError:  # it was cancelled
             self.set_running_or_notify_cancel()
         return False
@@ -65,7 +73,7 @@ class Futures(Waiter):
         super().__init__()
         self.pending: set[ReplyFuture] = set()
         """Futures that are neither settled nor cancelled."""
-        self._callbacks: SimpleQueue[tuple[Callback, Future[Reply]] | None] = SimpleQueue()
+        self._callbacks: SimpleQueue[tuple[Callback, Future[Any]] | None] = SimpleQueue()
         """What is to be called; None ends the thread."""
         self._shared = shared
         self._threads: list[threading.Thread] = []
@@ -74,9 +82,11 @@ class Futures(Waiter):
         """Return whether no future needs that the connection is driven."""
         return not self.pending
 
-    def submit(self, ask: Ask, headers: Mapping[str, str] | None, timeout: float) -> ReplyFuture:
+    def submit(
+        self, ask: Ask, headers: Mapping[str, str] | None, timeout: float, convert: Convert | None = None
+    ) -> ReplyFuture:
         """Begin a request and return its future."""
-        future = ReplyFuture(self)
+        future = ReplyFuture(self, convert)
         self.pending.add(future)
         try:
             self._shared.begin(future, ask, headers, timeout=timeout)
@@ -108,7 +118,7 @@ class Futures(Waiter):
                 future.set_running_or_notify_cancel()
         shared.send()
 
-    def call_back(self, callback: Callback, future: Future[Reply]) -> None:
+    def call_back(self, callback: Callback, future: Future[Any]) -> None:
         """Run a callback of a future that is done."""
         if future.cancelled():
             callback(future)  # in the thread that has cancelled it

@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import zmq
 
@@ -62,7 +63,7 @@ class LegacyDialog:
         check_legacy(ask.wait, ask.headers, ask.options, ask.deadline)
         return self._exchange(ask, stream=True)
 
-    def submit(self, ask: Ask) -> "Future[Reply]":
+    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
         """Raise `SettingError`: a legacy protocol allows one request at a time."""
         raise SettingError("submit() requires protocol X1: MDP/0.2 and 0.1 do not number requests")
 

@@ -1,15 +1,16 @@
 """The rows of `Client.map` and `AsyncClient.map`: what they take, in chunks, and what they yield."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Mapping
-from typing import Final
+from typing import Final, TypedDict
 
 from ..mdp import wire
 from ..mdp.errors import RequestError, SettingError
 from .arguments import check_legacy, checked_timeout
-from .defaults import MAX_OUTSTANDING
+from .defaults import DEFAULT_TOTAL_TIMEOUT, MAX_OUTSTANDING
 from .reply import Reply
-from .rows import Chunk, Lookahead, RowSettings, checked_rows_per_request
+from .rows import AUTO, Chunk, Lookahead, RowSettings, checked_rows_per_request
 
+DEFAULT_WINDOW: Final = 64
 CHUNKS_AHEAD: Final = 8
 """The rows that are sent ahead are divided into so many chunks, because the outcomes of a chunk come together."""
 MAX_CHUNK_BYTES: Final = 4 << 20
@@ -19,8 +20,22 @@ Outcome = Reply | RequestError
 """The reply to a row, or why the row failed."""
 
 
+class MapSettings(TypedDict, total=False):
+    """Keyword arguments of `map`, which `Client.map` describes."""
+
+    window: int
+    rows_per_request: int | str
+    timeout: float
+    headers: Mapping[str, str] | None
+
+
 def checked_settings(
-    protocol: str, window: int, rows_per_request: int | str, timeout: float, headers: Mapping[str, str] | None
+    protocol: str,
+    *,
+    window: int = DEFAULT_WINDOW,
+    rows_per_request: int | str = AUTO,
+    timeout: float = DEFAULT_TOTAL_TIMEOUT,
+    headers: Mapping[str, str] | None = None,
 ) -> RowSettings:
     """Return the settings that these arguments describe.  Raises `SettingError`."""
     if protocol != "X1":

@@ -7,12 +7,15 @@ from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.defaults import DEFAULT_ENDPOINT
-from ..mdp.errors import ClosedError, RequestError, SettingError
+from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.services import BaseService, Service, Streaming
+from ..mdp.services.values import converted
+from . import typed
 from .aio import AsyncClient
 from .arguments import (
     RetriedArguments,
@@ -23,18 +26,21 @@ from .arguments import (
 from .defaults import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT,
-    DEFAULT_TOTAL_TIMEOUT,
 )
 from .dialog import Ask, Dialog
 from .legacy import LegacyDialog
-from .many import checked_settings, chunks, outcomes
+from .many import MapSettings, checked_settings, chunks, outcomes
 from .reply import Reply, is_available
-from .rows import AUTO, Lookahead, RowSettings, answer_chunks
+from .rows import Lookahead, RowSettings, answer_chunks
 from .settings import ConnectionArguments, ConnectionSettings
 from .x1 import X1Dialog
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+I = TypeVar("I")  # noqa: E741 - in and out
+O = TypeVar("O")  # noqa: E741
+T = TypeVar("T")
 
 
 class Client:
@@ -134,21 +140,39 @@ class Client:
         dialog = self._usable()
         return dialog.request(self._ask(service, frames, **how))
 
+    @overload
+    def stream(
+        self, service: Streaming[None, O], *, deadline: float | None = ..., **how: Unpack[RetriedArguments]
+    ) -> Generator[O, None, None]: ...
+    @overload
+    def stream(
+        self, service: Streaming[I, O], value: I, /, *, deadline: float | None = ..., **how: Unpack[RetriedArguments]
+    ) -> Generator[O, None, None]: ...
+    @overload
     def stream(
         self,
         service: str | bytes,
         *frames: bytes,
+        deadline: float | None = ...,
+        **how: Unpack[RetriedArguments],
+    ) -> Generator[Reply, None, None]: ...
+    def stream(
+        self,
+        service: Any,
+        *frames: Any,
         deadline: float | None = None,
         **how: Unpack[RetriedArguments],
-    ) -> Generator[Reply, None, None]:
+    ) -> Generator[Any, None, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
+
+        Of a `Streaming` service with types, given a value, it yields values.
 
         The request is sent when the first part is requested.  Leaving the loop early cancels it.  After a lost
         connection it is sent again only if no part has arrived.
 
         Args:
-            service: The service's name.
-            frames: The body of the request; if there are none, one empty frame.
+            service: The service's name, or a `Streaming`.
+            frames: The body of the request; if there are none, one empty frame.  For a `Streaming`, its value.
             timeout: As in `request`, but limits the silence between parts, not the whole stream.
             retries: The stream fails after `timeout × (1 + retries)` seconds of silence.
             deadline: Seconds until the FINAL must have arrived, or None for no limit.  It travels with the request as
@@ -160,27 +184,69 @@ class Client:
         Raises `StreamInterrupted` if the stream fails after its first part; otherwise raises as `request`.
         """
         dialog = self._usable()
+        if isinstance(service, Streaming | Service):
+            parts = self.stream(service.name, *typed.body(service, frames, streaming=True), deadline=deadline, **how)
+            return typed.values_of(service, parts)
         ask = self._ask(service, frames, **how)
         return dialog.stream(ask if deadline is None else ask._replace(deadline=checked_timeout(deadline, "deadline")))
 
+    @overload
+    def call(self, service: Service[None, O], **how: Unpack[RetriedArguments]) -> O: ...
+    @overload
+    def call(self, service: Service[I, O], value: I, /, **how: Unpack[RetriedArguments]) -> O: ...
+    @overload
     def call(
         self,
         service: str | bytes,
+        value: Any = ...,
+        *,
+        codec: str | Codec | None = ...,
+        returns: type[T],
+        **how: Unpack[RetriedArguments],
+    ) -> T: ...
+    @overload
+    def call(
+        self,
+        service: str | bytes,
+        value: Any = ...,
+        *,
+        codec: str | Codec | None = ...,
+        **how: Unpack[RetriedArguments],
+    ) -> Any: ...
+    def call(
+        self,
+        service: Service[Any, Any] | str | bytes,
         value: Any = None,
         *,
         codec: str | Codec | None = None,
+        returns: Any = None,
         **how: Unpack[RetriedArguments],
     ) -> Any:
         """Call `service` with a value and return the value it replies with.
 
-        `codec` (default: the client's) encodes one and decodes the other; the worker must use the same.  If the service
-        streams, only the FINAL counts: see `call_stream`.  The other arguments are those of `request`.
+            client.call(resize, Resize("a.png", 80))                    # a Service, with types: a Size
+            client.call("images.resize", {"path": "a.png", "width": 80})    # a name: plain values
+            client.call("images.resize", {"path": "a.png", "width": 80}, returns=Size)
 
-        Raises `CodecError` for a value that cannot be encoded or decoded; otherwise raises as `request`.
+        With a name, `codec` (default: the client's) encodes one and decodes the other; the worker must use the same.
+        If the service streams, only the FINAL counts: see `stream` and `call_stream`.
+
+        Args:
+            service: The service, or its name.
+            value: The value.
+            codec: With a name: how values are encoded, if not as by default.
+            returns: With a name: the type of the reply.
+            how: Arguments of `request`.
+
+        Raises `CodecError` for a value that cannot be encoded or decoded, or is not of the declared type; otherwise
+        raises as `request`.
         """
+        if isinstance(service, BaseService):
+            return service.decode_reply(self.request(service.name, *typed.body(service, (value,)), **how))
         coder = self._coder if codec is None else Coder(codec)
         reply = self.request(service, *coder.encode(value), **how)
-        return coder.decode(reply[reply.collected :])
+        found = coder.decode(reply[reply.collected :])
+        return found if returns is None else converted(found, returns)
 
     def call_stream(
         self,
@@ -198,31 +264,35 @@ class Client:
         coder = self._coder if codec is None else Coder(codec)
         return _decoded(coder, self.stream(service, *coder.encode(value), deadline=deadline, **how))
 
-    def submit(
-        self,
-        service: str | bytes,
-        *frames: bytes,
-        **how: Unpack[RetriedArguments],
-    ) -> "Future[Reply]":
+    @overload
+    def submit(self, service: Service[None, O], **how: Unpack[RetriedArguments]) -> "Future[O]": ...
+    @overload
+    def submit(self, service: Service[I, O], value: I, /, **how: Unpack[RetriedArguments]) -> "Future[O]": ...
+    @overload
+    def submit(self, service: str | bytes, *frames: bytes, **how: Unpack[RetriedArguments]) -> "Future[Reply]": ...
+    def submit(self, service: Any, *frames: Any, **how: Unpack[RetriedArguments]) -> "Future[Any]":
         """Call `service` and immediately return a `concurrent.futures.Future` of the reply.
+
+        Of a `Service` with types, given a value, it is the future of a value.
 
         Any number of futures may be outstanding.  `future.cancel()` cancels the request.  Callbacks run one after the
         other in a thread of the client's: they may use the client and wait for other replies, but while one blocks,
         the other callbacks wait.  The arguments are those of `request`.
         """
         dialog = self._usable()
+        if isinstance(service, BaseService):
+            return dialog.submit(self._ask(service.name, typed.body(service, frames), **how), service.decode_reply)
         return dialog.submit(self._ask(service, frames, **how))
 
+    @overload
     def map(
-        self,
-        service: str | bytes,
-        rows: Iterable[bytes],
-        *,
-        window: int = 64,
-        rows_per_request: int | str = AUTO,
-        timeout: float = DEFAULT_TOTAL_TIMEOUT,
-        headers: Mapping[str, str] | None = None,
-    ) -> Generator[Reply | RequestError, None, None]:
+        self, service: Service[I, O], rows: Iterable[I], **settings: Unpack[MapSettings]
+    ) -> Generator[O | ZmdpError, None, None]: ...
+    @overload
+    def map(
+        self, service: str | bytes, rows: Iterable[bytes], **settings: Unpack[MapSettings]
+    ) -> Generator[Reply | RequestError, None, None]: ...
+    def map(self, service: Any, rows: Iterable[Any], **settings: Unpack[MapSettings]) -> Generator[Any, None, None]:
         """Call `service` for each row, and yield the outcomes in the order of the rows (docs/python.md).
 
             for outcome in client.map("shout", rows):
@@ -236,7 +306,7 @@ class Client:
         The calls have a connection of their own, over which they are sent and received while an outcome is waited for.
 
         Args:
-            service: The service's name.
+            service: The service's name, or a `Service`: then rows and replies are values.
             rows: The rows.
             window: Maximum number of outstanding requests.  Beside it, their size is limited to 64 MB.
             rows_per_request: A fixed number of rows; then a worker that does not understand packs must reply with a
@@ -247,10 +317,11 @@ class Client:
         Raises `SettingError` for an invalid argument, and within a running event loop: use `AsyncClient.map` there.
         Raises `ClosedError` if the client is closed.
         """
-        name = wire.service_name(service).decode()
-        settings = checked_settings(self.protocol, window, rows_per_request, timeout, headers)
+        checked = checked_settings(self.protocol, **settings)
         self._check_map("Client.map cannot run within an event loop: use AsyncClient.map")
-        return self._mapped(name, rows, settings)
+        if isinstance(service, BaseService):
+            return typed.outcome_values(service, self._mapped(service.name, typed.encoded(service, rows), checked))
+        return self._mapped(wire.service_name(service).decode(), rows, checked)
 
     def _mapped(
         self, service: str, rows: Iterable[bytes], settings: RowSettings
@@ -270,10 +341,7 @@ class Client:
         output: str = "reply",
         codec: str | None = None,
         result: "str | pa.DataType" = "string",
-        window: int = 64,
-        rows_per_request: int | str = AUTO,
-        timeout: float = DEFAULT_TOTAL_TIMEOUT,
-        headers: Mapping[str, str] | None = None,
+        **settings: Unpack[MapSettings],
     ) -> "Generator[pa.RecordBatch, None, None]":
         """Call `service` for each row of Arrow data, and yield the data with the replies (docs/python.md).
 
@@ -291,19 +359,19 @@ class Client:
                 is a column of any type, or a list of columns, and its NULLs are sent too.
             result: `"string"`, `"binary"`, or `"frames"` for a list of all frames of the reply.  With
                 `codec="arrow"`, the type of the first column of the reply: a `pyarrow.DataType`, or its name.
-            window, rows_per_request, timeout, headers: As for `map`.
+            settings: `window`, `rows_per_request`, `timeout` and `headers`, as for `map`.
 
         Raises `SettingError` for an invalid argument, if PyArrow is missing, and within a running event loop, and
         `ClosedError` if the client is closed.
         """
         name = wire.service_name(service).decode()
-        settings = checked_settings(self.protocol, window, rows_per_request, timeout, headers)
+        checked = checked_settings(self.protocol, **settings)
         self._check_map("Client.map_arrow cannot run within an event loop: call it in a thread")
         try:
             from .arrow import map_arrow  # noqa: PLC0415 - needs an optional dependency
         except ImportError as error:
             raise SettingError(f"Client.map_arrow needs PyArrow: pip install 'zmdp[arrow]' ({error})") from None
-        return map_arrow(name, data, input, output, codec, result, settings, self._connect)
+        return map_arrow(name, data, input, output, codec, result, checked, self._connect)
 
     def _check_map(self, within_loop: str) -> None:
         """Raise `ClosedError`, or `SettingError` with this text if an event loop runs: rows are sent by another one."""

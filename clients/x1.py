@@ -2,9 +2,10 @@
 
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ZmdpError
@@ -74,12 +75,12 @@ class X1Dialog:
             shared.cancel(parts)
             finish(error)
 
-    def submit(self, ask: Ask) -> "Future[Reply]":
-        """Send a request and return the future of its reply."""
+    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
+        """Send a request and return the future of its reply, or of what `convert` makes of it."""
         timeout = ask.timeout * (1 + ask.retries)
         headers, finish = tracing.calling(ask.service.decode(), ask.headers, timeout)
         try:
-            future = self._futures.submit(ask, headers, timeout)
+            future = self._futures.submit(ask, headers, timeout, convert)
         except BaseException as error:
             finish(error)
             raise

@@ -5,9 +5,10 @@ and `arrow` (if installed), or any object with the two methods of `Codec`.  Pick
 let callers run code in a worker.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from .errors import CodecError, SettingError
 
@@ -23,13 +24,16 @@ class Codec(Protocol):
 
 
 class _Json:
-    """One frame of JSON in UTF-8."""
+    """One frame of JSON in UTF-8.
+
+    Dataclasses become objects, sets become arrays, bytes become Base64, and numbers that JSON lacks become null.
+    """
 
     def encode(self, value: Any) -> list[bytes]:
-        return [json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()]
+        return [msgspec.json.encode(value)]
 
     def decode(self, frames: Sequence[bytes]) -> Any:
-        return json.loads(_only(frames).decode())
+        return msgspec.json.decode(_only(frames))
 
 
 class _Msgpack:

@@ -13,14 +13,21 @@ import zmdp
 
 ROOT = Path(__file__).parents[1]
 TOP = ("mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations")
-LEAVES = {"zmdp", "mdp", "mdp.wire", "mdp.transport"}
+LEAVES = {"zmdp", "mdp", "mdp.wire", "mdp.transport", "mdp.services"}
 """The packages that every program may use: errors, limits, frames, sockets."""
 CALLERS = LEAVES | {"clients", "workers", "mdp.cli"}
 
 ALLOWED = {
-    "zmdp": {"clients", "workers", "titanic"},  # the public names, imported when they are first used
+    "zmdp": {
+        "clients",
+        "mdp.services",
+        "workers",
+        "workers.services",
+        "titanic",
+    },  # the public names, imported when they are first used
     "mdp": {"zmdp"},
     "mdp.wire": {"zmdp", "mdp"},
+    "mdp.services": {"mdp", "mdp.wire"},
     "mdp.transport": {"zmdp", "mdp", "mdp.wire"},
     "mmi": {"zmdp", "mdp", "mdp.wire"},
     "mdp.http": LEAVES,
@@ -36,8 +43,9 @@ ALLOWED = {
     "clients.gateways.flux": CALLERS | {"clients.gateways"},
     "clients.gateways.http": CALLERS | {"clients.gateways", "mdp.http", "titanic"},
     "workers": LEAVES | {"clients"},  # a supervisor asks the broker for the load
+    "workers.services": LEAVES | {"workers"},
     "workers.freelance": LEAVES | {"workers"},
-    "workers.cli": LEAVES | {"mdp.cli", "clients", "workers", "workers.freelance"},
+    "workers.cli": LEAVES | {"mdp.cli", "clients", "workers", "workers.freelance", "workers.services"},
     "titanic": CALLERS | {"clients.rows", "titanic.store"},
     "titanic.arrow": CALLERS | {"titanic", "titanic.store"},
     "migrations": {"titanic", "titanic.store"},
@@ -208,7 +216,8 @@ def test_callers_of_titanic_do_not_load_its_database():
 def test_the_help_of_the_package_names_the_public_classes():
     public = {name for name in zmdp.__all__ if name != "__version__"}
     assert public == {
-        "AsyncClient", "AsyncTitanic", "AsyncWorker", "Client", "ServiceError", "Titanic", "Worker",
+        "AsyncClient", "AsyncTitanic", "AsyncWorker", "Client", "Service", "ServiceError", "Services", "Streaming",
+        "Titanic", "Worker",
     }  # fmt: skip
     page = pydoc.plain(pydoc.render_doc(zmdp))
     classes = page.partition("\nCLASSES\n")[2]

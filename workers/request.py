@@ -7,6 +7,16 @@ from typing import Any
 from ..mdp import wire
 
 
+class State(dict[str, Any]):
+    """What the lifespan of the services has prepared for their handlers: a mapping, whose items are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the lifespan has yielded no {name!r}") from None
+
+
 class Request(list[bytes]):
     """A request: the list of its body frames, with its metadata as attributes.
 
@@ -16,7 +26,7 @@ class Request(list[bytes]):
     time, and return early.
     """
 
-    __slots__ = ("_attempt", "_options", "_values", "address", "cancelled", "deadline", "service")
+    __slots__ = ("_attempt", "_options", "_state", "_values", "address", "cancelled", "deadline", "service")
 
     def __init__(
         self,
@@ -76,6 +86,15 @@ class Request(list[bytes]):
     def may_manage(self, owner: str) -> bool:
         """Return whether the sender is `owner` or an admin.  Anyone may manage what has no owner."""
         return not owner or self.admin or self.user == owner
+
+    @property
+    def state(self) -> State:
+        """What the lifespan of its `Services` has yielded; empty for a worker without one."""
+        return getattr(self, "_state", None) or State()
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
 
     @property
     def attempt(self) -> int:

@@ -190,7 +190,7 @@ def _settings(
     broker_key: BrokerKey | None,
 ) -> CallSettings:
     """Return valid settings in the form in which executors need them.  Raises `SettingError`."""
-    rows = checked_settings("X1", window, rows_per_request, timeout, headers)
+    rows = checked_settings("X1", window=window, rows_per_request=rows_per_request, timeout=timeout, headers=headers)
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
     check_result(result, rows)

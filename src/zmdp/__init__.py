@@ -1,17 +1,23 @@
 """zmdp: a service broker for Python teams, speaking ZeroMQ's Majordomo protocol.
 
 - `Client`, `AsyncClient`: call services
-- `Worker`, `AsyncWorker`: offer services
+- `Services`: declare functions with types as services; `Service` and `Streaming`: call them from elsewhere
+- `Worker`, `AsyncWorker`: offer a service of frames
 - `ServiceError`: what a handler raises to fail with a code of its own, and what its callers then get
 - `Titanic`, `AsyncTitanic`: submit requests that outlive their callers (Titanic keeps them in SQL)
 
-A worker and a client:
+A service and its caller:
 
-    worker = Worker("shout", lambda request: request[0].upper())
-    worker.run()
+    services = Services()
+
+    @services.service("shout")
+    def shout(text: str) -> str:
+        return text.upper()
+
+    services.run()
 
     with Client() as client:
-        print(client.request("shout", b"hello"))
+        print(client.call(shout, "hello"))
 
 Replies, requests, tickets and the like are in `zmdp.clients`, `zmdp.workers` and `zmdp.titanic`, all exceptions in
 `zmdp.mdp.errors`, a broker for tests in `zmdp.mdp.testing`, clients and servers without a broker in
@@ -26,15 +32,20 @@ from .pure import PURE, prefer_sources
 
 if TYPE_CHECKING:
     from .clients import AsyncClient, Client
+    from .mdp.services import Service, Streaming
     from .titanic import AsyncTitanic, Titanic
     from .workers import AsyncWorker, ServiceError, Worker
+    from .workers.services import Services
 
 __all__ = [
     "AsyncClient",
     "AsyncTitanic",
     "AsyncWorker",
     "Client",
+    "Service",
     "ServiceError",
+    "Services",
+    "Streaming",
     "Titanic",
     "Worker",
     "__version__",
@@ -46,7 +57,10 @@ _HOMES = {
     "AsyncTitanic": "titanic",
     "AsyncWorker": "workers",
     "Client": "clients",
+    "Service": "mdp.services",
     "ServiceError": "workers",
+    "Services": "workers.services",
+    "Streaming": "mdp.services",
     "Titanic": "titanic",
     "Worker": "workers",
 }

@@ -1,0 +1,5 @@
+"""What a service is: its name and the types of its values, for those who offer it and those who call it."""
+
+from .service import BaseService, Service, Streaming
+
+__all__ = ["BaseService", "Service", "Streaming"]

@@ -1,0 +1,65 @@
+"""`Service` and `Streaming`: a service's name, and the types of its request and its reply."""
+
+from typing import Any, Generic, TypeVar
+
+from ..errors import CodecError
+from ..wire.names import service_name
+from .values import ValueType
+
+In = TypeVar("In", contravariant=True)  # noqa: PLC0105 - shown in type checkers' messages
+Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - as above
+
+
+class BaseService(Generic[In, Out]):
+    """A name with types, which can be given to a client, to Titanic, or to Spark in place of the name alone.
+
+    Args:
+        name: The service's name.
+        request: Type of the value that it takes; None if it takes none.
+        reply: Type of the value that it replies with, or of each part of a stream.
+        codec: `"json"` or `"msgpack"`.
+
+    Raises `SettingError` for an invalid name, and for types whose values cannot be sent.
+    """
+
+    def __init__(
+        self,
+        name: str | bytes,
+        request: type[In] | None = Any,  # type: ignore[assignment]  # without types, plain values
+        reply: type[Out] | None = Any,  # type: ignore[assignment]
+        *,
+        codec: str = "json",
+    ) -> None:
+        self.name = service_name(name).decode()
+        self.request = ValueType(request, codec)
+        self.reply = ValueType(reply, codec)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    def ends(self, final: list[bytes]) -> bool:
+        """Return whether the FINAL of a stream has no value."""
+        return final in ([b""], self.reply.nothing)
+
+    def decode_reply(self, frames: list[bytes]) -> Any:
+        """Return the value of a reply.  Raises `CodecError`, which names the service."""
+        try:
+            return self.reply.decode(frames)
+        except CodecError as error:
+            raise type(error)(f"the reply of service {self.name!r} does not fit: {error}") from None
+
+
+class Service(BaseService[In, Out]):
+    """A service that replies with one value.
+
+    resize = Service("images.resize", Resize, Size)
+    size = client.call(resize, Resize("a.png", 80))
+    """
+
+
+class Streaming(BaseService[In, Out]):
+    """A service that replies with a stream of values.
+
+    find = Streaming("images.find", str, Match)
+    for match in client.stream(find, "cats"): ...
+    """

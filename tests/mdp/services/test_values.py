@@ -1,0 +1,171 @@
+"""Values of declared types: what fits travels and comes back the same, what does not is refused with its place."""
+
+import datetime
+import enum
+import json
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.results import package
+
+from zmdp.mdp.errors import CodecError, SettingError
+from zmdp.mdp.services.values import Misfit, ValueType, converted
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclass
+class Point:
+    x: int
+    y: float = 0.0
+    tags: list[str] = field(default_factory=list)
+
+
+class Struct(msgspec.Struct):
+    points: dict[str, Point]
+
+
+class Dictionary(TypedDict):
+    colour: Colour
+
+
+VALUES = [
+    (int, 2**80),
+    (str, "größe"),
+    (Point, Point(1, 2.5, ["a"])),
+    (Struct, Struct({"a": Point(1)})),
+    (Dictionary, {"colour": Colour.RED}),
+    (list[Point] | None, [Point(1)]),
+    (datetime.datetime, datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)),
+    (uuid.UUID, uuid.UUID(int=5)),
+    (tuple[int, str], (1, "a")),
+    (list[bytes], [b"\xff"]),
+    (bytes, b"\xff\x00"),
+    (None, None),
+    (Any, {"a": [1, None]}),
+]
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+@pytest.mark.parametrize(("kind", "value"), VALUES, ids=str)
+def test_a_value_comes_back_the_same(kind, value, codec):
+    if codec == "msgpack" and value == 2**80:
+        pytest.skip("MessagePack has no integers of more than 64 bits")
+    values = ValueType(kind, codec)
+    frames = values.encode(value)
+    assert len(frames) == 1
+    assert type(frames[0]) is bytes
+    assert values.decode(frames) == value
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)
+    )
+)
+def test_any_value_of_json_comes_back_the_same(value):
+    values = ValueType(Any)
+    assert values.decode(values.encode(value)) == value
+    assert json.loads(values.encode(value)[0]) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "problem"),
+    [
+        (Point, b'{"x": "1"}', "$.x: expected int, got str"),
+        (Point, b"{}", "$: object missing required field x"),
+        (Point, b"5", "$: expected object, got int"),
+        (list[Point], b'[{"x": 1}, {"x": null}]', "$[1].x: expected int, got null"),
+        (Struct, b'{"points": {"a": {"x": 1.5}}}', "$.points[...].x: expected int, got float"),
+        (Dictionary, b'{"colour": "blue"}', "$.colour: invalid enum value 'blue'"),
+        (None, b"1", "$: expected null, got int"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_with_its_place(kind, body, problem):
+    with pytest.raises(Misfit) as caught:
+        ValueType(kind).decode([body])
+    assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b'"\xff"', b"NaN", b"1 2", b"[" * 100_000])
+def test_bytes_that_are_not_json_are_not_a_misfit(body):
+    with pytest.raises(CodecError, match="the body cannot be read as json") as caught:
+        ValueType(Any).decode([body])
+    assert not isinstance(caught.value, Misfit)
+
+
+def test_an_empty_frame_is_no_value():
+    assert ValueType(int | None).decode([b""]) is None
+    assert ValueType(bytes).decode([b""]) == b""
+    with pytest.raises(Misfit, match=r"\$: expected int, got null"):
+        ValueType(int).decode([b""])
+
+
+@pytest.mark.parametrize("frames", [[], [b"1", b"2"]], ids=len)
+def test_a_value_is_one_frame(frames):
+    with pytest.raises(CodecError, match="expected one frame"):
+        ValueType(int).decode(frames)
+
+
+def test_unknown_fields_are_ignored_so_that_types_can_grow():
+    assert ValueType(Point).decode([b'{"x": 1, "new": true}']) == Point(1)
+
+
+@pytest.mark.parametrize("kind", [object, int | str | Point | Struct, type])
+def test_a_type_that_cannot_be_sent_is_refused_when_it_is_declared(kind):
+    with pytest.raises(SettingError, match=r"values of type .* cannot be sent"):
+        ValueType(kind)
+
+
+def test_an_unknown_codec():
+    with pytest.raises(SettingError, match="codec is 'pickle': a service with types has one of json, msgpack"):
+        ValueType(int, "pickle")
+
+
+def test_values_that_cannot_be_encoded():
+    with pytest.raises(CodecError, match="cannot be sent as json"):
+        ValueType(Any).encode(object())
+    with pytest.raises(CodecError, match="cannot be sent as json"):
+        ValueType(bytes).encode("text")
+
+
+def test_schemas():
+    assert ValueType(Point).schema()["$defs"]["Point"] == {
+        "title": "Point",
+        "type": "object",
+        "properties": {
+            "x": {"type": "integer"},
+            "y": {"type": "number", "default": 0.0},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["x"],
+    }
+    assert ValueType(Any).schema() == {}
+
+
+def test_a_decoded_value_is_converted():
+    assert converted({"x": 1}, Point) == Point(1)
+    assert converted("2026-01-02", datetime.date) == datetime.date(2026, 1, 2)
+    with pytest.raises(Misfit, match=r"\$.x: expected int, got str"):
+        converted({"x": "1"}, Point)
+
+
+def test_models_of_pydantic():
+    pydantic = package("pydantic")
+    inner = pydantic.create_model("Inner", n=(int, ...))
+    model = pydantic.create_model("Model", inner=(inner, ...), when=(datetime.date, ...))
+    values = ValueType(list[model])
+    value = [model(inner={"n": 1}, when="2026-01-02")]
+    assert values.decode(values.encode(value)) == value
+    with pytest.raises(Misfit, match=r"\$\[0\]\.inner\.n: input should be a valid integer"):
+        values.decode([b'[{"inner": {"n": "x"}, "when": "2026-01-02"}]'])
+    schema = values.schema()
+    assert schema["items"]["properties"]["inner"] == {"$ref": "#/$defs/Inner"}
+    assert schema["$defs"]["Inner"]["properties"]["n"]["type"] == "integer"

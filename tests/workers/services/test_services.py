@@ -1,0 +1,469 @@
+"""Declared services: through a real broker, and through their test client, which must behave the same."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import pytest
+from support.processes import TIMEOUT_SECONDS
+
+from zmdp import AsyncClient, Client, Service, ServiceError, Services, Streaming
+from zmdp.clients import CodecError, RequestRejected, ServiceNotFound, SettingError
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import current_request
+
+
+@dataclass
+class Resize:
+    path: str
+    width: int
+
+
+@dataclass
+class Size:
+    width: int
+    height: int
+
+
+def declared(**arguments):
+    """Return services of every kind."""
+    services = Services(**arguments)
+
+    @services.service("resize")
+    def resize(job: Resize) -> Size:
+        """Scale an image."""
+        if job.width < 0:
+            raise ServiceError(460, "negative")
+        return Size(job.width, 2 * job.width)
+
+    @services.service("fetch")
+    async def fetch(url: str) -> bytes:
+        await asyncio.sleep(0)
+        return url.encode()
+
+    @services.service("count")
+    def count(n: int) -> Iterator[int]:
+        yield from range(n)
+        if n < 0:
+            raise ValueError("negative")
+
+    @services.service("find")
+    async def find(query: str) -> AsyncIterator[Size]:
+        for n, _ in enumerate(query):
+            yield Size(n, n)
+
+    @services.service("now")
+    def now() -> str:
+        return "now"
+
+    @services.service("plain")
+    def plain(value):
+        return value
+
+    @services.service("wrong")
+    def wrong(value: int) -> int:
+        return "text"
+
+    return services, {each.name: each for each in services}
+
+
+@contextmanager
+def serving(services, broker, **arguments):
+    """Serve for a block, in another thread."""
+    worker = services.worker(broker=broker, **arguments)
+    thread = threading.Thread(target=lambda: asyncio.run(worker.run()), daemon=True)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(TIMEOUT_SECONDS)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(params=["broker", "test client"])
+def connect(request):
+    """`connect(services)` is a client that calls the services."""
+
+    @contextmanager
+    def connected(services):
+        if request.param == "test client":
+            with services.test_client() as client:
+                yield client
+        else:
+            with (
+                running_broker() as server,
+                serving(services, server.endpoints[0]),
+                Client(server.endpoints[0], timeout=TIMEOUT_SECONDS, retries=0) as client,
+            ):
+                yield client
+
+    return connected
+
+
+def test_each_kind_of_service(connect):
+    services, by_name = declared()
+    with connect(services) as client:
+        assert client.call(by_name["resize"], Resize("a", 3)) == Size(3, 6)
+        assert client.call(by_name["fetch"], "größe") == "größe".encode()
+        assert client.call(by_name["now"]) == "now"
+        assert client.call(by_name["plain"], {"a": [1, None]}) == {"a": [1, None]}
+        assert list(client.stream(by_name["count"], 3)) == [0, 1, 2]
+        assert list(client.stream(by_name["count"], 0)) == []
+        assert list(client.stream(by_name["find"], "ab")) == [Size(0, 0), Size(1, 1)]
+
+
+def test_a_service_can_be_called_without_its_code(connect):
+    services, _ = declared()
+    with connect(services) as client:
+        assert client.call(Service("resize", Resize, Size), Resize("a", 3)) == Size(3, 6)
+        assert list(client.stream(Streaming("find", str, Size), "a")) == [Size(0, 0)]
+        assert client.call(Service("now", None, str)) == "now"
+        assert client.call(Service("resize"), {"path": "a", "width": 1}) == {"width": 1, "height": 2}
+
+
+def test_the_function_can_be_called_as_before():
+    _, by_name = declared()
+    assert by_name["resize"](Resize("a", 3)) == Size(3, 6)
+    assert by_name["resize"].__doc__ == "Scale an image."
+    assert by_name["resize"].__name__ == "resize"
+    assert asyncio.run(by_name["fetch"]("a")) == b"a"
+    assert list(by_name["count"](2)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"path": "a", "width": "80"}, r"\$\.width: expected int, got str"),
+        ({"path": "a"}, r"\$: object missing required field width"),
+        ("a", r"\$: expected object, got str"),
+        (None, r"\$: expected object, got null"),
+    ],
+)
+def test_a_request_that_does_not_fit_never_reaches_the_function(connect, value, problem):
+    services, _ = declared()
+    with connect(services) as client, pytest.raises(ServiceError, match=problem) as caught:
+        client.call(Service("resize"), value)
+    assert caught.value.code == 422
+
+
+def test_a_service_that_takes_no_value(connect):
+    services, _ = declared()
+    with connect(services) as client, pytest.raises(ServiceError, match="takes no value") as caught:
+        client.call(Service("now"), 1)
+    assert caught.value.code == 422
+
+
+def test_a_reply_that_does_not_fit_says_so_to_the_caller(connect):
+    services, by_name = declared()
+    with (
+        connect(services) as client,
+        pytest.raises(CodecError, match=r"reply of service 'wrong' .*\$: expected int, got str"),
+    ):
+        client.call(by_name["wrong"], 1)
+
+
+def test_errors_of_functions(connect):
+    services, by_name = declared()
+    with connect(services) as client:
+        with pytest.raises(ServiceError, match="negative") as caught:
+            client.call(by_name["resize"], Resize("a", -1))
+        assert caught.value.code == 460
+        with pytest.raises(ServiceError, match="ValueError: negative") as caught:
+            list(client.stream(by_name["count"], -1))
+        assert caught.value.code == 500
+
+
+def test_map_and_submit(connect):
+    services, by_name = declared()
+    with connect(services) as client:
+        one, failed, two = client.map(by_name["resize"], [Resize("a", 1), Resize("a", -1), Resize("a", 2)])
+        assert (one, two) == (Size(1, 2), Size(2, 4))
+        assert failed.code == 460
+        (misfit,) = client.map(by_name["wrong"], [1])
+        assert isinstance(misfit, CodecError)
+        assert client.submit(by_name["resize"], Resize("a", 1)).result(TIMEOUT_SECONDS) == Size(1, 2)
+        with pytest.raises(CodecError):
+            client.submit(by_name["wrong"], 1).result(TIMEOUT_SECONDS)
+
+
+def test_a_name_is_enough_and_returns_types_a_single_call():
+    services, _ = declared()
+    with (
+        running_broker() as server,
+        serving(services, server.endpoints[0]),
+        Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client,
+    ):
+        value = {"path": "a", "width": 1}
+        assert client.call("resize", value) == {"width": 1, "height": 2}
+        assert client.call("resize", value, returns=Size) == Size(1, 2)
+        with pytest.raises(CodecError, match=r"\$: expected int, got object"):
+            client.call("resize", value, returns=int)
+        assert client.request("fetch", b'"a"') == [b"a"]
+        assert list(client.call_stream("find", "a")) == [{"width": 0, "height": 0}]
+        assert client.request("now") == [b'"now"']
+        with pytest.raises(RequestRejected, match="cannot be read as json"):
+            client.request("resize", b"{")
+
+
+def test_asyncio_clients():
+    services, by_name = declared()
+
+    async def main(endpoint):
+        async with AsyncClient(endpoint) as client:
+            assert await client.call(by_name["resize"], Resize("a", 3)) == Size(3, 6)
+            assert [part async for part in client.stream(by_name["find"], "ab")] == [Size(0, 0), Size(1, 1)]
+            assert [each async for each in client.map(by_name["resize"], [Resize("a", 1)])] == [Size(1, 2)]
+            assert await client.call("resize", {"path": "a", "width": 1}, returns=Size) == Size(1, 2)
+
+            async def jobs():
+                yield Resize("a", 2)
+
+            assert [each async for each in client.map(by_name["resize"], jobs())] == [Size(2, 4)]
+
+    with running_broker() as server, serving(services, server.endpoints[0]):
+        asyncio.run(main(server.endpoints[0]))
+
+
+def test_the_wrong_way_of_calling_says_which_is_right():
+    _, by_name = declared()
+    with Client() as client:
+        with pytest.raises(SettingError, match=r"service 'find' streams its reply: use stream\(\)"):
+            client.call(by_name["find"], "a")
+        with pytest.raises(SettingError, match=r"service 'resize' has one reply: use call\(\)"):
+            client.stream(by_name["resize"], Resize("a", 1))
+        with pytest.raises(SettingError, match="takes one value, not 2: use a dataclass for several"):
+            client.submit(by_name["resize"], "a", 1)
+
+
+# ── lifespan and middleware ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_lifespan_surrounds_all_requests(connect):
+    events = []
+
+    @asynccontextmanager
+    async def outer():
+        events.append("outer in")
+        yield {"pool": "pool", "name": "outer"}
+        events.append("outer out")
+
+    @contextmanager
+    def inner():
+        events.append("inner in")
+        yield {"name": "inner"}
+        events.append("inner out")
+
+    services, included = Services(lifespan=outer), Services(lifespan=inner)
+
+    def answer(value: str) -> list[str]:
+        state = current_request().state
+        events.append(value)
+        return [state.pool, state["name"]]
+
+    one = services.service("one")(answer)
+    two = included.service("two")(answer)
+    services.include(included)
+    with connect(services) as client:
+        assert client.call(one, "one") == ["pool", "outer"]
+        assert client.call(two, "two") == ["pool", "inner"]
+    assert events == ["outer in", "inner in", "one", "two", "inner out", "outer out"]
+
+
+def test_a_lifespan_that_fails_ends_the_others_and_the_worker():
+    events = []
+
+    @contextmanager
+    def outer():
+        yield
+        events.append("left")
+
+    @contextmanager
+    def failing():
+        raise OSError("no database")
+        yield
+
+    services, included = Services(lifespan=outer), Services(lifespan=failing)
+    included.service("a")(lambda: 1)
+    services.include(included)
+    with pytest.raises(OSError, match="no database"):
+        asyncio.run(services.worker().run())
+    with pytest.raises(OSError, match="no database"), services.test_client():
+        pass
+    assert events == ["left", "left"]
+
+
+def test_what_a_lifespan_must_return():
+    services = Services(lifespan=lambda: {"db": 1})
+    services.service("a")(lambda: 1)
+    with pytest.raises(SettingError, match="it must return a context manager"):
+        asyncio.run(services.worker().run())
+
+
+def test_middleware_surrounds_functions(connect):
+    def outer(request, call_next):
+        if request.headers.get("token") != "secret":
+            raise ServiceError(401, "who are you?")
+        return call_next(request)
+
+    def inner(request, call_next):
+        return [request.service, call_next(request)]
+
+    async def shout(request, call_next):
+        return (await call_next(request)).upper()
+
+    services = Services(middleware=[outer, inner])
+    asynchronous = Services(middleware=[shout])
+
+    @services.service("one")
+    def one(value: int):
+        return value
+
+    @asynchronous.service("two")
+    async def two(value: str) -> str:
+        return value
+
+    with connect(services) as client:
+        assert client.call(one, 1, headers={"token": "secret"}) == ["one", 1]
+        with pytest.raises(ServiceError, match="who are you") as caught:
+            client.call(one, 1)
+        assert caught.value.code == 401
+    with connect(asynchronous) as client:
+        assert client.call(two, "a") == "A"
+
+
+def test_middleware_of_the_other_kind_is_refused():
+    def middleware(request, call_next):
+        return call_next(request)
+
+    services = Services(middleware=[middleware])
+
+    @services.service("fetch")
+    async def fetch(url: str) -> str:
+        return url
+
+    with pytest.raises(SettingError, match=r"middleware .* is a def, and cannot wrap service fetch, .* async def"):
+        services.worker()
+
+
+# ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_function_of_batches_gets_several_requests(asynchronous):
+    batches = []
+    services = Services()
+
+    def double(values: list[int]) -> list[int | Exception]:
+        batches.append(values)
+        return [ServiceError(460, "negative") if value < 0 else 2 * value for value in values]
+
+    async def double_async(values: list[int]) -> list[int | Exception]:
+        return double(values)
+
+    service = services.service("double", batch=4, batch_wait=1.0)(double_async if asynchronous else double)
+    with running_broker() as server, serving(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
+        futures = [client.submit(service, value) for value in (1, 2, -3, 4)]
+        replies = [each.exception(TIMEOUT_SECONDS) or each.result() for each in futures]
+        assert replies[:2] + replies[3:] == [2, 4, 8]
+        assert replies[2].code == 460
+        assert sorted(each for batch in batches for each in batch) == [-3, 1, 2, 4]
+        assert len(batches) < 4
+        with pytest.raises(ServiceError) as caught:
+            client.call(Service("double"), "text")  # it joins no batch
+        assert caught.value.code == 422
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda values: values[:-1], "expected 1 replies"),
+        (lambda values: 1, "expected 1 replies"),
+        (lambda values: {}[1], "KeyError"),
+        (lambda values: next(iter(())), "StopIteration"),
+    ],
+)
+def test_a_batch_that_fails_fails_its_requests(function, problem):
+    services = Services()
+    service = services.service("batch", batch=2, batch_wait=0.0)(function)
+    with services.test_client() as client, pytest.raises(ServiceError, match=problem):
+        client.call(service, 1)
+
+
+# ── declarations ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_prefixes_and_included_services():
+    inner = Services(prefix="b.")
+
+    @inner.service("c")
+    def c() -> int:
+        return 1
+
+    outer = Services(prefix="a.")
+    outer.include(inner, prefix="x.")
+    assert [each.name for each in outer] == ["x.b.c"]
+    inner.service("d")(lambda: 1)
+    assert [each.name for each in outer] == ["x.b.c", "x.b.d"]
+    with pytest.raises(SettingError, match="are included already"):
+        Services().include(inner)
+    other = Services()
+    other.service("x.b.c")(lambda: 1)
+    with pytest.raises(SettingError, match=r"service 'x\.b\.c' was declared before"):
+        outer.include(other)
+
+
+def test_only_some_services_are_offered():
+    services, _ = declared()
+    assert [each.name for each in services.worker(only=["now"]).offered] == ["now"]
+    with pytest.raises(SettingError, match="there is no service 'resise': did you mean 'resize'"):
+        services.worker(only=["resise"])
+    with pytest.raises(SettingError, match="there are no services"):
+        Services().worker()
+
+
+def two(a, b):
+    return a
+
+
+def unresolved(a: "Nowhere") -> int:  # noqa: F821
+    return a
+
+
+def unsendable(a: object) -> int:
+    return a
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "problem"),
+    [
+        (two, {}, "two takes 2 arguments: a service takes one value or none"),
+        (lambda *values: 1, {}, "takes 1 arguments: a service takes one value or none"),
+        (unresolved, {}, "an annotation of unresolved cannot be resolved"),
+        (unsendable, {}, "unsendable: values of type object cannot be sent"),
+        (5, {}, "it needs a function"),
+        (lambda: 1, {"batch": 3}, "handles batches: it takes a list of values"),
+        (lambda values: values, {"batch": 0}, "batch is 0: it must be a whole number"),
+        (lambda values: values, {"batch": 2, "batch_wait": -1}, "batch_wait is -1"),
+        (lambda value: value, {"codec": "pickle"}, "codec is 'pickle'"),
+    ],
+)
+def test_what_cannot_be_a_service(function, settings, problem):
+    with pytest.raises(SettingError, match=problem):
+        Services().service("a", **settings)(function)
+
+
+def test_a_batch_of_other_types():
+    def function(values: int) -> list[int]:
+        return [values]
+
+    with pytest.raises(SettingError, match=r"annotate its argument as a list"):
+        Services().service("a", batch=2)(function)
+
+
+def test_the_test_client_knows_only_what_is_declared():
+    services, _ = declared()
+    with services.test_client() as client, pytest.raises(ServiceNotFound, match="not declared here; there are resize"):
+        client.call("other")

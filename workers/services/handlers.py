@@ -1,0 +1,99 @@
+"""Handlers of frames, as workers call them, around the functions of services."""
+
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
+
+from ...mdp.errors import CodecError, ServiceError
+from ...mdp.services.values import Misfit
+from ..handling import Last, Unreadable
+from ..request import Request, State
+from .batching import Batcher
+from .middleware import Endpoint, middleware_of, wrapped
+from .offered import AnyOffered
+
+MISFIT = 422
+"""Code of the `ServiceError` for a request whose value is not of the declared type."""
+
+
+def handler_of(offered: AnyOffered, state: State) -> Callable[[Request], Any]:
+    """Return the handler of a service for a worker of its kind.
+
+    It decodes and validates the value, calls the function within its middleware, and encodes what that returns.
+    `state` is what the lifespan yields.  Raises `SettingError` for middleware that does not fit.
+    """
+    endpoint = wrapped(_endpoint(offered), middleware_of(offered))
+    if offered.signature.streaming:
+        return (_async_stream if offered.signature.asynchronous else _stream)(offered, endpoint, state)
+    encode = offered.reply.encode
+    if offered.runs_async:
+
+        async def handle_async(request: Request) -> list[bytes]:
+            request.state = state
+            return encode(await endpoint(request))
+
+        return handle_async
+
+    def handle(request: Request) -> list[bytes]:
+        request.state = state
+        return encode(endpoint(request))
+
+    return handle
+
+
+def _endpoint(offered: AnyOffered) -> Endpoint:
+    """Return what calls the function with the value of a request."""
+    function, kind = offered.function, offered.request
+    if offered.batch is not None:
+        function = Batcher(offered, *offered.batch)
+
+    def endpoint(request: Request) -> Any:
+        try:
+            value = kind.decode(request)
+        except Misfit as error:
+            raise ServiceError(MISFIT, str(error)) from None
+        except CodecError as error:
+            raise Unreadable(str(error)) from None
+        return function(value)
+
+    def without_value(request: Request) -> Any:
+        if request not in ([b""], [b"null"]):
+            raise ServiceError(MISFIT, "$: this service takes no value")
+        return function()
+
+    return endpoint if offered.signature.takes_value else without_value
+
+
+def _stream(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[[Request], Any]:
+    encode, nothing = offered.reply.encode, offered.reply.nothing
+
+    def handle(request: Request) -> Generator[list[bytes], None, list[bytes]]:
+        request.state = state
+        for part in endpoint(request):
+            if isinstance(part, Last):
+                return encode(part.value)
+            yield encode(part)
+        return nothing
+
+    return handle
+
+
+def _async_stream(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[[Request], Any]:
+    encode, nothing = offered.reply.encode, offered.reply.nothing
+
+    async def handle(request: Request) -> AsyncGenerator[Any, None]:
+        request.state = state
+        parts = endpoint(request)
+        if not hasattr(parts, "__aiter__"):
+            parts = await parts  # of a middleware that awaits call_next()
+        try:
+            async for part in parts:
+                if isinstance(part, Last):
+                    yield Last(encode(part.value))
+                    return
+                yield encode(part)
+            yield Last(nothing)
+        finally:
+            if hasattr(parts, "aclose"):
+                await parts.aclose()
+
+    return handle

@@ -1,0 +1,71 @@
+"""What `Services.service` makes of a function: a service that can still be called as the function."""
+
+from collections.abc import Callable
+from functools import update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+
+from ...mdp.services import BaseService, Service, Streaming
+from .signature import Signature
+
+if TYPE_CHECKING:
+    from .services import Services
+
+In = TypeVar("In", contravariant=True)  # noqa: PLC0105 - shown in type checkers' messages
+Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - as above
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class ServiceSettings(TypedDict, total=False):
+    """Settings of a service, or defaults for all services of a `Services`.
+
+    `codec` is `"json"` (the default) or `"msgpack"`.  `concurrency` and `handler_timeout` are as for `Worker` and
+    `AsyncWorker`.
+    """
+
+    codec: str
+    concurrency: int | None
+    handler_timeout: float | None
+
+
+class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
+    """A service with the function that handles its requests."""
+
+    def __init__(
+        self,
+        name: str | bytes,
+        function: Function,
+        signature: Signature,
+        group: "Services",
+        settings: ServiceSettings,
+        batch: tuple[int, float] | None = None,
+    ) -> None:
+        super().__init__(name, signature.request, signature.reply, codec=settings.get("codec", "json"))
+        self.function = function
+        self.signature = signature
+        self.settings = settings
+        self.group = group
+        """The `Services` in which it was declared."""
+        self.batch = batch
+        """For a function of batches: how many requests, and how many seconds to wait for them."""
+        self.runs_async = signature.asynchronous or batch is not None
+        """Whether an event loop handles the requests."""
+        update_wrapper(self, function)
+
+    if TYPE_CHECKING:
+        __call__: Function
+    else:
+
+        def __call__(self, *arguments, **named):
+            """Call the function itself."""
+            return self.function(*arguments, **named)
+
+
+class OfferedService(_Offered[In, Out, Function], Service[In, Out], Generic[In, Out, Function]):
+    """A function that is offered as a service."""
+
+
+class OfferedStreaming(_Offered[In, Out, Function], Streaming[In, Out], Generic[In, Out, Function]):
+    """A generator function that is offered as a service."""
+
+
+AnyOffered = OfferedService[Any, Any, Any] | OfferedStreaming[Any, Any, Any]

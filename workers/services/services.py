@@ -1,0 +1,227 @@
+"""`Services`: functions with types, declared as services."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
+
+from ...mdp.errors import SettingError
+from ..handling import name_of
+from .middleware import Middleware
+from .offered import AnyOffered, OfferedService, OfferedStreaming, ServiceSettings
+from .signature import signature_of
+from .worker import ServicesWorker, WorkerSettings
+
+if TYPE_CHECKING:
+    from .test_client import TestClient
+
+I = TypeVar("I")  # noqa: E741 - in and out
+O = TypeVar("O")  # noqa: E741
+Lifespan = Callable[[], AbstractContextManager[Mapping[str, Any] | None] | AbstractAsyncContextManager[Any]]
+
+DEFAULT_BATCH_WAIT = 0.005
+"""Seconds."""
+
+
+class Decorator(Protocol):
+    """Makes a service of a function; the more specific overloads come first."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[I], Coroutine[Any, Any, O]], /
+    ) -> OfferedService[I, O, Callable[[I], Coroutine[Any, Any, O]]]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # as above
+        self, function: Callable[[I], AsyncIterator[O]], /
+    ) -> OfferedStreaming[I, O, Callable[[I], AsyncIterator[O]]]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # as above
+        self, function: Callable[[I], Iterator[O]], /
+    ) -> OfferedStreaming[I, O, Callable[[I], Iterator[O]]]: ...
+    @overload
+    def __call__(self, function: Callable[[I], O], /) -> OfferedService[I, O, Callable[[I], O]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[], Coroutine[Any, Any, O]], /
+    ) -> OfferedService[None, O, Callable[[], Coroutine[Any, Any, O]]]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # as above
+        self, function: Callable[[], AsyncIterator[O]], /
+    ) -> OfferedStreaming[None, O, Callable[[], AsyncIterator[O]]]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # as above
+        self, function: Callable[[], Iterator[O]], /
+    ) -> OfferedStreaming[None, O, Callable[[], Iterator[O]]]: ...
+    @overload
+    def __call__(self, function: Callable[[], O], /) -> OfferedService[None, O, Callable[[], O]]: ...
+
+
+class BatchDecorator(Protocol):
+    """Makes a service, of one value and one reply, of a function that takes and returns lists."""
+
+    @overload
+    def __call__(
+        self, function: Callable[[list[I]], Coroutine[Any, Any, list[O]]], /
+    ) -> OfferedService[I, O, Callable[[list[I]], Coroutine[Any, Any, list[O]]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[[list[I]], list[O]], /
+    ) -> OfferedService[I, O, Callable[[list[I]], list[O]]]: ...
+
+
+class Services:
+    """Functions that are offered as services by one program.
+
+        services = Services()
+
+        @services.service("images.resize")
+        def resize(job: Resize) -> Size:
+            return Size(...)
+
+        if __name__ == "__main__":
+            services.run()                              # or: mdworker images:services
+
+    The types say what travels: a request that does not fit is refused with 422 and never reaches the function.  A plain
+    function runs in a thread, a coroutine function in the event loop.  A generator function's yields are sent as they
+    come.  The decorated function can be called as before, and can be given to a client in place of the service's name.
+
+    Args:
+        prefix: Comes before the names of all its services.
+        lifespan: Returns a context manager, sync or async, which is entered before the first request and left after the
+            last one, in each process.  The mapping that it yields is `current_request().state`.
+        middleware: Called around each request, the first outermost: see `zmdp.workers.services.middleware`.
+        defaults: Settings of all services that do not have their own.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        lifespan: Lifespan | None = None,
+        middleware: Sequence[Middleware] = (),
+        **defaults: Unpack[ServiceSettings],
+    ) -> None:
+        self.prefix = prefix
+        self.lifespan = lifespan
+        self.middleware = list(middleware)
+        self.included: list[Services] = []
+        """Those whose services are offered too."""
+        self._defaults = defaults
+        self._own: list[AnyOffered] = []
+        self._parent: Services | None = None
+
+    def __iter__(self) -> Iterator[AnyOffered]:
+        """Yield the services, with those of all that are included."""
+        yield from self._own
+        for each in self.included:
+            yield from each
+
+    @overload
+    def service(
+        self, name: str, *, batch: int, batch_wait: float = ..., **settings: Unpack[ServiceSettings]
+    ) -> BatchDecorator: ...
+    @overload
+    def service(self, name: str, **settings: Unpack[ServiceSettings]) -> Decorator: ...
+    def service(
+        self,
+        name: str,
+        *,
+        batch: int | None = None,
+        batch_wait: float = DEFAULT_BATCH_WAIT,
+        **settings: Unpack[ServiceSettings],
+    ) -> Any:
+        """Declare the decorated function as the service `name`.
+
+        The function takes one value or none.  Its annotations are the types; without them, it gets plain values.
+
+        Args:
+            name: The service's name, after the prefix.
+            batch: The function gets a list of up to so many values, of different requests, and returns a list of as
+                many replies; one that is an exception fails only its own request.
+            batch_wait: Seconds that the first request of a batch waits for others.
+            settings: See `ServiceSettings`.
+
+        Raises `SettingError` if the function or a setting is invalid, or the name was declared before.
+        """
+
+        def declare(function: Callable[..., Any]) -> AnyOffered:
+            if not callable(function):
+                raise SettingError(f"@services.service({name!r}) decorates {function!r:.100}: it needs a function")
+            signature = signature_of(function, batch=batch is not None)
+            kind = OfferedStreaming if signature.streaming else OfferedService
+            given = (
+                f"{self.prefix}{name}",
+                function,
+                signature,
+                self,
+                ServiceSettings(**{**self._defaults, **settings}),
+            )
+            try:
+                offered: AnyOffered = kind(*given, None if batch is None else _checked_batch(batch, batch_wait))
+            except SettingError as error:
+                raise SettingError(f"{name_of(function)}: {error}") from None
+            self._check_new(offered.name)
+            self._own.append(offered)
+            return offered
+
+        return declare
+
+    def include(self, other: "Services", *, prefix: str = "") -> None:
+        """Offer the services of `other` too, within this lifespan and middleware; `prefix` comes before their names.
+
+        Raises `SettingError` if a name was declared before, or if `other` is included already.
+        """
+        if other is self or other._parent is not None:
+            raise SettingError("these services are included already: declare them once, and include them once")
+        for each in other:
+            self._root._check_new(prefix + each.name)
+        for each in other:
+            each.name = prefix + each.name
+        other._add_prefix(prefix)
+        other._parent = self
+        self.included.append(other)
+
+    def _add_prefix(self, prefix: str) -> None:
+        self.prefix = prefix + self.prefix
+        for each in self.included:
+            each._add_prefix(prefix)
+
+    @property
+    def _root(self) -> "Services":
+        return self if self._parent is None else self._parent._root
+
+    def _check_new(self, name: str) -> None:
+        if any(each.name == name for each in self._root):
+            raise SettingError(f"service {name!r} was declared before")
+
+    def around(self) -> "list[Services]":
+        """Return this and those in which it is included, the outermost first."""
+        return [*(self._parent.around() if self._parent else ()), self]
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def worker(self, *, only: Sequence[str] = (), **settings: Unpack[WorkerSettings]) -> ServicesWorker:
+        """Return a worker that offers the services, or those named in `only`.  Raises `SettingError`."""
+        return ServicesWorker(self, only=only, **settings)
+
+    def run(self, *, only: Sequence[str] = (), **settings: Unpack[WorkerSettings]) -> None:
+        """Offer the services, or those named in `only`, until Ctrl-C; then finish the requests in progress.
+
+        The settings are those of `Worker`: `broker`, `key` and so on.  Raises `SettingError`.
+        """
+        with suppress(KeyboardInterrupt):
+            asyncio.run(self.worker(only=only, **settings).run())
+
+    def test_client(self) -> "TestClient":
+        """Return a client that calls the services in this process, without a broker."""
+        from .test_client import TestClient  # noqa: PLC0415 - tests alone need it
+
+        return TestClient(self)
+
+
+def _checked_batch(size: int, wait: float) -> tuple[int, float]:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise SettingError(f"batch is {size!r}: it must be a whole number, 1 or more")
+    if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < 60:
+        raise SettingError(f"batch_wait is {wait!r}: it must be a number of seconds from 0 to 60")
+    return size, wait

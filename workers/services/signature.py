@@ -1,0 +1,80 @@
+"""What a handler's signature says: the types of its value and of its reply, and how it must be called."""
+
+import inspect
+import typing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Final, Union, get_args, get_origin
+
+from ...mdp.errors import SettingError
+from ..handling import is_async, name_of
+
+_ITERATORS: Final = (Iterator, Generator)
+_ASYNC_ITERATORS: Final = (AsyncIterator, AsyncGenerator)
+_POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The types of a handler, `Any` where it has no annotation, and its kind.
+
+    For a handler of batches, they are those of one value and one reply.
+    """
+
+    request: Any
+    reply: Any
+    takes_value: bool
+    asynchronous: bool
+    streaming: bool
+
+
+def signature_of(handler: Callable[..., Any], *, batch: bool = False) -> Signature:
+    """Return what the signature of `handler` says.  Raises `SettingError` if it cannot be a service."""
+    name = name_of(handler)
+    hints = _hints(handler, name)
+    parameters = [each for each in inspect.signature(handler).parameters.values() if each.default is each.empty]
+    if len(parameters) > 1 or any(each.kind not in _POSITIONAL for each in parameters):
+        raise SettingError(
+            f"{name} takes {len(parameters)} arguments: a service takes one value or none; use a dataclass for several"
+        )
+    request = hints.get(parameters[0].name, Any) if parameters else None
+    reply = hints.get("return", Any)
+    origin = get_origin(reply) or reply
+    streaming = inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)
+    asynchronous = is_async(handler)
+    if origin in _ITERATORS or origin in _ASYNC_ITERATORS:
+        streaming, asynchronous = True, origin in _ASYNC_ITERATORS
+        reply = (get_args(reply) or (Any,))[0]
+    if batch:
+        if streaming or not parameters:
+            raise SettingError(f"{name} handles batches: it takes a list of values and returns a list of replies")
+        request = _element(request, f"{name} handles batches: annotate its argument as a list, such as list[Job]")
+        reply = _without_errors(_element(reply, f"{name} handles batches: annotate its result as a list"))
+    return Signature(request, reply, bool(parameters), asynchronous, streaming)
+
+
+def _hints(handler: Callable[..., Any], name: str) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(handler, include_extras=True)
+    except NameError as error:
+        raise SettingError(
+            f"an annotation of {name} cannot be resolved: {error}; define types of services at the top of a module"
+        ) from None
+
+
+def _element(kind: Any, problem: str) -> Any:
+    """Return the type of the elements of a list."""
+    if kind is Any:
+        return Any
+    if (get_origin(kind) or kind) not in (list, Sequence):
+        raise SettingError(problem)
+    return (get_args(kind) or (Any,))[0]
+
+
+def _without_errors(kind: Any) -> Any:
+    """Return a type without the exceptions that stand for single failures."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    values = [each for each in get_args(kind) if not (isinstance(each, type) and issubclass(each, BaseException))]
+    return Union[tuple(values)] if values else Any  # noqa: UP007 - their number is not known here

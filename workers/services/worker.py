@@ -1,0 +1,142 @@
+"""The worker that offers services: in one process, over one ZeroMQ context."""
+
+import asyncio
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+import zmq
+
+from ...mdp.errors import ClosedError, SettingError
+from ...mdp.keys import BrokerKey, Key
+from ...mdp.transport.sockets import end, own_context
+from ..aio import AsyncWorker
+from ..mdworker import Worker
+from ..request import Request
+from .handlers import handler_of
+from .lifespan import Lifespans
+from .offered import AnyOffered
+
+if TYPE_CHECKING:
+    from .services import Services
+
+BATCHES = 2
+"""How many batches of requests a service of batches holds: one that is worked on, and one that fills."""
+
+
+class WorkerSettings(TypedDict, total=False):
+    """Settings of a worker, which `Worker` describes."""
+
+    broker: str | Sequence[str]
+    heartbeat: float
+    liveness: int
+    protocol: str
+    name: str
+    key: Key | None
+    broker_key: BrokerKey | None
+
+
+class ServicesWorker:
+    """Offers services: plain functions in threads, coroutine functions in the event loop, each over its own connection.
+
+    Raises `SettingError` if there are none, if `only` names another, or if a setting is invalid.
+    """
+
+    def __init__(self, services: "Services", *, only: Sequence[str] = (), **settings: Unpack[WorkerSettings]) -> None:
+        self._lifespans = Lifespans(services)
+        self._context: zmq.Context[zmq.Socket[bytes]] = own_context()
+        self.offered = _chosen(list(services), only)
+        self.workers = [self._worker(each, settings) for each in self.offered]
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._started = False
+
+    def _worker(self, offered: AnyOffered, settings: WorkerSettings) -> Worker | AsyncWorker:
+        concurrency = offered.settings.get("concurrency")
+        if concurrency is None and offered.batch is not None:
+            concurrency = BATCHES * offered.batch[0]
+        kind = AsyncWorker if offered.runs_async else Worker
+        return kind(
+            offered.name,
+            handler_of(offered, self._lifespans.state(offered.group)),
+            concurrency=concurrency,
+            handler_timeout=offered.settings.get("handler_timeout"),
+            context=self._context,
+            **settings,
+        )
+
+    async def run(self) -> None:
+        """Serve until `stop` is called or this task is cancelled, then finish the requests in progress."""
+        await self.start()
+        try:
+            await self.wait()
+        except asyncio.CancelledError:
+            self.stop()
+            await self.wait()
+            raise
+
+    async def start(self) -> None:
+        """Enter the lifespan, and begin to serve.  Call `stop` and `wait` afterwards.
+
+        Raises what the lifespan raises, and `ClosedError` if the worker was started before.
+        """
+        if self._started:
+            raise ClosedError("a worker of services can be started only once")
+        self._started = True
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._lifespans.enter()
+        except BaseException:
+            end(self._context)
+            raise
+        try:
+            for worker in self.workers:
+                worker.start()
+        except BaseException:
+            self.stop()
+            await self.wait()
+            raise
+
+    def stop(self) -> None:
+        """Take no more requests; `run` and `wait` return when those in progress are finished.  Thread-safe."""
+        for worker in self.workers:
+            worker.stop()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+    async def wait(self) -> None:
+        """Wait until everything has ended after `stop`, and leave the lifespan."""
+        await self._stopping.wait()
+        for worker in self.workers:
+            if not worker.started:
+                continue
+            if isinstance(worker, AsyncWorker):
+                await worker.wait()
+            else:
+                await asyncio.to_thread(worker.wait)
+        try:
+            await self._lifespans.leave()
+        finally:
+            await asyncio.to_thread(end, self._context)  # it waits until the last messages are out
+
+    @property
+    def registered(self) -> bool:
+        """Whether the broker knows all the workers."""
+        return all(worker.registered for worker in self.workers)
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that it holds: those in progress, and those that have not started."""
+        return [request for worker in self.workers for request in worker.requests]
+
+
+def _chosen(offered: list[AnyOffered], only: Sequence[str]) -> list[AnyOffered]:
+    if not offered:
+        raise SettingError("there are no services: declare one with @services.service(NAME)")
+    names = [each.name for each in offered]
+    for name in only:
+        if name not in names:
+            close = get_close_matches(name, names, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:10])}"
+            raise SettingError(f"there is no service {name!r}: {hint}")
+    return [each for each in offered if not only or each.name in only]
