@@ -16,14 +16,23 @@ import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from ..clients import AsyncClient, Client, Reply
 from ..mdp.errors import SettingError, ZmdpError
+from ..mdp.services import Service, Streaming
 from . import conversation
 from .conversation import CallTitanic, CheckAvailable, PartialsCursor, Result, Step, Steps
 from .submission import SubmissionOptions
+from .typed import FRAMES, AnyService, Reader, body_of, name_of, reader_of
+
+I = TypeVar("I")  # noqa: E741 - in and out
+O = TypeVar("O")  # noqa: E741
+R = TypeVar("R")
+"""What a reply's FINAL is read as."""
+P = TypeVar("P")
+"""What its PARTIALs are read as."""
 
 # ── for threads ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -38,18 +47,54 @@ class Titanic:
         _check_client(client, Client)
         self.client = client
 
+    @overload
+    def submit(
+        self,
+        service: Service[None, O],
+        *,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "Ticket[O, Reply]": ...
+    @overload
+    def submit(
+        self,
+        service: Service[I, O],
+        value: I,
+        /,
+        *,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "Ticket[O, Reply]": ...
+    @overload
+    def submit(
+        self,
+        service: Streaming[I, O],
+        value: I,
+        /,
+        *,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "Ticket[O | None, O]": ...
+    @overload
     def submit(
         self,
         service: str | bytes,
         *frames: bytes,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "Ticket[Reply, Reply]": ...
+    def submit(
+        self,
+        service: Any,
+        *frames: Any,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[SubmissionOptions],
-    ) -> "Ticket":
+    ) -> "Ticket[Any, Any]":
         """Submit a request for `service`; when this returns, the request is on disk.
 
         Args:
-            service: The service to call.
-            frames: The body; without frames, one empty frame.
+            service: The service to call: its name, or a `Service` or `Streaming`.
+            frames: The body; without frames, one empty frame.  For a service with types, its value.
             headers: Headers for the service's handler.
             options: All are optional:
                 `key`: An idempotency key, to make your own retries safe: the same key and service return the first
@@ -70,16 +115,22 @@ class Titanic:
 
         Everything that `Client.request` raises can be raised as well.
         """
-        steps = conversation.submit(self.client, service, frames, headers, options)
-        return Ticket(self, *self._perform(steps))
+        steps = conversation.submit(self.client, name_of(service), body_of(service, frames), headers, options)
+        return Ticket(self, *self._perform(steps), reader=reader_of(service))
 
-    def ticket(self, uuid: str | bytes | UUID) -> "Ticket":
-        """Return the ticket of a request that was submitted before.
+    @overload
+    def ticket(self, uuid: str | bytes | UUID, service: Service[Any, O]) -> "Ticket[O, Reply]": ...
+    @overload
+    def ticket(self, uuid: str | bytes | UUID, service: Streaming[Any, O]) -> "Ticket[O | None, O]": ...
+    @overload
+    def ticket(self, uuid: str | bytes | UUID, service: None = ...) -> "Ticket[Reply, Reply]": ...
+    def ticket(self, uuid: str | bytes | UUID, service: AnyService | None = None) -> "Ticket[Any, Any]":
+        """Return the ticket of a request that was submitted before; with `service`, its replies are read as values.
 
         Raises:
             InvalidUUID: `uuid` is not a UUID.
         """
-        return Ticket(self, conversation.uuid_text(uuid))
+        return Ticket(self, conversation.uuid_text(uuid), reader=reader_of(service))
 
     def _perform(self, steps: Steps[Result]) -> Result:
         try:
@@ -108,18 +159,19 @@ class Titanic:
         return None
 
 
-class Ticket:
+class Ticket(Generic[R, P]):
     """A request that Titanic has stored.  At a broker without access control, anyone who knows its `uuid` can fetch or
     close it, so keep it secret; otherwise the role that submitted it, and admins.
 
     As a context manager it closes the request at the end of the block.
     """
 
-    def __init__(self, titanic: Titanic, uuid: str, service: str = "") -> None:
+    def __init__(self, titanic: Titanic, uuid: str, service: str = "", *, reader: Reader = FRAMES) -> None:
         self.uuid = uuid
         self.service = service
         """The service's name, if the request was submitted here."""
         self._titanic = titanic
+        self._reader = reader
 
     def __repr__(self) -> str:
         return f"Ticket({self.uuid!r})"
@@ -128,8 +180,10 @@ class Ticket:
         """Return whether the request has ended.  Raises `UnknownTicket`."""
         return self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
 
-    def result(self, timeout: float | None = None) -> Reply:
-        """Return the frames of the reply's FINAL once it is there.  It can be fetched any number of times.
+    def result(self, timeout: float | None = None) -> R:
+        """Return the reply's FINAL once it is there: its frames, or the value of a service with types.
+
+        It can be fetched any number of times.  It is None for a stream without a last value.
 
         Args:
             timeout: Seconds to wait; 0 does not wait, None waits without limit.  Titanic may be restarted meanwhile.
@@ -141,9 +195,11 @@ class Ticket:
             BrokerUnreachable: No broker answers.
             ServiceNotFound: No Titanic is registered at the broker, and none was while this method waited.
         """
-        return self._titanic._perform(conversation.result(self._titanic.client, self.uuid, timeout))
+        found = self._titanic._perform(conversation.result(self._titanic.client, self.uuid, timeout))
+        read: R = self._reader.final(found)
+        return read
 
-    def partials(self, start: int = 0, *, timeout: float | None = None) -> Generator[Reply, None, None]:
+    def partials(self, start: int = 0, *, timeout: float | None = None) -> Generator[P, None, None]:
         """Yield the reply's PARTIALs from number `start` on, as they arrive, until the request has ended.
 
         Titanic keeps them, so they can be read again.  If an attempt is interrupted, the generator continues with the
@@ -165,7 +221,7 @@ class Ticket:
                 with closing(stream) as parts:
                     for part in parts:
                         if cursor.take(part):
-                            yield part
+                            yield self._reader.part(part)
                 time.sleep(cursor.pause())
             except ZmdpError as error:
                 self._titanic._perform(cursor.failed(error))
@@ -200,20 +256,62 @@ class AsyncTitanic:
         _check_client(client, AsyncClient)
         self.client = client
 
+    @overload
+    async def submit(
+        self,
+        service: Service[None, O],
+        *,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "AsyncTicket[O, Reply]": ...
+    @overload
+    async def submit(
+        self,
+        service: Service[I, O],
+        value: I,
+        /,
+        *,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "AsyncTicket[O, Reply]": ...
+    @overload
+    async def submit(
+        self,
+        service: Streaming[I, O],
+        value: I,
+        /,
+        *,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "AsyncTicket[O | None, O]": ...
+    @overload
     async def submit(
         self,
         service: str | bytes,
         *frames: bytes,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "AsyncTicket[Reply, Reply]": ...
+    async def submit(
+        self,
+        service: Any,
+        *frames: Any,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[SubmissionOptions],
-    ) -> "AsyncTicket":
+    ) -> "AsyncTicket[Any, Any]":
         """Submit a request for `service`; when this returns, the request is on disk.  See `Titanic.submit`."""
-        steps = conversation.submit(self.client, service, frames, headers, options)
-        return AsyncTicket(self, *await self._perform(steps))
+        steps = conversation.submit(self.client, name_of(service), body_of(service, frames), headers, options)
+        return AsyncTicket(self, *await self._perform(steps), reader=reader_of(service))
 
-    def ticket(self, uuid: str | bytes | UUID) -> "AsyncTicket":
+    @overload
+    def ticket(self, uuid: str | bytes | UUID, service: Service[Any, O]) -> "AsyncTicket[O, Reply]": ...
+    @overload
+    def ticket(self, uuid: str | bytes | UUID, service: Streaming[Any, O]) -> "AsyncTicket[O | None, O]": ...
+    @overload
+    def ticket(self, uuid: str | bytes | UUID, service: None = ...) -> "AsyncTicket[Reply, Reply]": ...
+    def ticket(self, uuid: str | bytes | UUID, service: AnyService | None = None) -> "AsyncTicket[Any, Any]":
         """Return the ticket of a request that was submitted before.  See `Titanic.ticket`."""
-        return AsyncTicket(self, conversation.uuid_text(uuid))
+        return AsyncTicket(self, conversation.uuid_text(uuid), reader=reader_of(service))
 
     async def _perform(self, steps: Steps[Result]) -> Result:
         try:
@@ -244,14 +342,15 @@ class AsyncTitanic:
         return None
 
 
-class AsyncTicket:
+class AsyncTicket(Generic[R, P]):
     """`Ticket` for asyncio."""
 
-    def __init__(self, titanic: AsyncTitanic, uuid: str, service: str = "") -> None:
+    def __init__(self, titanic: AsyncTitanic, uuid: str, service: str = "", *, reader: Reader = FRAMES) -> None:
         self.uuid = uuid
         self.service = service
         """The service's name, if the request was submitted here."""
         self._titanic = titanic
+        self._reader = reader
 
     def __repr__(self) -> str:
         return f"AsyncTicket({self.uuid!r})"
@@ -260,11 +359,13 @@ class AsyncTicket:
         """Return whether the request has ended.  Raises `UnknownTicket`."""
         return await self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
 
-    async def result(self, timeout: float | None = None) -> Reply:
-        """Return the frames of the reply's FINAL once it is there.  See `Ticket.result`."""
-        return await self._titanic._perform(conversation.result(self._titanic.client, self.uuid, timeout))
+    async def result(self, timeout: float | None = None) -> R:
+        """Return the reply's FINAL once it is there.  See `Ticket.result`."""
+        found = await self._titanic._perform(conversation.result(self._titanic.client, self.uuid, timeout))
+        read: R = self._reader.final(found)
+        return read
 
-    async def partials(self, start: int = 0, *, timeout: float | None = None) -> AsyncGenerator[Reply, None]:
+    async def partials(self, start: int = 0, *, timeout: float | None = None) -> AsyncGenerator[P, None]:
         """Yield the reply's PARTIALs from number `start` on, until the request has ended.  See `Ticket.partials`."""
         client = self._titanic.client
         cursor = PartialsCursor(client, self.uuid, start, timeout)
@@ -274,7 +375,7 @@ class AsyncTicket:
                 async with aclosing(stream) as parts:
                     async for part in parts:
                         if cursor.take(part):
-                            yield part
+                            yield self._reader.part(part)
                 await asyncio.sleep(cursor.pause())
             except ZmdpError as error:
                 await self._titanic._perform(cursor.failed(error))

@@ -9,6 +9,7 @@ from ..mdp.codes import Code
 from ..mdp.errors import SettingError, TitanicError
 from ..mdp.wire import service_name
 from .submission import OWNER_OPTION, MalformedRequest, SubmissionOptions, encode_options, parse_submission
+from .typed import AnyService, body_of, name_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 def enqueue(
     session: "Session | scoped_session[Any] | Connection",
-    service: str | bytes,
-    *frames: bytes,
+    service: AnyService,
+    *frames: Any,
     headers: Mapping[str, str] | None = None,
     owner: str | None = None,
     **options: Unpack[SubmissionOptions],
@@ -31,8 +32,8 @@ def enqueue(
     Args:
         session: A SQLAlchemy Session or Connection to Titanic's database (`titanic db upgrade --db URL` creates its
             tables beside your own).
-        service: The service to call.
-        frames: The body; without frames, one empty frame.
+        service: The service to call: its name, or a `Service` or `Streaming`.
+        frames: The body; without frames, one empty frame.  For a service with types, its value.
         headers: Headers for the service's handler.
         owner: At a broker with access control, the role that the request belongs to, and on whose behalf Titanic sends
             it.  By default Titanic sends it with its own role, and only admins can fetch the reply through the broker.
@@ -53,7 +54,9 @@ def enqueue(
         encoded["headers"] = dict(headers)
     try:
         role = "" if owner is None else OWNER_OPTION.from_wire("owner", owner)
-        submission = parse_submission([service_name(service), *checked_body(frames)], encoded, time.time(), role)
+        submission = parse_submission(
+            [service_name(name_of(service)), *checked_body(body_of(service, frames))], encoded, time.time(), role
+        )
     except MalformedRequest as error:
         raise SettingError(str(error)) from None
     if isinstance(session, Connection):

@@ -156,7 +156,7 @@ def _submit(
         return _print(_follow(ticket), output, as_json=as_json)
 
 
-def _follow(ticket: Ticket) -> Reply:
+def _follow(ticket: Ticket[Reply, Reply]) -> Reply:
     try:
         deque(_showing(ticket.partials()), maxlen=0)
         return ticket.result()

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, assert_type
 
-from zmdp import AsyncClient, Client, Service, Services, Streaming
+from zmdp import AsyncClient, AsyncTitanic, Client, Service, Services, Streaming, Titanic
 from zmdp.clients import Reply, RequestError, ZmdpError
 
 services = Services()
@@ -91,6 +91,21 @@ async def loop(client: AsyncClient) -> None:
     assert_type(client.stream(find, "x"), AsyncGenerator[Size, None])
     assert_type(client.map(resize, [Resize("a", 1)]), AsyncGenerator[Size | ZmdpError, None])
     assert_type(await fetch("x"), bytes)
+
+
+def titanic(titanic: Titanic) -> None:
+    assert_type(titanic.submit(resize, Resize("a", 1), priority=5).result(), Size)
+    assert_type(titanic.submit(now).result(1), str)
+    assert_type(titanic.submit(find, "x").partials(), Generator[Size, None, None])
+    assert_type(titanic.submit("resize", b"x").result(), Reply)
+    assert_type(titanic.ticket("uuid", resize).result(), Size)
+    assert_type(titanic.ticket("uuid").result(), Reply)
+
+
+async def titanic_async(titanic: AsyncTitanic) -> None:
+    assert_type(await (await titanic.submit(resize, Resize("a", 1))).result(), Size)
+    assert_type((await titanic.submit(find, "x")).partials(), AsyncGenerator[Size, None])
+    assert_type(await titanic.ticket("uuid", resize).result(), Size)
 
 
 def mistakes(client: Client) -> None:

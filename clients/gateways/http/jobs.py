@@ -98,7 +98,7 @@ class _Jobs:
             await ticket.close()
         return Response(status_code=204)
 
-    async def _stream(self, ticket: AsyncTicket, last_event: str) -> Response:
+    async def _stream(self, ticket: AsyncTicket[Reply, Reply], last_event: str) -> Response:
         """Return PARTIALs and reply as events, from the one after `last_event` on."""
         if last_event == LAST_EVENT:
             return Response(status_code=204)  # an EventSource then stops connecting again
@@ -108,7 +108,7 @@ class _Jobs:
             await _reply_within(0, ticket)
         return _EventStream(self._gateway, _with_comments(_events(ticket, int(last_event) + 1 if last_event else 0)))
 
-    async def _wait(self, ticket: AsyncTicket, asked: Asked, request: Request) -> Reply | None:
+    async def _wait(self, ticket: AsyncTicket[Reply, Reply], asked: Asked, request: Request) -> Reply | None:
         """Wait for a reply, if the client prefers that and for as long as it is connected."""
         if not asked.wait:
             return None
@@ -134,14 +134,14 @@ class _Jobs:
 # ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _ticket(titanic: AsyncTitanic, request: Request) -> AsyncTicket:
+def _ticket(titanic: AsyncTitanic, request: Request) -> AsyncTicket[Reply, Reply]:
     try:
         return titanic.ticket(request.path_params["name"])
     except InvalidUUID as error:
         raise _unknown(str(error)) from None
 
 
-async def _reply_within(seconds: float, ticket: AsyncTicket) -> Reply | None:
+async def _reply_within(seconds: float, ticket: AsyncTicket[Reply, Reply]) -> Reply | None:
     """Return the reply of a job, or None if it is not there in time.  Raises the job's error."""
     try:
         return await ticket.result(seconds)
@@ -157,13 +157,13 @@ def _cancel(waiting: asyncio.Future[Reply | None]) -> None:
     waiting.cancel()
 
 
-def _pending(ticket: AsyncTicket) -> Response:
+def _pending(ticket: AsyncTicket[Reply, Reply]) -> Response:
     where = PREFIX + ticket.uuid
     headers = {"location": where, "retry-after": str(PENDING_SECONDS), "cache-control": "no-store"}
     return JSONResponse({"uuid": ticket.uuid, "location": where}, 202, headers)
 
 
-def _done(reply: Reply, asked: Asked, ticket: AsyncTicket) -> Response:
+def _done(reply: Reply, asked: Asked, ticket: AsyncTicket[Reply, Reply]) -> Response:
     label, body = body_of(reply, asked.label)
     headers = {"content-type": label.decode("latin-1"), "location": PREFIX + ticket.uuid, "cache-control": "no-store"}
     return Response(body, 200, headers)
@@ -189,7 +189,7 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(ticket: AsyncTicket, start: int) -> AsyncGenerator[bytes, None]:
+async def _events(ticket: AsyncTicket[Reply, Reply], start: int) -> AsyncGenerator[bytes, None]:
     """Yield the PARTIALs of a job from number `start` on, then its reply or its error."""
     number = start
     try:

@@ -1,0 +1,113 @@
+"""Services with types through Titanic: values instead of frames, also when the caller has changed meanwhile."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import sqlalchemy as sa
+from support.processes import TIMEOUT_SECONDS
+
+from zmdp import AsyncClient, AsyncTitanic, Client, ServiceError, Services, Titanic
+from zmdp.clients import CodecError, SettingError
+from zmdp.mdp.testing import running_broker, running_titanic
+from zmdp.titanic import enqueue
+
+services = Services()
+
+
+@dataclass
+class Resize:
+    path: str
+    width: int
+
+
+@dataclass
+class Size:
+    width: int
+
+
+@services.service("resize")
+def resize(job: Resize) -> Size:
+    return Size(job.width)
+
+
+@services.service("count")
+def count(n: int) -> Iterator[int]:
+    yield from range(n)
+
+
+@services.service("now")
+def now() -> str:
+    return "now"
+
+
+@services.service("wrong")
+def wrong(n: int) -> int:
+    return "text"
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("titanic") / "titanic.db")
+
+
+@pytest.fixture(scope="module")
+def endpoint(database):
+    with running_broker() as server, running_titanic(server.endpoints[0], database):
+        worker = services.worker(broker=server.endpoints[0])
+        thread = threading.Thread(target=lambda: asyncio.run(worker.run()), daemon=True)
+        thread.start()
+        yield server.endpoints[0]
+        worker.stop()
+        thread.join()
+
+
+def test_values_come_back_as_values(endpoint):
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        titanic = Titanic(client)
+        ticket = titanic.submit(resize, Resize("a", 80), priority=5)
+        assert ticket.result(TIMEOUT_SECONDS) == Size(80)
+        assert titanic.ticket(ticket.uuid, resize).result(TIMEOUT_SECONDS) == Size(80)
+        assert titanic.ticket(ticket.uuid).result(TIMEOUT_SECONDS) == [b'{"width":80}']
+        assert titanic.submit(now).result(TIMEOUT_SECONDS) == "now"
+        stream = titanic.submit(count, 3)
+        assert list(stream.partials(timeout=TIMEOUT_SECONDS)) == [0, 1, 2]
+        assert stream.result(TIMEOUT_SECONDS) is None
+
+
+def test_errors(endpoint):
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        titanic = Titanic(client)
+        with pytest.raises(ServiceError, match=r"\$: expected object, got str") as caught:
+            titanic.submit(resize, "wrong").result(TIMEOUT_SECONDS)
+        assert caught.value.code == 422
+        with pytest.raises(CodecError, match="the reply of service 'wrong' does not fit"):
+            titanic.submit(wrong, 1).result(TIMEOUT_SECONDS)
+        with pytest.raises(SettingError, match="takes one value, not 2"):
+            titanic.submit(resize, "a", 1)
+        with pytest.raises(CodecError, match="cannot be sent as json"):
+            titanic.submit(resize, object())
+
+
+def test_asyncio(endpoint):
+    async def main():
+        async with AsyncClient(endpoint) as client:
+            titanic = AsyncTitanic(client)
+            ticket = await titanic.submit(resize, Resize("a", 80))
+            assert await ticket.result(TIMEOUT_SECONDS) == Size(80)
+            assert await titanic.ticket(ticket.uuid, resize).result(TIMEOUT_SECONDS) == Size(80)
+            stream = await titanic.submit(count, 2)
+            assert [each async for each in stream.partials(timeout=TIMEOUT_SECONDS)] == [0, 1]
+
+    asyncio.run(main())
+
+
+def test_enqueue(endpoint, database):
+    engine = sa.create_engine(f"sqlite:///{database}")
+    with engine.begin() as connection:
+        uuid = enqueue(connection, resize, Resize("a", 9))
+    engine.dispose()
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        assert Titanic(client).ticket(uuid, resize).result(TIMEOUT_SECONDS) == Size(9)
