@@ -29,7 +29,9 @@ CYTHON = ("transport/multipart_cython", "wire/batch_cython")
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 """The setuptools commands that compile.  pip runs others only for the metadata, which should be fast."""
 MACHINES = [
+    "zmdp/clients/broker_connection.py",
     "zmdp/clients/call.py",
+    "zmdp/clients/failover.py",
     "zmdp/clients/session.py",
     "zmdp/workers/credit.py",
     "zmdp/workers/heartbeats.py",

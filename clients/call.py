@@ -1,13 +1,21 @@
 """A request of an X1 client: its options, its state, and the exceptions that end it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..mdp import wire
 from ..mdp.codes import Code, request_error
-from ..mdp.errors import RequestError, SettingError, StreamInterrupted, ZmdpError
+from ..mdp.errors import RequestError, RequestRejected, SettingError, StreamInterrupted, ZmdpError
 from ..mdp.timers import TimerNode
 from .reply import Reply
+
+if TYPE_CHECKING:
+    from .broker_connection import BrokerConnection
+
+LARGE_REQUEST_BYTES: Final = 1 << 20
+"""Size from which a request may be the cause of a broker closing connections."""
+MAX_LOSSES: Final = 3
+"""Connections that may be lost while such a request is outstanding."""
 
 RESERVED: Final = frozenset({"ttl", "headers"})
 """Names that options cannot have, since arguments are meant; nor can they have `wait`, unless it is true."""
@@ -21,9 +29,12 @@ class Call(TimerNode):
     """One request, from when it is made until its FINAL or ERROR."""
 
     __slots__ = (
-        "body", "collected", "collected_bytes", "deadline", "ended", "losses", "number", "options", "receiver",
-        "service", "silence", "stream", "streamed", "timeout",
+        "body", "collected", "collected_bytes", "connection", "deadline", "ended", "losses", "number", "options",
+        "receiver", "service", "silence", "stream", "streamed", "timeout",
     )  # fmt: skip
+
+    connection: "BrokerConnection"
+    """Where it is outstanding, or waits for a connection."""
 
     def __init__(self, number: int, service: bytes, body: Sequence[bytes], options: bytes) -> None:
         super().__init__()
@@ -83,3 +94,20 @@ def error_of(call: Call, error: wire.Error) -> RequestError:
         message = f"service {service!r}: {text} ({error.code})"
         return StreamInterrupted(message, service=service, code=error.code, text=text)
     return request_error(service, error.code, text, error.detail[0] if error.detail else None)
+
+
+def interruption(call: Call, endpoint: str, reason: str) -> RequestError | None:
+    """Return the exception of a request that has lost its connection and cannot be sent again; None if it can."""
+    service = call.service.decode()
+    if call.streamed:
+        text = f"the stream of service {service!r} broke off: the connection to {endpoint} was lost ({reason})"
+        return StreamInterrupted(text, service=service)
+    if call.losses >= MAX_LOSSES and (size := wire.size_of(call.body)) > LARGE_REQUEST_BYTES:
+        # A broker's libzmq disconnects a peer that sends a frame far beyond its limit.  Each time this request is sent
+        # again, all others would have to be sent again with it.
+        text = (
+            f"the connection to {endpoint} was lost {call.losses} times with a request of {size} bytes "
+            f"for service {service!r} outstanding: does that exceed the broker's max_message?"
+        )
+        return RequestRejected(text, service=service)
+    return None

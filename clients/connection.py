@@ -17,9 +17,10 @@ from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
-from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
+from ..mdp.transport.reach import REFUSED, why_refused
+from .broker_socket import BrokerSocket
 from .call import Call, Outcome
-from .session import ClientSession, OldConnection
+from .session import ClientSession
 
 MAX_MESSAGES: Final = 100
 """Messages processed before their outcomes are delivered."""
@@ -30,25 +31,10 @@ LINGER_MS: Final = 100
 """How long the last messages (CANCEL) may take to leave after the socket is closed."""
 MAX_TICK_DELAY_SECONDS: Final = 1.0
 """How long due work may be delayed while messages keep arriving, beyond the replies that are outstanding."""
-RECONNECT_IVL_MS: Final = 3_600_000
-"""ZeroMQ's own reconnection interval: so long that this client replaces the socket first."""
 
 Deliver = Callable[[list[tuple[Call, Outcome]]], None]
 
 log = logging.getLogger("zmdp.client")
-
-
-class OldSocket:
-    """The socket of a connection that the client has left."""
-
-    def __init__(
-        self, connection: OldConnection, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], *, ended: bool
-    ) -> None:
-        self.connection = connection
-        self.socket = socket
-        self.monitor = monitor
-        self.ended = ended
-        """The monitor has reported that the connection has ended; it does so only once."""
 
 
 class ClientConnection:
@@ -73,9 +59,6 @@ class ClientConnection:
         keys: ClientKeys | None = None,
     ) -> None:
         self.session = session
-        self.socket: zmq.Socket[bytes] | None = None
-        self.monitor: zmq.Socket[bytes] | None = None
-        """Readable when the connection has ended or could not be established."""
         self.monitor_reported = False
         """Set by the dialog when the monitor's descriptor is readable.  Asking the monitor at every step would cost
         more than everything else."""
@@ -83,8 +66,11 @@ class ClientConnection:
         """Set by the dialog; called before a socket is closed."""
         self.changes = 0
         """Changes whenever `descriptors` does."""
-        self._several = session.several
-        self._old: list[OldSocket] = []
+        self._several = session.failover.several
+        self._current: BrokerSocket | None = None
+        """The socket of the session's current connection."""
+        self._old: list[BrokerSocket] = []
+        """The sockets of connections that the session has left."""
         self._probe: Probe | None = None
         self._context = context
         self._deliver = deliver
@@ -98,7 +84,7 @@ class ClientConnection:
         """Requests that were outstanding at the first of them."""
         self._loss_logged = False
         """Whether the loss of the connection has been logged, but not yet that it is back."""
-        for endpoint in reversed(session.endpoints.all):  # the connection to the first is kept
+        for endpoint in reversed(session.failover.endpoints.all):  # the connection to the first is kept
             self.drop()
             try:
                 self._open(endpoint, time.monotonic())
@@ -110,16 +96,16 @@ class ClientConnection:
     @property
     def endpoint(self) -> str:
         """The endpoint in use."""
-        return self.session.endpoints.current
+        return self.session.failover.endpoints.current
 
     def descriptors(self) -> tuple[int, int, list[int]]:
         """Return the descriptors to watch: of the socket, of its monitor (-1 without a connection), and all others."""
         others = [int(each.get(zmq.FD)) for old in self._old for each in (old.socket, old.monitor)]
         if self._probe is not None:
             others.append(self._probe.descriptor)
-        if self.socket is None or self.monitor is None:
+        if self._current is None:
             return -1, -1, others
-        return int(self.socket.get(zmq.FD)), int(self.monitor.get(zmq.FD)), others
+        return int(self._current.socket.get(zmq.FD)), int(self._current.monitor.get(zmq.FD)), others
 
     def step(self, now: float) -> bool:
         """Send, receive, do what is due, and deliver.  Return whether to step again immediately.
@@ -131,36 +117,45 @@ class ClientConnection:
         self._awaited = self._awaited if self._steps else session.outstanding
         self._steps += 1
         more = self._several and self._step_others(now)
-        if session.unsent or session.lost is not None:
+        connection = session.current
+        if connection.unsent or connection.lost is not None:
             self._send(now)
-        socket = self.socket
-        if socket is not None:
-            for _ in range(MAX_MESSAGES):
-                message = receive(socket)
-                if message is None:
-                    break
-                session.receive(message, now)
-                if not session.outstanding or session.lost is not None:
-                    break  # no caller waits for anything else, or the rest is for the old connection
-                if len(session.events) >= MAX_EVENTS:
-                    more = True
-                    break
-            else:
-                more = True
-            if self._loss_logged and session.heard and session.lost is None:
-                self._loss_logged = False
-                log.info("connected to the broker at %s", self.endpoint)
-            if self.monitor_reported and not more and session.lost is None:  # else the rest is for the old connection
-                self._check_monitor(socket, now)
+        here = self._current
+        if here is not None:
+            more |= self._receive(here, now)
         if not more or self._tick_is_overdue(now):
             self._ticked_at, self._steps = now, 0
             session.tick(now)
         if session.events:
             self.deliver()
-        if session.unsent or session.lost is not None:
+        connection = session.current
+        if connection.unsent or connection.lost is not None:
             more |= self._send(now)  # sending may have hidden from the descriptor that something has arrived
             self.deliver()
         return more
+
+    def _receive(self, here: BrokerSocket, now: float) -> bool:
+        """Receive over the current connection.  Return whether there may be more."""
+        session, connection, socket = self.session, here.connection, here.socket
+        for _ in range(MAX_MESSAGES):
+            message = receive(socket)
+            if message is None:
+                break
+            session.receive(message, now)
+            if session.current is not connection:
+                return False  # the rest is for the connection that was left
+            if not session.outstanding:
+                break  # no caller waits for anything else
+            if len(session.events) >= MAX_EVENTS:
+                return True
+        else:
+            return True
+        if self._loss_logged and connection.heard:
+            self._loss_logged = False
+            log.info("connected to the broker at %s", self.endpoint)
+        if self.monitor_reported:
+            self._check_monitor(here, now)
+        return False
 
     def _tick_is_overdue(self, now: float) -> bool:
         """Return whether to do what is due although more messages have arrived.
@@ -191,72 +186,77 @@ class ClientConnection:
             session.probed(answered, now)
         return more
 
-    def _step_old(self, old: OldSocket, now: float) -> bool:
+    def _step_old(self, old: BrokerSocket, now: float) -> bool:
         session, connection, socket = self.session, old.connection, old.socket
         for _ in range(MAX_MESSAGES):
             message = receive(socket)
             if message is None:
-                if not old.ended:
-                    old.ended = bool(int(old.monitor.get(zmq.EVENTS)) & zmq.POLLIN)
-                    if old.ended:
-                        return True  # what arrived before the end may only now be there
-                else:
-                    session.lose_old(connection, "the broker closed the connection", now, cut=True)
+                if old.ended:
+                    session.lose("the broker closed the connection", now, connection, cut=True)
+                    break
+                old.ended = bool(int(old.monitor.get(zmq.EVENTS)) & zmq.POLLIN)
+                if old.ended:
+                    return True  # what arrived before the end may only now be there
                 break
-            session.receive_old(connection, message, now)
+            session.receive(message, now, connection)
         else:
             return True
-        sent = False
-        for message in connection.take_messages():
-            if send(socket, message):
-                session.lose_old(connection, "the connection was closed", now)
-                break
-            sent = True
-        if connection.closed is not None:
+        sent = self._send_over(old, now)
+        if connection.lost is not None:
             self._old.remove(old)
-            self._close_sockets(socket, old.monitor, LINGER_MS)
+            self._close_socket(old, LINGER_MS)
             return False
         return sent  # sending may have hidden from the descriptor that something has arrived
+
+    @property
+    def unsent(self) -> bool:
+        """Whether `flush` has anything to do."""
+        current = self.session.current
+        return bool(current.unsent) or current.lost is not None or any(old.connection.unsent for old in self._old)
 
     def flush(self, now: float) -> None:
         """Send what is unsent, reconnect if that is due, and deliver.  `step` must be called soon afterwards."""
         self._send(now)
+        for old in self._old:
+            self._send_over(old, now)
         self.deliver()
 
     def _send(self, now: float) -> bool:
-        """Send what is unsent; reconnect if that is due.  Return whether to step again."""
-        session, parted = self.session, False
-        if session.lost is not None:
+        """Send what is unsent over the current connection; reconnect if that is due.  Return whether to step again."""
+        session, kept = self.session, False
+        if session.current.lost is not None:
             if not self._loss_logged:
                 self._loss_logged = True
                 log.info("no connection to the broker at %s: %s", self.endpoint, session.lost)
-            parted = self._part()
+            kept = self._part()
             if session.outstanding and now >= session.retry_at:
                 try:
                     self._open(session.next_endpoint(), now)
                 except zmq.ZMQError as error:  # no file descriptor is left, for example
-                    session.heard = False  # so that it waits before it tries again
                     session.lose(str(error), now)
-        if not session.unsent or self.socket is None:
-            return parted
-        for message in session.take_messages():
-            if send(self.socket, message):  # there is no high-water mark, so it is no longer connected
-                session.lose("the connection was closed", now)
-                self.drop()
-                break
+        if self._current is None or not self._send_over(self._current, now):
+            return kept
+        if session.current.lost is not None:
+            self.drop()
         return True
 
-    def _part(self, *, ended: bool = False) -> bool:
-        """Give up the socket: keep it if the session has left the connection, else close it.  Tell whether it is kept.
+    def _send_over(self, to: BrokerSocket, now: float) -> bool:
+        """Send what is unsent over a connection.  Return whether that was anything."""
+        messages = to.connection.take_messages()
+        for message in messages:
+            if send(to.socket, message):  # there is no high-water mark, so it is no longer connected
+                self.session.lose("the connection was closed", now, to.connection)
+                break
+        return bool(messages)
 
-        `ended` tells that the monitor has reported the end of the connection.
-        """
-        left = self.session.take_left()
-        if left is None or self.socket is None or self.monitor is None:
+    def _part(self) -> bool:
+        """Give up the socket: keep it if the connection is still needed, else close it.  Return whether it is kept."""
+        left = self._current
+        if left is None or (left.connection.lost is not None and not left.connection.unsent):
             self.drop()
             return False
-        self._old.append(OldSocket(left, self.socket, self.monitor, ended=ended))
-        self.socket = self.monitor = None
+        self._old.append(left)
+        self._current = None
         self.changes += 1
         return True
 
@@ -264,35 +264,37 @@ class ClientConnection:
         """Deliver the outcomes that have arrived."""
         session = self.session
         while session.events:
-            events, session.events = session.events, []
-            self._deliver(events)
+            self._deliver(session.take_events())
 
-    def _check_monitor(self, socket: zmq.Socket[bytes], now: float) -> None:
+    def _check_monitor(self, here: BrokerSocket, now: float) -> None:
         """The monitor has reported something: lose the connection if it has ended."""
         self.monitor_reported = False
-        ended = self._ended()
-        if ended is not None:
-            while (message := receive(socket)) is not None:  # what arrived before the end
-                self.session.receive(message, now)
-                if self.session.lost is not None:  # the rest is for the old connection
-                    self._part(ended=True)
-                    return
-            reason, cut, refused = ended
-            self.session.lose(reason, now, cut=cut)
-            self._refusals = self._refusals + 1 if refused else 0
-            if self._refusals >= len(self.session.endpoints.all):
-                self.session.refuse(reason)
+        ended = self._ended(here)
+        if ended is None:
+            return
+        here.ended = True
+        session = self.session
+        while (message := receive(here.socket)) is not None:  # what arrived before the end
+            session.receive(message, now)
+            if session.current is not here.connection:
+                self._part()  # the rest is for the connection that was left
+                return
+        reason, cut, refused = ended
+        session.lose(reason, now, cut=cut)
+        self._refusals = self._refusals + 1 if refused else 0
+        if self._refusals >= len(session.failover.endpoints.all):
+            session.refuse(reason)
 
-    def _ended(self) -> tuple[str, bool, bool] | None:
+    def _ended(self, here: BrokerSocket) -> tuple[str, bool, bool] | None:
         """Return why the connection has ended, whether the other end closed it, and whether it refused this client.
 
         Return None if the connection has not ended.
         """
-        if self.monitor is None or not self.monitor.poll(0):
+        if not here.monitor.poll(0):
             return None
-        if self.session.heard:
+        if here.connection.heard:
             return "the broker closed the connection", True, False
-        event = recv_monitor_message(self.monitor)
+        event = recv_monitor_message(here.monitor)
         refusal = why_refused(event["event"], event["value"], self._keys)
         if refusal is not None:
             return refusal, True, bool(event["event"] & REFUSED)
@@ -305,23 +307,10 @@ class ClientConnection:
         )
 
     def _open(self, endpoint: str, now: float) -> None:
-        socket = self._context.socket(zmq.DEALER)
-        try:
-            # Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates.
-            socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
-            socket.set(zmq.SNDHWM, 0)  # max_outstanding limits what is sent
-            if self._keys is not None:
-                self._keys.apply(socket)
-            self.monitor = socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED | HANDSHAKE_FAILED)
-            socket.connect(endpoint)
-        except zmq.ZMQError:
-            self.socket = socket
-            self.drop()
-            raise
-        self.socket = socket
+        self._current = BrokerSocket(endpoint, self._context, self._keys)
+        self._current.connection = self.session.connected(endpoint, now)
         self.changes += 1
         self.monitor_reported = True  # its descriptor reports nothing until the monitor has been asked once
-        self.session.connected(endpoint, now)
 
     def close(self, now: float) -> None:
         """Send what is unsent, deliver, and close all sockets."""
@@ -329,30 +318,23 @@ class ClientConnection:
             self._send(now)
         for old in self._old:
             with suppress(zmq.ZMQError):
-                for message in old.connection.take_messages():
-                    send(old.socket, message)
+                self._send_over(old, now)
         self.deliver()
         self.drop(LINGER_MS)
         while self._old:
-            old = self._old.pop()
-            self._close_sockets(old.socket, old.monitor, LINGER_MS)
+            self._close_socket(self._old.pop(), LINGER_MS)
         self._close_probe()
 
     def drop(self, linger_ms: int = 0) -> None:
-        """Close the socket, if there is one."""
-        socket, self.socket = self.socket, None
-        monitor, self.monitor = self.monitor, None
-        if socket is not None:
-            self._close_sockets(socket, monitor, linger_ms)
+        """Close the socket of the current connection, if there is one."""
+        dropped, self._current = self._current, None
+        if dropped is not None:
+            self._close_socket(dropped, linger_ms)
 
-    def _close_sockets(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None, linger_ms: int) -> None:
+    def _close_socket(self, closed: BrokerSocket, linger_ms: int) -> None:
         self.before_drop()
         self.changes += 1
-        if monitor is not None:
-            with suppress(zmq.ZMQError):  # its context was terminated
-                socket.disable_monitor()
-            monitor.close(0)
-        socket.close(linger_ms)
+        closed.close(linger_ms)
 
     def _close_probe(self) -> None:
         probe, self._probe = self._probe, None

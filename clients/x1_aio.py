@@ -223,7 +223,7 @@ class X1AsyncDialog:
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        if self._session.unsent or self._step_again or self._session.lost is not None:
+        if self._step_again or self._connection.unsent:
             self._step()
 
     def _monitor_reported(self) -> None:
@@ -307,7 +307,7 @@ class X1AsyncDialog:
         self._closed = True
         self._session.close(_closed_error)
         if self._loop is not None and self._loop.is_closed():
-            self._session.events.clear()  # no task is waiting for them
+            self._session.take_events()  # no task is waiting for them
         self._connection.close(monotonic())
         if self._timer is not None:
             self._timer.cancel()

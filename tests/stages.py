@@ -107,7 +107,8 @@ COVERED = (
             "worker_dialog",
         )
     ),
-    "*/clients/call.py", "*/clients/session.py", "*/clients/legacy_session.py", "*/workers/session.py",
+    "*/clients/broker_connection.py", "*/clients/call.py", "*/clients/failover.py", "*/clients/legacy_session.py",
+    "*/clients/session.py", "*/workers/session.py",
 )  # fmt: skip
 """The protocol's core: every branch is tested without sockets."""
 COST, WORK = "tests/mdp/broker/test_cost.py", "tests/mdp/broker/test_work.py"

@@ -78,7 +78,7 @@ def test_replies_that_arrived_before_the_end_are_delivered(router, connection):
     connection.flush(time.monotonic())
     answer(router, b"reply")
     descriptor = zmq.Poller()
-    descriptor.register(int(connection.monitor.get(zmq.FD)), zmq.POLLIN)
+    descriptor.register(connection.descriptors()[1], zmq.POLLIN)
     router.close()
     assert descriptor.poll(TIMEOUT_MS)
     connection.monitor_reported = True
@@ -159,7 +159,7 @@ def test_the_monitor_is_asked_only_when_it_is_new_or_has_reported(router, connec
     del router
     asked = count()
     ended = connection._ended
-    monkeypatch.setattr(connection, "_ended", lambda: next(asked) * 0 or ended())
+    monkeypatch.setattr(connection, "_ended", lambda here: next(asked) * 0 or ended(here))
     outcomes = []
     for _ in range(10):
         ask(connection, outcomes)
@@ -350,7 +350,7 @@ def test_the_end_is_seen_before_what_arrived_last(router, second, pair):
     router.send_multipart(replies((asked[0], [b"reply"])))
     router.close()
     assert readable(monitor)
-    pair._check_monitor(pair.socket, time.monotonic())
+    pair._check_monitor(pair._current, time.monotonic())
     step_while_needed(pair)
     assert outcomes == [[b"reply"]]
     assert [again.number for again in take(second)] == [asked[1].number]
@@ -371,8 +371,23 @@ def test_the_descriptors_of_an_old_connection_report_what_arrives(router, pair):
     assert pair.descriptors()[2] == []
 
 
+def test_a_request_is_cancelled_at_once_over_an_old_connection(router, pair):
+    call, _ = (pair.session.request(ECHO, [b"body"], time.monotonic(), receiver=[]) for _ in range(2))
+    pair.step(time.monotonic())
+    sender = take(router)[0].sender
+    router.send_multipart([sender, *DISCONNECT])
+    step_until(pair, lambda: pair.descriptors()[2])
+    step_while_needed(pair)
+    assert not pair.unsent
+    pair.session.cancel(call)
+    assert pair.unsent
+    pair.flush(time.monotonic())
+    record = b"\0\0\0\x09\x05" + bytes(7) + b"\1"
+    assert router.recv_multipart() == [sender, b"", b"MDPCX1", b"\x09", record]
+
+
 def test_the_descriptor_of_a_probe_reports_its_answer(router, pair, second, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.session.PROBE_INTERVAL", (0.0, 0.0))
+    monkeypatch.setattr("zmdp.clients.failover.PROBE_INTERVAL", (0.0, 0.0))
     _, asked = asked_twice(pair, router)
     router.send_multipart([asked[0].sender, *DISCONNECT])
     step_until(pair, lambda: len(pair.descriptors()[2]) == 3)  # the old connection has two
@@ -394,7 +409,7 @@ def test_a_probe_that_cannot_be_made_is_an_unanswered_one(router, pair, monkeypa
             raise zmq.ZMQError(errno.EMFILE)
 
     tried = []
-    monkeypatch.setattr("zmdp.clients.session.PROBE_INTERVAL", (0.001, 0.001))
+    monkeypatch.setattr("zmdp.clients.failover.PROBE_INTERVAL", (0.001, 0.001))
     monkeypatch.setattr("zmdp.clients.connection.Probe", Failing)
     _, asked = asked_twice(pair, router)
     router.send_multipart([asked[0].sender, *DISCONNECT])

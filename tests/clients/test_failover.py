@@ -21,9 +21,11 @@ from support.x1_client import (
     together,
 )  # fmt: skip
 
+from zmdp.clients.broker_connection import BrokerConnection
 from zmdp.clients.call import Call
+from zmdp.clients.failover import MAX_OLD_CONNECTIONS
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import MAX_OLD_CONNECTIONS, ClientSession, OldConnection
+from zmdp.clients.session import ClientSession
 from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, ServiceError, StreamInterrupted
 
@@ -62,11 +64,11 @@ def connect(session: ClientSession, now: float) -> str:
     return endpoint
 
 
-def leave(session: ClientSession, now: float = 101.0) -> OldConnection:
+def leave(session: ClientSession, now: float = 101.0) -> BrokerConnection:
     """Have the broker drain and the session connect to the next; return the connection that it has left."""
+    left = session.current
     session.receive(DISCONNECT, now)
-    left = session.take_left()
-    assert left is not None
+    assert left.lost is None
     connect(session, now)
     return left
 
@@ -88,19 +90,17 @@ def at_second(now: float = 100.0, *, many: int = 1) -> ClientSession:
 
 def test_a_draining_broker_answers_what_is_outstanding() -> None:
     session, calls = asking(many=2)
+    left = session.current
     session.receive(DISCONNECT, 101.0)
     assert (session.lost, session.retry_at) == ("the broker drains", 101.0)
-    left = session.take_left()
-    assert left is not None
-    assert (left.endpoint, list(left.calls)) == ("A", [1, 2])
-    assert session.take_left() is None
+    assert (left.endpoint, left.lost, list(left.calls)) == ("A", None, [1, 2])
     assert connect(session, 101.0) == "B"
     ask(session, 101.0)
     assert (sent(session), sent(left)) == ([request(3)], [])
-    session.receive_old(left, final(1, b"one"), 102.0)
-    assert left.closed is None
-    session.receive_old(left, final(2, b"two"), 102.0)
-    assert left.closed == "nothing is outstanding there"
+    session.receive(final(1, b"one"), 102.0, left)
+    assert left.lost is None
+    session.receive(final(2, b"two"), 102.0, left)
+    assert left.lost == "nothing is outstanding there"
     assert events(session) == [(1, [b"one"], "echo", True), (2, [b"two"], "echo", True)]
     assert all(call.ended for call in calls)
     assert session.outstanding == 1
@@ -108,8 +108,9 @@ def test_a_draining_broker_answers_what_is_outstanding() -> None:
 
 def test_a_request_that_is_refused_is_sent_to_the_next() -> None:
     session, _ = asking(timeout=5.0)
+    left = session.current
     session.receive(draining(1), 101.0)
-    assert (events(session), session.take_left()) == ([], None)
+    assert (events(session), left.lost) == ([], "nothing is outstanding there")
     assert connect(session, 101.0) == "B"
     assert sent(session) == [request(1, ttl=4000)]
     session.receive(final(1, b"x"), 102.0)
@@ -118,10 +119,9 @@ def test_a_request_that_is_refused_is_sent_to_the_next() -> None:
 
 def test_answers_and_refusals_in_one_message() -> None:
     session, _ = asking(many=5)
+    left = session.current
     session.receive(together(draining(2), final(1, b"x"), draining(4), final(5, b"y")), 101.0)
     assert events(session) == [(1, [b"x"], "echo", True), (5, [b"y"], "echo", True)]
-    left = session.take_left()
-    assert left is not None
     assert list(left.calls) == [3]
     connect(session, 101.0)
     assert sent(session) == [request(2), request(4)]
@@ -129,18 +129,18 @@ def test_answers_and_refusals_in_one_message() -> None:
 
 def test_answers_beside_disconnect() -> None:
     session, _ = asking(many=2)
+    left = session.current
     session.receive(together(DISCONNECT, final(1, b"x")), 101.0)
     assert events(session) == [(1, [b"x"], "echo", True)]
-    left = session.take_left()
-    assert left is not None
     assert list(left.calls) == [2]
 
 
 def test_a_refusal_that_is_followed_by_an_answer_counts_as_answered() -> None:
     session, _ = asking()
+    left = session.current
     session.receive(together(draining(1), final(1, b"x")), 101.0)
     assert events(session) == [(1, [b"x"], "echo", True)]
-    assert (session.outstanding, session.take_left(), session.lost) == (0, None, "the broker drains")
+    assert (session.outstanding, left.lost, session.lost) == (0, "the broker drains", "the broker drains")
     assert session.deadline() is None
     connect(session, 101.0)
     assert sent(session) == []
@@ -187,14 +187,15 @@ def test_what_was_to_be_sent_goes_to_the_draining_broker() -> None:
     session.cancel(call)
     left = leave(session)
     assert (sent(left), sent(session)) == ([request(3), cancel(1)], [])
-    session.receive_old(left, draining(3), 101.0)
+    session.receive(draining(3), 101.0, left)
     assert sent(session) == [request(3)]
 
 
 def test_an_idle_client_leaves_with_its_next_request() -> None:
     session = connected()
+    left = session.current
     session.receive(DISCONNECT, 101.0)
-    assert (session.take_left(), session.deadline()) == (None, None)
+    assert (left.lost, session.deadline()) == ("the broker drains", None)
     ask(session, 102.0)
     assert session.deadline() == 101.0
     connect(session, 102.0)
@@ -204,8 +205,9 @@ def test_an_idle_client_leaves_with_its_next_request() -> None:
 def test_a_connection_that_is_lost_is_not_an_old_one() -> None:
     session, _ = asking()
     session.receive(HEARTBEAT, 101.0)
+    lost = session.current
     session.lose("the broker closed the connection", 101.0, cut=True)
-    assert session.take_left() is None
+    assert lost.lost == "the broker closed the connection"
     assert (session.retry_at, connect(session, 101.0)) == (101.0, "B")  # no pause: it had answered
     assert sent(session) == [request(1)]
 
@@ -218,10 +220,10 @@ def test_an_answer_over_another_connection_is_ignored() -> None:
     left = leave(session)
     ask(session, 101.0)
     session.receive(final(1, b"forged"), 101.0)
-    session.receive_old(left, final(2, b"forged"), 101.0)
+    session.receive(final(2, b"forged"), 101.0, left)
     assert events(session) == []
-    session.lose_old(left, "the broker closed the connection", 102.0, cut=True)
-    session.receive_old(left, final(1, b"late"), 102.0)
+    session.lose("the broker closed the connection", 102.0, left, cut=True)
+    session.receive(final(1, b"late"), 102.0, left)
     assert events(session) == []
     session.receive(final(1, b"x"), 102.0)
     assert events(session) == [(1, [b"x"], "echo", True)]
@@ -231,18 +233,18 @@ def test_an_answer_over_another_connection_is_ignored() -> None:
 def test_other_messages_over_an_old_connection_are_ignored(message: list[bytes]) -> None:
     session, _ = asking()
     left = leave(session, 100.5)
-    session.receive_old(left, message, 101.4)
-    session.receive_old(left, DISCONNECT, 100.4)  # for the second time
-    session.receive_old(left, error(7, 500, b"of another"), 100.4)
-    assert (events(session), left.closed, session.outstanding) == ([], None, 1)
+    session.receive(message, 101.4, left)
+    session.receive(DISCONNECT, 100.4, left)  # for the second time
+    session.receive(error(7, 500, b"of another"), 100.4, left)
+    assert (events(session), left.lost, session.outstanding) == ([], None, 1)
 
 
 def test_an_error_over_an_old_connection() -> None:
     session, _ = asking()
     left = leave(session)
-    session.receive_old(left, error(1, 500, b"failed"), 101.0)
+    session.receive(error(1, 500, b"failed"), 101.0, left)
     assert [each[1] for each in events(session)] == [ServiceError]
-    assert left.closed is not None
+    assert left.lost is not None
 
 
 def test_requests_of_an_old_connection_that_is_lost_are_sent_over_the_current() -> None:
@@ -252,27 +254,27 @@ def test_requests_of_an_old_connection_that_is_lost_are_sent_over_the_current() 
     session.receive(together(partial(1, b"x"), partial(2, b"x")), 100.5)
     assert len(events(session)) == 1
     left = leave(session)
-    session.lose_old(left, "the broker closed the connection", 102.0, cut=True)
+    session.lose("the broker closed the connection", 102.0, left, cut=True)
     text = (
         "the stream of service 'echo' broke off: the connection to A was lost (the broker closed the connection)",
         "echo",
         None,
     )
     assert events(session) == [(2, StreamInterrupted, *text)]
-    assert left.closed == "the broker closed the connection"
+    assert left.lost == "the broker closed the connection"
     assert sent(session) == [request(1, ttl=8000), request(3, ttl=8000)]
     assert [call.losses for call in calls] == [1, 1, 1]
     session.receive(final(1, b"y"), 103.0)
     assert events(session) == [(1, [b"y"], "echo", True)]
-    session.lose_old(left, "again", 103.0)
-    assert left.closed == "the broker closed the connection"
+    session.lose("again", 103.0, left)
+    assert left.lost == "the broker closed the connection"
 
 
 def test_an_old_connection_is_lost_while_there_is_no_other() -> None:
     session, _ = asking()
     left = leave(session)
     session.lose("nothing is listening there", 101.0)
-    session.lose_old(left, "the broker closed the connection", 101.0, cut=True)
+    session.lose("the broker closed the connection", 101.0, left, cut=True)
     assert sent(session) == []
     assert connect(session, session.retry_at) == "A"
     assert sent(session) == [request(1)]
@@ -285,7 +287,7 @@ def test_losing_the_current_connection_does_not_affect_an_old_one() -> None:
     session.lose("the broker closed the connection", 101.0, cut=True)
     connect(session, session.retry_at)
     assert sent(session) == [request(2)]
-    session.receive_old(left, final(1, b"x"), 102.0)
+    session.receive(final(1, b"x"), 102.0, left)
     assert events(session) == [(1, [b"x"], "echo", True)]
 
 
@@ -295,10 +297,10 @@ def test_a_request_is_cancelled_where_it_is_outstanding() -> None:
     third = ask(session, 101.0)
     for call in (first, third):
         session.cancel(call)
-    assert (sent(left), left.closed) == ([cancel(1)], None)
+    assert (sent(left), left.lost) == ([cancel(1)], None)
     assert sent(session) == [request(3), cancel(3)]
     session.cancel(second)
-    assert (sent(left), left.closed) == ([cancel(2)], "nothing is outstanding there")
+    assert (sent(left), left.lost) == ([cancel(2)], "nothing is outstanding there")
     assert (session.outstanding, session.deadline()) == (0, None)
 
 
@@ -319,13 +321,13 @@ def test_a_timeout_names_the_broker_that_has_the_request() -> None:
     ((_, kind, text, *_),) = events(session)
     assert (kind, text) == (RequestTimeout, "no reply from service 'echo' through A within 5 s")
     assert sent(left) == [cancel(1)]
-    assert left.closed is not None
+    assert left.lost is not None
 
 
 def test_a_silent_old_connection_is_asked_and_given_up() -> None:
     session, _ = asking()
     left = leave(session, 100.0)
-    session.receive_old(left, HEARTBEAT, 100.5)
+    session.receive(HEARTBEAT, 100.5, left)
     for now in (101.5, 102.5, 103.5, 104.5):
         session.receive(HEARTBEAT, now - 0.1)
         session.take_probe(now - 0.1)
@@ -333,26 +335,26 @@ def test_a_silent_old_connection_is_asked_and_given_up() -> None:
         session.tick(now)
         assert sent(left) == [ASKING]
     session.tick(105.5)
-    assert left.closed == "the broker has been silent for 5 s"
-    assert sent(session) == [request(1), ASKING]
+    assert left.lost == "the broker has been silent for 5 s"
+    assert sent(session) == [request(1)]
 
 
 def test_a_client_that_was_held_up_asks_an_old_connection_again() -> None:
     session, _ = asking()
     left = leave(session, 100.0)
-    session.receive_old(left, HEARTBEAT, 100.5)
+    session.receive(HEARTBEAT, 100.5, left)
     session.tick(101.5)
     sent(left)
     session.tick(120.0)
-    assert (left.closed, left.beat_at, sent(left)) == (None, 121.0, [ASKING])
+    assert (left.lost, left.beat_at, sent(left)) == (None, 121.0, [ASKING])
     session.tick(121.0)
-    assert left.closed == "the broker has been silent for 5 s"
+    assert left.lost == "the broker has been silent for 5 s"
 
 
 def test_an_old_connection_is_not_asked_before_a_heartbeat_is_due() -> None:
     session, _ = asking()
     left = leave(session, 100.0)
-    session.receive_old(left, HEARTBEAT, 100.5)
+    session.receive(HEARTBEAT, 100.5, left)
     session.tick(101.4)
     assert sent(left) == []
     session.tick(101.5)
@@ -450,15 +452,14 @@ def test_a_client_returns_and_drops_nothing() -> None:
     assert session.take_probe(100.9) is None
     assert session.deadline() == 101.0
     assert session.take_probe(101.0) == "A"
+    left = session.current
     session.probed(True, 101.1)
-    left = session.take_left()
-    assert left is not None
-    assert (left.endpoint, list(left.calls)) == ("B", [1, 2])
+    assert (left.endpoint, left.lost, list(left.calls)) == ("B", None, [1, 2])
     assert session.lost == "the first broker is back"
     assert connect(session, 101.1) == "A"
     ask(session, 101.1)
-    session.receive_old(left, together(final(1, b"x"), final(2, b"y")), 101.2)
-    assert (sent(session), left.closed is None) == ([request(3)], False)
+    session.receive(together(final(1, b"x"), final(2, b"y")), 101.2, left)
+    assert (sent(session), left.lost is None) == ([request(3)], False)
     assert [each[0] for each in events(session)] == [1, 2]
     assert session.take_probe(1000.0) is None  # it is at the first
 
@@ -466,7 +467,7 @@ def test_a_client_returns_and_drops_nothing() -> None:
 def test_the_intervals_between_probes_grow() -> None:
     session, now, intervals = at_second(), 100.0, []
     for _ in range(6):
-        due = session._probe_at
+        due = session.failover.probe_at
         intervals.append(due - now)
         assert session.take_probe(due) == "A"
         assert session.take_probe(due + 1.9) is None  # one at a time
@@ -498,8 +499,9 @@ def test_an_idle_client_returns_with_its_next_request() -> None:
     session = at_second()
     session.take_probe(101.0)
     session.receive(final(1, b"x"), 101.1)
+    left = session.current
     session.probed(True, 101.2)
-    assert (session.take_left(), session.deadline()) == (None, None)
+    assert (left.lost, session.deadline()) == ("the first broker is back", None)
     ask(session, 102.0)
     assert connect(session, 102.0) == "A"
 
@@ -540,18 +542,17 @@ def test_the_second_connection_to_the_second_broker_waits_for_the_same_probe() -
 def test_a_first_broker_that_comes_and_goes_is_probed_less_often() -> None:
     session, now, intervals = at_second(), 100.0, []
     for lasted in (14.0, 14.0, 15.0):
-        intervals.append(session._probe_at - now)
-        session.take_probe(session._probe_at)
+        intervals.append(session.failover.probe_at - now)
+        session.take_probe(session.failover.probe_at)
         now += 10.0
         session.probed(True, now)
-        session.take_left()
         assert connect(session, now) == "A"
         now += lasted
         session.receive(HEARTBEAT, now)
         session.lose("the broker closed the connection", now, cut=True)
         assert connect(session, now) == "B"
         ask(session, now)
-    intervals.append(session._probe_at - now)
+    intervals.append(session.failover.probe_at - now)
     assert intervals == [1.0, 2.0, 4.0, 1.0]
 
 
@@ -563,14 +564,14 @@ def test_a_client_with_many_old_connections_does_not_return() -> None:
         now += 1.0
         session.receive(DISCONNECT, now)
         connect(session, session.retry_at)
-    if session.endpoints.at_first:
+    if session.failover.endpoints.at_first:
         ask(session, now)
         session.lose("the broker closed the connection", now)
         now = session.retry_at
         assert connect(session, now) == "B"
-    due = session._probe_at
+    due = session.failover.probe_at
     assert session.take_probe(due) is None
-    assert session._probe_at > due
+    assert session.failover.probe_at > due
 
 
 # ── any course of events ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -582,9 +583,9 @@ class World:
     def __init__(self) -> None:
         self.session = ClientSession(Endpoints(BROKERS), rng=Highest())
         self.now = 100.0
-        self.places: list[Any] = []
-        """The connections: the session itself for the current, and old ones."""
-        self.at: dict[int, Any] = {}
+        self.places: list[BrokerConnection] = []
+        """The current connection, and old ones."""
+        self.at: dict[int, BrokerConnection] = {}
         """The connection at which each request is outstanding."""
         self.over: dict[int, Any] = {}
         self.open: dict[int, Call] = {}
@@ -592,38 +593,28 @@ class World:
 
     def settle(self) -> None:
         session = self.session
-        for call, outcome in session.events:
+        for call, outcome in session.take_events():
             assert call.number not in self.over
             if isinstance(outcome, Reply) and not outcome.final:
                 continue
             self.over[call.number] = outcome
             del self.open[call.number]
             self.at.pop(call.number, None)
-        session.events.clear()
-        if session.lost is not None:
-            left = session.take_left()
-            gone = [number for number, place in self.at.items() if place is session]
-            for number in gone:
-                if left is not None and number in left.calls:
-                    self.at[number] = left
-                else:
-                    del self.at[number]
-            if left is not None:
-                self.places.append(left)
-            assert not session.unsent
-        for place in [session, *self.places]:
+        assert session.lost is None or not session.current.unsent
+        if session.current not in self.places:
+            self.places.append(session.current)
+        for place in self.places:
             for command in sent(place):
                 self.check(place, command)
-        self.places = [place for place in self.places if place.closed is None]
-        self.at = {number: place for number, place in self.at.items() if place is session or place.closed is None}
         assert len(self.open) == session.outstanding
-        known = {number for place in self.places for number in place.calls} | session._calls.keys()
-        assert known == self.open.keys()
+        assert {number for place in self.places for number in place.calls} == self.open.keys()
+        self.places = [place for place in self.places if place.lost is None or place is session.current]
+        self.at = {number: place for number, place in self.at.items() if place.lost is None}
 
-    def check(self, place: Any, command: Command) -> None:
+    def check(self, place: BrokerConnection, command: Command) -> None:
         if command[0] == "REQUEST":
             other = self.at.get(command[1])
-            assert other is None or (other is not place and getattr(other, "closed", None)), "sent twice"
+            assert other is None or (other is not place and other.lost), "sent twice"
             self.at[command[1]] = place
         elif command[0] == "CANCEL":
             self.at.pop(command[1], None)
@@ -631,8 +622,7 @@ class World:
     def do(self, what: str, which: int) -> None:
         session = self.session
         self.now += 0.3
-        everywhere = [session, *self.places]
-        place = everywhere[which % len(everywhere)]
+        place = self.places[which % len(self.places)]
         numbers = sorted(number for number, at in self.at.items() if at is place)
         number = numbers[which % len(numbers)] if numbers else 99
         if what == "ask":
@@ -647,24 +637,16 @@ class World:
             connect(session, self.now)
         elif what == "probe" and session.take_probe(self.now):
             session.probed(which % 2 == 0, self.now)
-        elif what == "lose":
-            if place is session:
-                if session.lost is None:
-                    session.lose("lost", self.now, cut=True)
-            else:
-                session.lose_old(place, "lost", self.now, cut=True)
+        elif what == "lose" and place.lost is None:
+            session.lose("lost", self.now, place, cut=True)
         elif what == "tick":
             session.tick(self.now)
         elif what in MESSAGES:
             self.deliver(place, what, number)
         self.settle()
 
-    def deliver(self, place: Any, what: str, number: int) -> None:
-        message = MESSAGES[what](number)
-        if place is self.session:
-            self.session.receive(message, self.now)
-        else:
-            self.session.receive_old(place, message, self.now)
+    def deliver(self, place: BrokerConnection, what: str, number: int) -> None:
+        self.session.receive(MESSAGES[what](number), self.now, place)
         if what.startswith("refuse"):  # then it is no longer outstanding there
             for each in (number, number + 1)[: 1 + (what == "refuse twice")]:
                 if self.at.get(each) is place and not self.open[each].streamed:

@@ -24,7 +24,7 @@ from support.x1_client import (
 )  # fmt: skip
 
 from zmdp.clients import session as module
-from zmdp.clients.call import Call
+from zmdp.clients.call import LARGE_REQUEST_BYTES, MAX_LOSSES, Call
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
@@ -106,11 +106,11 @@ def test_a_new_session_is_not_connected() -> None:
 def test_a_request() -> None:
     session = connected()
     call = session.request(b"echo", [b"a", b"b"], 100.0)
-    assert session.unsent == 1
+    assert session.current.unsent == 1
     record = b"\0\0\0\x20\x01\0\0\0\0\0\0\0\x01\0\0\0\0\x04echo\0\0\0\x02\0\0\0\1a\0\0\0\1b"
     assert session.take_messages() == [[b"", b"MDPCX1", b"\x09", record]]
     assert session.take_messages() == []
-    assert (session.outstanding, session.unsent, call.ended) == (1, 0, False)
+    assert (session.outstanding, session.current.unsent, call.ended) == (1, 0, False)
     session.receive(final(1, b"c", b"d"), 101.0)
     assert events(session) == [(1, [b"c", b"d"], "echo", True)]
     assert call.ended
@@ -141,7 +141,7 @@ def test_commands_of_one_turn_are_one_message() -> None:
     calls = [session.request(b"echo", [b"x"], 100.0) for _ in range(100)]
     session.cancel(calls[0])
     session.tick(101.0)
-    assert session.unsent == 102
+    assert session.current.unsent == 102
     commands, heartbeat = session.take_messages()
     assert (commands[:3], heartbeat) == ([b"", b"MDPCX1", b"\x09"], HEARTBEAT)
     found = [read(command) for command in unpack(commands)]
@@ -748,7 +748,7 @@ def test_outstanding_requests_are_sent_again_under_their_old_numbers() -> None:
     assert sent(session) == []
     session.connected("tcp://there", 101.0)
     assert sent(session) == [request(1), request(3)]
-    assert (session.lost, session.endpoint, session.heard) == (None, "tcp://there", False)
+    assert (session.lost, session.current.endpoint, session.current.heard) == (None, "tcp://there", False)
     session.receive(final(3, b"x"), 102.0)
     assert events(session)[-1] == (3, [b"x"], "echo", True)
 
@@ -812,7 +812,7 @@ def test_messages_without_a_connection_are_ignored() -> None:
     session, _ = asking()
     session.lose("test", 101.0)
     session.receive(final(1, b"x"), 101.0)
-    assert (events(session), session.heard) == ([], False)
+    assert (events(session), session.current.heard) == ([], False)
 
 
 def test_a_broker_that_was_heard_is_tried_again_at_once() -> None:
@@ -924,8 +924,8 @@ def test_each_request_ends_exactly_once(stream: bool, times: float | None, cours
 
 def test_a_large_request_that_keeps_losing_connections_is_rejected() -> None:
     session, _ = asking()
-    large = session.request(b"echo", [b"x" * (module.LARGE_REQUEST_BYTES + 1)], 100.0)
-    for losses in range(1, module.MAX_LOSSES + 1):
+    large = session.request(b"echo", [b"x" * (LARGE_REQUEST_BYTES + 1)], 100.0)
+    for losses in range(1, MAX_LOSSES + 1):
         assert not large.ended
         session.lose("there was never a connection", 101.0)
         session.lose("closed", 101.0, cut=True)

@@ -236,7 +236,7 @@ def test_zmdps_client_and_worker_send_the_bytes_of_the_example():
     worker.error(large, 422, "too long to shout", 1000.0, [b""])
     assert worker.take_messages() == [expected["worker"].pop(0)]
     client.receive(answer, 1000.0)
-    (first, reply), (second, error) = client.events
+    (first, reply), (second, error) = client.take_events()
     assert [first, second] == calls
     assert reply == [b"HELLO"]
     assert (error.code, error.text) == (422, "too long to shout")

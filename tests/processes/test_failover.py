@@ -146,7 +146,7 @@ class Load:
 
 @pytest.mark.parametrize("how", [kill, drain])
 def test_no_call_fails_while_the_brokers_of_a_pair_end_in_turn(how, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.session.PROBE_INTERVAL", (0.05, 0.1))
+    monkeypatch.setattr("zmdp.clients.failover.PROBE_INTERVAL", (0.05, 0.1))
 
     async def scenario(brokers, ends):
         a, b = brokers.endpoints.values()

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from zmdp.clients.broker_connection import BrokerConnection
 from zmdp.clients.call import Call, Outcome
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import GRACE, ClientSession, OldConnection
+from zmdp.clients.session import GRACE, ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.endpoints import Endpoints
@@ -140,8 +141,9 @@ class CallerProcess(Process):
         self._proxied = isinstance(getattr(connect, "__self__", None), Proxy)
         """It cannot notice that the proxy's connection to the broker ends, except by a timeout."""
         self._dealer: Socket | None = None
-        self._old: dict[Socket, OldConnection] = {}
-        """Connections that the session has left, and over which it still waits for replies."""
+        """The socket of the session's current connection."""
+        self._connections: dict[Socket, BrokerConnection] = {}
+        """All connections, among them those that the session has left, and over which it still waits for replies."""
         self._connected_at = 0.0
         self._flush_due = False
         self._asked: dict[Any, Asked] = {}
@@ -197,8 +199,8 @@ class CallerProcess(Process):
 
     def _is_connected(self, asked: Asked) -> bool:
         """Return whether the connection over which a call was sent works; if it has none, whether there is one."""
-        old = self._old.get(asked.at) if asked.at is not None else None
-        return self.session.lost is None if old is None else old.closed is None
+        connection = self._connections.get(asked.at) if asked.at is not None else None
+        return (self.session.current if connection is None else connection).lost is None
 
     def _over(self, asked: Asked) -> None:
         asked.over = True
@@ -209,32 +211,29 @@ class CallerProcess(Process):
     def _connect(self) -> None:
         session, endpoint = self.session, "the broker"
         if self._networks:
-            endpoint = session.next_endpoint() if self._connected_at else session.endpoints.current
+            endpoint = session.next_endpoint() if self._connected_at else session.failover.endpoints.current
             self._dealer = Dealer(self._networks[endpoint], self.name, self._arrived, lost=self._lost)
         else:
             self._dealer = self._connect_to(self.world.network, self.name, self._arrived, lost=self._lost)
         self.world.events["X1 client connected"] += 1
         self._connected_at = self.world.now
-        session.connected(endpoint, self.world.now)
+        self._connections[self._dealer] = session.connected(endpoint, self.world.now)
         self._settle()
 
     def _lost(self, dealer: Socket, reason: str) -> None:
         self.do(partial(self._connection_lost, dealer, reason))
 
     def _connection_lost(self, dealer: Socket, reason: str) -> None:
-        if dealer is self._dealer:
-            self.session.lose(reason, self.world.now)
-            self._settle()
-        elif dealer in self._old:
-            self.world.events["X1 client: old connection lost"] += 1
-            self.session.lose_old(self._old[dealer], reason, self.world.now)
+        if dealer in self._connections:
+            self.world.events["X1 client: old connection lost"] += dealer is not self._dealer
+            self.session.lose(reason, self.world.now, self._connections[dealer])
             self._settle()
 
     def _arrived(self, dealer: Socket, message: Message) -> None:
         self.do(partial(self._receive, dealer, message))
 
     def _receive(self, dealer: Socket, message: Message) -> None:
-        if dealer is not self._dealer and dealer not in self._old:
+        if dealer not in self._connections:
             return  # it was closed while this process hung
         found = wire.decode_broker(message)
         check(isinstance(found, wire.Batched), f"{self.name} got {message}, which is not X1")
@@ -274,17 +273,14 @@ class CallerProcess(Process):
         self._settle()
 
     def _process(self, dealer: Socket, message: Message) -> None:
-        if dealer is self._dealer:
-            self.session.receive(message, self.world.now)
-        else:
-            self.world.events["X1 client: reply over an old connection"] += 1
-            self.session.receive_old(self._old[dealer], message, self.world.now)
+        self.world.events["X1 client: reply over an old connection"] += dealer is not self._dealer
+        self.session.receive(message, self.world.now, self._connections[dealer])
 
     def _is_refused(self, asked: Asked, command: Any, *, over: bool) -> bool:
         """Return whether a draining broker refuses a call, which the session then sends to another."""
         refused = isinstance(command, wire.Error) and command.code == Code.DRAINING and not command.detail
         streamed = asked.wish.stream and asked.handed_out.parts + asked.came.parts > 0
-        return refused and self.session.several and not (streamed or over)
+        return refused and self.session.failover.several and not (streamed or over)
 
     def _check_outcomes(self, expected: list[tuple[Asked, Any]]) -> None:
         """Check that the session delivers what has arrived, and nothing else."""
@@ -317,9 +313,8 @@ class CallerProcess(Process):
 
     def _settle(self) -> None:
         """Deliver events, send now or soon, and close the connection if it is lost."""
-        for call, outcome in self.session.events:
+        for call, outcome in self.session.take_events():
             self._hand_out(self._asked[call.number], outcome)
-        self.session.events.clear()
         self._settle_old()
         if self.session.lost is not None:
             self._close()
@@ -341,27 +336,35 @@ class CallerProcess(Process):
 
     def _settle_old(self) -> None:
         """Send what there is to send over old connections, and close those that have ended."""
-        for dealer, old in list(self._old.items()):
-            for message in old.take_messages():
-                for command in hear([b"?", *message], UNLIMITED).commands:
-                    self._check_sent(command, dealer)
-                dealer.send(message)
-            silent = [number for number, asked in self._asked.items() if asked.to_cancel and asked.at is dealer]
-            check(not silent, f"X1: {self.name} did not send CANCEL of {silent}")
-            if old.closed is not None:
-                self.world.note(f"{self.name} closes an old connection: {old.closed}")
-                del self._old[dealer]
+        for dealer, connection in list(self._connections.items()):
+            if dealer is self._dealer:
+                continue
+            self._send_over(dealer)
+            if connection.lost is not None:
+                self.world.note(f"{self.name} closes an old connection: {connection.lost}")
+                del self._connections[dealer]
                 dealer.close(flush=True)
                 self._displace(dealer)
 
-    def _displace(self, dealer: Socket) -> None:
+    def _send_over(self, dealer: Socket) -> None:
+        """Send what there is to send over a connection."""
+        for message in self._connections[dealer].take_messages():
+            commands = hear([b"?", *message], UNLIMITED).commands
+            self.world.events["batch of a client"] += len(commands) > 1
+            for command in commands:
+                self._check_sent(command, dealer)
+            dealer.send(message)
+        silent = [number for number, asked in self._asked.items() if asked.to_cancel and asked.at is dealer]
+        check(not silent, f"X1: {self.name} did not send CANCEL of {silent}")
+
+    def _displace(self, dealer: Socket, *, was_current: bool = False) -> None:
         """A connection has ended: what was sent there has no connection."""
         for asked in self._asked.values():
             if asked.at is dealer:
                 asked.at, asked.placed = None, self.world.now
                 asked.ended = asked.to_cancel = False
                 asked.came = Stream(asked.came.number)
-            elif asked.at is None and dealer is self._dealer:
+            elif asked.at is None and was_current:
                 asked.to_cancel = False  # neither the request nor its CANCEL has been sent
 
     def _close(self) -> None:
@@ -369,16 +372,15 @@ class CallerProcess(Process):
         if self._dealer is None:
             return
         self.world.note(f"{self.name}: {self.session.lost}")
-        left = self.session.take_left()
-        if left is not None:
+        dealer, self._dealer = self._dealer, None
+        connection = self._connections[dealer]
+        if connection.lost is None or connection.unsent:
             self.world.events["X1 client moved"] += 1
-            self._old[self._dealer] = left
-            self._dealer = None
             self._settle_old()
             return
-        self._dealer.close()
-        self._displace(self._dealer)
-        self._dealer = None
+        del self._connections[dealer]
+        dealer.close()
+        self._displace(dealer, was_current=True)
 
     def _flush_later(self) -> None:
         self._flush_due = False
@@ -387,15 +389,10 @@ class CallerProcess(Process):
 
     def _flush(self) -> None:
         assert self._dealer is not None
-        for message in self.session.take_messages():
-            commands = hear([b"?", *message], UNLIMITED).commands
-            self.world.events["batch of a client"] += len(commands) > 1
-            for command in commands:
-                self._check_sent(command, self._dealer)
-            self._dealer.send(message)
+        self._send_over(self._dealer)
         forgotten = [number for number, asked in self._open.items() if asked.at is None]
         check(not forgotten, f"X1: {self.name} is connected and does not send {forgotten}")
-        silent = [number for number, asked in self._asked.items() if asked.to_cancel and asked.at not in self._old]
+        silent = [number for number, asked in self._asked.items() if asked.to_cancel and asked.at is None]
         check(not silent, f"X1: {self.name} did not send CANCEL of {silent}")
 
     def _check_sent(self, command: Any, dealer: Socket) -> None:
@@ -500,14 +497,11 @@ class CallerProcess(Process):
             self._flush()
         check(self.idle, f"X1: calls of {self.name} outlive it: {list(self._open)}")
         self.world.events["X1 client closed"] += 1
-        for dealer in self._dealers():
+        for dealer in self._connections:
             dealer.close(flush=True)
         super().die()
 
     def die(self) -> None:
         super().die()
-        for dealer in self._dealers():
+        for dealer in self._connections:
             dealer.close(silent=self.world.chance(0.3))
-
-    def _dealers(self) -> list[Socket]:
-        return [*self._old] if self._dealer is None else [self._dealer, *self._old]

@@ -6,6 +6,7 @@ from typing import Any
 
 from support.peers import body_of, record
 
+from zmdp.clients.broker_connection import BrokerConnection
 from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
@@ -378,31 +379,32 @@ def repeat_stream(session: LegacySession, now: float, tick: Any = LegacySession.
     return tick(session, now)
 
 
-def late_cancel(session: ClientSession, call: Any) -> None:
+def late_cancel(connection: BrokerConnection, call: Any) -> None:
     """A client does not tell the broker that it waits no more."""
 
 
-def restream_x1(session: ClientSession, reason: str, now: float, lose: Any = ClientSession.lose, **rest: Any) -> None:
+def restream_x1(session: ClientSession, *told: Any, lose: Any = ClientSession.lose, **rest: Any) -> None:
     """A client sends again though a part was handed out."""
-    for call in session._calls.values():
+    for call in session.current.calls.values():
         call.streamed = False
-    lose(session, reason, now, **rest)
+    lose(session, *told, **rest)
 
 
-def renumber(session: ClientSession, where: str, now: float, connected: Any = ClientSession.connected) -> None:
+def renumber(session: ClientSession, where: str, now: float, connected: Any = ClientSession.connected) -> Any:
     """A client sends again under new numbers."""
-    for call in list(session._calls.values()):
-        del session._calls[call.number]
+    waiting = session.current.calls
+    for call in list(waiting.values()):
+        del waiting[call.number]
         call.number += 1000
-        session._calls[call.number] = call
-    connected(session, where, now)
+        waiting[call.number] = call
+    return connected(session, where, now)
 
 
-def forget_calls(session: ClientSession, where: str, now: float, connected: Any = ClientSession.connected) -> None:
+def forget_calls(session: ClientSession, where: str, now: float, connected: Any = ClientSession.connected) -> Any:
     """A client does not send again."""
-    connected(session, where, now)
-    session._batch.messages()
-    session.unsent = 0
+    connection = connected(session, where, now)
+    connection.take_messages()
+    return connection
 
 
 def unhurried(session: ClientSession, call: Any, now: float) -> None:
@@ -418,16 +420,16 @@ def hand_out_twice(session: ClientSession, call: Any, error: Any, fail: Any = Cl
 def trusting(session: ClientSession, now: float) -> None:
     """A client never asks whether the broker is there."""
     for call in session._due.pop_due(now):
-        session._send_cancel(call)
+        call.connection.cancel(call)
         session._fail(call, session._overdue(call, now))
-    session._expect_sign_of_life(now)
+    session.current.expect_sign_of_life(now)
 
 
-def impolite(session: ClientSession, call: Any, now: float, send: Any = ClientSession._send_request) -> None:
+def impolite(connection: BrokerConnection, call: Any, now: float, add: Any = BrokerConnection.add) -> None:
     """A client sends some requests twice."""
-    send(session, call, now)
+    add(connection, call, now)
     if random.Random(call.number).random() < 0.1:
-        send(session, call, now)
+        add(connection, call, now)
 
 
 MUTANTS = [
@@ -482,14 +484,14 @@ MUTANTS = [
     (WorkerSession, "abandon", never_give_up, "not recovered"),
     (LegacySession, "tick", asleep, "time stands still"),
     (LegacySession, "tick", repeat_stream, "C17"),
-    (ClientSession, "_send_cancel", late_cancel, "did not send CANCEL"),
+    (BrokerConnection, "cancel", late_cancel, "did not send CANCEL"),
     (ClientSession, "lose", restream_x1, "after a part of its reply"),
     (ClientSession, "connected", renumber, "under a number of no call"),
     (ClientSession, "connected", forget_calls, "does not send"),
     (ClientSession, "_set_due", unhurried, "is not over, but was due"),
     (ClientSession, "_fail", hand_out_twice, "X1: "),
     (ClientSession, "tick", trusting, "not recovered"),
-    (ClientSession, "_send_request", impolite, "a second time on a connection"),
+    (BrokerConnection, "add", impolite, "a second time on a connection"),
 ]
 """Class, method, replacement, and text that the failure must contain."""
 

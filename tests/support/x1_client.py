@@ -3,9 +3,10 @@
 import random
 from typing import Any
 
+from zmdp.clients.broker_connection import BrokerConnection
 from zmdp.clients.call import Outcome
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import ClientSession, OldConnection
+from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.errors import RequestError
 from zmdp.mdp.wire import batch, x1
@@ -38,7 +39,7 @@ def cancel(number: int) -> Command:
 ASKING = ("HEARTBEAT",)
 
 
-def sent(connection: ClientSession | OldConnection) -> list[Command]:
+def sent(connection: ClientSession | BrokerConnection) -> list[Command]:
     """Take the commands that the session sends, or those for a connection that it has left."""
     commands: list[Command] = []
     for message in connection.take_messages():
@@ -109,6 +110,4 @@ def plain(outcome: Outcome) -> tuple[Any, ...]:
 
 def events(session: ClientSession) -> list[tuple[Any, ...]]:
     """Take the outcomes that the session delivers, as (number, outcome)."""
-    told = [(call.number, *plain(outcome)) for call, outcome in session.events]
-    session.events.clear()
-    return told
+    return [(call.number, *plain(outcome)) for call, outcome in session.take_events()]

@@ -58,9 +58,8 @@ class NumberedCaller(Caller):
 
     def receive(self, message, now):
         self.session.receive(message, now)
-        for _, outcome in self.session.events:
+        for _, outcome in self.session.take_events():
             self.tell(outcome)
-        self.session.events.clear()
 
 
 class PirateCaller(Caller):

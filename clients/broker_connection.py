@@ -1,0 +1,114 @@
+"""One connection of an X1 client to a broker: the requests that are outstanding there, and the heartbeats."""
+
+from typing import Any
+
+from ..mdp import wire
+from ..mdp.wire import Message, batch, x1
+from .call import Call
+
+
+class BrokerConnection:
+    """A connection to a broker, as `ClientSession` sees it.
+
+    While `lost` says that there is none, requests wait here for the next connection.  The commands of one turn are
+    packed into one message (`batch`).
+
+    While a request is outstanding, a broker that has been silent for `heartbeat` seconds is sent a HEARTBEAT.  One that
+    leaves it unanswered for `patience` seconds is considered dead.
+    """
+
+    def __init__(self, endpoint: str, heartbeat: float, patience: float, lost: str | None = None) -> None:
+        self.endpoint = endpoint
+        self.lost = lost
+        """Why there is no connection, or none any more; None while there is one."""
+        self.heard = False
+        """Whether the broker has sent anything."""
+        self.calls: dict[Any, Call] = {}
+        """The requests that are outstanding here, by number."""
+        self.unsent = 0
+        """Commands that `take_messages` would return."""
+        self.asked_at: float | None = None
+        """When the first unanswered HEARTBEAT was sent."""
+        self.beat_at = 0.0
+        """When to send the next HEARTBEAT, or to give up the broker."""
+        self._heartbeat = heartbeat
+        self._patience = patience
+        self._batch: Any = _new_batch()
+        self._heartbeat_unsent = False
+
+    # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, call: Call, now: float) -> None:
+        """Send a request, or have it wait for the next connection."""
+        if not self.calls:
+            self.expect_sign_of_life(now)
+        self.calls[call.number] = call
+        call.connection = self
+        if self.lost is None:
+            ttl, deadline = 0, call.deadline
+            if deadline is not None:
+                ttl = min(max(1, round((deadline - now) * 1000)), batch.MAX_TTL_MS)
+            self._batch.request_to_broker(call.number, ttl, call.service, call.options, call.body)
+            self.unsent += 1
+
+    def cancel(self, call: Call) -> None:
+        """Tell the broker that nobody waits for a request any more."""
+        if self.lost is None:
+            self._batch.signal(x1.CLIENT_CANCEL, call.number)
+            self.unsent += 1
+
+    def take_messages(self) -> list[Message]:
+        """Return the messages to send: all commands since the last call, in as few messages as possible."""
+        if not self.unsent:
+            return []
+        messages: list[Message] = self._batch.messages()
+        if self._heartbeat_unsent:
+            self._heartbeat_unsent = False
+            messages.append(wire.heartbeat((b"",), wire.CX1))
+        self.unsent = 0
+        return messages
+
+    def end(self, reason: str) -> None:
+        """Use the connection no longer.  What was not sent yet is discarded."""
+        self.lost = reason
+        self._batch = _new_batch()
+        self._heartbeat_unsent = False
+        self.unsent = 0
+
+    # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def expect_sign_of_life(self, now: float) -> None:
+        """Begin to wait for a sign of life: one has arrived, or there was no reason to expect one until now."""
+        self.beat_at = now + self._heartbeat
+        self.asked_at = None
+
+    def tick(self, now: float) -> str | None:
+        """Send a HEARTBEAT if one is due.  Return why the broker is to be given up, or None."""
+        if now < self.beat_at or not self.calls or self.lost is not None:
+            return None
+        asked_at = self.asked_at
+        if asked_at is None:
+            asked_at = self.asked_at = now
+        give_up_at = asked_at + self._patience
+        # If this tick comes more than an interval late, this process was held up, and ZeroMQ's thread too: what the
+        # broker sent may not have reached the socket yet.
+        if now >= give_up_at and now <= self.beat_at + self._heartbeat:
+            silence = f"silent for {self._patience + self._heartbeat:g} s"
+            if self.heard:
+                return f"the broker has been {silence}"
+            return f"the program that listens there has been {silence}; if it is not zmdp's broker, try protocol 0.2"
+        self.beat_at = now + self._heartbeat if give_up_at <= now else min(now + self._heartbeat, give_up_at)
+        if not self._heartbeat_unsent:
+            self._heartbeat_unsent = True
+            self.unsent += 1
+        return None
+
+    def silence(self, now: float) -> float:
+        """Return for how many seconds the broker has been silent, or 0 if that is less than it may be."""
+        if self.asked_at is None or now - self.asked_at < self._heartbeat:
+            return 0.0
+        return now - self.asked_at + self._heartbeat
+
+
+def _new_batch() -> Any:
+    return batch.Batch((b"",), wire.CX1)

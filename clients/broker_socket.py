@@ -1,0 +1,51 @@
+"""The socket of one connection of an X1 client to a broker."""
+
+from contextlib import suppress
+from typing import Final
+
+import zmq
+
+from ..mdp.keys import ClientKeys
+from ..mdp.transport.reach import HANDSHAKE_FAILED
+from .broker_connection import BrokerConnection
+
+RECONNECT_IVL_MS: Final = 3_600_000
+"""ZeroMQ's own reconnection interval: so long that this client replaces the socket first."""
+
+
+class BrokerSocket:
+    """A DEALER socket for one connection, and the monitor that reports the end of it.
+
+    Raises `zmq.ZMQError` if it cannot be opened.
+    """
+
+    connection: BrokerConnection
+    """What the session knows of the connection; set once it has been told."""
+
+    def __init__(self, endpoint: str, context: zmq.Context[zmq.Socket[bytes]], keys: ClientKeys | None) -> None:
+        self.ended = False
+        """The monitor has reported the end of the connection, which it does only once."""
+        self.socket = context.socket(zmq.DEALER)
+        try:
+            # Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates.
+            self.socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
+            self.socket.set(zmq.SNDHWM, 0)  # max_outstanding limits what is sent
+            if keys is not None:
+                keys.apply(self.socket)
+            self.monitor = self.socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED | HANDSHAKE_FAILED)
+            """Readable when the connection has ended or could not be established."""
+        except zmq.ZMQError:
+            self.socket.close(0)
+            raise
+        try:
+            self.socket.connect(endpoint)
+        except zmq.ZMQError:
+            self.close()
+            raise
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Close the socket.  The last messages may take so many milliseconds to leave."""
+        with suppress(zmq.ZMQError):  # its context was terminated
+            self.socket.disable_monitor()
+        self.monitor.close(0)
+        self.socket.close(linger_ms)
