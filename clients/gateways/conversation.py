@@ -13,7 +13,7 @@ from ...workers.handling import Last
 from ...workers.request import Request
 from ..call import Call, Outcome
 from ..reply import Reply
-from .effects import Answer, Begin, Cancel, Close, Effect, Fail, Machine, Offer, ServingMachine, Withdraw, Write
+from .effects import Answer, Begin, Cancel, Close, Fail, Machine, Offer, ServingMachine, Withdraw
 from .upstream import Upstream
 
 MAX_OUTSTANDING: Final = 1000
@@ -106,7 +106,8 @@ class Conversation:
     def received(self, data: bytes) -> None:
         """Pass on bytes that have arrived."""
         if not self._closed:
-            self.do(self._machine.received(data))
+            self._machine.receive(data)
+            self.act()
 
     def congested(self, is_so: bool) -> None:
         """Read nothing while much is left unread, so that no more is asked for."""
@@ -121,7 +122,8 @@ class Conversation:
         if self._ended:
             return
         self._closed = self._ended = True
-        self.do(self._machine.ended())
+        self._machine.ended()
+        self.act()
         for number, outgoing in list(self._calls.items()):
             if not outgoing.detached:
                 del self._calls[number]
@@ -134,22 +136,24 @@ class Conversation:
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def do(self, effects: list[Effect]) -> None:
-        """Carry out effects, in order."""
-        written: list[bytes] = []
-        for effect in effects:  # it may grow
-            if isinstance(effect, Write):
-                written.append(effect.data)
-            elif isinstance(effect, Begin):
-                effects += self._begin(effect)
-            elif isinstance(effect, Offer):
-                effects += self._offer(effect.service)
-            elif isinstance(effect, Close):
-                self._close(effect.why, written)
-            else:
-                self._do(effect)
-        if written:
-            self._write(written)
+    def act(self) -> None:
+        """Do what the machine asks for: send its messages, carry out its effects."""
+        machine, closing = self._machine, None
+        while effects := machine.take_events():  # what cannot be done may have others
+            for effect in effects:
+                if isinstance(effect, Begin):
+                    self._begin(effect)
+                elif isinstance(effect, Offer):
+                    self._offer(effect.service)
+                elif isinstance(effect, Close):
+                    closing = effect
+                else:
+                    self._do(effect)
+        messages = machine.take_messages()
+        if messages:
+            self._write(messages)
+        if closing is not None:
+            self._close(closing.why)
         self._pause_or_resume()
 
     def _do(self, effect: Cancel | Answer | Fail | Withdraw) -> None:
@@ -168,7 +172,7 @@ class Conversation:
                     self._offered.remove(service)
                     self._upstream.withdraw(service)
 
-    def _write(self, written: list[bytes]) -> None:
+    def _write(self, messages: list[bytes]) -> None:
         if self._closed:
             return
         if self._peer.unread_bytes() > self._max_unread_bytes:  # before: one reply may be larger than that
@@ -176,14 +180,11 @@ class Conversation:
             self._closed = True
             self._peer.abort()
         else:
-            self._peer.write(written[0] if len(written) == 1 else b"".join(written))
+            self._peer.write(messages[0] if len(messages) == 1 else b"".join(messages))
 
-    def _close(self, why: str, written: list[bytes]) -> None:
+    def _close(self, why: str) -> None:
         if why:
             log.warning("%s: disconnected: %s", self._name, why)
-        if written:
-            self._write(written)
-            written.clear()
         if not self._closed:
             self._closed = True
             self._peer.close()
@@ -197,8 +198,8 @@ class Conversation:
 
     # ── requests of the peer ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, effect: Begin) -> list[Effect]:
-        """Make a request.  Return what to do if that is not possible."""
+    def _begin(self, effect: Begin) -> None:
+        """Make a request, or tell the machine why that is not possible."""
         outgoing = _Outgoing(self, effect.number, effect.detached)
         try:
             outgoing.call = self._client.begin(
@@ -206,17 +207,18 @@ class Conversation:
                 headers=effect.headers, options=effect.options,
             )  # fmt: skip
         except (SettingError, ClosedError) as error:
-            return self._machine.answered(effect.number, error)
+            self._machine.answered(effect.number, error)
+            return
         self._calls[effect.number] = outgoing
         self._upstream.requests += 1
-        return []
 
     def answered(self, number: int, outcome: Outcome) -> None:
         """Pass on a part, the reply or the error of a request."""
         if number in self._calls:
             if not isinstance(outcome, Reply) or outcome.final:
                 del self._calls[number]
-            self.do(self._machine.answered(number, outcome))
+            self._machine.answered(number, outcome)
+            self.act()
 
     # ── requests to the peer ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -224,22 +226,23 @@ class Conversation:
     def _serving(self) -> ServingMachine:
         return cast("ServingMachine", self._machine)  # for it has offered a service
 
-    def _offer(self, service: str) -> list[Effect]:
-        """Offer a service.  Return what to do if that is not possible."""
+    def _offer(self, service: str) -> None:
+        """Offer a service, or tell the machine why that is not possible."""
         try:
             self._upstream.offer(service, self._serve)
         except (SettingError, zmq.ZMQError, OSError) as error:  # for example, too many open files
             log.warning("%s: cannot offer %r: %s", self._name, service, error)
-            return self._serving.refused(service, str(error))
-        self._offered.append(service)
-        return []
+            self._serving.refused(service, str(error))
+        else:
+            self._offered.append(service)
 
     async def _serve(self, request: Request) -> AsyncGenerator[Any, None]:
         """Handle a request to a service that the peer offers."""
         self._last_asked = number = self._last_asked + 1
         incoming = self._asked[number] = _Incoming()
         try:
-            self.do(self._serving.asked(number, request))
+            self._serving.asked(number, request)
+            self.act()
             while not incoming.ended:
                 answer = await incoming.take()
                 self._answers -= 1
@@ -250,7 +253,9 @@ class Conversation:
         finally:
             del self._asked[number]
             self._answers -= len(incoming.answers)
-            self.do([] if incoming.ended or self._ended else self._serving.withdrawn(number))
+            if not incoming.ended and not self._ended:
+                self._serving.withdrawn(number)
+            self.act()
 
 
 class _Outgoing:

@@ -33,15 +33,8 @@ class Cancel:
 
 
 @dataclass(slots=True)
-class Write:
-    """Send bytes to the peer."""
-
-    data: bytes
-
-
-@dataclass(slots=True)
 class Close:
-    """Close the connection to the peer, after what was written before."""
+    """Close the connection to the peer, once the messages are written."""
 
     why: str = ""
     """Logged, unless it is empty."""
@@ -83,30 +76,36 @@ class Fail:
     detail: bytes | None = None
 
 
-Effect = Begin | Cancel | Write | Close | Offer | Withdraw | Answer | Fail
+Effect = Begin | Cancel | Close | Offer | Withdraw | Answer | Fail
 
 
 class Machine(Protocol):
-    """The protocol of one connection.  Each method returns what to do, in order."""
+    """The protocol of one connection.  Nothing in it depends on the time, so it takes none."""
 
-    def received(self, data: bytes) -> list[Effect]:
+    def receive(self, data: bytes) -> None:
         """Take in bytes that have arrived from the peer."""
 
-    def answered(self, number: int, outcome: Outcome) -> list[Effect]:
+    def answered(self, number: int, outcome: Outcome) -> None:
         """Take in a part, the reply or the error of a request that `Begin` made."""
 
-    def ended(self) -> list[Effect]:
+    def ended(self) -> None:
         """Take in that the connection is closed.  Nothing can be written any more."""
+
+    def take_messages(self) -> list[bytes]:
+        """Return what is to be written to the peer since the last call."""
+
+    def take_events(self) -> list[Effect]:
+        """Return what is to be done since the last call, in order."""
 
 
 class ServingMachine(Machine, Protocol):
     """The machine of a protocol whose peers can offer services: only its effects contain `Offer`."""
 
-    def asked(self, number: int, request: Request) -> list[Effect]:
+    def asked(self, number: int, request: Request) -> None:
         """Take in a request to a service that this connection offers."""
 
-    def withdrawn(self, number: int) -> list[Effect]:
+    def withdrawn(self, number: int) -> None:
         """Take in that a request passed to `asked` is not wanted any longer."""
 
-    def refused(self, service: str, why: str) -> list[Effect]:
+    def refused(self, service: str, why: str) -> None:
         """Take in that a service cannot be offered: `Offer` had no effect."""

@@ -8,12 +8,11 @@ of the client that sent it, which is the same in all its requests.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
 from ....workers.request import Request as ServiceRequest
-from ..effects import Answer, Effect, Fail, Offer, Withdraw, Write
+from ..effects import Answer, Fail, Offer, Withdraw
 from .bodies import RAW, body_of, payload_of
 from .departures import GATEWAY
 from .errors import reported
@@ -33,8 +32,8 @@ from .messages import (
     Routes,
     valid_topic,
 )
+from .output import Output
 from .payloads import json_payload, parse_string
-from .writer import Writer
 
 MAX_SERVICES: Final = 100
 """Services that one connection may offer."""
@@ -50,25 +49,14 @@ _U32: Final = 0xFFFFFFFF
 
 
 class Programs:
-    """The services of one connection.
+    """The services of one connection."""
 
-    `deliver` carries out what follows from something else than a message.
-    """
-
-    def __init__(
-        self,
-        instance: Instance,
-        userid: int,
-        rolemask: int,
-        writer: Writer,
-        deliver: Callable[[list[Effect]], None],
-    ) -> None:
+    def __init__(self, instance: Instance, userid: int, rolemask: int, output: Output) -> None:
         self._names: set[str] = set()
         self._instance = instance
         self._userid = userid
         self._rolemask = rolemask
-        self._writer = writer
-        self._deliver = deliver
+        self._output = output
         self._passed: dict[bytes, tuple[int, Request]] = {}
         """By its route on top: number and message of each request that the program has not answered."""
         self._numbers: dict[int, bytes] = {}
@@ -78,8 +66,8 @@ class Programs:
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, name: str) -> int | list[Effect]:
-        """Begin to offer a service.  Return an errno, or what to do."""
+    def add(self, name: str) -> int:
+        """Begin to offer a service.  Return an errno, or 0."""
         if not _NAME.fullmatch(name) or "." in name:
             return EINVAL
         if not self._rolemask & ROLE_OWNER and not name.startswith(f"{self._userid}-"):
@@ -90,15 +78,17 @@ class Programs:
             return EAGAIN
         self._names.add(name)
         self._instance.programs.add(name)
-        return [Offer(f"{name}.ping"), Offer(name)]
+        self._output.do(Offer(f"{name}.ping"), Offer(name))
+        return 0
 
-    def remove(self, name: str) -> int | list[Effect]:
-        """Offer a service no longer.  Return an errno, or what to do."""
+    def remove(self, name: str) -> int:
+        """Offer a service no longer.  Return an errno, or 0."""
         if name not in self._names:
             return ENOENT
         self._names.remove(name)
         self._instance.programs.remove(name)
-        return [Withdraw(f"{name}.ping"), Withdraw(name)]
+        self._output.do(Withdraw(f"{name}.ping"), Withdraw(name))
+        return 0
 
     def ended(self) -> None:
         """Take in that the connection is closed."""
@@ -108,47 +98,50 @@ class Programs:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def asked(self, number: int, request: ServiceRequest) -> list[Effect]:
+    def asked(self, number: int, request: ServiceRequest) -> None:
         """Pass a request to the program."""
         found = request.options.get("flux")
         flux: dict[str, Any] = found if isinstance(found, dict) else {}
         if flux.get("probe") is True:
-            return [Answer(number, [b""], final=True)]
+            self._output.do(Answer(number, [b""], final=True))
+            return
         message = _message(number, request, flux)
         self._watch(message, flux)
-        effects: list[Effect] = [self._writer.write(message)]
+        self._output.write(message)
         if message.noresponse:
-            effects.append(Answer(number, [b""], final=True))
+            self._output.do(Answer(number, [b""], final=True))
         else:
             self._numbers[number] = route = b"%d" % number
             self._passed[route] = number, message
-        return effects
 
-    def withdrawn(self, number: int) -> list[Effect]:
+    def withdrawn(self, number: int) -> None:
         """Tell the program that its responses are no longer wanted.
 
         Only streams are cancelled: programs that do not stream do not understand cancel requests.
         """
         route = self._numbers.pop(number, None)
         if route is None:
-            return []
+            return
         _, asked = self._passed.pop(route)
-        return [self._notice("cancel", asked, json_payload({"matchtag": asked.matchtag}))] if asked.streaming else []
+        if asked.streaming:
+            self._notify("cancel", asked, json_payload({"matchtag": asked.matchtag}))
 
-    def responded(self, response: Response) -> list[Effect]:
+    def responded(self, response: Response) -> None:
         """Take in a response.  One that belongs to no request is ignored: it is late, or has lost its routes."""
         found = self._passed.get(response.routes[0]) if response.routes else None
         if found is None:
-            return []
+            return
         number, asked = found
         if not response.errnum and asked.streaming and response.streaming:
-            return [Answer(number, [body_of(response.payload)], final=False)]
+            self._output.do(Answer(number, [body_of(response.payload)], final=False))
+            return
         del self._passed[self._numbers.pop(number)]
         if not response.errnum:
-            return [Answer(number, [body_of(response.payload)], final=True)]
-        if response.errnum == ENODATA and asked.streaming:
-            return [Answer(number, [b""], final=True)]
-        return [Fail(number, *reported(response.errnum, parse_string(response.payload) or ""))]
+            self._output.do(Answer(number, [body_of(response.payload)], final=True))
+        elif response.errnum == ENODATA and asked.streaming:
+            self._output.do(Answer(number, [b""], final=True))
+        else:
+            self._output.do(Fail(number, *reported(response.errnum, parse_string(response.payload) or "")))
 
     # ── clients that leave ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -167,13 +160,14 @@ class Programs:
     def _gone(self, client: str) -> None:
         """Tell the program that a client has left."""
         _, first = self._clients.pop(client, ("", {}))
-        notices: list[Effect] = [self._notice("disconnect", asked) for asked in first.values()]
-        self._deliver(notices)
+        for asked in first.values():
+            self._notify("disconnect", asked)
+        self._output.wake()
 
-    def _notice(self, method: str, asked: Request, payload: bytes | None = None) -> Write:
-        """Return a request to the service of `asked` that seems to come from the same client."""
+    def _notify(self, method: str, asked: Request, payload: bytes | None = None) -> None:
+        """Send a request to the service of `asked` that seems to come from the same client."""
         topic = f"{_first_word(asked.topic)}.{method}"
-        return self._writer.write(
+        self._output.write(
             Request(
                 topic, payload, routes=asked.routes, userid=asked.userid, rolemask=asked.rolemask, noresponse=True
             )

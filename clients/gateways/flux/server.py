@@ -24,9 +24,9 @@ from .framing import MAX_MESSAGE
 from .instance import MAX_SERVICES, Instance
 from .listener import listen, remove
 from .messages import EAGAIN, EPERM, ROLE_LOCAL, ROLE_USER
+from .output import OWNER
 from .session import Session
 from .topology import Topology, ask
-from .writer import OWNER
 
 GUEST: Final = ROLE_USER | ROLE_LOCAL
 ASK_SECONDS: Final = 5.0
@@ -279,7 +279,7 @@ class Connection(asyncio.Protocol):
             conversation = Conversation(
                 session, self, self._gateway.upstream, name=name, max_unread_bytes=settings.max_unread
             )
-            session.deliver = conversation.do
+            session.output.wake = conversation.act
             self._conversation = conversation
             self._transport.set_write_buffer_limits(CONGESTED)
             self._transport.write(b"\0")

@@ -36,36 +36,16 @@ from .messages import (
     Response,
     decode,
 )
+from .output import OWNER, Output
 from .payloads import json_payload, parse_json, text_in
+from .pending import Pending
 from .programs import PROBE, RESERVED, Programs
 from .subscriptions import Subscriptions
-from .writer import OWNER, Writer
 
 EVENT_SECONDS: Final = 30.0
 """How long an event may take to be published: the gateway at rank 0 may be restarting."""
 PROBE_SECONDS: Final = 30.0
 """How long a program's service may take until the broker knows it."""
-
-
-class Pending:
-    """A request that has been made for the program."""
-
-    __slots__ = ("at", "attempts", "body", "options", "rank", "request", "then", "wait")
-
-    def __init__(self, request: Request, then: "Callable[[int, Pending, Outcome], list[Effect]]") -> None:
-        self.request = request
-        self.then = then
-        """Takes the outcomes."""
-        self.attempts: list[tuple[str, str | None]] = []
-        """The services, and their brokers, to try."""
-        self.at = 0
-        """The current attempt."""
-        self.body = b""
-        self.options: dict[str, Any] = {}
-        self.rank = 0
-        """The rank that a ping reaches."""
-        self.wait: float | None = None
-        """Seconds for which it may wait for the service; None if it must not wait."""
 
 
 class Session:
@@ -83,21 +63,15 @@ class Session:
     ) -> None:
         self.uuid = str(uuid4())
         """Identifies the connection to Flux programs that serve it."""
-        self.deliver: Callable[[list[Effect]], None] = lambda _: None
-        """Carries out effects that follow from something else than a call of this machine: set it first."""
         self._instance = instance
         self._userid = userid
         self._rolemask = rolemask
         self._decoder = Decoder(max_message)
         self._pending: dict[int, Pending] = {}
         self._last_number = 0
-        self._writer = writer = Writer(self._decoder, instance.owner)
-
-        def deliver(effects: list[Effect]) -> None:
-            self.deliver(effects)
-
-        self._subscriptions = Subscriptions(instance.subscribers, userid, rolemask, writer, deliver)
-        self._programs = Programs(instance, userid, rolemask, writer, deliver)
+        self.output = Output(self._decoder, instance.owner)
+        self._subscriptions = Subscriptions(instance.subscribers, userid, rolemask, self.output)
+        self._programs = Programs(instance, userid, rolemask, self.output)
         instance.departures.arrived(self.uuid)
 
     @property
@@ -107,86 +81,96 @@ class Session:
 
     # ── the machine ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def received(self, data: bytes) -> list[Effect]:
+    def receive(self, data: bytes) -> None:
         """Take in bytes that have arrived from the program."""
         decoder = self._decoder
         decoder.feed(data)
-        effects: list[Effect] = []
         while (parts := decoder.next()) is not None:
             message = parts if isinstance(parts, Invalid) else decode(parts)
             if isinstance(message, Request):
-                effects += self._requested(message)
+                self._requested(message)
             elif isinstance(message, Response):
-                effects += self._programs.responded(message)
+                self._programs.responded(message)
             elif isinstance(message, Event):
-                effects += self._published(message)
+                self._published(message)
             elif isinstance(message, Invalid):
-                return [*effects, Close(f"not a Flux message: {message.reason}")]
-        return effects
+                self.output.do(Close(f"not a Flux message: {message.reason}"))
+                return
 
-    def answered(self, number: int, outcome: Outcome) -> list[Effect]:
+    def answered(self, number: int, outcome: Outcome) -> None:
         """Take in a part, the reply or the error of a request that `Begin` made."""
         pending = self._pending.get(number)
         if pending is None:
-            return []
+            return
         if not isinstance(outcome, Reply):
             # A name that no service can have is that of no service.
             missing = isinstance(outcome, ServiceNotFound | SettingError)
             if missing and pending.at + 1 < len(pending.attempts):
                 self._missed(pending)
                 pending.at += 1
-                return [self._attempt(number, pending)]
+                self._attempt(number, pending)
+                return
             del self._pending[number]
         elif outcome.final:
             del self._pending[number]
-        return pending.then(number, pending, outcome)
+        pending.then(number, pending, outcome)
 
-    def asked(self, number: int, request: ServiceRequest) -> list[Effect]:
+    def asked(self, number: int, request: ServiceRequest) -> None:
         """Take in a request to a service that the program offers."""
-        return self._programs.asked(number, request)
+        self._programs.asked(number, request)
 
-    def withdrawn(self, number: int) -> list[Effect]:
+    def withdrawn(self, number: int) -> None:
         """Take in that such a request is not wanted any longer."""
-        return self._programs.withdrawn(number)
+        self._programs.withdrawn(number)
 
-    def refused(self, service: str, why: str) -> list[Effect]:
+    def refused(self, service: str, why: str) -> None:
         """Take in that a service cannot be offered: too many descriptors or sockets are in use."""
         name = service.removesuffix(".ping")
         for number, pending in self._pending.items():
             if pending.request.topic == "service.add" and pending.body == name.encode():
                 del self._pending[number]
-                return [*self._not_added(pending, EAGAIN, why), Cancel(number)]
-        return []
+                self._not_added(pending, EAGAIN, why)
+                self.output.do(Cancel(number))
+                return
 
-    def ended(self) -> list[Effect]:
+    def ended(self) -> None:
         """Take in that the connection is closed."""
         self._decoder.discard()  # now, for this object is part of cycles: it may stay until they are collected
         self._subscriptions.ended()
         self._instance.departures.left(self.uuid)
         self._programs.ended()
-        return []
+
+    def take_messages(self) -> list[bytes]:
+        """Return what is to be written to the program since the last call."""
+        return self.output.take_messages()
+
+    def take_events(self) -> list[Effect]:
+        """Return what is to be done since the last call."""
+        return self.output.take_effects()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _requested(self, request: Request) -> list[Effect]:
+    def _requested(self, request: Request) -> None:
+        service, _, method = request.topic.rpartition(".")
         own = _OWN.get(request.topic)
         if own is not None:
-            return own(self, request)
-        service, _, method = request.topic.rpartition(".")
-        if method == "ping" and service:
-            return self._ping(request, service)
-        if method == "disconnect" and request.noresponse:
-            return []  # these notices are the gateways' own business
-        if method == "cancel" and isinstance((parse_json(request.payload) or {}).get("matchtag"), int):
-            return self._cancel(request)
-        if request.topic.partition(".")[0] in RESERVED - {"mmi"}:
-            return self._writer.fail(request, ENOSYS, f"Unknown service method '{request.topic}'")
-        return self._call(request)
+            own(self, request)
+        elif method == "ping" and service:
+            self._ping(request, service)
+        elif method == "disconnect" and request.noresponse:
+            pass  # these notices are the gateways' own business
+        elif method == "cancel" and isinstance((parse_json(request.payload) or {}).get("matchtag"), int):
+            self._cancel(request)
+        elif request.topic.partition(".")[0] in RESERVED - {"mmi"}:
+            self.output.fail(request, ENOSYS, f"Unknown service method '{request.topic}'")
+        else:
+            self._call(request)
 
-    def _call(self, request: Request) -> list[Effect]:
+    def _call(self, request: Request) -> None:
         brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
         if not brokers:
-            return self._writer.fail(request, EHOSTUNREACH)
+            self.output.fail(request, EHOSTUNREACH)
+            return
         pending = Pending(request, self._called)
         pending.body = body_of(request.payload)
         services = self._instance.found.services(request.topic)
@@ -204,56 +188,64 @@ class Session:
             flux[RAW] = True
         if request.routes:
             flux["routes"] = [each.decode(errors="replace") for each in request.routes]
-        return self._begin(pending)
+        self._begin(pending)
 
-    def _called(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+    def _called(self, number: int, pending: Pending, outcome: Outcome) -> None:
         """Respond with a part, the reply or the error."""
         del number
         request = pending.request
-        if not isinstance(outcome, Reply):
-            if not isinstance(outcome, ServiceNotFound | SettingError):
-                return self._writer.fail(request, *failure(outcome))
+        if isinstance(outcome, ServiceNotFound | SettingError):
             self._missed(pending)
-            return self._writer.fail(request, ENOSYS, f"No service matching {request.topic} is registered")
+            self.output.fail(request, ENOSYS, f"No service matching {request.topic} is registered")
+            return
+        if not isinstance(outcome, Reply):
+            self.output.fail(request, *failure(outcome))
+            return
         if outcome.final or pending.at:
             self._instance.found.served(request.topic, pending.attempts[pending.at][0])
+        payload = payload_of(outcome)
         if not request.streaming:
-            return self._writer.respond(request, payload_of(outcome)) if outcome.final else []
-        if not outcome.final:
-            return self._writer.respond(request, payload_of(outcome))
-        last = payload_of(outcome)
-        return [*([] if last is None else self._writer.respond(request, last)), *self._writer.fail(request, ENODATA)]
+            if outcome.final:
+                self.output.respond(request, payload)
+        elif not outcome.final:
+            self.output.respond(request, payload)
+        else:
+            if payload is not None:
+                self.output.respond(request, payload)
+            self.output.fail(request, ENODATA)
 
     def _missed(self, pending: Pending) -> None:
         if pending.attempts[pending.at][0] != pending.request.topic:
             self._instance.found.missed(pending.request.topic)
 
-    def _begin(self, pending: Pending) -> list[Effect]:
+    def _begin(self, pending: Pending) -> None:
         self._last_number = number = self._last_number + 1
         self._pending[number] = pending
-        return [self._attempt(number, pending)]
+        self._attempt(number, pending)
 
-    def _attempt(self, number: int, pending: Pending) -> Begin:
+    def _attempt(self, number: int, pending: Pending) -> None:
         service, broker = pending.attempts[pending.at]
         options: dict[str, Any] = {"flux": pending.options}
         if broker is not None:
             options["broker"] = broker
         wait = pending.wait is not None
         detached = pending.request.noresponse
-        return Begin(number, service, [pending.body], pending.wait, wait, options=options, detached=detached)
+        self.output.do(Begin(number, service, [pending.body], pending.wait, wait, options=options, detached=detached))
 
     def _credentials(self) -> dict[str, Any]:
         return {"userid": self._userid, "rolemask": self._rolemask}
 
     # ── ping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _ping(self, request: Request, service: str) -> list[Effect]:
+    def _ping(self, request: Request, service: str) -> None:
         """Ping a Flux program, or find out whether a broker knows the service, or whether the broker is there."""
         if parse_json(request.payload) is None:
-            return self._writer.fail(request, EPROTO)
+            self.output.fail(request, EPROTO)
+            return
         brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
         if not brokers:
-            return self._writer.fail(request, EHOSTUNREACH)
+            self.output.fail(request, EHOSTUNREACH)
+            return
         pending = Pending(request, self._pinged)
         pending.options = {**self._credentials(), "topic": request.topic, "matchtag": request.matchtag}
         pending.options |= {"client": self.uuid, "gateway": self._instance.departures.service}
@@ -265,38 +257,40 @@ class Session:
         else:
             services = dict.fromkeys((request.topic, f"{service.partition('.')[0]}.ping"))
             pending.attempts = [(each, broker) for broker in brokers for each in services]
-        return self._begin(pending)
+        self._begin(pending)
 
-    def _pinged(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+    def _pinged(self, number: int, pending: Pending, outcome: Outcome) -> None:
         """Respond with what the program has answered; if there is none, ask for the service."""
         if not isinstance(outcome, ServiceNotFound | SettingError):
-            return self._called(number, pending, outcome)
+            self._called(number, pending, outcome)
+            return
         service = pending.request.topic.rpartition(".")[0]
         pending.then = self._ponged
         pending.body = service.encode()
         pending.attempts = [("mmi.service", pending.attempts[0][1])]
         pending.at = 0
-        return self._begin(pending)
+        self._begin(pending)
 
-    def _ponged(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+    def _ponged(self, number: int, pending: Pending, outcome: Outcome) -> None:
         """Respond to a ping."""
         del number
         request = pending.request
         if not isinstance(outcome, Reply):
-            return self._writer.fail(request, *failure(outcome))
-        if outcome == [b"403"]:
-            return self._writer.fail(request, EPERM)
-        if outcome == [b"404"]:
-            return self._writer.fail(request, ENOSYS, f"No service matching {request.topic} is registered")
-        pong = parse_json(request.payload) or {}
-        pong |= self._credentials()
-        pong["rank"] = pending.rank
-        pong["route"] = f"{self.uuid[:8]}!{self._instance.uuid[:8]}"
-        return self._writer.respond(request, json_payload(pong))
+            self.output.fail(request, *failure(outcome))
+        elif outcome == [b"403"]:
+            self.output.fail(request, EPERM)
+        elif outcome == [b"404"]:
+            self.output.fail(request, ENOSYS, f"No service matching {request.topic} is registered")
+        else:
+            pong = parse_json(request.payload) or {}
+            pong |= self._credentials()
+            pong["rank"] = pending.rank
+            pong["route"] = f"{self.uuid[:8]}!{self._instance.uuid[:8]}"
+            self.output.respond(request, json_payload(pong))
 
     # ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _cancel(self, request: Request) -> list[Effect]:
+    def _cancel(self, request: Request) -> None:
         """Cancel a request, which ends with ENODATA if it is a stream.  A Flux program is told by its gateway.
 
         If there is no such request, it has ended meanwhile.
@@ -307,100 +301,110 @@ class Session:
             asked = pending.request
             if asked.matchtag == matchtag and asked.topic.partition(".")[0] == service and not asked.noresponse:
                 del self._pending[number]
-                failed = self._writer.fail(asked, ENODATA if asked.streaming else ECANCELED)
-                return [Cancel(number), *failed, *self._writer.respond(request)]
-        return self._writer.respond(request)
+                self.output.do(Cancel(number))
+                self.output.fail(asked, ENODATA if asked.streaming else ECANCELED)
+                break
+        self.output.respond(request)
 
     # ── attributes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _get_attribute(self, request: Request) -> list[Effect]:
+    def _get_attribute(self, request: Request) -> None:
         brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
         if not brokers:
-            return self._writer.fail(request, EHOSTUNREACH)
+            self.output.fail(request, EHOSTUNREACH)
+            return
         found = self._instance.attributes(self._instance.rank_of(brokers[0]))
-        if request.topic == "attr.list":
-            return self._writer.respond(request, json_payload({"names": sorted(found)}))
         name = text_in(request.payload, "name")
-        if name is None:
-            return self._writer.fail(request, EPROTO)
-        if name not in found:
-            return self._writer.fail(request, ENOENT)
-        value, flags = found[name]
-        return self._writer.respond(request, json_payload({"value": value, "flags": flags}))
+        if request.topic == "attr.list":
+            self.output.respond(request, json_payload({"names": sorted(found)}))
+        elif name is None:
+            self.output.fail(request, EPROTO)
+        elif name not in found:
+            self.output.fail(request, ENOENT)
+        else:
+            value, flags = found[name]
+            self.output.respond(request, json_payload({"value": value, "flags": flags}))
 
-    def _set_attribute(self, request: Request) -> list[Effect]:
-        return self._writer.fail(request, EPERM)
+    def _set_attribute(self, request: Request) -> None:
+        self.output.fail(request, EPERM)
 
     # ── services that the program offers ─────────────────────────────────────────────────────────────────────────────
 
-    def _add_service(self, request: Request) -> list[Effect]:
+    def _add_service(self, request: Request) -> None:
         name = text_in(request.payload, "service")
         if name is None:
-            return self._writer.fail(request, EPROTO)
-        result = self._programs.add(name)
-        if isinstance(result, int):
-            return self._writer.fail(request, result)
+            self.output.fail(request, EPROTO)
+            return
+        errnum = self._programs.add(name)
+        if errnum:
+            self.output.fail(request, errnum)
+            return
         pending = Pending(request, self._is_known)
         pending.body = name.encode()
         pending.attempts = [("mmi.service", None)]
-        return [*result, *self._begin(pending)]
+        self._begin(pending)
 
-    def _is_known(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+    def _is_known(self, number: int, pending: Pending, outcome: Outcome) -> None:
         """Respond once the broker knows the service.
 
         If it does not know it yet, find out with a request that the gateway answers itself.
         """
         name = pending.body.decode()
         if outcome == [b"403"]:
-            return self._not_added(pending, EPERM)
-        if isinstance(outcome, Reply) and outcome != [b"404"]:
-            return self._writer.respond(pending.request)
-        pending.then = self._is_there
-        self._pending[number] = pending
-        return [Begin(number, name, [b""], timeout=PROBE_SECONDS, options=PROBE)]
+            self._not_added(pending, EPERM)
+        elif isinstance(outcome, Reply) and outcome != [b"404"]:
+            self.output.respond(pending.request)
+        else:
+            pending.then = self._is_there
+            self._pending[number] = pending
+            self.output.do(Begin(number, name, [b""], timeout=PROBE_SECONDS, options=PROBE))
 
-    def _is_there(self, number: int, pending: Pending, outcome: Outcome) -> list[Effect]:
+    def _is_there(self, number: int, pending: Pending, outcome: Outcome) -> None:
         """Respond.  If nobody has answered, the broker does not know the service: it has refused the offer."""
         del number
         if isinstance(outcome, Reply | ServiceError):  # the error is that of another worker with this name
-            return self._writer.respond(pending.request)
-        return self._not_added(pending, *failure(outcome))
+            self.output.respond(pending.request)
+        else:
+            self._not_added(pending, *failure(outcome))
 
-    def _not_added(self, pending: Pending, errnum: int, text: str = "") -> list[Effect]:
+    def _not_added(self, pending: Pending, errnum: int, text: str = "") -> None:
         """Offer a service no longer whose request could not be met."""
-        result = self._programs.remove(pending.body.decode())
-        return [*([] if isinstance(result, int) else result), *self._writer.fail(pending.request, errnum, text)]
+        self._programs.remove(pending.body.decode())
+        self.output.fail(pending.request, errnum, text)
 
-    def _remove_service(self, request: Request) -> list[Effect]:
+    def _remove_service(self, request: Request) -> None:
         name = text_in(request.payload, "service")
-        result = EPROTO if name is None else self._programs.remove(name)
-        if isinstance(result, int):
-            return self._writer.fail(request, result)
-        return [*result, *self._writer.respond(request)]
+        errnum = EPROTO if name is None else self._programs.remove(name)
+        if errnum:
+            self.output.fail(request, errnum)
+        else:
+            self.output.respond(request)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _publish(self, request: Request) -> list[Effect]:
+    def _publish(self, request: Request) -> None:
         if parse_json(request.payload) is None:
-            return self._writer.fail(request, EPROTO)
+            self.output.fail(request, EPROTO)
+            return
         if request.nodeid not in (0, NODEID_ANY):
-            return self._writer.fail(request, EPROTO, "this service is only available on rank 0")
+            self.output.fail(request, EPROTO, "this service is only available on rank 0")
+            return
         pending = Pending(request, self._called)
         pending.body = body_of(request.payload)
         pending.attempts = [(EVENTS, None)]
         pending.options = self._credentials()
         pending.wait = EVENT_SECONDS
-        return self._begin(pending)
+        self._begin(pending)
 
-    def _published(self, event: Event) -> list[Effect]:
+    def _published(self, event: Event) -> None:
         """Publish what the program sends as an event itself."""
         wanted: dict[str, Any] = {"topic": event.topic, "flags": PRIVATE if event.private else 0}
         if event.payload is not None:
             wanted["payload"] = base64.b64encode(event.payload).decode()
-        return self._publish(Request("event.publish", json_payload(wanted), noresponse=True))
+        self._publish(Request("event.publish", json_payload(wanted), noresponse=True))
 
 
-_OWN: Final[dict[str, Callable[[Session, Request], list[Effect]]]] = {
+_OWN: Final[dict[str, Callable[[Session, Request], None]]] = {
     "attr.get": Session._get_attribute,
     "attr.list": Session._get_attribute,
     "attr.set": Session._set_attribute,

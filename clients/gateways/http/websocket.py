@@ -147,7 +147,8 @@ class WebSocketConnection(asyncio.Protocol):
             self.transport.close()
         else:
             session, conversation = self._opened
-            conversation.do(session.drain())
+            session.drain()
+            conversation.act()
 
     # ── the handshake ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,9 +213,10 @@ class WebSocketConnection(asyncio.Protocol):
                 self.transport.abort()
         elif self._heard:
             self._heard = False
-            conversation.do(session.ping())
+            session.ping()
         elif not self._peer.paused:  # nothing is read from a peer that is paused
-            conversation.do(session.close(CloseCode.INTERNAL_ERROR, "no answer to a PING"))
+            session.close(CloseCode.INTERNAL_ERROR, "no answer to a PING")
+        conversation.act()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(PING_SECONDS, self._check_alive, session, conversation)
 

@@ -1,4 +1,4 @@
-"""The gateway's side of a WebSocket connection after the handshake, as a machine: bytes ↔ effects."""
+"""The gateway's side of a WebSocket connection after the handshake, as a machine: bytes ↔ messages."""
 
 from typing import Final, Protocol
 
@@ -10,7 +10,7 @@ from ....mdp.errors import ZmdpError
 from ....mdp.http.problems import Problem
 from ...call import Outcome
 from ...reply import Reply
-from ..effects import Begin, Cancel, Close, Effect, Write
+from ..effects import Begin, Cancel, Close, Effect
 from .websocket_messages import Ask, CancelAsk, Id, MessageError, NotUtf8Error, decode, encode, encode_error
 
 MAX_REASON_BYTES: Final = 123
@@ -57,6 +57,7 @@ class WebSocketSession:
         self._is_text = False
         self._draining = False
         self._closed = False
+        self._effects: list[Effect] = []
 
     @property
     def outstanding(self) -> int:
@@ -65,60 +66,59 @@ class WebSocketSession:
 
     # ── from the peer ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def received(self, data: bytes) -> list[Effect]:
+    def receive(self, data: bytes) -> None:
         """Take in bytes that have arrived."""
         self._frames.receive_data(data)
-        effects: list[Effect] = []
         frames = self._frames.events_received()
         for frame in frames:
             if isinstance(frame, Frame) and not self._closed:
-                effects += self._take(frame)
+                self._take(frame)
         self._partial = 0 if frames else self._partial + len(data)
         if self._frames.parser_exc is not None:  # the codec has sent the close frame that says why
             sent = self._frames.close_sent
-            effects += self._end("invalid WebSocket frame" if sent is None else sent.reason or f"code {sent.code}")
+            self._end("invalid WebSocket frame" if sent is None else sent.reason or f"code {sent.code}")
         if not self._closed:
             try:
                 self._policy.hold(len(self._message) + self._partial)
             except Problem as problem:
-                effects += self.close(CloseCode.TRY_AGAIN_LATER, problem.detail)
-        return self._with_output(effects)
+                self.close(CloseCode.TRY_AGAIN_LATER, problem.detail)
 
-    def _take(self, frame: Frame) -> list[Effect]:
+    def _take(self, frame: Frame) -> None:
         match frame.opcode:
             case Opcode.TEXT | Opcode.BINARY:
                 if frame.fin:
-                    return self._take_message(bytes(frame.data), frame.opcode is Opcode.TEXT)
-                self._message += frame.data
-                self._is_text = frame.opcode is Opcode.TEXT
+                    self._take_message(bytes(frame.data), frame.opcode is Opcode.TEXT)
+                else:
+                    self._message += frame.data
+                    self._is_text = frame.opcode is Opcode.TEXT
             case Opcode.CONT:
                 self._message += frame.data
                 if frame.fin:
                     message, self._message = bytes(self._message), bytearray()
-                    return self._take_message(message, self._is_text)
+                    self._take_message(message, self._is_text)
             case Opcode.CLOSE:
-                return self._end("")
+                self._end("")
             case _:  # the codec has answered a PING
                 pass
-        return []
 
-    def _take_message(self, data: bytes, text: bool) -> list[Effect]:
+    def _take_message(self, data: bytes, text: bool) -> None:
         try:
             said = decode(data, text=text)
         except NotUtf8Error as error:
-            return self.close(CloseCode.INVALID_DATA, str(error))
+            self.close(CloseCode.INVALID_DATA, str(error))
+            return
         except MessageError as error:
             # An error with the id of an outstanding request would end that one.
             self._say_error(None if error.id in self._numbers else error.id, Problem("invalid", str(error)))
-            return []
+            return
         if isinstance(said, CancelAsk):
-            return self._cancel(said.id)
-        if said.id in self._numbers:
+            self._cancel(said.id)
+        elif said.id in self._numbers:
             self._say_error(None, Problem("invalid", f"id {said.id!r:.120} is in use by an outstanding request"))
-            return []
-        return self._ask(said)
+        else:
+            self._ask(said)
 
-    def _ask(self, ask: Ask) -> list[Effect]:
+    def _ask(self, ask: Ask) -> None:
         number = self._last_number + 1
         try:
             if self._draining:
@@ -126,78 +126,75 @@ class WebSocketSession:
             begin = self._policy.begin(number, ask)
         except Problem as problem:
             self._say_error(ask.id, problem)
-            return []
+            return
         self._last_number = number
         self._requests[number] = ask
         self._numbers[ask.id] = number
-        return [begin]
+        self._effects.append(begin)
 
-    def _cancel(self, id_: Id) -> list[Effect]:
+    def _cancel(self, id_: Id) -> None:
         number = self._numbers.get(id_)
         if number is None:  # the CANCEL crossed the end of the request
-            return []
+            return
         ask = self._forget(number)
         self._say_error(id_, Problem("cancelled", "cancelled as asked", service=ask.service))
-        return [Cancel(number), *self._end_if_drained()]
+        self._effects.append(Cancel(number))
+        self._end_if_drained()
 
     # ── from the broker ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def answered(self, number: int, outcome: Outcome) -> list[Effect]:
+    def answered(self, number: int, outcome: Outcome) -> None:
         """Take in a part, the reply or the error of a request."""
         ask = self._requests.get(number)
         if ask is None:
-            return []
+            return
         if isinstance(outcome, Reply) and not outcome.final:
             if ask.stream:
                 self._say(ask, "partial", outcome)
-            return self._with_output([])
+            return
         if isinstance(outcome, Reply):
             self._say(ask, "final", outcome)
         else:
             self._say_error(ask.id, self._policy.problem(number, outcome, ask))
         self._forget(number)
-        return self._with_output(self._end_if_drained())
+        self._end_if_drained()
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def ping(self) -> list[Effect]:
+    def ping(self) -> None:
         """Ask the peer for a sign of life."""
         if self._frames.state is State.OPEN:
             self._frames.send_ping(b"")
-        return self._with_output([])
 
-    def drain(self) -> list[Effect]:
+    def drain(self) -> None:
         """Close the connection once nothing is outstanding; requests from now on are for another gateway."""
         self._draining = True
-        return self._with_output(self._end_if_drained())
+        self._end_if_drained()
 
-    def close(self, code: CloseCode, reason: str) -> list[Effect]:
+    def close(self, code: CloseCode, reason: str) -> None:
         """Close the connection for a reason."""
-        if self._frames.state is not State.OPEN:
-            return []
-        self._frames.send_close(code, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
-        return self._with_output(self._end(reason))
+        if self._frames.state is State.OPEN:
+            self._frames.send_close(code, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
+            self._end(reason)
 
-    def ended(self) -> list[Effect]:
+    def ended(self) -> None:
         """Take in that the connection is closed."""
         self._end("")
-        return []
 
-    def _end_if_drained(self) -> list[Effect]:
-        if not self._draining or self._requests or self._frames.state is not State.OPEN:
-            return []
-        self._frames.send_close(CloseCode.GOING_AWAY, "the gateway is shutting down")
-        return self._end("")
+    def _end_if_drained(self) -> None:
+        if self._draining and not self._requests and self._frames.state is State.OPEN:
+            self._frames.send_close(CloseCode.GOING_AWAY, "the gateway is shutting down")
+            self._end("")
 
-    def _end(self, why: str) -> list[Effect]:
+    def _end(self, why: str) -> None:
         if self._closed:
-            return []
+            return
         self._closed = True
         numbers = list(self._requests)
         for number in numbers:
             self._forget(number)
         self._policy.hold(0)
-        return [*(Cancel(number) for number in numbers), Close(why)]
+        self._effects += [*(Cancel(number) for number in numbers), Close(why)]
 
     def _forget(self, number: int) -> Ask:
         ask = self._requests.pop(number)
@@ -206,6 +203,15 @@ class WebSocketSession:
         return ask
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take_messages(self) -> list[bytes]:
+        """Return what is to be written since the last call."""
+        return [data for data in self._frames.data_to_send() if data]  # an empty one is the end of the stream
+
+    def take_events(self) -> list[Effect]:
+        """Return what is to be done since the last call."""
+        effects, self._effects = self._effects, []
+        return effects
 
     def _say(self, ask: Ask, kind: str, reply: Reply) -> None:
         message, text = encode(ask.id, kind, reply, ask.form)
@@ -217,12 +223,3 @@ class WebSocketSession:
     def _send(self, message: bytes, *, text: bool) -> None:
         if self._frames.state is State.OPEN:  # the peer's close frame may have arrived in the same bytes
             (self._frames.send_text if text else self._frames.send_binary)(message)
-
-    def _with_output(self, effects: list[Effect]) -> list[Effect]:
-        """Return the effects, with what the codec wants to send before a `Close`."""
-        output = b"".join(self._frames.data_to_send())
-        if not output:
-            return effects
-        if effects and isinstance(effects[-1], Close):
-            return [*effects[:-1], Write(output), effects[-1]]
-        return [*effects, Write(output)]

@@ -9,7 +9,7 @@ from support.processes import TIMEOUT_SECONDS
 from zmdp.clients import AsyncClient, ServiceError
 from zmdp.clients.gateways import upstream
 from zmdp.clients.gateways.conversation import MAX_ANSWERS, Conversation
-from zmdp.clients.gateways.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw, Write
+from zmdp.clients.gateways.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
 from zmdp.clients.gateways.upstream import Upstream
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.testing import running_broker
@@ -22,29 +22,44 @@ class Script:
     def __init__(self):
         self.told = asyncio.Queue()
         self.replies = {}
-        """What to do, by the kind of what it is told."""
+        """What to do, by the kind of what it is told: messages and effects."""
+        self._to_do = []
 
     def _tell(self, kind, *what):
         self.told.put_nowait((kind, *what))
-        return list(self.replies.get(kind, []))
+        self.do(*self.replies.get(kind, []))
 
-    def received(self, data):
-        return self._tell("received", data)
+    def do(self, *what):
+        self._to_do += what
+
+    def _take(self, wanted):
+        taken = [each for each in self._to_do if isinstance(each, bytes) is wanted]
+        self._to_do = [each for each in self._to_do if isinstance(each, bytes) is not wanted]
+        return taken
+
+    def take_messages(self):
+        return self._take(True)
+
+    def take_events(self):
+        return self._take(False)
+
+    def receive(self, data):
+        self._tell("received", data)
 
     def answered(self, number, outcome):
-        return self._tell("answered", number, outcome)
+        self._tell("answered", number, outcome)
 
     def asked(self, number, request):
-        return self._tell("asked", number, list(request))
+        self._tell("asked", number, list(request))
 
     def withdrawn(self, number):
-        return self._tell("withdrawn", number)
+        self._tell("withdrawn", number)
 
     def refused(self, service, why):
-        return self._tell("refused", service, why)
+        self._tell("refused", service, why)
 
     def ended(self):
-        return self._tell("ended")
+        self._tell("ended")
 
 
 class Wire:
@@ -73,8 +88,9 @@ class Scene:
         self.wire = Wire()
         self.conversation = Conversation(self.machine, self.wire, upstream, name="test", **limits)
 
-    def do(self, *effects):
-        self.conversation.do(list(effects))
+    def do(self, *what):
+        self.machine.do(*what)
+        self.conversation.act()
 
     async def told(self, kind):
         """Return the next thing of that kind that the machine is told."""
@@ -125,8 +141,8 @@ def test_parts_and_the_reply_are_passed_on_in_order():
 def test_an_impossible_request_is_answered():
     async def story():
         async with scene() as played:
-            played.machine.replies["answered"] = [Write(b"sorry")]
-            played.do(Write(b"before"), Begin(1, "", [b""]), Write(b"after"))
+            played.machine.replies["answered"] = [b"sorry"]
+            played.do(b"before", Begin(1, "", [b""]), b"after")
             number, error = await played.told("answered")
             assert (number, type(error)) == (1, SettingError)
             assert b"".join(played.wire.events) == b"beforeaftersorry"
@@ -179,10 +195,10 @@ def test_nothing_is_read_while_too_much_is_outstanding():
 def test_a_peer_that_does_not_read_is_disconnected():
     async def story():
         async with scene(max_unread_bytes=10) as played:
-            played.do(Write(b"x"))
+            played.do(b"x")
             played.wire.unread = 11
-            played.do(Write(b"y"), Write(b"z"))
-            played.do(Write(b"no more"))
+            played.do(b"y", b"z")
+            played.do(b"no more")
             assert played.wire.events == [b"x", "abort"]
 
     run(story)
@@ -191,7 +207,8 @@ def test_a_peer_that_does_not_read_is_disconnected():
 def test_what_was_written_goes_out_before_the_connection_closes():
     async def story():
         async with scene() as played:
-            played.do(Write(b"bye"), Close("it is late"), Write(b"lost"))
+            played.do(Close("it is late"), b"bye")
+            played.do(b"lost")
             played.conversation.received(b"ignored")
             assert played.wire.events == [b"bye", "close"]
             assert played.machine.told.empty()
@@ -265,7 +282,7 @@ def test_a_service_that_cannot_be_offered_is_refused_and_nothing_else_suffers(mo
     async def story():
         async with scene() as played, AsyncClient(played.endpoint, timeout=TIMEOUT_SECONDS) as client:
             names = [f"peer{number}" for number in range(20)]
-            played.do(*map(Offer, names), Offer("peer0"), Write(b"after"))
+            played.do(*map(Offer, names), Offer("peer0"), b"after")
             refused = [told[1:] for told in drain(played.machine.told) if told[0] == "refused"]
             assert ("peer0", "service 'peer0' is offered already") in refused
             assert "Too many open files" in dict(refused)["peer19"]  # libzmq's words for its own limit, too

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.clients.gateways.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw, Write
+from zmdp.clients.gateways.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
 from zmdp.clients.gateways.flux.bodies import body_of, payload_of
 from zmdp.clients.gateways.flux.errors import failure, reported
 from zmdp.clients.gateways.flux.framing import BIG, LITTLE, encode
@@ -85,13 +85,26 @@ def data(message, order=LITTLE):
 
 
 def call(session, **settings):
-    """Feed a request; return the effects."""
-    return session.received(data(Request(**settings)))
+    """Feed a request; return what follows."""
+    return tell(session.receive, data(Request(**settings)))
+
+
+def tell(method, *told):
+    """Tell a session something; return what follows."""
+    method(*told)
+    return taken(method.__self__)
+
+
+def taken(session):
+    """Return the effects, and before the end of the connection the messages."""
+    effects = session.take_events()
+    end = [each for each in effects if isinstance(each, Close)]
+    return [*(each for each in effects if each not in end), *session.take_messages(), *end]
 
 
 def response(topic, payload=None, errnum=0, matchtag=1, order=LITTLE, **settings):
     settings = {"routes": (), "userid": 500, "rolemask": OWNER, **settings}
-    return Write(data(Response(topic, payload, matchtag, errnum, **settings), order))
+    return data(Response(topic, payload, matchtag, errnum, **settings), order)
 
 
 def options(session, topic, userid=500, rolemask=OWNER, **more):
@@ -112,29 +125,29 @@ def reply(*frames, final=True):
 def test_a_call_tries_the_whole_topic_and_then_its_first_word(session, order):
     request = Request("calc.add", b'{"x":1}\0', 1, userid=0, rolemask=1)
     expected = {"wait": False, "options": options(session, "calc.add")}
-    assert session.received(data(request, order)) == [Begin(1, "calc.add", [b'{"x":1}'], **expected)]
-    assert session.answered(1, MISSING) == [Begin(1, "calc", [b'{"x":1}'], **expected)]
-    assert session.answered(1, reply(b'{"y":2}')) == [response("calc.add", b'{"y":2}\0', order=order)]
-    assert session.answered(1, reply(b"late")) == []
+    assert tell(session.receive, data(request, order)) == [Begin(1, "calc.add", [b'{"x":1}'], **expected)]
+    assert tell(session.answered, 1, MISSING) == [Begin(1, "calc", [b'{"x":1}'], **expected)]
+    assert tell(session.answered, 1, reply(b'{"y":2}')) == [response("calc.add", b'{"y":2}\0', order=order)]
+    assert tell(session.answered, 1, reply(b"late")) == []
     # From now on the first word is tried first.
     assert call(session, topic="calc.add", matchtag=1)[0].service == "calc"
-    assert session.answered(2, MISSING)[0].service == "calc.add"
+    assert tell(session.answered, 2, MISSING)[0].service == "calc.add"
     text = b"No service matching calc.add is registered\0"
-    assert session.answered(2, MISSING) == [response("calc.add", text, 38)]
+    assert tell(session.answered, 2, MISSING) == [response("calc.add", text, 38)]
     assert call(session, topic="calc.add", matchtag=1)[0].service == "calc.add"
 
 
 def test_an_incomplete_message_is_freed_when_its_connection_ends(session):
-    session.received(data(Request("svc.a", bytes(1000), 1))[:500])
+    tell(session.receive, data(Request("svc.a", bytes(1000), 1))[:500])
     assert session.buffered == 500
-    session.ended()
+    tell(session.ended)
     assert session.buffered == 0
 
 
 def test_what_cannot_be_a_services_name_is_not_found(session):
     assert call(session, topic="a\n.b", matchtag=1)[0].service == "a\n.b"
-    assert session.answered(1, SettingError("no name"))[0].service == "a\n"
-    assert session.answered(1, SettingError("no name")) == [
+    assert tell(session.answered, 1, SettingError("no name"))[0].service == "a\n"
+    assert tell(session.answered, 1, SettingError("no name")) == [
         response("a\n.b", b"No service matching a\n.b is registered\0", 38)
     ]  # fmt: skip
 
@@ -144,23 +157,26 @@ def test_streaming_and_routes_travel_with_the_request_and_return(session):
     expected = options(session, "s", matchtag=9, streaming=True, routes=["one", "two"])
     assert begin == Begin(1, "s", [b""], wait=False, options=expected)
     same = {"matchtag": 9, "routes": (b"one", b"two"), "streaming": True, "user1": True}
-    assert session.answered(1, reply(b"1", final=False)) == [response("s", b"1", **same)]
-    assert session.answered(1, reply(b"", final=False)) == [response("s", None, **same)]
-    assert session.answered(1, reply(b"2", b"3")) == [response("s", b"23", **same), response("s", None, 61, **same)]
+    assert tell(session.answered, 1, reply(b"1", final=False)) == [response("s", b"1", **same)]
+    assert tell(session.answered, 1, reply(b"", final=False)) == [response("s", None, **same)]
+    assert tell(session.answered, 1, reply(b"2", b"3")) == [
+        response("s", b"23", **same),
+        response("s", None, 61, **same),
+    ]
 
 
 def test_a_request_that_wants_no_response_outlives_its_connection(session):
     [begin] = call(session, topic="x.y", noresponse=True)
     assert begin.detached
-    assert session.ended() == []
-    [begin] = session.answered(1, MISSING)
+    assert tell(session.ended) == []
+    [begin] = tell(session.answered, 1, MISSING)
     assert (begin.service, begin.detached) == ("x", True)
-    assert session.answered(1, reply(b"x")) == []
+    assert tell(session.answered, 1, reply(b"x")) == []
 
 
 def test_invalid_messages_end_the_connection_after_what_came_before(session):
     good = data(Request("attr.get", b'{"name":"rank"}\0', 1))
-    assert session.received(good + b"nonsense") == [
+    assert tell(session.receive, good + b"nonsense") == [
         response("attr.get", b'{"value":"0","flags":1}\0'), Close("not a Flux message: wrong magic")
     ]  # fmt: skip
 
@@ -174,7 +190,7 @@ def test_nodeids_choose_brokers(instance):
         effects, found = call(session, topic="x", matchtag=1, **settings), []
         while isinstance(effects[0], Begin):
             found.append(effects[0].options.get("broker"))
-            effects = session.answered(number, MISSING)
+            effects = tell(session.answered, number, MISSING)
         return found, effects
 
     text = b"No service matching x is registered\0"
@@ -196,19 +212,21 @@ def test_a_ping_of_a_program_is_answered_by_it_and_of_a_service_by_the_gateway(s
     ping = b'{"seq":0,"pad":""}\0'
     [begin] = call(session, topic="a.b.ping", payload=ping, matchtag=1)
     assert begin == Begin(1, "a.b.ping", [ping[:-1]], wait=False, options=options(session, "a.b.ping"))
-    assert session.answered(1, MISSING)[0].service == "a.ping"
-    [begin] = session.answered(1, MISSING)
+    assert tell(session.answered, 1, MISSING)[0].service == "a.ping"
+    [begin] = tell(session.answered, 1, MISSING)
     assert (begin.number, begin.service, begin.body) == (2, "mmi.service", [b"a.b"])
     route = f"{session.uuid[:8]}!{instance.uuid[:8]}"
     pong = f'{{"seq":0,"pad":"","userid":500,"rolemask":5,"rank":0,"route":"{route}"}}\0'.encode()
-    assert session.answered(2, reply(b"200")) == [response("a.b.ping", pong)]
+    assert tell(session.answered, 2, reply(b"200")) == [response("a.b.ping", pong)]
     call(session, topic="x.ping", payload=ping, matchtag=1)
-    session.answered(3, MISSING)
-    assert session.answered(4, reply(b"403")) == [response("x.ping", None, 1)]
+    tell(session.answered, 3, MISSING)
+    assert tell(session.answered, 4, reply(b"403")) == [response("x.ping", None, 1)]
     call(session, topic="x.ping", payload=ping, matchtag=1)
-    assert session.answered(5, reply(b'{"mine":1}')) == [response("x.ping", b'{"mine":1}\0')]
+    assert tell(session.answered, 5, reply(b'{"mine":1}')) == [response("x.ping", b'{"mine":1}\0')]
     call(session, topic="broker.ping", payload=ping, matchtag=1)
-    assert session.answered(6, WorkerLost("gone", code=502, text="gone")) == [response("broker.ping", b"gone\0", 113)]
+    assert tell(session.answered, 6, WorkerLost("gone", code=502, text="gone")) == [
+        response("broker.ping", b"gone\0", 113)
+    ]
 
 
 def test_cancelling(session):
@@ -217,7 +235,7 @@ def test_cancelling(session):
     assert call(session, topic="x.cancel", payload=b'{"matchtag":3}\0', noresponse=True) == [
         Cancel(1), response("x.watch", None, 61, 3, streaming=True)
     ]  # fmt: skip
-    assert session.answered(1, reply(b"late")) == []
+    assert tell(session.answered, 1, reply(b"late")) == []
     assert call(session, topic="x.cancel", payload=b'{"matchtag":3}\0', noresponse=True) == []
     assert call(session, topic="y.cancel", payload=b'{"matchtag":3}\0', matchtag=4) == [
         Cancel(2), response("y.watch", None, 125, 3), response("y.cancel", None, 0, 4)
@@ -232,16 +250,16 @@ def test_events_are_published_for_the_user_of_the_connection(session):
     body = b'{"topic":"a.b","flags":32,"payload":"eAA="}'
     begin = Begin(1, "flux.events", [body], EVENT_SECONDS, options=credentials)
     assert call(session, topic="event.publish", payload=body + b"\0", matchtag=1) == [begin]
-    assert session.answered(1, reply(b'{"seq":7}')) == [response("event.publish", b'{"seq":7}\0')]
+    assert tell(session.answered, 1, reply(b'{"seq":7}')) == [response("event.publish", b'{"seq":7}\0')]
     begin = Begin(2, "flux.events", [body], EVENT_SECONDS, options=credentials, detached=True)
-    assert session.received(data(Event("a.b", b"x\0", private=True, userid=1, rolemask=1))) == [begin]
-    assert session.answered(2, reply(b'{"seq":8}')) == []
+    assert tell(session.receive, data(Event("a.b", b"x\0", private=True, userid=1, rolemask=1))) == [begin]
+    assert tell(session.answered, 2, reply(b'{"seq":8}')) == []
 
 
 def test_subscriptions_are_confirmed_when_events_arrive(session, instance):
     changes, delivered = [], []
     instance.subscribers.changed = lambda: changes.append(bool(instance.subscribers))
-    session.deliver = delivered.extend
+    session.output.wake = lambda: delivered.extend(taken(session))
     assert call(session, topic="event.subscribe", payload=b'{"topic":"a"}\0', matchtag=1) == []
     assert call(session, topic="event.subscribe", payload=b'{"topic":"b"}\0', matchtag=2) == []
     assert changes == [True]
@@ -254,13 +272,13 @@ def test_subscriptions_are_confirmed_when_events_arrive(session, instance):
     delivered.clear()
     for event in (Event("abc", b"x", 1), Event("c", b"x", 2)):
         instance.subscribers.deliver(event)
-    assert delivered == [Write(data(Event("abc", b"x", 1)))]
+    assert delivered == [data(Event("abc", b"x", 1))]
     for _ in range(2):
         assert call(session, topic="event.unsubscribe", payload=b'{"topic":"a"}\0', matchtag=1)
     assert changes == [True]
     call(session, topic="event.unsubscribe", payload=b'{"topic":"b"}\0', matchtag=1)
     assert changes == [True, False]
-    session.ended()
+    tell(session.ended)
     assert changes == [True, False]
 
 
@@ -276,7 +294,7 @@ def test_a_subscription_that_ends_before_it_was_confirmed_is_confirmed(session):
 )
 def test_private_events_reach_their_publisher_and_owners(instance, userid, rolemask, seen):
     session, delivered = Session(instance, userid, rolemask), []
-    session.deliver = delivered.extend
+    session.output.wake = lambda: delivered.extend(taken(session))
     instance.subscribers.ready = True
     call(session, topic="event.subscribe", payload=b'{"topic":""}\0', matchtag=1)
     instance.subscribers.deliver(Event("a", None, 1, userid=7, rolemask=2))
@@ -293,14 +311,14 @@ def add(session, name):
 
 def asked(session, number, *frames, service="svc", **flux):
     given = wire.Options(json.dumps({"flux": flux}).encode())
-    return session.asked(number, ServiceRequest(frames, service=service, client=b"addr", options=given))
+    return tell(session.asked, number, ServiceRequest(frames, service=service, client=b"addr", options=given))
 
 
 @pytest.fixture
 def program(session):
     """A session that offers `svc`."""
     add(session, "svc")
-    session.answered(1, reply(b"200"))
+    tell(session.answered, 1, reply(b"200"))
     return session
 
 
@@ -308,15 +326,15 @@ def test_a_service_is_confirmed_once_the_broker_knows_it(session):
     offers = [Offer("svc.ping"), Offer("svc")]
     begin = Begin(1, "mmi.service", [b"svc"], wait=False, options={"flux": {}})
     assert add(session, "svc") == [*offers, begin]
-    assert session.answered(1, reply(b"404")) == [
+    assert tell(session.answered, 1, reply(b"404")) == [
         Begin(1, "svc", [b""], PROBE_SECONDS, options={"flux": {"probe": True}})
     ]  # fmt: skip
     assert asked(session, 5, b"", probe=True) == [Answer(5, [b""], final=True)]
-    assert session.answered(1, reply(b"")) == [response("service.add")]
+    assert tell(session.answered, 1, reply(b"")) == [response("service.add")]
     add(session, "other")
-    assert session.answered(2, reply(b"200")) == [response("service.add")]
+    assert tell(session.answered, 2, reply(b"200")) == [response("service.add")]
     add(session, "forbidden")
-    assert session.answered(3, reply(b"403")) == [
+    assert tell(session.answered, 3, reply(b"403")) == [
         Withdraw("forbidden.ping"), Withdraw("forbidden"), response("service.add", None, 1)
     ]  # fmt: skip
 
@@ -330,9 +348,9 @@ def test_a_service_is_confirmed_once_the_broker_knows_it(session):
 )
 def test_a_service_that_the_broker_refuses_is_withdrawn(session, instance, error, errnum):
     add(session, "svc")
-    [begin] = session.answered(1, WorkerLost("", code=502, text="lost"))
+    [begin] = tell(session.answered, 1, WorkerLost("", code=502, text="lost"))
     assert begin.options == {"flux": {"probe": True}}
-    assert session.answered(1, error) == [
+    assert tell(session.answered, 1, error) == [
         Withdraw("svc.ping"), Withdraw("svc"), response("service.add", b"late\0", errnum)
     ]  # fmt: skip
     assert not instance.programs
@@ -341,10 +359,10 @@ def test_a_service_that_the_broker_refuses_is_withdrawn(session, instance, error
 
 def test_a_service_that_cannot_be_offered_is_not_added(session, instance):
     add(session, "svc")
-    assert session.refused("svc.ping", "Too many open files") == [
-        Withdraw("svc.ping"), Withdraw("svc"), response("service.add", b"Too many open files\0", 11), Cancel(1)
+    assert tell(session.refused, "svc.ping", "Too many open files") == [
+        Withdraw("svc.ping"), Withdraw("svc"), Cancel(1), response("service.add", b"Too many open files\0", 11)
     ]  # fmt: skip
-    assert session.refused("svc", "Too many open files") == []
+    assert tell(session.refused, "svc", "Too many open files") == []
     assert not instance.programs
 
 
@@ -352,7 +370,7 @@ def test_a_connection_offers_so_many_services_and_no_more(session, instance):
     for number in range(MAX_SERVICES):
         assert isinstance(add(session, f"x{number}")[0], Offer)
     assert add(session, "y") == [response("service.add", None, 11)]
-    session.ended()
+    tell(session.ended)
     assert instance.programs == set()
     assert instance.departures.present == set()
 
@@ -363,7 +381,7 @@ def test_all_connections_together_offer_so_many_services_and_no_more():
     for session in (one, two):
         assert isinstance(add(session, f"x{len(instance.programs)}")[0], Offer)
     assert add(one, "y") == add(two, "y") == [response("service.add", None, 11, userid=instance.owner)]
-    two.ended()
+    tell(two.ended)
     assert isinstance(add(one, "y")[0], Offer)
 
 
@@ -376,50 +394,50 @@ def test_guests_offer_services_under_their_own_number(instance):
 def test_requests_reach_the_program_and_its_responses_their_clients(program):
     passed = {"topic": "svc.a", "userid": 9, "rolemask": 2, "matchtag": 4, "client": "cl", "gateway": OTHER}
     expected = Request("svc.a", b'{"x":1}\0', 4, routes=(b"3", b"cl"), userid=9, rolemask=2)
-    assert asked(program, 3, b'{"x":1}', **passed) == [Write(data(expected))]
+    assert asked(program, 3, b'{"x":1}', **passed) == [data(expected)]
     answer = Response("svc.a", b'{"y":2}\0', 4, routes=(b"3", b"cl"))
-    assert program.received(data(answer)) == [Answer(3, [b'{"y":2}'], final=True)]
-    assert program.received(data(answer)) == []
+    assert tell(program.receive, data(answer)) == [Answer(3, [b'{"y":2}'], final=True)]
+    assert tell(program.receive, data(answer)) == []
     asked(program, 4, b"", **passed)
     failed = Response("svc.a", b"no\0", 4, 22, routes=(b"4", b"cl"))
-    assert program.received(data(failed)) == [Fail(4, 500, "no", b'{"errnum":22}')]
+    assert tell(program.receive, data(failed)) == [Fail(4, 500, "no", b'{"errnum":22}')]
     asked(program, 5, b"", **passed)
-    assert program.received(data(Response("svc.a", None, 4, 38, routes=(b"5",)))) == [
+    assert tell(program.receive, data(Response("svc.a", None, 4, 38, routes=(b"5",)))) == [
         Fail(5, 404, "errno 38", b'{"errnum":38}')
     ]  # fmt: skip
     asked(program, 6, b"", **passed)
-    assert program.withdrawn(6) == []  # it is no stream
-    assert program.withdrawn(6) == []
+    assert tell(program.withdrawn, 6) == []  # it is no stream
+    assert tell(program.withdrawn, 6) == []
 
 
 def test_streams_of_the_program(program):
     passed = {"topic": "svc.a", "matchtag": 4, "client": "cl", "gateway": OTHER, "streaming": True, "routes": ["far"]}
     routes = (b"3", b"cl", b"far")
     expected = Request("svc.a", None, 4, routes=routes, rolemask=1, streaming=True)
-    assert asked(program, 3, b"", **passed) == [Write(data(expected))]
+    assert asked(program, 3, b"", **passed) == [data(expected)]
     part = Response("svc.a", b"1", 4, routes=routes, streaming=True)
-    assert program.received(data(part)) == [Answer(3, [b"1"], final=False)]
+    assert tell(program.receive, data(part)) == [Answer(3, [b"1"], final=False)]
     end = Response("svc.a", None, 4, 61, routes=routes, streaming=True)
-    assert program.received(data(end)) == [Answer(3, [b""], final=True)]
+    assert tell(program.receive, data(end)) == [Answer(3, [b""], final=True)]
     asked(program, 4, b"", **passed)
     notice = Request("svc.cancel", b'{"matchtag":4}\0', routes=(b"4", b"cl", b"far"), rolemask=1, noresponse=True)
-    assert program.withdrawn(4) == [Write(data(notice))]
+    assert tell(program.withdrawn, 4) == [data(notice)]
     asked(program, 5, b"", **passed)
     last = Response("svc.a", b"all", 4, routes=(b"5",))  # without the flag: there is no more
-    assert program.received(data(last)) == [Answer(5, [b"all"], final=True)]
+    assert tell(program.receive, data(last)) == [Answer(5, [b"all"], final=True)]
 
 
 def test_a_request_that_wants_no_response_is_answered_when_it_was_passed(program):
     assert asked(program, 3, b"x", topic="svc.a", matchtag=0, noresponse=True, client="cl", gateway=OTHER) == [
-        Write(data(Request("svc.a", b"x", 0, routes=(b"3", b"cl"), rolemask=1, noresponse=True))),
         Answer(3, [b""], final=True),
+        data(Request("svc.a", b"x", 0, routes=(b"3", b"cl"), rolemask=1, noresponse=True)),
     ]
     assert program._instance.departures.watched == {}
 
 
 def test_a_program_is_told_once_for_each_service_that_a_client_has_left(program):
     delivered = []
-    program.deliver = delivered.extend
+    program.output.wake = lambda: delivered.extend(taken(program))
     watched = program._instance.departures.watched
     for number, topic in enumerate(("svc.a", "svc.b"), 3):
         asked(program, number, b"", topic=topic, matchtag=number, client="cl", gateway=OTHER)
@@ -427,18 +445,18 @@ def test_a_program_is_told_once_for_each_service_that_a_client_has_left(program)
     assert list(watched) == [(OTHER, "cl")]
     watched.pop((OTHER, "cl"))("cl")
     assert delivered == [
-        Write(data(Request("svc.disconnect", routes=(b"3", b"cl"), rolemask=1, noresponse=True))),
-        Write(data(Request("two.disconnect", routes=(b"5", b"cl"), rolemask=1, noresponse=True))),
+        data(Request("svc.disconnect", routes=(b"3", b"cl"), rolemask=1, noresponse=True)),
+        data(Request("two.disconnect", routes=(b"5", b"cl"), rolemask=1, noresponse=True)),
     ]
     asked(program, 6, b"", topic="svc.a", client="cl", gateway=OTHER)
     assert list(watched) == [(OTHER, "cl")]
-    program.ended()
+    tell(program.ended)
     assert watched == {}
 
 
 def test_no_payload_is_kept_for_clients_that_may_leave(program):
     asked(program, 3, b"payload", topic="svc.a", matchtag=3, client="cl", gateway=OTHER)
-    program.received(data(Response("svc.a", None, 3, routes=(b"3", b"cl"))))
+    tell(program.receive, data(Response("svc.a", None, 3, routes=(b"3", b"cl"))))
     [(_, first)] = program._programs._clients.values()
     assert [each.payload for each in first.values()] == [None]
 
@@ -495,7 +513,7 @@ def test_payloads_of_requests_reach_programs_unchanged(payload):
     [begin, *_] = call(caller, topic="svc.a", payload=payload, matchtag=1)
     [write] = asked(program, 1, *begin.body, **begin.options["flux"])
     routes = (b"1", caller.uuid.encode())
-    assert write == Write(data(Request("svc.a", payload, 1, routes=routes, userid=500, rolemask=OWNER)))
+    assert write == data(Request("svc.a", payload, 1, routes=routes, userid=500, rolemask=OWNER))
 
 
 @given(st.none() | st.binary(min_size=1) | st.sampled_from([b"{}\0", b'{"x":1}\0', b"}", b"{", b"\0", b"}\0"]))

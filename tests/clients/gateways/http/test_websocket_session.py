@@ -9,7 +9,7 @@ from websockets.server import ServerProtocol
 from websockets.uri import parse_uri
 
 from zmdp.clients import Reply, RetryLater, ServiceError, ServiceNotFound
-from zmdp.clients.gateways.effects import Begin, Cancel, Close, Write
+from zmdp.clients.gateways.effects import Begin, Cancel, Close
 from zmdp.clients.gateways.http.problems import problem_of
 from zmdp.clients.gateways.http.websocket_session import WebSocketSession
 from zmdp.mdp.http.problems import Problem
@@ -44,7 +44,7 @@ class Policy:
 
 
 class Pair:
-    """A client's codec and the session.  Effects other than `Write` are returned; what is written, the client reads."""
+    """A client's codec and the session.  Effects are returned; what is written, the client reads."""
 
     def __init__(self, max_size=10_000):
         self.client = ClientProtocol(parse_uri("ws://gateway/ws"))
@@ -64,17 +64,17 @@ class Pair:
         return self.flush()
 
     def flush(self):
-        return self.take(self.session.received(b"".join(self.client.data_to_send())))
+        return self.tell(self.session.receive, b"".join(self.client.data_to_send()))
 
-    def take(self, effects):
-        for each in effects:
-            if isinstance(each, Write):
-                self.client.receive_data(each.data)
+    def tell(self, method, *told):
+        method(*told)
+        for each in self.session.take_messages():
+            self.client.receive_data(each)
         self.frames += [each for each in self.client.events_received() if isinstance(each, Frame)]
-        return [each for each in effects if not isinstance(each, Write)]
+        return self.session.take_events()
 
     def answered(self, number, *frames, final=True):
-        return self.take(self.session.answered(number, Reply(frames, service="s", final=final)))
+        return self.tell(self.session.answered, number, Reply(frames, service="s", final=final))
 
     def heard(self):
         """Return the messages since the last call, of each error only its kind."""
@@ -131,7 +131,7 @@ def test_a_binary_request_gets_binary_replies(pair):
 )
 def test_an_error_ends_a_request(pair, error, kind):
     pair.say(id=1, service="s")
-    assert pair.take(pair.session.answered(1, error)) == []
+    assert pair.tell(pair.session.answered, 1, error) == []
     assert pair.heard() == [{"id": 1, "error": kind}]
     assert pair.policy.outstanding == []
 
@@ -187,10 +187,10 @@ def test_what_is_held_of_an_incomplete_message_is_counted(pair):
     assert pair.policy.held == 8
     pair.client.send_continuation(b'"service":"s"}', fin=True)
     data = b"".join(pair.client.data_to_send())
-    pair.session.received(data[:-1])
+    pair.session.receive(data[:-1])
     assert pair.policy.held == 8 + len(data) - 1
     pair.client.send_ping(b"")
-    pair.session.received(data[-1:] + b"".join(pair.client.data_to_send()))
+    pair.session.receive(data[-1:] + b"".join(pair.client.data_to_send()))
     assert pair.policy.held == 0
 
 
@@ -213,7 +213,7 @@ def test_a_connection_that_is_lost_holds_nothing(pair):
 def test_every_way_to_split_the_bytes(pair):
     pair.client.send_text(b'{"id":1,"service":"s"}')
     data = b"".join(pair.client.data_to_send())
-    effects = [each for byte in data for each in pair.session.received(bytes([byte]))]
+    effects = [each for byte in data for each in pair.tell(pair.session.receive, bytes([byte]))]
     assert effects == [Begin(1, "s", [b""], None, False)]
 
 
@@ -238,11 +238,9 @@ def test_fragments_that_are_too_large_together_end_the_connection():
 
 def test_frames_that_break_the_protocol_end_the_connection(pair):
     pair.say(id=1, service="s")
-    effects = pair.session.received(b"\x81\x00")  # a client must mask its frames
-    assert effects[0] == Cancel(1)
-    assert isinstance(effects[1], Write)
-    assert isinstance(effects[2], Close)
-    pair.take(effects)
+    cancel, close = pair.tell(pair.session.receive, b"\x81\x00")  # a client must mask its frames
+    assert cancel == Cancel(1)
+    assert isinstance(close, Close)
     assert pair.client.close_rcvd.code == CloseCode.PROTOCOL_ERROR
 
 
@@ -274,7 +272,7 @@ def test_a_close_in_the_same_bytes_as_messages(pair):
 
 def test_a_lost_connection_ends_everything(pair):
     pair.say(id=1, service="s")
-    assert pair.session.ended() == []
+    assert pair.tell(pair.session.ended) == [Cancel(1), Close("")]
     assert pair.policy.outstanding == []
     assert pair.session.outstanding == 0
     assert pair.answered(1, b"too late") == []
@@ -283,7 +281,7 @@ def test_a_lost_connection_ends_everything(pair):
 def test_draining_refuses_new_requests_and_closes_after_the_last(pair):
     pair.say(id=1, service="s")
     pair.say(id=2, service="s")
-    assert pair.take(pair.session.drain()) == []
+    assert pair.tell(pair.session.drain) == []
     assert pair.say(id=3, service="s") == []
     assert pair.heard() == [{"id": 3, "error": "closing"}]
     assert pair.answered(1, b"f") == []
@@ -292,15 +290,16 @@ def test_draining_refuses_new_requests_and_closes_after_the_last(pair):
 
 
 def test_draining_closes_an_idle_connection_at_once(pair):
-    assert pair.take(pair.session.drain()) == [Close("")]
+    assert pair.tell(pair.session.drain) == [Close("")]
     assert pair.client.close_rcvd.code == CloseCode.GOING_AWAY
-    assert pair.take(pair.session.drain()) == []
+    assert pair.tell(pair.session.drain) == []
 
 
 def test_a_ping_and_a_close_for_a_reason(pair):
-    assert pair.take(pair.session.ping()) == []
+    assert pair.tell(pair.session.ping) == []
     assert pair.heard() == [("PING", b"")]
-    assert pair.take(pair.session.close(CloseCode.INTERNAL_ERROR, "ä" * 100)) == [Close("ä" * 100)]
+    assert pair.tell(pair.session.close, CloseCode.INTERNAL_ERROR, "ä" * 100) == [Close("ä" * 100)]
     assert pair.client.close_rcvd.code == CloseCode.INTERNAL_ERROR
-    assert pair.session.ping() == []
-    assert pair.session.close(CloseCode.INTERNAL_ERROR, "again") == []
+    assert pair.tell(pair.session.ping) == []
+    assert pair.tell(pair.session.close, CloseCode.INTERNAL_ERROR, "again") == []
+    assert pair.heard() == [("CLOSE", b"\x03\xf3" + "ä".encode() * 61)]
