@@ -5,7 +5,6 @@ another thread that waits takes over.  So a thread that calls alone never switch
 """
 
 import select
-import socket as sockets
 import threading
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from typing import Final, Protocol
 
 from ..mdp.errors import ClosedError, RequestTimeout
 from ..mdp.transport.multipart import milliseconds
+from ..mdp.transport.wake import Wake
 from .call import Call, Outcome
 from .connection import ClientConnection
 from .dialog import Ask
@@ -129,8 +129,7 @@ class SharedConnection:
         self._polled = -1
         """The connection's `changes` when its descriptors were last read."""
         self._monitor_descriptor = -1
-        self._wake_in, self._wake_out = sockets.socketpair()
-        self._wake_in.setblocking(False)
+        self._wake = Wake()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -252,8 +251,7 @@ class SharedConnection:
             closing.sleep()
         self._waiting.remove(closing)
         self.connection.close(time.monotonic())
-        self._wake_in.close()
-        self._wake_out.close()
+        self._wake.close()
         for waiter in list(self._waiting):
             waiter.wake()
         return True
@@ -339,15 +337,15 @@ class SharedConnection:
         for descriptor, _ in ready:
             if descriptor == self._monitor_descriptor:
                 self.connection.monitor_reported = True
-            elif descriptor == self._wake_out.fileno():
-                self._wake_out.recv(4096)
+            elif descriptor == self._wake.descriptor:
+                self._wake.clear()
 
     def _watch(self) -> None:
         """Poll the connection's current sockets."""
         connection = self.connection
         self._poller, self._polled = select.poll(), connection.changes
         descriptor, self._monitor_descriptor, others = connection.descriptors()
-        for each in (self._wake_out.fileno(), descriptor, self._monitor_descriptor, *others):
+        for each in (self._wake.descriptor, descriptor, self._monitor_descriptor, *others):
             if each >= 0:
                 self._poller.register(each, select.POLLIN)
 
@@ -355,8 +353,7 @@ class SharedConnection:
         """Wake the driver, if it sleeps."""
         if self._asleep:
             self._asleep = False
-            with suppress(OSError):
-                self._wake_in.send(b"!")
+            self._wake.wake()
 
 
 class _Slot(Waiter):

@@ -3,11 +3,9 @@
 import logging
 import math
 import select
-import socket as sockets
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final
 
 from ..mdp.keys import ClientKeys
@@ -15,6 +13,7 @@ from ..mdp.logs import fields_of
 from ..mdp.rows import Failed
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.sockets import Context
+from ..mdp.transport.wake import Wake
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
 from .request import Request
 from .session import WorkerSession
@@ -54,16 +53,13 @@ class ThreadedConnection(Connection):
         self._io_leads = False
         self._leads = False  # whether a handler thread leads
         self._progress = 0  # counts requests begun and ended, PARTIALs, and turns of a leader
-        self._wake_in, self._wake_out = sockets.socketpair()
-        self._wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._wake = Wake()
         self._poller = select.poll()
-        self._poller.register(self._wake_out, select.POLLIN)
+        self._poller.register(self._wake.descriptor, select.POLLIN)
         try:
             self.open()
         except BaseException:
-            self._wake_in.close()
-            self._wake_out.close()
+            self._wake.close()
             raise
 
     def opened(self, descriptor: int) -> None:
@@ -218,8 +214,7 @@ class ThreadedConnection(Connection):
 
     def wake(self) -> None:
         """Interrupt the thread that is waiting for messages."""
-        with suppress(OSError):
-            self._wake_in.send(b"!")
+        self._wake.wake()
 
     def abort(self) -> None:
         """Close the socket without telling the broker."""
@@ -231,8 +226,7 @@ class ThreadedConnection(Connection):
 
     def dispose(self) -> None:
         """Close the last descriptors, after all threads have ended."""
-        self._wake_in.close()
-        self._wake_out.close()
+        self._wake.close()
 
     def _poll(self, seconds: float) -> None:
         """Wait for messages with the lock released."""
@@ -244,9 +238,8 @@ class ThreadedConnection(Connection):
         for descriptor, _ in ready:
             if descriptor == self.monitor_descriptor:
                 self.monitor_reported = True
-            elif descriptor == self._wake_out.fileno():
-                with suppress(OSError):
-                    self._wake_out.recv(4096)
+            elif descriptor == self._wake.descriptor:
+                self._wake.clear()
 
     def _step(self, now: float) -> None:
         if self.stopping and not self.session.leaving:

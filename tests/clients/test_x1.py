@@ -191,14 +191,14 @@ def test_wake_ups_are_merged(endpoint, held, monkeypatch):
         driving = pool.submit(client.request, "hold", b"x")
         assert held.taken.wait(TIMEOUT_SECONDS)
         eventually(lambda: shared._asleep)
-        sent, real = [], shared._wake_in
-        monkeypatch.setattr(shared, "_wake_in", SimpleNamespace(send=sent.append, close=real.close))
+        woken, wake = [], shared._wake.wake
+        monkeypatch.setattr(shared._wake, "wake", lambda: woken.append(True))
         with shared.lock:
             shared.wake()
             shared.wake()
-            assert sent == [b"!"]
+            assert woken == [True]
         monkeypatch.undo()
-        real.send(b"!")
+        wake()
         eventually(lambda: shared._asleep)
         assert [
             future.result(TIMEOUT_SECONDS) for future in [client.submit("echo", b"%d" % n) for n in range(200)]

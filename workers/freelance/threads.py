@@ -3,17 +3,16 @@
 import logging
 import math
 import select
-import socket as sockets
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 
 import zmq
 
 from ...mdp.rows import Outcome
 from ...mdp.transport.multipart import milliseconds
 from ...mdp.transport.sockets import Context
+from ...mdp.transport.wake import Wake
 from ..request import Request
 from .connection import FreelanceServerConnection, Listening
 from .session import FreelanceServerSession
@@ -30,10 +29,9 @@ class ThreadedServer(FreelanceServerConnection):
         """Whether the I/O thread has begun."""
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._wake_in, self._wake_out = sockets.socketpair()
-        self._wake_in.setblocking(False)
+        self._wake = Wake()
         self._poller = select.poll()
-        self._poller.register(self._wake_out, select.POLLIN)
+        self._poller.register(self._wake.descriptor, select.POLLIN)
         try:
             super().__init__(session, listening, context)
         except BaseException:
@@ -109,8 +107,7 @@ class ThreadedServer(FreelanceServerConnection):
 
     def wake(self) -> None:
         """Interrupt the I/O thread while it waits for messages."""
-        with suppress(OSError):
-            self._wake_in.send(b"!")
+        self._wake.wake()
 
     def abort(self) -> None:
         """Close the socket immediately."""
@@ -121,8 +118,7 @@ class ThreadedServer(FreelanceServerConnection):
 
     def dispose(self) -> None:
         """Close the last descriptors, after all threads have ended."""
-        self._wake_in.close()
-        self._wake_out.close()
+        self._wake.close()
 
     def _step(self) -> bool:
         more = self.step(time.monotonic())
@@ -136,5 +132,5 @@ class ThreadedServer(FreelanceServerConnection):
             ready = self._poller.poll(milliseconds(seconds))
         finally:
             self._lock.acquire()
-        if any(descriptor == self._wake_out.fileno() for descriptor, _ in ready):
-            self._wake_out.recv(4096)
+        if any(descriptor == self._wake.descriptor for descriptor, _ in ready):
+            self._wake.clear()
