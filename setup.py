@@ -35,6 +35,8 @@ MACHINES = [
     "zmdp/clients/session.py",
     "zmdp/workers/credit.py",
     "zmdp/workers/heartbeats.py",
+    "zmdp/workers/held.py",
+    "zmdp/workers/outgoing.py",
     "zmdp/workers/session.py",
     "zmdp/mdp/broker/admission.py",
     "zmdp/mdp/broker/announcements.py",

@@ -107,8 +107,8 @@ COVERED = (
             "worker_dialog",
         )
     ),
-    "*/clients/broker_connection.py", "*/clients/call.py", "*/clients/failover.py", "*/clients/legacy_session.py",
-    "*/clients/session.py", "*/workers/session.py",
+    *(f"*/clients/{name}.py" for name in ("broker_connection", "call", "failover", "legacy_session", "session")),
+    *(f"*/workers/{name}.py" for name in ("events", "failover", "held", "outgoing", "session", "states")),
 )  # fmt: skip
 """The protocol's core: every branch is tested without sockets."""
 COST, WORK = "tests/mdp/broker/test_cost.py", "tests/mdp/broker/test_work.py"
@@ -116,7 +116,8 @@ COUNTED = [COST, WORK]
 """Tests that count instructions and memory, which coverage would add to."""
 UNITS = found(
     "tests/mdp/**/test_*.py", "tests/mmi/test_*.py", "tests/clients/test_legacy_session.py",
-    "tests/clients/test_session.py", "tests/clients/test_failover.py", "tests/workers/test_session.py", but=COUNTED,
+    "tests/clients/test_session.py", "tests/clients/test_failover.py", "tests/workers/test_session.py",
+    "tests/workers/test_states.py", but=COUNTED,
 )  # fmt: skip
 BROKER = found("tests/mdp/broker/test_broker*.py", "tests/mdp/wire/test_wire*.py")
 PROTOCOL = ["tests/conformance", "tests/simulation"]

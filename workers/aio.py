@@ -189,10 +189,9 @@ class _AsyncConnection(Connection):
 
     def abort(self) -> None:
         """End immediately: cancel the handlers, and close the socket without telling the broker."""
-        self.session.leaving = True
-        if not self.session.ended:
-            self.session.lose("closed", time.monotonic())
-        self._look()
+        now = time.monotonic()
+        self.session.close("closed", now)
+        self.tell(now)
         self.close()
         self._settle()
 
@@ -221,7 +220,6 @@ class _AsyncConnection(Connection):
         until = now + MAX_TURN_SECONDS
         while True:
             self.step(now)
-            self._look()
             request = self.session.begin(now)
             if request is None:
                 break
@@ -268,21 +266,20 @@ class _AsyncConnection(Connection):
         elif id(request) in self._tasks:
             self._handled(request, None)
 
-    def _look(self) -> None:
-        """Cancel the handlers whose requests were cancelled, or that have exceeded `handler_timeout`."""
-        session = self.session
-        for request in session.stuck:
-            log.error(
-                "%s: a handler has neither returned nor yielded for %g s: cancelling it; its request goes to another "
-                "worker",
-                request.service, session.handler_timeout, extra=fields_of(request),
-            )  # fmt: skip
-        for request in (*session.stuck, *session.cancelled):
-            task = self._tasks.get(id(request))
-            if task is not None and not task.cancelling():  # only once: it may be cleaning up
-                task.cancel()
-        session.stuck.clear()
-        session.cancelled.clear()
+    def cancelled(self, request: Request) -> None:
+        """Cancel the task that handles `request`."""
+        task = self._tasks.get(id(request))
+        if task is not None and not task.cancelling():  # only once: it may be cleaning up
+            task.cancel()
+
+    def stuck(self, request: Request) -> None:
+        """Log that a handler has exceeded its time, and cancel it."""
+        log.error(
+            "%s: a handler has neither returned nor yielded for %g s: cancelling it; its request goes to another "
+            "worker",
+            request.service, self.session.settings.handler_timeout, extra=fields_of(request),
+        )  # fmt: skip
+        self.cancelled(request)
 
     def _settle(self) -> None:
         """Set the timer, or end if there is nothing left to do."""

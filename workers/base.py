@@ -19,6 +19,7 @@ from .credit import CreditController
 from .handling import HandlerAdapter, is_async
 from .request import Request
 from .session import WorkerSession
+from .settings import SessionSettings
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
 Decorated = TypeVar("Decorated", bound=Callable[[Any], Any])
@@ -178,11 +179,11 @@ class BaseWorker(Generic[AnyHandler]):
         controller = None
         if self.protocol == "X1":
             controller = CreditController(self.concurrency, prefetch=self._prefetch)
-        return WorkerSession(
-            self.service, protocol=self.protocol, heartbeat=self.heartbeat, liveness=self.liveness,
-            controller=controller, handler_timeout=timeout, options=ready_options(self.name, dialect=self.dialect),
-            endpoints=endpoints,
+        settings = SessionSettings(
+            self.protocol, self.heartbeat, self.liveness, timeout, ready_options(self.name, dialect=self.dialect),
+            endpoints,
         )  # fmt: skip
+        return WorkerSession(self.service, settings, controller=controller)
 
     @property
     def registered(self) -> bool:

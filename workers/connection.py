@@ -1,6 +1,7 @@
 """A worker session on a DEALER socket, shared by the threaded and the asyncio worker."""
 
 import logging
+import math
 import os
 import socket as sockets
 import sys
@@ -24,8 +25,10 @@ from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
 from ..mdp.transport.sockets import Context, dealer
 from ..mdp.wire import Message
+from .events import Cancelled, ConnectionEnded, HandlerStuck
 from .request import Request
 from .session import WorkerSession
+from .states import CLOSED
 
 LINGER_MS: Final = 3_000
 """Time for the last messages (a FINAL, DISCONNECT), which may be large, to be sent after closing."""
@@ -97,12 +100,19 @@ class Connection:
         self._unsent: list[Message] = []
         self._stalled_since = 0.0
         self._broker_restarts = False  # it said DISCONNECT, and has not been heard since
+        self._end = ConnectionEnded("")  # how the last connection ended
 
     def opened(self, descriptor: int) -> None:
         """Called with a new descriptor: when it is readable, `step` is due."""
 
     def closing(self, descriptor: int) -> None:
         """Called with a descriptor that is about to be closed."""
+
+    def cancelled(self, request: Request) -> None:
+        """Called when the handler of a request should stop."""
+
+    def stuck(self, request: Request) -> None:
+        """Called when a handler has exceeded `handler_timeout`; its request goes to another worker."""
 
     def open(self) -> None:
         """Open a socket.  Raises `SettingError` if the endpoint is invalid."""
@@ -130,26 +140,29 @@ class Connection:
         try:
             session = self.session
             if self._socket is None:
-                if now < session.connect_at():
+                due = session.deadline()
+                if due is None or now < due:
                     return
                 self._reopen(now)
             while True:
                 self.flush(now)
-                while self._socket is not None and session.lost is None and (message := receive(self._socket)):
+                while self._socket is not None and session.state.connected and (message := receive(self._socket)):
                     session.receive(message, now)
                 if self._monitor is not None and (not self._connected or self.monitor_reported):
                     self._ask_monitor(self._monitor, now)
-                if self._several:
-                    self._look_for_first(now)
-                if now >= session.deadline():  # after receiving: this process may have been suspended
+                if self._probe is not None:
+                    self._ask_probe(self._probe, now)
+                due = session.deadline()
+                if due is not None and now >= due:  # after receiving: this process may have been suspended
                     session.tick(now)
-                if not session.unsent and (session.lost is None or self._socket is None or self.stalled):
+                self.tell(now)
+                if not session.unsent and (session.state.connected or self._socket is None or self.stalled):
                     break
         except zmq.ContextTerminated:
             self._terminated(now)
 
     def flush(self, now: float) -> None:
-        """Send as much as the broker accepts.  Close the socket if the session has lost its connection."""
+        """Send as much as the broker accepts.  Close the socket if the connection has ended."""
         socket, session, unsent = self._socket, self.session, self._unsent
         if socket is None:
             return
@@ -165,20 +178,33 @@ class Connection:
                 return
             del unsent[:sent]
             self._note_progress(bool(sent), now)
-        if session.lost is not None and not (
-            session.keep_messages and unsent and now - self._stalled_since <= session.heartbeats.patience
-        ):
+        if session.state.connected:
+            return
+        self.tell(now)
+        if not (self._end.keep_messages and unsent and now - self._stalled_since <= session.heartbeats.patience):
             self._lose(now)
+
+    def tell(self, now: float) -> None:
+        """Act on what has happened in the session."""
+        for event in self.session.take_events():
+            if isinstance(event, Cancelled):
+                self.cancelled(event.request)
+            elif isinstance(event, HandlerStuck):
+                self.stuck(event.request)
+            elif isinstance(event, ConnectionEnded):
+                self._end = event
+            else:
+                self._begin_probe(now)
 
     @property
     def ended(self) -> bool:
         """Whether the connection has ended for good."""
-        return self._socket is None and self.session.ended
+        return self._socket is None and self.session.state is CLOSED
 
     @property
     def registered(self) -> bool:
         """Whether the broker knows the worker: it has answered READY."""
-        return self.session.heard and self.session.lost is None
+        return self.session.heartbeats.heard and self.session.state.connected
 
     @property
     def requests(self) -> list[Request]:
@@ -217,16 +243,17 @@ class Connection:
         log.error("%s: an error in zmdp itself, please report it; reconnecting", name, exc_info=error)
         try:
             self.session.lose("an error in zmdp itself", now)
+            self.tell(now)
         finally:
             self._drop(0)
 
     def due(self) -> float:
-        """Return when to call `step` if nothing arrives earlier."""
+        """Return when to call `step` if nothing arrives earlier; inf for never."""
         if self.stalled:
             return self.flushed_at + SEND_RETRY_SECONDS
         due = self.session.deadline()
         until = None if self._probe is None else self._probe.deadline()
-        return due if until is None else min(due, until)
+        return min(math.inf if due is None else due, math.inf if until is None else until)
 
     def close(self) -> None:
         """Close the socket immediately, without telling the broker."""
@@ -240,16 +267,16 @@ class Connection:
         """
         self.monitor_reported = False
         session, socket = self.session, self._socket
-        if session.heard and not self._connected:  # inproc:// has no events
+        if session.heartbeats.heard and not self._connected:  # inproc:// has no events
             self._begin_to_serve()
-        while self._monitor is not None and session.lost is None and (message := receive(monitor)):
+        while self._monitor is not None and session.state.connected and (message := receive(monitor)):
             event = parse_monitor_message(message)
             refusal = why_refused(event["event"], event["value"], self._keys)
             if self._connected:
                 if event["event"] == zmq.Event.DISCONNECTED and socket is not None:
-                    while session.lost is None and (last := receive(socket)):  # what arrived before the end
+                    while session.state.connected and (last := receive(socket)):  # what arrived before the end
                         session.receive(last, now)
-                    if session.lost is None:
+                    if session.state.connected:
                         session.lose("it closed the connection", now)
             elif event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._begin_to_serve()
@@ -280,22 +307,22 @@ class Connection:
         where = " or ".join(self.session.failover.endpoints.all)
         log.log(level, "%s: waiting for a broker at %s: %s", self.session.service.decode(), where, reason)
 
-    def _look_for_first(self, now: float) -> None:
-        """If that is due, find out whether the first broker is back, and tell the session."""
-        session = self.session
-        if self._probe is None:
-            if not session.probe_due(now):
-                return
-            try:
-                self._probe = Probe(session.failover.endpoints.first, self._context, self._keys)
-            except (zmq.ZMQError, SettingError):  # for example, too many open files
-                session.probed(False, now)
-                return
+    def _begin_probe(self, now: float) -> None:
+        """Begin to find out whether the first broker is back."""
+        try:
+            self._probe = Probe(self.session.failover.endpoints.first, self._context, self._keys)
+        except (zmq.ZMQError, SettingError):  # for example, too many open files
+            self.session.probed(False, now)
+        else:
             self.opened(self._probe.descriptor)
-        outcome = self._probe.outcome(now)
+            self._ask_probe(self._probe, now)
+
+    def _ask_probe(self, probe: Probe, now: float) -> None:
+        """If it is known whether the first broker is back, tell the session."""
+        outcome = probe.outcome(now)
         if outcome is not None:
             self._end_probe()
-            session.probed(outcome, now)
+            self.session.probed(outcome, now)
 
     def _end_probe(self) -> None:
         probe, self._probe = self._probe, None
@@ -317,8 +344,9 @@ class Connection:
         if progress or not self.stalled:
             self._stalled_since = now
         self.stalled = bool(self._unsent)
-        if self.stalled and self.session.lost is None and now - self._stalled_since > self.session.heartbeats.patience:
-            self.session.lose("the broker does not accept messages", now)
+        session = self.session
+        if self.stalled and session.state.connected and now - self._stalled_since > session.heartbeats.patience:
+            session.lose("the broker does not accept messages", now)
 
     def _reopen(self, now: float) -> None:
         try:
@@ -327,35 +355,36 @@ class Connection:
             if isinstance(error, zmq.ContextTerminated):
                 raise
             self.session.lose(str(error), now)
+            self.tell(now)
             self._lose(now)
 
     def _lose(self, now: float) -> None:
         """Close the socket of a lost connection, and log the loss."""
-        session = self.session
-        if not session.leaving:
+        session, end = self.session, self._end
+        if not session.state.leaving:
             # A broker that shuts down cleanly sends DISCONNECT: nothing to warn about.  A worker that reconnects at
             # once may still reach it, and is sent DISCONNECT again.
             level = self._level
-            if session.refused and level == logging.WARNING:
+            if end.refused and level == logging.WARNING:
                 level = logging.ERROR
-            elif self._broker_restarts and not session.heard:
+            elif self._broker_restarts and not session.heartbeats.heard:
                 level = logging.DEBUG
-            elif session.dismissed:
+            elif end.dismissed:
                 level = min(level, logging.INFO)
-            self._broker_restarts = session.dismissed
-            delay = session.retry_at - now
+            self._broker_restarts = end.dismissed
+            delay = session.failover.retry_at - now
             if session.failover.moved:
                 self._log_move(level, delay)
             else:
                 when = f"in {delay:.1f} s" if delay >= 0.05 else "now"
                 name, endpoint = session.service.decode(), session.failover.endpoints.current
-                log.log(level, "%s: %s; reconnecting to %s %s", name, session.lost, endpoint, when)
-        self._drop(LINGER_MS if session.keep_messages else 0)
+                log.log(level, "%s: %s; reconnecting to %s %s", name, end.reason, endpoint, when)
+        self._drop(LINGER_MS if end.keep_messages else 0)
 
     def _log_move(self, level: int, delay: float) -> None:
         """Log that the session moves to another broker: once that answers, or now if none does."""
         session = self.session
-        if session.refused:
+        if self._end.refused:
             log.log(level, "%s: %s", session.service.decode(), session.failover.moved)
         if self._connected or not self._left:
             self._left, self._left_level, self._left_at = session.failover.moved, level, self._endpoint
@@ -374,6 +403,6 @@ class Connection:
 
     def _terminated(self, now: float) -> None:
         log.warning("%s: the ZeroMQ context was terminated", self.session.service.decode())
-        self.session.leaving = True
-        self.session.lose("the ZeroMQ context was terminated", now)
+        self.session.close("the ZeroMQ context was terminated", now)
+        self.tell(now)
         self._drop(0)

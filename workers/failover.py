@@ -1,4 +1,4 @@
-"""Which of several brokers a worker connects to, and when it returns to the first."""
+"""Which of its brokers a worker connects to, and when; and when it returns to the first."""
 
 import math
 import random
@@ -7,6 +7,8 @@ from typing import Final
 
 from ..mdp.endpoints import Endpoints
 
+BACKOFF_SECONDS: Final = (1.0, 32.0)
+"""Delay before a reconnection, at first and at most; it doubles each time."""
 PROBE_SECONDS: Final = (1.0, 15.0)
 """Delay before the first broker is probed, at first and at most; it doubles each time."""
 SPARE_SECONDS: Final = 0.05
@@ -22,6 +24,10 @@ class Failover:
         """Where the brokers are, and which of them to connect to."""
         self.several = len(endpoints) > 1
         """Whether there is more than one."""
+        self.retry_at = 0.0
+        """When to connect next."""
+        self.dismissed = False
+        """Whether the broker ended the last connection with DISCONNECT, as it does when it shuts down."""
         self.moved = ""
         """Why the endpoint was changed when the last connection was lost; empty if it was not."""
         self.returning = False
@@ -30,7 +36,8 @@ class Failover:
         """While `returning`, since when the worker has had credit to spare; inf if it has none."""
         self.probe_at = math.inf
         """When to find out whether it is."""
-        self._probe_wait = PROBE_SECONDS[0]  # seconds before the next time, without jitter
+        self._backoff = BACKOFF_SECONDS[0]  # seconds before the next reconnection, without jitter
+        self._probe_wait = PROBE_SECONDS[0]  # seconds before the next probe, without jitter
         self._moves = 0  # how often the endpoint was changed since a broker was last heard
         self._rng = rng
 
@@ -43,6 +50,13 @@ class Failover:
 
     def _plan(self, now: float) -> None:
         self.probe_at = now + self._probe_wait * self._rng.uniform(0.5, 1.0)
+
+    def take_probe(self, now: float) -> bool:
+        """Return whether to find out now if the first broker is back; `probed` is to follow."""
+        if now < self.probe_at:
+            return False
+        self.probe_at = math.inf
+        return True
 
     def probed(self, answered: bool, now: float) -> None:
         """Record the outcome of a probe.  If the first broker has answered, the worker is to return to it."""
@@ -66,30 +80,61 @@ class Failover:
         """
         return self.spare_since + SPARE_SECONDS if self.returning else math.inf
 
-    def lost(self, reason: str, *, heard: bool, dismissed: bool) -> bool:
-        """Choose the endpoint of the next connection.  Return whether to wait first, because all have failed.
+    def heard(self) -> None:
+        """Record that the broker has answered: the connection is of use."""
+        self._backoff = BACKOFF_SECONDS[0]
+        self._moves = 0
+        if self.endpoints.at_first:
+            self._probe_wait = PROBE_SECONDS[0]
 
-        `heard` tells whether the broker had answered, `dismissed` whether it sent the worker away.
+    def lost(
+        self, reason: str, now: float, *, heard: bool, dismissed: bool, wait: bool = True, draining: bool = False
+    ) -> None:
+        """Choose the endpoint of the next connection, and when to open it.
+
+        With one endpoint, that is after a backoff, or with `wait=False` at once.  With several, it is another one at
+        once, and there is a backoff only if all have failed.
+
+        Args:
+            reason: Why the connection was lost.
+            now: The current time.
+            heard: The broker had answered.
+            dismissed: The broker sent the worker away.
+            wait: Whether there is a backoff.
+            draining: The worker was about to end the connection itself.
         """
+        away = self.dismissed and not heard  # a broker that went away has not been heard since
+        self.dismissed = dismissed or not wait
+        if self.several:
+            if draining or self.returning:
+                self._stay_or_return()
+                wait = False
+            else:
+                wait = self._move(reason, heard=heard)
+        self.retry_at = now
+        if wait:
+            self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
+            if not (away and self.dismissed):  # it drains, for not too long
+                self._backoff = min(2 * self._backoff, BACKOFF_SECONDS[1])
+
+    def ended(self, now: float) -> None:
+        """Record that the worker has ended the connection itself.  It connects again at once."""
+        self._stay_or_return()
+        self.dismissed = self.returning
+        self.retry_at = now
+
+    def _stay_or_return(self) -> None:
+        self.moved = f"the broker at {self.endpoints.restart()} is back" if self.returning else ""
+
+    def _move(self, reason: str, *, heard: bool) -> bool:
+        """Choose another endpoint.  Return whether to wait first, because all have failed."""
         endpoints = self.endpoints
-        if heard:
-            self._moves = 0
-            if endpoints.at_first:
-                self._probe_wait = PROBE_SECONDS[0]
-        if self.returning:
-            self.ended()
-            return False
         before = endpoints.current
         self._moves += 1
-        if dismissed:
+        if self.dismissed:
             endpoints.advance()
             self.moved = f"the broker at {before} is draining"
         else:
             endpoints.fail_over(answered=heard)
             self.moved = f"{'lost' if heard else 'cannot use'} the broker at {before}: {reason}"
         return self._moves % len(endpoints.all) == 0
-
-    def ended(self) -> None:
-        """Record that the worker has ended the connection itself: the next one is to the same broker, unless it
-        returns."""
-        self.moved = f"the broker at {self.endpoints.restart()} is back" if self.returning else ""

@@ -30,6 +30,8 @@ class Heartbeats:
         """Seconds of silence after which the broker is considered dead."""
         self.interval = heartbeat
         """Seconds between this worker's heartbeats: its own interval, or the broker's if that is shorter."""
+        self.heard = False
+        """Whether the broker has sent anything on this connection."""
         self.seen_at = 0.0
         """When the broker last sent anything."""
         self.sent_at = 0.0
@@ -44,6 +46,7 @@ class Heartbeats:
 
     def connected(self, now: float) -> None:
         """Forget what was observed on the last connection: this may be another broker."""
+        self.heard = False
         self._gaps.clear()
         self._own_gaps.clear()
         self._unanswered = False
@@ -52,10 +55,11 @@ class Heartbeats:
 
     def command_received(self, now: float) -> None:
         """Record a command other than HEARTBEAT."""
+        self.heard = True
         self.seen_at = self._spoke_at = now
 
-    def heartbeat_received(self, now: float, *, first: bool) -> None:
-        """Record a HEARTBEAT; `first` tells whether it is the first command on this connection.
+    def heartbeat_received(self, now: float) -> None:
+        """Record a HEARTBEAT.
 
         The time since the broker's last command shows how patient to be.  How often to send heartbeats only follows
         from commands that the broker sent unprompted: a HEARTBEAT after one of ours may be an answer to it (C35).
@@ -63,7 +67,7 @@ class Heartbeats:
         gap, own_gap = now - self.seen_at, now - self._spoke_at
         self._spoke_at = -math.inf if self._unanswered else now
         if SHORTEST_HEARTBEAT <= gap <= self.patience:  # else several arrived at once, or this process was suspended
-            if not first:  # the first gap includes the time to connect
+            if self.heard:  # the first gap includes the time to connect
                 self._gaps.append(gap)
                 learned = min(self._liveness * max(self._gaps), MAX_PATIENCE_SECONDS)
                 self.patience = max(self._liveness * self._heartbeat, learned)
@@ -71,6 +75,7 @@ class Heartbeats:
                 self._own_gaps.append(own_gap)
                 self.interval = max(min(self._heartbeat, max(self._own_gaps)), SHORTEST_HEARTBEAT)
         self._unanswered = False
+        self.heard = True
         self.seen_at = now
 
     def beat(self, now: float) -> bool:

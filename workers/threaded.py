@@ -82,7 +82,7 @@ class ThreadedConnection(Connection):
                     request = None if self.stopping else self._begin(now)
                     if request is not None:
                         return request
-                    if now >= until or self.stopping or self.session.leaving:
+                    if now >= until or self.stopping or self.session.state.leaving:
                         self._step(now)
                         self._notify_io()
                         return None
@@ -219,8 +219,7 @@ class ThreadedConnection(Connection):
     def abort(self) -> None:
         """Close the socket without telling the broker."""
         with self._lock:
-            self.session.leaving = True
-            self.session.lose("closed", time.monotonic())
+            self.session.close("closed", time.monotonic())
             self.close()
             self._release()
 
@@ -242,20 +241,20 @@ class ThreadedConnection(Connection):
                 self._wake.clear()
 
     def _step(self, now: float) -> None:
-        if self.stopping and not self.session.leaving:
+        if self.stopping and not self.session.state.leaving:
             self.session.leave(now)
             self._release()
         self.step(now)
-        for request in self.session.stuck:
-            log.error(
-                "%s: a handler has neither returned nor yielded for %g s: its request goes to another worker, and its "
-                "thread takes no more until it returns",
-                request.service, self.session.handler_timeout, extra=fields_of(request),
-            )  # fmt: skip
-        self.session.stuck.clear()
-        self.session.cancelled.clear()  # handlers see `Request.cancelled`
         if self.ended:
             self._release()
+
+    def stuck(self, request: Request) -> None:
+        """Log that a handler has exceeded its time."""
+        log.error(
+            "%s: a handler has neither returned nor yielded for %g s: its request goes to another worker, and its "
+            "thread takes no more until it returns",
+            request.service, self.session.settings.handler_timeout, extra=fields_of(request),
+        )  # fmt: skip
 
     def _release(self) -> None:
         """Wake all threads: no more requests will come, or the connection has ended."""

@@ -5,7 +5,6 @@ and die (its state is lost; whoever restarts it makes a new one).
 """
 
 import logging
-import math
 from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -21,8 +20,11 @@ from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.network import Alarm, Dealer, Network, World
 from zmdp.mdp.wire import Message, Route, batch
 from zmdp.workers.credit import CreditController
+from zmdp.workers.events import ConnectionEnded, HandlerStuck, ProbeDue
 from zmdp.workers.request import Request
 from zmdp.workers.session import WorkerSession
+from zmdp.workers.settings import SessionSettings
+from zmdp.workers.states import CLOSED
 
 from .probing import Probe
 from .proxies import Socket
@@ -365,11 +367,13 @@ class WorkerProcess(Process):
         self.service = service
         self._awaits = kind == "asyncio"
         controller = CreditController(concurrency, prefetch=kind == "threads") if protocol == "X1" else None
-        self.session = WorkerSession(
-            service, protocol=protocol, heartbeat=heartbeat, liveness=liveness, controller=controller,
-            handler_timeout=HANDLER_TIMEOUT, options=b'{"name":"%s"}' % name.encode(), rng=world.rng,
-            endpoints=[network.name for network in networks] or [world.network.name],
-        )  # fmt: skip
+        endpoints = [network.name for network in networks] or [world.network.name]
+        settings = SessionSettings(
+            protocol, heartbeat, liveness, HANDLER_TIMEOUT, b'{"name":"%s"}' % name.encode(), endpoints
+        )
+        self.session = WorkerSession(service, settings, controller=controller, rng=world.rng)
+        self._end = ConnectionEnded("")
+        """How the last connection ended."""
         self.habits = habits
         self._x1 = protocol == "X1"
         self._short = kind == "threads" and world.chance(0.7)
@@ -392,31 +396,27 @@ class WorkerProcess(Process):
     def well(self) -> bool:
         """Return whether it believes to be connected and is idle."""
         session = self.session
-        return session.lost is None and not session.held and not self.runs
+        return session.state.connected and not session.held and not self.runs
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _step(self) -> None:
         """Perform what is due: connect, start handlers, and send, now or soon."""
         session, now = self.session, self.world.now
-        if self.dealer is None and now >= session.connect_at():
+        due = session.deadline()
+        if self.dealer is None and due is not None and now >= due:
             self.dealer = self._open()
             session.connected(now)
-        if now >= session.deadline():
-            before = session.lost
-            session.tick(now)
-            self.world.events["broker silent for a worker"] += before is None and "silent" in str(session.lost)
-        if session.probe_due(now):
-            self._probe()
+        session.tick(now)
         self._look()
         while self.alive and (request := session.begin(now)) is not None:
             self._begin(request)
-        if session.lost is not None or self.world.chance(0.5):
+        if not session.state.connected or self.world.chance(0.5):
             self._flush()
         elif session.unsent and not self._flush_due:
             self._flush_due = True
             self.later(self.world.rng.uniform(0, LONGEST_TURN), self._flush_later)
-        if session.ended and self.alive:
+        if session.state is CLOSED and self.alive:
             self.world.note(f"{self.name} has left")
             self.world.events["worker process left"] += 1
             self.alive = False
@@ -432,7 +432,7 @@ class WorkerProcess(Process):
         self.do(partial(self._connection_lost, dealer, reason))
 
     def _connection_lost(self, dealer: Socket, reason: str) -> None:
-        if dealer is self.dealer and self.session.lost is None:
+        if dealer is self.dealer and self.session.state.connected:
             self.world.events["worker moves on"] += 1
             self.session.lose(reason, self.world.now)
             self._step()
@@ -458,9 +458,10 @@ class WorkerProcess(Process):
             return
         for message in session.take_messages():
             self.dealer.send(message)
-        if session.lost is not None:
-            self.world.note(f"{self.name}: {session.lost}, next try at +{session.retry_at - self.world.now:g}")
-            self.dealer.close(flush=session.keep_messages)
+        if not session.state.connected:
+            seconds = session.failover.retry_at - self.world.now
+            self.world.note(f"{self.name}: {self._end.reason}, next try at +{seconds:g}")
+            self.dealer.close(flush=self._end.keep_messages)
             self.dealer = None
 
     def _arrived(self, dealer: Socket, message: Message) -> None:
@@ -477,8 +478,8 @@ class WorkerProcess(Process):
         session.receive(message, now)
         for command in commands:
             if isinstance(command, wire.Disconnect):
-                check(session.lost is not None, f"C9: {self.name} stays connected after DISCONNECT")
-                at_once = session.retry_at <= now
+                check(not session.state.connected, f"C9: {self.name} stays connected after DISCONNECT")
+                at_once = session.failover.retry_at <= now
                 self.world.events[f"DISCONNECT, reconnected {'at once' if at_once else 'after a backoff'}"] += 1
             elif isinstance(command, wire.Request):
                 check(command.id not in held, f"C32: {self.name} got the address {command.id} twice")
@@ -505,7 +506,7 @@ class WorkerProcess(Process):
     def _cancelled(self, request: Request | None, command: wire.Cancel) -> None:
         if request is None:
             self.world.events["CANCEL met the FINAL on the way"] += 1
-        elif self.session.lost is None:
+        elif self.session.state.connected:
             here = self.session.held.get(command.id)
             check(here is None or request.cancelled, f"X1: {self.name} missed a CANCEL")
             reached = "before the request began" if here is None else "a worker"
@@ -515,8 +516,7 @@ class WorkerProcess(Process):
         self._step()
 
     def deadline(self) -> float | None:
-        due = self.session.deadline()
-        return None if due == math.inf else due
+        return self.session.deadline()
 
     def leave(self) -> None:
         """Accept no more requests, and end when the running ones are done."""
@@ -544,17 +544,22 @@ class WorkerProcess(Process):
         self._work(run, 0)
 
     def _look(self) -> None:
-        """Cancel the tasks of requests that were cancelled or have exceeded their time."""
-        session = self.session
-        self.world.events["handler given up"] += len(session.stuck)
-        if self._awaits:
-            for request in (*session.stuck, *session.cancelled):
-                run = self.runs.get(id(request))
-                if run is not None:
-                    run.step += 1
-                    self.later(self.world.rng.choice([0.0, 0.01, 1.0]), partial(self._end_task, run))
-        session.stuck.clear()
-        session.cancelled.clear()
+        """Act on what has happened in the session."""
+        for event in self.session.take_events():
+            if isinstance(event, ProbeDue):
+                self._probe()
+            elif isinstance(event, ConnectionEnded):
+                self.world.events["broker silent for a worker"] += "silent" in event.reason
+                self._end = event
+            else:
+                self.world.events["handler given up"] += isinstance(event, HandlerStuck)
+                self._cancel_task(event.request)
+
+    def _cancel_task(self, request: Request) -> None:
+        run = self.runs.get(id(request))
+        if self._awaits and run is not None:
+            run.step += 1
+            self.later(self.world.rng.choice([0.0, 0.01, 1.0]), partial(self._end_task, run))
 
     def _end_task(self, run: Run) -> None:
         """Handle the end of a cancelled task."""

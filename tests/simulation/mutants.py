@@ -22,6 +22,7 @@ from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
 from zmdp.mdp.broker.worker_dialog import WorkerDialog
 from zmdp.mdp.wire.batch_python import Batch
+from zmdp.workers.held import HeldRequests
 from zmdp.workers.session import WorkerSession
 
 _enqueue = Registry.enqueue
@@ -341,29 +342,29 @@ def deaf_to_cancel(session: WorkerSession, address: Any, now: float) -> None:
     """A worker takes no notice of CANCEL."""
 
 
-def forget_unbegun(session: WorkerSession, keep: int) -> None:
+def forget_unbegun(requests: HeldRequests, keep: int, release: Any = HeldRequests.release) -> list[Any]:
     """A worker forgets requests that it should return."""
-    while len(session._queue) > keep:
-        session.held.pop(session._queue.pop().address, None)
+    release(requests, keep)
+    return []
 
 
 def secretive(session: WorkerSession) -> None:
     """A worker does not tell of a credit that has changed."""
-    session.credit = max(0, session.controller.credit - len(session._orphans))
+    session.credit = session._requests.credit
 
 
-def greedy(session: WorkerSession, now: float) -> Any:
+def greedy(requests: HeldRequests, now: float) -> Any:
     """A worker begins all that it holds at once."""
-    if not session._queue:
+    if not requests.unbegun:
         return None
-    request = session._queue.popleft()
-    session._running[request.address] = now
+    request = requests.unbegun.popleft()
+    requests._running[request.address] = now
     return request
 
 
 def never_give_up(session: WorkerSession, request: Any, now: float, *, ended: bool = False) -> None:
     """A request whose handler does not end stays with its worker."""
-    session._active_at.pop(request.address, None)
+    session._requests._active_at.pop(request.address, None)
 
 
 # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -477,10 +478,10 @@ MUTANTS = [
     (ClientDialog, "give_up", answer_slow_readers, "the broker said"),
     (GivenUp, "includes", give_up_proxies, "was lost"),
     (WorkerSession, "lose", deaf, "C9"),
-    (WorkerSession, "_withdrawn", deaf_to_cancel, "missed a CANCEL"),
-    (WorkerSession, "_release_unbegun", forget_unbegun, "not recovered"),
+    (WorkerSession, "_cancel_request", deaf_to_cancel, "missed a CANCEL"),
+    (HeldRequests, "release", forget_unbegun, "not recovered"),
     (WorkerSession, "_announce", secretive, "not recovered"),
-    (WorkerSession, "begin", greedy, "runs too many handlers"),
+    (HeldRequests, "begin", greedy, "runs too many handlers"),
     (WorkerSession, "abandon", never_give_up, "not recovered"),
     (LegacySession, "tick", asleep, "time stands still"),
     (LegacySession, "tick", repeat_stream, "C17"),

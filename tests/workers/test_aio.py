@@ -711,7 +711,7 @@ def test_a_restart_of_the_broker_is_one_line_for_all_connections(caplog):
             at = first.endpoints[0]
             worker = AsyncWorker("echo", echo, broker=at, concurrency=8, heartbeat=0.05, liveness=40, protocol="0.2")
             worker.start()
-            while not all(each.session.heard for each in worker._connections) or not worker._connections:
+            while not all(each.registered for each in worker._connections) or not worker._connections:
                 await asyncio.sleep(0)
             await asyncio.to_thread(first.stop)
         with running_broker(at, limits=limits) as second:

@@ -19,7 +19,9 @@ from zmdp.workers import (
     AsyncWorker,
     Worker,
     aio,
+    failover,
     handling,
+    outgoing,
     session,
 )
 from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker
@@ -106,7 +108,7 @@ def test_a_reply_that_cannot_be_sent(kind, endpoint, monkeypatch):
 @pytest.mark.pure_only  # compiled code does not look up its own methods
 def test_a_reply_that_fails_halfway(kind, endpoint, monkeypatch, logged):
     """The session no longer holds the request, but nothing was sent: the broker ends it when the connection does."""
-    monkeypatch.setattr(session.WorkerSession, "_reply", bug)
+    monkeypatch.setattr(outgoing.Outgoing, "final", bug)
     assert {type(each) for each in ask(kind, endpoint)} == {WorkerLost}
     assert logged("s: an error in zmdp itself, please report it; reconnecting")
 
@@ -123,7 +125,7 @@ def test_an_error_that_cannot_be_sent_either(kind, endpoint, monkeypatch):
 @pytest.mark.pure_only
 def test_an_error_in_the_worker_s_loop(kind, endpoint, monkeypatch, logged):
     """Once: the worker connects again, and serves."""
-    take, calls = session.WorkerSession._given, []
+    take, calls = session.WorkerSession._take_request, []
 
     def given(*arguments):
         calls.append(arguments)
@@ -131,8 +133,8 @@ def test_an_error_in_the_worker_s_loop(kind, endpoint, monkeypatch, logged):
             bug()
         take(*arguments)
 
-    monkeypatch.setattr(session.WorkerSession, "_given", given)
-    monkeypatch.setattr(session, "BACKOFF_SECONDS", (0.01, 0.1))
+    monkeypatch.setattr(session.WorkerSession, "_take_request", given)
+    monkeypatch.setattr(failover, "BACKOFF_SECONDS", (0.01, 0.1))
     results = ask(kind, endpoint)
     assert WorkerLost in {type(each) for each in results}
     assert all(type(each) is WorkerLost or each == [b"x"] for each in results)

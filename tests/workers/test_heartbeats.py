@@ -16,8 +16,7 @@ class Wire:
         self.sent = []
         self.silent = False
         own_at = [] if own is None else [offset + own * (n + 1) for n in range(int(SECONDS / own))]
-        answers, heard = [], False
-        now = 0.0
+        answers, now = [], 0.0
         while now < SECONDS:
             now = min([self.beats.deadline(), *own_at[:1], *answers[:1]])
             if answers and answers[0] <= now:
@@ -33,8 +32,7 @@ class Wire:
                 if echo:
                     answers.append(now + delay)
                 continue
-            self.beats.heartbeat_received(now, first=not heard)
-            heard = True
+            self.beats.heartbeat_received(now)
 
     @property
     def per_interval(self):
@@ -81,7 +79,7 @@ def test_what_a_request_and_an_answer_frame_teaches_nothing():
     beats.connected(0.0)
     assert beats.beat(1.0)
     beats.command_received(1.02)
-    beats.heartbeat_received(1.05, first=False)
+    beats.heartbeat_received(1.05)
     assert beats.interval == 1.0
 
 
@@ -91,17 +89,17 @@ def test_after_work_the_brokers_own_heartbeats_teach():
     for now in (0.2, 0.4, 3.0):
         beats.command_received(now)
         beats.sent_at = now
-    beats.heartbeat_received(3.3, first=False)
+    beats.heartbeat_received(3.3)
     assert beats.interval == pytest.approx(0.3)
 
 
 def test_another_connection_begins_anew():
     beats = Heartbeats(1.0, 5)
     beats.connected(0.0)
-    beats.heartbeat_received(0.2, first=True)
+    beats.heartbeat_received(0.2)
     assert beats.interval == 0.2
     beats.connected(10.0)
-    beats.heartbeat_received(10.6, first=True)
+    beats.heartbeat_received(10.6)
     assert beats.interval == pytest.approx(0.6)
 
 
@@ -110,7 +108,7 @@ def test_heartbeats_read_together_teach_nothing():
     beats = Heartbeats(1.0, 5)
     beats.connected(0.0)
     for now in (1.0, 2.0, 4.0, 4.0, 4.0):
-        beats.heartbeat_received(now, first=now == 1.0)
+        beats.heartbeat_received(now)
     assert (beats.interval, beats.patience) == (1.0, 10.0)
 
 

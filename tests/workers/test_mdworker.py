@@ -318,11 +318,11 @@ def test_a_loss_says_when_the_worker_reconnects(endpoint, client, monkeypatch, l
         (served,) = worker._connections
         with served._lock:
             served.session.lose("a test", 0.0, wait=False)
-            served.session.retry_at = delay
+            served.session.failover.retry_at = delay
             served.flush(0.0)
         assert logged(f"echo: a test; reconnecting to {endpoint} {told}")
         with served._lock:
-            served.session.retry_at = 0.0
+            served.session.failover.retry_at = 0.0
         served.wake()
 
 
@@ -407,7 +407,7 @@ def test_a_worker_sleeps_until_it_connects_again(endpoint, monkeypatch):
         monkeypatch.setattr(type(served), "_step", lambda self, now: (steps.append(now), step(self, now))[1])
         with served._lock:
             served.session.lose("a test", time.monotonic())
-            served.session.retry_at = math.inf
+            served.session.failover.retry_at = math.inf
         assert worker.recv(timeout=0.1) is None
         assert len(steps) < 100
 

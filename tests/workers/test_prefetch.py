@@ -9,6 +9,7 @@ from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
 from zmdp.workers.credit import CreditController
 from zmdp.workers.session import WorkerSession
+from zmdp.workers.settings import SessionSettings
 
 PATIENT = 1e6
 """A heartbeat interval: silence is not the subject here."""
@@ -28,9 +29,8 @@ class Preempted:
         self.answered = []
 
     def worker(self, threads):
-        session = WorkerSession(
-            "s", heartbeat=PATIENT, controller=CreditController(threads, prefetch=True), rng=self.rng
-        )
+        controller = CreditController(threads, prefetch=True)
+        session = WorkerSession("s", SessionSettings(heartbeat=PATIENT), controller=controller, rng=self.rng)
         session.connected(self.now)
         return session
 

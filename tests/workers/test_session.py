@@ -1,5 +1,6 @@
 """The worker's machine: C6 to C10, its part of C13, C16, C24 and of X1, and its life with brokers of other habits."""
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,12 @@ from zmdp.mdp.errors import SettingError
 from zmdp.mdp.wire import batch, x1
 from zmdp.mdp.wire.commands import KINDS
 from zmdp.workers.credit import PREFETCH_SECONDS, CreditController
+from zmdp.workers.events import Cancelled, ConnectionEnded, HandlerStuck, ProbeDue
 from zmdp.workers.failover import SPARE_SECONDS
 from zmdp.workers.request import Request
 from zmdp.workers.session import UNHEARD_PATIENCE_SECONDS, WorkerSession
+from zmdp.workers.settings import SessionSettings
+from zmdp.workers.states import CLOSED, SERVING, WAITING
 
 HEADS = {"X1": [b"", b"MDPWX1"], "0.2": [b"MDPW02"], "0.1": [b"", b"MDPW01"]}
 PROTOCOLS = list(HEADS)
@@ -80,8 +84,14 @@ def sent(session: WorkerSession, protocol: str = "X1") -> list[Command]:
 
 def wait(session: WorkerSession, until: float) -> None:
     """Tick whenever the session asks for it, as a process that is not held up does."""
-    while session.alive and session.deadline() <= until:
-        session.tick(session.deadline())
+    while session.state.connected and (due := session.deadline()) is not None and due <= until:
+        session.tick(due)
+
+
+def reason(session: WorkerSession) -> str | None:
+    """Why the connection has ended since the last call, or None."""
+    ended = [each for each in session.take_events() if isinstance(each, ConnectionEnded)]
+    return ended[-1].reason if ended else None
 
 
 def ready(protocol: str, credit: int = 1) -> Command:
@@ -133,7 +143,7 @@ class Highest(random.Random):
 def connected(controller: int | CreditController = 1, **given: Any) -> WorkerSession:
     """A session that has connected at 100 s, with a heartbeat of 1 s and a patience of 5 s; READY was taken."""
     made = CreditController(controller) if isinstance(controller, int) else controller
-    session = WorkerSession(b"echo", rng=Highest(), controller=made, **given)
+    session = WorkerSession(b"echo", SessionSettings(**given), controller=made, rng=Highest())
     session.connected(100.0)
     session.take_messages()
     return session
@@ -165,18 +175,18 @@ def busy(protocol: str = "X1", *, options: bytes = b"", **given: Any) -> tuple[W
 @each_protocol
 def test_ready_comes_first(protocol: str) -> None:
     # C7, C24
-    session = WorkerSession(b"echo", protocol=protocol)
-    assert (session.lost, session.connect_at(), session.deadline()) == ("not connected yet", 0.0, 0.0)
+    session = WorkerSession(b"echo", SessionSettings(protocol))
+    assert (session.state, session.deadline()) == (WAITING, 0.0)
     session.connected(100.0)
     assert sent(session, protocol) == [ready(protocol)]
-    assert session.lost is None
+    assert session.state.connected
     session.tick(100.0)
     assert session.take_messages() == []  # sent once
 
 
 def test_ready_says_what_operators_see() -> None:
     options = b'{"name":"me","host":"here","pid":7,"version":"1"}'
-    session = WorkerSession(b"echo", controller=CreditController(3), options=options)
+    session = WorkerSession(b"echo", SessionSettings(options=options), controller=CreditController(3))
     session.connected(0.0)
     (message,) = session.take_messages()
     (command,) = batch.from_worker([b"w", *message], 2, ROUTE, 1000, 10)
@@ -195,7 +205,7 @@ def test_ready_says_what_operators_see() -> None:
 )
 def test_settings_out_of_range(service: bytes, given: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingError) as caught:
-        WorkerSession(service, **given)
+        WorkerSession(service, SessionSettings(**given))
     assert str(caught.value) == text
 
 
@@ -285,8 +295,8 @@ def test_a_second_request_with_the_same_address_ends_the_connection(protocol: st
     # C6: that broker cannot be relied on, and its requests cannot be told apart
     session, request = busy(protocol)
     session.receive(work(protocol, 7), 101.0)
-    assert session.lost == "the broker sent a second request with the address of the first"
-    assert session.retry_at == 102.0
+    assert reason(session) == "the broker sent a second request with the address of the first"
+    assert session.failover.retry_at == 102.0
     assert not session.final(request, [b"a"], 101.5)
 
 
@@ -323,9 +333,9 @@ def test_what_a_worker_does_not_expect_is_ignored(protocol: str, message: list[b
     # and is no sign of life either
     session = connected(protocol=protocol)
     session.receive(message, 104.9)
-    assert (session.lost, session.held) == (None, {})
+    assert (session.state, session.held) == (SERVING, {})
     wait(session, 105.0)
-    assert session.lost == "the broker has been silent for 5 s"
+    assert reason(session) == "the broker has been silent for 5 s"
 
 
 # ── X1: options, ERROR, CANCEL ───────────────────────────────────────────────────────────────────────────────────────
@@ -389,9 +399,9 @@ def test_a_code_that_has_not_three_digits_is_told_as_a_failure(code: Any, protoc
 def test_a_request_is_cancelled() -> None:
     session, (first, second) = holding(1, 2)
     session.receive(cancels(2), 101.0)
-    assert (first.cancelled, second.cancelled, session.cancelled) == (False, True, [second])
+    assert (first.cancelled, second.cancelled, session.take_events()) == (False, True, [Cancelled(second)])
     session.receive(cancels(2), 101.0)
-    assert session.cancelled == [second]
+    assert session.take_events() == []
     assert session.take_messages() == []
     # it is ended all the same, which frees its credit
     session.error(second, 499, "cancelled", 102.0)
@@ -403,7 +413,7 @@ def test_a_request_that_is_cancelled_before_it_begins_never_does() -> None:
     session = connected(64)
     session.receive(works(1, 2, 3), 101.0)
     session.receive(cancels(2), 101.0)
-    assert session.cancelled == []  # no handler has it
+    assert session.take_events() == []  # no handler has it
     assert sent(session) == [("ERROR", 2, 499, b"cancelled")]
     begun = [session.begin(101.0), session.begin(101.0), session.begin(101.0)]
     assert [each and each.client for each in begun] == [b"1", b"3", None]
@@ -422,7 +432,7 @@ def test_a_cancel_that_comes_too_late_is_passed_over() -> None:
     session, request = busy()
     session.final(request, [b"a"], 101.0)
     session.receive(cancels(7), 101.0)
-    assert (session.lost, request.cancelled, session.cancelled) == (None, False, [])
+    assert (session.state, request.cancelled, session.take_events()) == (SERVING, False, [])
 
 
 @each_protocol
@@ -437,7 +447,7 @@ def test_a_request_whose_connection_is_lost_is_cancelled(protocol: str, how: str
     else:
         session.lose("trouble", 101.0)
     assert request.cancelled
-    assert session.cancelled == [request]
+    assert Cancelled(request) in session.take_events()
 
 
 # ── credit ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -533,9 +543,9 @@ def test_without_a_free_handler_it_does_not_connect(protocol: str) -> None:
     session, request = busy(protocol)
     session.receive(heartbeat(protocol), 100.9)
     session.receive(disconnect(protocol), 101.0)
-    assert session.connect_at() == session.deadline() == float("inf")
+    assert session.deadline() is None
     session.final(request, [b""], 110.0)
-    assert session.connect_at() == 101.0
+    assert session.deadline() == 101.0
 
 
 # ── handlers that do not end ─────────────────────────────────────────────────────────────────────────────────────────
@@ -551,17 +561,18 @@ def test_a_stuck_handler_ends_the_connection_when_the_others_have_ended() -> Non
     session.take_messages()
     assert session.deadline() <= 102.5
     session.tick(102.5)
-    assert session.stuck == [stuck]
+    assert session.take_events() == [HandlerStuck(stuck)]
     assert [each for each in sent(session) if each[0] != "HEARTBEAT"] == [("RELEASE", 4), ("DISCONNECT",)]
     session.receive(works(5), 102.6)  # the broker had not read that
     assert sent(session) == [("RELEASE", 5)]
     session.final(other, [b"done"], 102.7)
-    assert session.lost is None
+    assert session.state.connected
     session.final(session.held[3], [b"done"], 102.8)
-    assert session.lost == "a handler does not end"
-    assert (session.keep_messages, stuck.cancelled, other.cancelled) == (True, True, False)
+    ended = ConnectionEnded("a handler does not end", keep_messages=True)
+    assert session.take_events() == [ended, Cancelled(stuck)]
+    assert (stuck.cancelled, other.cancelled) == (True, False)
     assert sent(session) == [("FINAL", 2, b"done"), ("FINAL", 3, b"done")]
-    assert (session.connect_at(), session.credit) == (102.8, 2)
+    assert (session.deadline(), session.credit) == (102.8, 2)
     session.connected(103.0)
     session.final(stuck, [b"late"], 104.0)
     assert sent(session) == [("READY", 2, b"echo"), ("CREDIT", 3)]
@@ -570,7 +581,10 @@ def test_a_stuck_handler_ends_the_connection_when_the_others_have_ended() -> Non
 def test_two_stuck_handlers() -> None:
     session, (first, second) = holding(1, 2, handler_timeout=2.0)
     session.tick(102.5)
-    assert (session.stuck, session.lost, session.credit) == ([first, second], "a handler does not end", 62)
+    ended = ConnectionEnded("a handler does not end", keep_messages=True)
+    stuck = [HandlerStuck(first), HandlerStuck(second)]
+    assert session.take_events() == [*stuck, ended, Cancelled(first), Cancelled(second)]
+    assert session.credit == 62
 
 
 def test_a_stuck_handler_that_ends_after_all() -> None:
@@ -579,9 +593,9 @@ def test_a_stuck_handler_that_ends_after_all() -> None:
     session.tick(102.5)
     session.final(stuck, [b"late"], 103.0)
     session.final(other, [b"done"], 103.1)
-    assert session.lost is None
+    assert session.state.connected
     session.receive(disconnect("X1"), 103.2)  # the answer to DISCONNECT
-    assert (session.lost, session.credit, session.connect_at()) == ("the broker sent DISCONNECT", 64, 103.2)
+    assert (reason(session), session.credit, session.deadline()) == ("the broker sent DISCONNECT", 64, 103.2)
 
 
 @each_older
@@ -591,11 +605,11 @@ def test_a_stuck_handler_before_x1(protocol: str) -> None:
     session.tick(101.1)
     session.take_messages()
     session.tick(102.5)
-    assert session.lost == "a handler does not end"
+    assert reason(session) == "a handler does not end"
     assert [each for each in sent(session, protocol) if each[0] != "HEARTBEAT"] == [("DISCONNECT",)]
-    assert session.connect_at() == float("inf")
+    assert session.deadline() is None
     session.final(request, [b"late"], 110.0)
-    assert session.connect_at() == 102.5
+    assert session.deadline() == 102.5
 
 
 def test_a_handler_that_ended_without_a_reply() -> None:
@@ -604,7 +618,7 @@ def test_a_handler_that_ended_without_a_reply() -> None:
     session.abandon(first, 101.0, ended=True)
     assert sent(session) == [("DISCONNECT",)]
     session.final(second, [b"x"], 102.0)
-    assert (session.lost, session.credit) == ("a handler does not end", 64)
+    assert (reason(session), session.credit) == ("a handler does not end", 64)
     session.abandon(first, 103.0, ended=True)
     assert session.credit == 64
 
@@ -627,10 +641,10 @@ def test_leaving_returns_what_has_not_begun_and_finishes_the_rest() -> None:
     assert sent(session) == [("HEARTBEAT",)]
     session.final(first, [b"done"], 103.0)
     assert sent(session) == [("FINAL", 1, b"done")]
-    assert not session.ended
+    assert session.state is not CLOSED
     session.receive(disconnect("X1"), 103.1)
-    assert session.ended
-    assert session.deadline() == float("inf")
+    assert session.state is CLOSED
+    assert session.deadline() is None
 
 
 def test_a_broker_that_does_not_answer_disconnect() -> None:
@@ -639,24 +653,24 @@ def test_a_broker_that_does_not_answer_disconnect() -> None:
     for now in (104.0, 108.0, 112.0):
         session.receive(heartbeat("X1"), now)
         session.tick(now)
-    assert not session.ended
+    assert session.state is not CLOSED
     session.final(request, [b""], 112.0)
     patience = session.heartbeats.patience
     session.receive(heartbeat("X1"), 115.0)
     session.tick(112.0 + patience - 0.1)
-    assert not session.ended
+    assert session.state is not CLOSED
     assert session.deadline() == 112.0 + patience
     session.tick(112.0 + patience)
-    assert session.ended
+    assert session.state is CLOSED
 
 
 def test_a_broker_that_was_never_heard_is_not_waited_for() -> None:
     session = connected()
     session.leave(101.0)
     session.tick(101.0 + UNHEARD_PATIENCE_SECONDS)
-    assert session.ended
+    assert session.state is CLOSED
+    assert session.take_events() == [ConnectionEnded("closed", keep_messages=False)]
     assert sent(session)[-1] == ("DISCONNECT",)  # READY has no answer: it may be there all the same
-    assert not session.keep_messages
 
 
 @each_older
@@ -666,25 +680,58 @@ def test_before_x1_it_leaves_when_nothing_is_held(protocol: str) -> None:
     session.leave(101.0)
     assert session.take_messages() == []
     session.final(request, [b"done"], 102.0)
-    assert session.ended
+    assert session.state is CLOSED
     assert sent(session, protocol) == [("FINAL", 7, b"done"), ("DISCONNECT",)]
     idle = connected(protocol=protocol)
     idle.receive(heartbeat(protocol), 101.0)
     idle.leave(101.0)
-    assert (idle.ended, idle.keep_messages, sent(idle, protocol)) == (True, True, [("DISCONNECT",)])
+    assert (idle.state, sent(idle, protocol)) == (CLOSED, [("DISCONNECT",)])
+    assert idle.take_events() == [ConnectionEnded("closed", keep_messages=True)]
+
+
+@each_older
+def test_before_x1_a_request_that_was_on_its_way_is_left_to_the_broker(protocol: str) -> None:
+    session, request = busy(protocol)
+    session.leave(101.0)
+    session.receive(work(protocol, 8), 101.1)
+    assert session.begin(101.1) is None
+    session.error(request, 500, "it broke", 102.0)
+    assert session.state is CLOSED
+    assert [each[0] for each in sent(session, protocol)] == ["FINAL", "DISCONNECT"]
+
+
+@each_protocol
+def test_closing_does_not_wait_for_anything(protocol: str) -> None:
+    session, request = busy(protocol)
+    session.partial(request, [b"a"], 101.0)
+    session.close("closed", 101.0)
+    assert (session.state, session.unsent) == (CLOSED, False)
+    assert session.take_events() == [ConnectionEnded("closed"), Cancelled(request)]
+    session.close("again", 101.0)
+    assert session.take_events() == []
+
+
+@each_protocol
+def test_there_is_something_to_send(protocol: str) -> None:
+    session, request = busy(protocol)
+    assert not session.unsent
+    session.final(request, [b"a"], 101.0)
+    assert session.unsent
+    session.take_messages()
+    assert not session.unsent
 
 
 @each_protocol
 def test_leaving_without_a_connection(protocol: str) -> None:
-    session = WorkerSession(b"echo", protocol=protocol)
+    session = WorkerSession(b"echo", SessionSettings(protocol))
     session.leave(1.0)
-    assert session.ended
+    assert session.state is CLOSED
     assert session.take_messages() == []
     lost, request = busy(protocol)
     lost.lose("test", 101.0)
     lost.leave(102.0)
-    assert lost.ended
-    assert lost.connect_at() == float("inf")
+    assert lost.state is CLOSED
+    assert lost.deadline() is None
     assert request.cancelled
 
 
@@ -698,8 +745,8 @@ def test_disconnect_from_a_broker_that_knew_this_worker(protocol: str, heard: Ca
     session = connected(protocol=protocol)
     session.receive(heard(protocol), 100.5)
     session.receive(disconnect(protocol), 101.0)
-    assert (session.lost, session.held) == ("the broker sent DISCONNECT, as it does when it restarts", {})
-    assert session.retry_at == session.deadline() == 101.0
+    assert (reason(session), session.held) == ("the broker sent DISCONNECT, as it does when it restarts", {})
+    assert session.failover.retry_at == session.deadline() == 101.0
     session.connected(101.0)
     assert sent(session, protocol) == [ready(protocol)]
 
@@ -707,12 +754,12 @@ def test_disconnect_from_a_broker_that_knew_this_worker(protocol: str, heard: Ca
 @each_protocol
 def test_disconnect_from_a_broker_that_was_never_heard(protocol: str) -> None:
     # C9: it may refuse READY for ever, so connect again later and later
-    session = connected(protocol=protocol)
+    session = WorkerSession(b"echo", SessionSettings(protocol), rng=Highest())
     waits = []
     for now in range(1000, 1700, 100):
         session.connected(now)
         session.receive(disconnect(protocol), now + 1.0)
-        waits.append(session.retry_at - now - 1.0)
+        waits.append(session.failover.retry_at - now - 1.0)
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 32.0]
 
 
@@ -720,10 +767,10 @@ def test_nothing_that_follows_disconnect_counts() -> None:
     # not even as a sign of life, when READY is refused
     session = connected()
     session.receive(together(disconnect("X1"), works(1)), 101.0)
-    assert (session.lost, session.held, session.retry_at) == ("the broker sent DISCONNECT", {}, 102.0)
+    assert (reason(session), session.held, session.failover.retry_at) == ("the broker sent DISCONNECT", {}, 102.0)
     session.connected(102.0)
     session.receive(together(works(1), disconnect("X1"), works(2)), 103.0)
-    assert (session.held, session.retry_at) == ({}, 103.0)
+    assert (session.held, session.failover.retry_at) == ({}, 103.0)
 
 
 def test_a_broker_that_refuses_the_worker_says_why() -> None:
@@ -731,28 +778,27 @@ def test_a_broker_that_refuses_the_worker_says_why() -> None:
     session = connected()
     session.receive(heartbeat("X1"), 101.0)
     session.receive(disconnect("X1", "no\n\u00e9".encode()), 102.0)
-    assert session.lost == "the broker refused this worker: no?\u00e9"
-    assert (session.refused, session.dismissed, session.retry_at) == (True, False, 103.0)
+    assert session.take_events() == [ConnectionEnded("the broker refused this worker: no?\u00e9", refused=True)]
+    assert (session.failover.dismissed, session.failover.retry_at) == (False, 103.0)
     session.connected(103.0)
-    assert not session.refused
     session.receive(disconnect("X1"), 104.0)
-    assert not session.refused
+    assert session.take_events() == [ConnectionEnded("the broker sent DISCONNECT")]
 
 
 @each_protocol
 def test_only_a_broker_that_was_heard_dismisses_the_worker(protocol: str) -> None:
     session = connected(protocol=protocol)
     session.receive(disconnect(protocol), 101.0)
-    assert not session.dismissed  # READY was refused
+    assert not session.failover.dismissed  # READY was refused
     session.connected(102.0)
     session.receive(heartbeat(protocol), 103.0)
     session.receive(disconnect(protocol), 104.0)
-    assert session.dismissed
-    assert session.retry_at == 104.0
+    assert session.failover.dismissed
+    assert session.failover.retry_at == 104.0
     session.connected(104.0)
     wait(session, 109.0)
-    assert session.lost == "the broker has been silent for 5 s"
-    assert not session.dismissed
+    assert reason(session) == "the broker has been silent for 5 s"
+    assert not session.failover.dismissed
 
 
 def test_silence_is_told_in_rounded_seconds() -> None:
@@ -760,7 +806,7 @@ def test_silence_is_told_in_rounded_seconds() -> None:
     session.receive(heartbeat("X1"), 101.0)
     session.receive(heartbeat("X1"), 102.04685)
     wait(session, 200.0)
-    assert session.lost == "the broker has been silent for 5.23 s"
+    assert reason(session) == "the broker has been silent for 5.23 s"
 
 
 @each_protocol
@@ -770,7 +816,7 @@ def test_the_backoff_begins_again_once_the_broker_is_heard(protocol: str) -> Non
     session.connected(102.0)
     session.receive(heartbeat(protocol), 103.0)
     session.lose("test", 104.0)
-    assert session.retry_at == 105.0
+    assert session.failover.retry_at == 105.0
 
 
 def test_many_workers_do_not_come_back_at_the_same_time() -> None:
@@ -778,7 +824,7 @@ def test_many_workers_do_not_come_back_at_the_same_time() -> None:
     for seed in range(200):
         session = WorkerSession(b"echo", rng=random.Random(seed))
         session.lose("test", 0.0)
-        waits.append(session.retry_at)
+        waits.append(session.failover.retry_at)
     assert 0.5 <= min(waits) < 0.55
     assert 0.95 < max(waits) <= 1.0
 
@@ -789,14 +835,14 @@ def test_silence_of_the_broker(protocol: str) -> None:
     session = connected(protocol=protocol)
     session.receive(heartbeat(protocol), 102.0)
     session.tick(106.9)
-    assert session.lost is None
+    assert session.state.connected
     session.tick(107.0)
-    assert session.lost == "the broker has been silent for 5 s"
+    assert reason(session) == "the broker has been silent for 5 s"
     assert session.take_messages() == []
-    assert session.retry_at == session.deadline() == 108.0
+    assert session.failover.retry_at == session.deadline() == 108.0
     session.connected(108.0)
     session.tick(117.9)
-    assert session.lost is None  # it is more patient now
+    assert session.state.connected  # it is more patient now
 
 
 @pytest.mark.parametrize(
@@ -813,7 +859,7 @@ def test_any_command_shows_that_the_broker_lives(protocol: str, message: list[by
     session = connected(protocol=protocol)
     session.receive(message, 104.0)
     session.tick(108.9)
-    assert session.lost is None
+    assert session.state.connected
 
 
 @each_protocol
@@ -821,7 +867,7 @@ def test_a_busy_worker_notices_silence_too(protocol: str) -> None:
     # C13
     session, _ = busy(protocol)
     wait(session, 105.5)
-    assert (session.lost, session.held) == ("the broker has been silent for 5 s", {})
+    assert (reason(session), session.held) == ("the broker has been silent for 5 s", {})
 
 
 @each_protocol
@@ -831,21 +877,21 @@ def test_a_worker_that_was_held_up_looks_again_before_it_gives_up_its_broker(pro
     session.receive(heartbeat(protocol), 102.0)
     wait(session, 102.0)
     session.tick(107.5)
-    assert session.lost is None
+    assert session.state.connected
     session.receive(heartbeat(protocol), 107.51)
     wait(session, 112.4)
-    assert session.lost is None
+    assert session.state.connected
     wait(session, 112.6)
-    assert session.lost == "the broker has been silent for 5 s"
+    assert reason(session) == "the broker has been silent for 5 s"
 
 
 @each_protocol
 def test_a_worker_that_was_held_up_is_patient_for_one_more_interval(protocol: str) -> None:
     session = connected(protocol=protocol)
     session.tick(200.0)
-    assert (session.lost, session.deadline()) == (None, 201.0)
+    assert (session.state, session.deadline()) == (SERVING, 201.0)
     session.tick(201.0)
-    assert session.lost == "the broker has been silent for 5 s"
+    assert reason(session) == "the broker has been silent for 5 s"
 
 
 def test_nothing_is_done_without_a_connection() -> None:
@@ -854,7 +900,7 @@ def test_nothing_is_done_without_a_connection() -> None:
     session.lose("test", 101.0)
     session.receive(work("X1"), 101.0)
     session.tick(101.5)
-    assert (session.lost, session.held, session.take_messages(), session.begin(101.5)) == ("test", {}, [], None)
+    assert (reason(session), session.held, session.take_messages(), session.begin(101.5)) == ("test", {}, [], None)
 
 
 # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -896,6 +942,14 @@ def test_no_heartbeat_within_an_interval_of_another_command(protocol: str, end: 
     assert session.take_messages() == [heartbeat(protocol)]
 
 
+def test_a_01_worker_sends_heartbeats_while_it_keeps_its_parts() -> None:
+    # C13, C24
+    session, request = busy("0.1")
+    session.partial(request, [b"a"], 100.9)
+    session.tick(101.0)
+    assert session.take_messages() == [heartbeat("0.1")]
+
+
 def test_the_deadline_is_the_heartbeat_or_the_end_of_the_patience() -> None:
     session = connected(heartbeat=4.0, liveness=1)
     session.tick(103.9)
@@ -929,13 +983,13 @@ frames = st.one_of(
 @settings(deadline=None)
 @given(protocol=st.sampled_from(PROTOCOLS), messages=st.lists(st.lists(frames, max_size=6)))
 def test_no_bytes_do_harm(protocol: str, messages: list[list[bytes]]) -> None:
-    session = WorkerSession(b"echo", protocol=protocol, controller=CreditController(2))
+    session = WorkerSession(b"echo", SessionSettings(protocol), controller=CreditController(2))
     session.connected(0.0)
     for message in messages:
         session.receive(message, 0.0)
         request = session.begin(0.0)
         assert request is None or session.held[request.address] is request
-        assert not session.held or session.lost is None
+        assert not session.held or session.state.connected
 
 
 # ── any order of events ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -960,9 +1014,8 @@ def test_a_connection_ends_each_request_that_it_took_once(  # noqa: PLR0912 - on
 ) -> None:
     """Whatever happens: on one connection, each request is held, or ended once, or released before it began."""
     controller = CreditController(parallel, prefetch=True) if protocol == "X1" else CreditController(1)
-    session = WorkerSession(
-        b"echo", protocol=protocol, controller=controller, handler_timeout=handler_timeout, rng=random.Random(1)
-    )
+    given = SessionSettings(protocol, handler_timeout=handler_timeout)
+    session = WorkerSession(b"echo", given, controller=controller, rng=random.Random(1))
     now, address = 0.0, 0
     given_out: set[int] = set()
     ended: set[int] = set()
@@ -970,12 +1023,14 @@ def test_a_connection_ends_each_request_that_it_took_once(  # noqa: PLR0912 - on
     running: list[Request] = []
     for event, value in [("connect", 0), *script]:
         pick = running[value % len(running)] if running and isinstance(value, int) else None
-        if event == "connect" and session.lost is not None and now >= session.connect_at():
-            session.connected(now)
-            given_out, ended = set(), set()
+        due = session.deadline()
+        if event == "connect":
+            if not session.state.connected and due is not None and now >= due:
+                session.connected(now)
+                given_out, ended = set(), set()
         elif event == "work":
             packed = [work(protocol, address + n) for n in range(value)]
-            if session.lost is None and not (protocol != "X1" and session.leaving):
+            if session.state.connected and not (protocol != "X1" and session.state.leaving):
                 given_out.update(range(address, address + value))
                 for message in packed:
                     session.receive(message, now)
@@ -1006,10 +1061,12 @@ def test_a_connection_ends_each_request_that_it_took_once(  # noqa: PLR0912 - on
         elif event == "pass":
             now += value
             for _ in range(3):  # what is due is done, and then it is not due any more
-                if session.lost is None and now >= session.deadline():
+                due = session.deadline()
+                if due is not None and now >= due:
                     session.tick(now)
-            assert session.lost is not None or session.deadline() > now
-        was_lost = session.lost is not None
+            due = session.deadline()
+            assert not session.state.connected or (due is not None and due > now)
+        was_lost = not session.state.connected
         for command in sent(session, protocol):
             if command[0] in {"FINAL", "ERROR", "RELEASE"}:
                 assert command[1] in given_out - ended
@@ -1052,7 +1109,7 @@ A, B, C = ("tcp://a:1", "tcp://b:1", "tcp://c:1")
 
 def moved(session: WorkerSession) -> tuple[str, float]:
     """Where the session is to connect next, and when."""
-    return session.failover.endpoints.current, session.connect_at()
+    return session.failover.endpoints.current, session.deadline()
 
 
 def hear(session: WorkerSession, now: float, protocol: str = "X1") -> None:
@@ -1091,7 +1148,7 @@ def test_a_draining_broker_is_followed_by_the_next(protocol: str) -> None:
     assert (moved(session), session.failover.moved) == ((B, 102.0), f"the broker at {A} is draining")
     session.connected(102.0)
     session.receive(disconnect(protocol), 102.1)  # it drains too, and had not said anything before
-    assert (moved(session), session.failover.moved, session.dismissed) == (
+    assert (moved(session), session.failover.moved, session.failover.dismissed) == (
         (C, 102.1),
         f"the broker at {B} is draining",
         True,
@@ -1121,7 +1178,7 @@ def test_a_broker_that_refuses_the_worker_is_followed_by_the_next() -> None:
     session = connected(endpoints=[A, B])
     session.receive(disconnect("X1", b"no"), 101.0)
     assert moved(session) == (B, 101.0)
-    assert (session.refused, session.dismissed) == (True, False)
+    assert session.take_events() == [ConnectionEnded("the broker refused this worker: no", refused=True)]
 
 
 def test_one_broker_is_tried_about_every_second_while_it_drains() -> None:
@@ -1132,16 +1189,22 @@ def test_one_broker_is_tried_about_every_second_while_it_drains() -> None:
     for now in (102.0, 103.0, 104.0, 105.0):
         session.connected(now)
         session.receive(disconnect("X1"), now)
-        assert session.connect_at() == now + 1.0
-        assert session.dismissed
+        assert session.deadline() == now + 1.0
+        assert session.failover.dismissed
     session.connected(106.0)
     session.lose("nobody", 107.0)
-    assert session.connect_at() == 108.0
+    assert session.deadline() == 108.0
+
+
+def asks(session: WorkerSession, now: float) -> bool:
+    """Whether the session asks if the first broker is back."""
+    session.tick(now)
+    return ProbeDue() in session.take_events()
 
 
 def probed_at(session: WorkerSession, now: float) -> float:
     """When the session wants a probe, after `now`."""
-    while not session.probe_due(now):
+    while not asks(session, now):
         assert now < 1000
         session.receive(heartbeat("X1"), now)
         now += 0.125
@@ -1161,19 +1224,19 @@ def test_the_first_broker_is_probed_at_growing_intervals() -> None:
     assert session.deadline() == 101.0
     now, times = 100.0, []
     for _ in range(7):
-        assert not session.probe_due(now)
+        assert not asks(session, now)
         now = probed_at(session, now)
         times.append(now)
-        assert not session.probe_due(now + 100)  # one is under way
+        assert session.failover.probe_at == math.inf  # one is under way
         session.probed(False, now)
     assert [after - before for before, after in zip([100.0, *times], times, strict=False)] == [1, 2, 4, 8, 15, 15, 15]
-    assert sent(session) == []
+    assert set(sent(session)) == {("HEARTBEAT",)}
 
 
 def test_at_the_first_broker_nothing_is_probed() -> None:
     session = connected(endpoints=[A, B])
     session.receive(heartbeat("X1"), 101.0)
-    assert not session.probe_due(1000.0)
+    assert session.failover.probe_at == math.inf
     assert session.deadline() == 101.0  # its own HEARTBEAT
 
 
@@ -1182,7 +1245,7 @@ def test_workers_of_mdp_do_not_probe(protocol: str) -> None:
     session = connected(protocol=protocol, endpoints=[A, B])
     session.lose("nobody", 100.0)
     hear(session, 100.0, protocol)
-    assert not session.probe_due(1000.0)
+    assert session.failover.probe_at == math.inf
 
 
 def reported(session: WorkerSession, now: float) -> float:
@@ -1193,7 +1256,8 @@ def reported(session: WorkerSession, now: float) -> float:
 
 def back(session: WorkerSession, now: float = 101.0) -> float:
     """The same, after the session has asked for a probe."""
-    assert session.probe_due(now)
+    assert asks(session, now)
+    assert sent(session) == [("HEARTBEAT",)]
     reported(session, now)
     assert sent(session) == []
     return now + SPARE_SECONDS
@@ -1238,17 +1302,17 @@ def test_a_worker_finishes_what_it_has_begun_before_it_returns() -> None:
     session.receive(works(1, 2, 3, 4), 100.5)
     begun = [session.begin(100.5), session.begin(100.5)]
     session.tick(back(session))
-    assert sent(session) == [("RELEASE", 4), ("RELEASE", 3), ("DISCONNECT",), ("HEARTBEAT",)]
+    assert sent(session) == [("RELEASE", 4), ("RELEASE", 3), ("DISCONNECT",)]
     session.receive(works(5), 101.1)  # the broker had not read that
     assert sent(session) == [("RELEASE", 5)]
     for request in begun:
         assert request is not None
         assert session.final(request, [b"y"], 110.0)
     assert sent(session) == [("FINAL", 1, b"y"), ("FINAL", 2, b"y")]
-    assert session.lost is None
+    assert session.state.connected
     session.receive(disconnect("X1"), 110.1)
     assert moved(session) == (A, 110.1)
-    assert session.stuck == session.cancelled == []
+    assert session.take_events() == [ConnectionEnded("the broker sent DISCONNECT", dismissed=True)]
 
 
 @pytest.mark.parametrize("how", ["silence", "no answer", "end"])
@@ -1263,7 +1327,7 @@ def test_a_worker_returns_even_if_its_broker_does_not_let_it_go(how: str) -> Non
         session.receive(heartbeat("X1"), 105.9)
         session.tick(106.5)
     assert session.failover.endpoints.current == A
-    assert session.connect_at() == (101.5 if how == "end" else 106.5)
+    assert session.deadline() == (101.5 if how == "end" else 106.5)
     assert session.failover.moved == f"the broker at {A} is back"
 
 
@@ -1291,18 +1355,18 @@ def test_a_broker_that_answers_probes_but_not_workers_is_probed_less_and_less() 
 
 def test_a_probe_that_ends_too_late_changes_nothing() -> None:
     session = at_second()
-    session.probe_due(101.0)
+    assert asks(session, 101.0)
     session.lose("it broke", 101.0)
     session.probed(True, 101.1)
     assert moved(session) == (A, 101.0)
     leaving = at_second()
-    leaving.probe_due(101.0)
+    assert asks(leaving, 101.0)
+    leaving.take_messages()
     leaving.leave(101.0)
     leaving.probed(True, 101.1)
     assert sent(leaving) == [("DISCONNECT",)]
     leaving.receive(disconnect("X1"), 101.2)
-    assert (leaving.ended, leaving.connect_at()) == (True, float("inf"))
-    assert not leaving.probe_due(1000.0)
+    assert (leaving.state, leaving.deadline()) == (CLOSED, None)
 
 
 def test_a_connection_that_ends_for_a_stuck_handler_is_opened_again_at_the_same_broker() -> None:
@@ -1310,5 +1374,5 @@ def test_a_connection_that_ends_for_a_stuck_handler_is_opened_again_at_the_same_
     session.receive(works(1), 100.1)
     assert session.begin(100.1) is not None
     session.tick(101.2)
-    assert session.lost == "a handler does not end"
+    assert reason(session) == "a handler does not end"
     assert (moved(session), session.failover.moved) == ((B, 101.2), "")

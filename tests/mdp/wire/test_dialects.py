@@ -12,6 +12,8 @@ from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.limits import Limits
 from zmdp.workers.credit import CreditController
 from zmdp.workers.session import WorkerSession
+from zmdp.workers.settings import SessionSettings
+from zmdp.workers.states import CLOSED
 
 DIALECTS = ["X1", "0.2", "0.1"]
 each_pair = pytest.mark.parametrize(
@@ -83,7 +85,7 @@ class Server:
     """A worker of ours, and the last request that it began."""
 
     def __init__(self, protocol, credit):
-        self.session = WorkerSession(b"echo", protocol=protocol, controller=CreditController(credit))
+        self.session = WorkerSession(b"echo", SessionSettings(protocol), controller=CreditController(credit))
         self.session.connected(0)
         self.take_messages = self.session.take_messages
         self.requests = []
@@ -110,7 +112,7 @@ class Server:
 
     @property
     def ended(self):
-        return self.session.ended
+        return self.session.state is CLOSED
 
 
 class World:

@@ -1,0 +1,63 @@
+"""The states of a worker's connection to its broker.
+
+A worker has one connection at a time.  It serves over it, until the connection is lost or the worker ends it.  Ending
+it cleanly takes a while: the worker drains, which is to say that it takes no more requests, and finishes those that it
+has begun.  Then it connects again, or it is leaving for good.
+
+    WAITING    There is no connection; the next one is due at `deadline`.
+    SERVING    READY was sent.  The broker answers it, at the latest with a HEARTBEAT, and sends requests.
+    DRAINING   The worker will connect again, because a handler does not end, or the first broker is back.
+    LEAVING    The worker will not connect again: it was told to leave.
+    CLOSED     There is no connection, and there will be none.
+
+Four things happen: a socket was opened (`connect`), the worker has a reason to drain (`drain`), it is told to leave
+(`leave`), and the connection ends, whoever ended it (`end`).  An empty field cannot happen.
+
+                connect    drain      leave      end
+    WAITING     SERVING               CLOSED     WAITING
+    SERVING                DRAINING   LEAVING    WAITING
+    DRAINING               DRAINING   LEAVING    WAITING
+    LEAVING                LEAVING    LEAVING    CLOSED
+    CLOSED                            CLOSED     CLOSED
+
+Whether the broker has been heard is not a state: a worker may have to drain before that.  `Heartbeats` knows it.
+"""
+
+from enum import Enum
+from typing import Final, Literal
+
+Trigger = Literal["connect", "drain", "leave", "end"]
+
+
+class State(Enum):
+    """A state, and what the code asks about it."""
+
+    WAITING = (False, False, False)
+    SERVING = (True, False, False)
+    DRAINING = (True, True, False)
+    LEAVING = (True, True, True)
+    CLOSED = (False, False, True)
+
+    def __init__(self, connected: bool, draining: bool, leaving: bool) -> None:
+        self.connected = connected
+        """Whether there is a connection."""
+        self.draining = draining
+        """Whether the connection is to end with the requests that have begun."""
+        self.leaving = leaving
+        """Whether there will be no other connection."""
+
+
+WAITING: Final = State.WAITING
+SERVING: Final = State.SERVING
+DRAINING: Final = State.DRAINING
+LEAVING: Final = State.LEAVING
+CLOSED: Final = State.CLOSED
+
+TRANSITIONS: Final[dict[State, dict[Trigger, State]]] = {
+    WAITING: {"connect": SERVING, "leave": CLOSED, "end": WAITING},
+    SERVING: {"drain": DRAINING, "leave": LEAVING, "end": WAITING},
+    DRAINING: {"drain": DRAINING, "leave": LEAVING, "end": WAITING},
+    LEAVING: {"drain": LEAVING, "leave": LEAVING, "end": CLOSED},
+    CLOSED: {"leave": CLOSED, "end": CLOSED},
+}
+"""The state that follows."""
