@@ -57,6 +57,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     _wrong_handler = "not a coroutine function or async generator function: a plain function needs a Worker"
 
     def _reset(self) -> None:
+        super()._reset()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connections: list[AsyncSource] = []
 
@@ -153,11 +154,12 @@ class _AsyncConnection(Connection):
         first: bool,
     ) -> None:
         level = logging.WARNING if first else logging.DEBUG  # connections are mostly lost together: warn once
-        super().__init__(worker._session(), context, worker.keys, level)
+        settings = worker.settings
+        super().__init__(worker._session(), context, settings.keys, level)
         self.done = asyncio.Event()
         """Set when the connection and all handlers have ended."""
         self._calls = HandlerCalls(
-            handler, worker._adapter, self._send_partial, whole_packs=worker.rows, concurrency=worker.concurrency
+            handler, worker._adapter, self._send_partial, whole_packs=settings.rows, concurrency=settings.concurrency
         )
         self._loop = loop
         self._worker_context = copy_context()

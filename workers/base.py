@@ -3,23 +3,21 @@
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
-
-import zmq
+from copy import copy
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack
 
 from ..mdp import wire
-from ..mdp.codecs import Codec
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, SettingError
-from ..mdp.keys import BrokerKey, Key, load_keys
 from ..mdp.rows import Outcome
 from ..mdp.transport.sockets import Context, checked_endpoints, end, own_context
+from .arguments import WorkerArguments, WorkerSettings
 from .connection import ready_options
 from .credit import CreditController
 from .handling import HandlerAdapter, is_async
 from .request import Request
 from .session import WorkerSession
-from .settings import SessionSettings
 
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Any], Any])
 Decorated = TypeVar("Decorated", bound=Callable[[Any], Any])
@@ -100,47 +98,24 @@ class BaseWorker(Generic[AnyHandler]):
         handler: AnyHandler | None = None,
         *,
         broker: str | Sequence[str] = DEFAULT_ENDPOINT,
-        concurrency: int | None = None,
-        heartbeat: float = 1.0,
-        liveness: int = 5,
-        handler_timeout: float | None = None,
-        codec: str | Codec | None = None,
-        protocol: str = "X1",
-        name: str = "",
-        dialect: bool = False,
-        rows: bool = False,
-        key: Key | None = None,
-        broker_key: BrokerKey | None = None,
-        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        **arguments: Unpack[WorkerArguments],
     ) -> None:
         self.service = wire.service_name(service)
-        self.broker = broker
-        self.concurrency = self.default_concurrency if concurrency is None else concurrency
-        self.heartbeat = heartbeat
-        self.liveness = liveness
-        self.handler_timeout = handler_timeout
-        self.codec = codec
-        self.protocol = protocol
-        self.name = name
-        self.dialect = dialect
-        self.rows = rows
-        self.keys = load_keys(key, broker_key)
-        """Its own key and its broker's, or None."""
-        self._context = context
-        self._own_context: Context | None = None
-        self._adapter = HandlerAdapter(codec)
+        self.settings = WorkerSettings.of(broker, arguments, default_concurrency=self.default_concurrency)
+        """Can be replaced until the worker is started, except for the codec."""
+        self._adapter = HandlerAdapter(self.settings.codec)
         self._handler: Any = None
         if handler is not None:
             self(handler)
-        self.started = False
-        """Whether `start` was called."""
-        self._stopping = False
         self._reset()
         self._session()  # checks the settings
 
     def _reset(self) -> None:
         """Initialize the state of a worker that has not been started."""
-        raise NotImplementedError
+        self.started = False
+        """Whether `start` was called."""
+        self._stopping = False
+        self._own_context: Context | None = None
 
     def __call__(self, handler: Decorated) -> Decorated:
         """Make `handler` this worker's handler, and return it unchanged: a worker is a decorator."""
@@ -151,12 +126,11 @@ class BaseWorker(Generic[AnyHandler]):
 
     def copy(self, *, broker: str | Sequence[str] | None = None) -> Self:
         """Return a worker with the same handler and settings that has not been started; `broker` replaces its own."""
-        return type(self)(
-            self.service, self._handler, broker=self.broker if broker is None else broker,
-            concurrency=self.concurrency, heartbeat=self.heartbeat, liveness=self.liveness,
-            handler_timeout=self.handler_timeout, codec=self.codec, protocol=self.protocol, name=self.name,
-            dialect=self.dialect, rows=self.rows, key=self.keys, context=self._context,
-        )  # fmt: skip
+        made = copy(self)
+        if broker is not None:
+            made.settings = replace(self.settings, endpoints=checked_endpoints(broker))
+        made._reset()
+        return made
 
     def _begin_start(self) -> Any:
         """Return the handler, unless the worker cannot be started."""
@@ -170,20 +144,11 @@ class BaseWorker(Generic[AnyHandler]):
         return self._handler
 
     def _session(self) -> WorkerSession:
-        endpoints = checked_endpoints(self.broker)
-        if self.concurrency < 1:
-            raise SettingError(f"concurrency is {self.concurrency!r}: it must be 1 or more")
-        timeout = self.handler_timeout
-        if timeout is not None and not timeout > 0:
-            raise SettingError(f"handler_timeout is {timeout!r}: it must be a number of seconds above 0, or None")
-        controller = None
-        if self.protocol == "X1":
-            controller = CreditController(self.concurrency, prefetch=self._prefetch)
-        settings = SessionSettings(
-            self.protocol, self.heartbeat, self.liveness, timeout, ready_options(self.name, dialect=self.dialect),
-            endpoints,
-        )  # fmt: skip
-        return WorkerSession(self.service, settings, controller=controller)
+        settings, controller = self.settings, None
+        if settings.protocol == "X1":
+            controller = CreditController(settings.concurrency, prefetch=self._prefetch)
+        options = ready_options(settings.name, dialect=settings.dialect)
+        return WorkerSession(self.service, settings, options=options, controller=controller)
 
     @property
     def registered(self) -> bool:
@@ -197,12 +162,14 @@ class BaseWorker(Generic[AnyHandler]):
 
     @property
     def _connection_count(self) -> int:
-        return 1 if self.protocol == "X1" else self.concurrency  # before X1, a connection holds one request at a time
+        if self.settings.protocol == "X1":
+            return 1
+        return self.settings.concurrency  # a connection holds one request at a time
 
     def _open_context(self) -> Context:
         """Return the ZeroMQ context for the sockets: the caller's, or else this worker's own."""
-        if self._context is not None:
-            return self._context
+        if self.settings.context is not None:
+            return self.settings.context
         # Its own, because only terminating a context waits until the last messages are out.
         self._own_context = self._own_context or own_context()
         return self._own_context

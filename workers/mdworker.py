@@ -80,6 +80,7 @@ class Worker(BaseWorker[Handler]):
     _wrong_handler = "for asyncio: it needs an AsyncWorker"
 
     def _reset(self) -> None:
+        super()._reset()
         self._connections: list[ThreadedSource] = []
         self._changed = threading.Condition()
         self._expected: set[str] = set()
@@ -112,7 +113,7 @@ class Worker(BaseWorker[Handler]):
         try:
             for number in range(self._connection_count):
                 self._open(number)
-            for number in range(self.concurrency):
+            for number in range(self.settings.concurrency):
                 connection = self._connections[number % self._connection_count]
                 self._start(f"{self.service.decode()}-{number}", self._serve, connection, handler)
         except BaseException:
@@ -159,7 +160,7 @@ class Worker(BaseWorker[Handler]):
     def _handle(self, connection: ThreadedSource, handler: Handler, request: Request) -> None:
         outcome: Outcome
         try:
-            if self.rows:
+            if self.settings.rows:
                 outcome = self._handle_whole(connection, handler, request)
             elif is_pack(request):
                 outcome = self._handle_rows(connection, handler, request)
@@ -308,7 +309,7 @@ class Worker(BaseWorker[Handler]):
 
     def _connect(self, number: int) -> ThreadedSource:
         level = logging.DEBUG if number else logging.WARNING  # connections are mostly lost together: warn once
-        return ThreadedConnection(self._session(), self._open_context(), self.keys, level)
+        return ThreadedConnection(self._session(), self._open_context(), self.settings.keys, level)
 
     def _start(self, name: str, run: Callable[..., None], *arguments: Any) -> None:
         with self._changed:

@@ -42,7 +42,8 @@ UNHEARD_PATIENCE_SECONDS: Final = 0.5
 class WorkerSession:
     """One worker's dialog with its broker.
 
-    `controller` decides how many requests to hold; with 0.2 and 0.1 it is one.
+    `options` are the options of READY (X1).  `controller` decides how many requests to hold; with 0.2 and 0.1 it is
+    one.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class WorkerSession:
         service: str | bytes,
         settings: SessionSettings | None = None,
         *,
+        options: bytes = b"",
         controller: CreditController | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class WorkerSession:
         self.heartbeats = Heartbeats(self.settings.heartbeat, self.settings.liveness)
         self.failover = Failover(self.settings.endpoints, rng or random.Random())  # noqa: S311 - jitter, not cryptography
         self._name = self.service.decode()
+        self._options = options
         self._x1 = self.settings.protocol == "X1"
         self._several = self.failover.several
         self._requests = HeldRequests(self.controller, self.settings.handler_timeout)
@@ -82,7 +85,7 @@ class WorkerSession:
         self.failover.connected(now, probing=self._x1)  # third-party brokers do not answer a probe
         self.heartbeats.connected(now)
         self._outgoing.discard()
-        self._outgoing.ready(self.credit, self.service, self.settings.options)
+        self._outgoing.ready(self.credit, self.service, self._options)
 
     def leave(self, now: float) -> None:
         """Take no more requests, and disconnect for good when those in progress are finished."""

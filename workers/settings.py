@@ -4,20 +4,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..mdp.defaults import DEFAULT_ENDPOINT
+from ..mdp.errors import SettingError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SessionSettings:
-    """How a worker's session talks to its broker."""
+    """How a worker's session talks to its broker.  Raises `SettingError` if a setting is invalid."""
 
     protocol: str = "X1"
     heartbeat: float = 1.0
-    """In seconds; like `liveness`, it should be the broker's (see `Heartbeats`)."""
+    """Seconds; like `liveness`, it should be the broker's (see `Heartbeats`)."""
     liveness: int = 5
-    """In heartbeat intervals."""
+    """Silent heartbeat intervals after which the broker is considered dead."""
     handler_timeout: float | None = None
     """Seconds after which a handler that has neither ended nor sent a PARTIAL is given up."""
-    options: bytes = b""
-    """The options of READY (X1)."""
     endpoints: Sequence[str] = (DEFAULT_ENDPOINT,)
     """Those of the brokers, of which each may be tried without delay before there is a backoff."""
+
+    def __post_init__(self) -> None:
+        timeout = self.handler_timeout
+        if timeout is not None and not timeout > 0:
+            raise SettingError(f"handler_timeout is {timeout!r}: it must be a number of seconds above 0, or None")

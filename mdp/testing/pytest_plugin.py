@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -116,7 +117,7 @@ def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Wor
                 if handler is not None or settings:
                     raise TypeError("worker(my_worker) takes no handler and no settings: it has its own")
                 made = service.copy(broker=endpoint)
-                made.keys = None  # this broker needs none
+                made.settings = replace(made.settings, keys=None)  # this broker needs none
             elif handler is None:
                 raise TypeError(f"worker({service!r}) needs a handler: worker({service!r}, handler)")
             elif is_async(handler):

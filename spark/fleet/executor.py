@@ -144,7 +144,7 @@ class _InEventLoop:
     """An `AsyncWorker` in an event loop of its own, to be used as a `Worker`."""
 
     def __init__(self, worker: "AsyncWorker") -> None:
-        self.concurrency = worker.concurrency
+        self.settings = worker.settings
         self.stop = worker.stop
         self._worker = worker
         self._loop = ThreadPoolExecutor(1, "event-loop")
@@ -189,7 +189,7 @@ class _Reporter:
         self._until = time.monotonic() + task.lease.seconds
         self._report = {
             "run": task.run, "slot": task.lease.slot, "lease": task.lease.number, "host": host, "pid": os.getpid(),
-            "executor": executor_id(), "concurrency": worker.concurrency,
+            "executor": executor_id(), "concurrency": worker.settings.concurrency,
         }  # fmt: skip
 
     def report_until_due(self) -> None:

@@ -32,7 +32,6 @@ from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import batch, batch_python, x1
 from zmdp.workers.credit import CreditController
 from zmdp.workers.session import WorkerSession
-from zmdp.workers.settings import SessionSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 PROGRAMS = Path(__file__).parents[2] / "examples" / "x1"
@@ -219,8 +218,8 @@ def test_zmdps_client_and_worker_send_the_bytes_of_the_example():
     expected = {way: [each.frames for each in entries if each.heading.startswith(way)] for way in ("client", "worker")}
     work, answer = [each.frames for each in entries if each.heading.startswith("broker → ")]
     client = ClientSession(rng=random.Random(1))
-    settings = SessionSettings(options=b'{"name":"shout.py"}')
-    worker = WorkerSession("shout", settings, controller=CreditController(4), rng=random.Random(1))
+    options = b'{"name":"shout.py"}'
+    worker = WorkerSession("shout", options=options, controller=CreditController(4), rng=random.Random(1))
     worker.connected(1000.0)
     assert worker.take_messages() == [expected["worker"].pop(0)]
     client.connected("tcp://127.0.0.1:5555", 1000.0)

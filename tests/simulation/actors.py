@@ -368,10 +368,9 @@ class WorkerProcess(Process):
         self._awaits = kind == "asyncio"
         controller = CreditController(concurrency, prefetch=kind == "threads") if protocol == "X1" else None
         endpoints = [network.name for network in networks] or [world.network.name]
-        settings = SessionSettings(
-            protocol, heartbeat, liveness, HANDLER_TIMEOUT, b'{"name":"%s"}' % name.encode(), endpoints
-        )
-        self.session = WorkerSession(service, settings, controller=controller, rng=world.rng)
+        settings = SessionSettings(protocol, heartbeat, liveness, HANDLER_TIMEOUT, endpoints)
+        options = b'{"name":"%s"}' % name.encode()
+        self.session = WorkerSession(service, settings, options=options, controller=controller, rng=world.rng)
         self._end = ConnectionEnded("")
         """How the last connection ended."""
         self.habits = habits

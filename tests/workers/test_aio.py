@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -52,7 +53,7 @@ def serving(endpoint, scenario, *workers):
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
         async with AsyncClient(endpoint, timeout=20) as client:
             for worker in workers:
-                worker.broker = endpoint
+                worker.settings = replace(worker.settings, endpoints=[endpoint])
                 worker.start()
             try:
                 await scenario(client)

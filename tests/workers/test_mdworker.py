@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -284,14 +285,13 @@ def test_wrong_use_is_told(endpoint):
 
 
 def test_a_copy_has_the_same_settings_and_its_own_state(endpoint):
-    settings = {
-        "broker": "tcp://127.0.0.1:1", "concurrency": 3, "heartbeat": 0.5, "liveness": 7, "handler_timeout": 9.0,
-        "codec": "json", "protocol": "0.2", "name": "original", "dialect": True,
-    }  # fmt: skip
-    original = Worker("double", lambda number: 2 * number, **settings)
+    original = Worker(
+        "double", lambda number: 2 * number, broker="tcp://127.0.0.1:1", concurrency=3, heartbeat=0.5, liveness=7,
+        handler_timeout=9.0, codec="json", protocol="0.2", name="original", dialect=True,
+    )  # fmt: skip
     same, other = original.copy(), original.copy(broker=endpoint)
-    for copy, broker in ((same, settings["broker"]), (other, endpoint)):
-        assert {name: getattr(copy, name) for name in settings} == {**settings, "broker": broker}
+    assert same.settings == original.settings
+    assert other.settings == replace(original.settings, endpoints=[endpoint])
     with other, Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert client.call("double", 21) == 42
         assert other.started

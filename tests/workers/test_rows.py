@@ -283,7 +283,7 @@ def test_a_handler_of_whole_packs_returns_a_value_for_each_row(server, result):
 
 
 def test_a_copy_has_the_setting():
-    assert Worker("up", up, rows=True).copy().rows
+    assert Worker("up", up, rows=True).copy().settings.rows
 
 
 # ── the wire ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -186,7 +186,7 @@ def test_ready_comes_first(protocol: str) -> None:
 
 def test_ready_says_what_operators_see() -> None:
     options = b'{"name":"me","host":"here","pid":7,"version":"1"}'
-    session = WorkerSession(b"echo", SessionSettings(options=options), controller=CreditController(3))
+    session = WorkerSession(b"echo", options=options, controller=CreditController(3))
     session.connected(0.0)
     (message,) = session.take_messages()
     (command,) = batch.from_worker([b"w", *message], 2, ROUTE, 1000, 10)

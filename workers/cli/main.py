@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -37,7 +38,6 @@ from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.loading import load
 from ...mdp.logs import counted, fields_of
-from ...mdp.transport.sockets import checked_endpoints
 from ..aio import DEFAULT_CONCURRENCY, AsyncWorker
 from ..freelance import DEFAULT_SERVICE, AsyncFreelanceWorker, FreelanceWorker, freelance_worker
 from ..handling import is_async
@@ -192,21 +192,12 @@ def cli(
     log_to_stderr(log_level)
     _check_freelance(freelance)
     worker = _load(target, service, codec, None if freelance is None else DEFAULT_SERVICE)
-    worker.name = worker.name or target
-    if broker:
-        worker.broker = broker
-    if keys is not None:
-        worker.keys = keys
-    if concurrency is not None:
-        worker.concurrency = concurrency
-    if heartbeat is not None:
-        worker.heartbeat = heartbeat
-    if liveness is not None:
-        worker.liveness = liveness
-    if handler_timeout is not None:
-        worker.handler_timeout = handler_timeout
-    if protocol is not None:
-        worker.protocol = protocol
+    options: dict[str, Any] = {
+        "name": worker.settings.name or target, "endpoints": broker or None, "keys": keys, "concurrency": concurrency,
+        "heartbeat": heartbeat, "liveness": liveness, "handler_timeout": handler_timeout, "protocol": protocol,
+    }  # fmt: skip
+    given = {name: value for name, value in options.items() if value is not None}
+    worker.settings = replace(worker.settings, **given)
     if freelance is not None:
         rules = None if access is None else load_access(access)
         worker = freelance_worker(worker, freelance, bind=bind, access=rules, insecure=insecure)
@@ -236,8 +227,8 @@ def _check_freelance(freelance: str | None) -> None:
 
 
 def _serve(worker: AnyWorker, drain_timeout: float, supervised_by: int | None) -> int:
-    service, concurrency = worker.service.decode(), worker.concurrency
-    brokers = " or ".join(checked_endpoints(worker.broker))
+    service, concurrency = worker.service.decode(), worker.settings.concurrency
+    brokers = " or ".join(worker.settings.endpoints)
     started = f"offering {service} at {brokers}, concurrency {concurrency}; Ctrl-C stops it"
     # A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
     # which also kills it if need be.
@@ -286,16 +277,17 @@ def _unfinished(worker: AnyWorker) -> str:
 
 def _supervise(worker: AnyWorker, processes: tuple[int, int], idle: float, drain_timeout: float) -> int:
     least, most = processes
-    slots = Slots(least, most, lease=math.inf, idle=idle, concurrency=worker.concurrency)
+    slots = Slots(least, most, lease=math.inf, idle=idle, concurrency=worker.settings.concurrency)
     watch: Callable[[], tuple[Load, set[int]]] | None = None
     with ExitStack() as stack:
         if least < most:
-            if worker.protocol != "X1":
+            settings = worker.settings
+            if settings.protocol != "X1":
                 raise SettingError("--processes MIN-MAX needs X1, in which workers tell the broker their process ids")
             from ...clients import Client  # noqa: PLC0415 - workers do without it otherwise
 
             client = stack.enter_context(
-                Client(worker.broker, timeout=1.0, retries=0, heartbeat=worker.heartbeat, key=worker.keys)
+                Client(settings.endpoints, timeout=1.0, retries=0, heartbeat=settings.heartbeat, key=settings.keys)
             )
             service = worker.service.decode()
 

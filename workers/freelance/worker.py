@@ -1,13 +1,13 @@
 """Servers that clients call directly, without a broker (FLP, C46): `FreelanceWorker` and `AsyncFreelanceWorker`."""
 
 import asyncio
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from ...mdp.access import Access
-from ...mdp.codecs import Codec
-from ...mdp.transport.sockets import Context, checked_endpoint
+from ...mdp.transport.sockets import checked_endpoint
 from ..aio import AsyncWorker
 from ..aio_handling import AsyncHandler
+from ..arguments import HandlerArguments
 from ..base import AnyHandler, BaseWorker
 from ..mdworker import Handler, Worker
 from .aio import AsyncServer
@@ -29,30 +29,25 @@ class _FreelanceBase(BaseWorker[AnyHandler]):
         *,
         bind: str | None = None,
         service: str | bytes = DEFAULT_SERVICE,
-        concurrency: int | None = None,
-        codec: str | Codec | None = None,
-        name: str = "",
         access: Access | None = None,
         insecure: bool = False,
-        context: Context | None = None,
+        **arguments: Unpack[HandlerArguments],
     ) -> None:
         self.endpoint = public_endpoint(endpoint)
         self.bind = self.endpoint if bind is None else checked_endpoint(bind)
         self.access = access
         self.insecure = insecure
-        super().__init__(service, handler, concurrency=concurrency, codec=codec, name=name, context=context)
-        self.broker = self.endpoint
+        super().__init__(service, handler, broker=self.endpoint, **arguments)
 
     def copy(self, *, broker: Any = None) -> Self:
         """Return a server with the same handler and settings that has not been started; `broker` is its endpoint."""
-        return type(self)(
-            self.endpoint if broker is None else broker, self._handler, bind=self.bind if broker is None else None,
-            service=self.service, concurrency=self.concurrency, codec=self.codec, name=self.name, access=self.access,
-            insecure=self.insecure, context=self._context,
-        )  # fmt: skip
+        made = super().copy(broker=broker)
+        if broker is not None:
+            made.endpoint = made.bind = public_endpoint(broker)
+        return made
 
     def _server_session(self) -> FreelanceServerSession:
-        return FreelanceServerSession(self.service, concurrency=self.concurrency)
+        return FreelanceServerSession(self.service, concurrency=self.settings.concurrency)
 
     @property
     def _listening(self) -> Listening:
@@ -112,7 +107,8 @@ def freelance_worker(
 ) -> FreelanceWorker | AsyncFreelanceWorker:
     """Return a server with the handler of `worker`, which has not been started.  `FreelanceWorker` has the settings."""
     kind = AsyncFreelanceWorker if isinstance(worker, AsyncWorker) else FreelanceWorker
+    settings = worker.settings
     return kind(
-        endpoint, worker._handler, bind=bind, service=worker.service, concurrency=worker.concurrency,
-        codec=worker.codec, name=worker.name, access=access, insecure=insecure, context=worker._context,
+        endpoint, worker._handler, bind=bind, service=worker.service, access=access, insecure=insecure,
+        concurrency=settings.concurrency, codec=settings.codec, name=settings.name, context=settings.context,
     )  # fmt: skip

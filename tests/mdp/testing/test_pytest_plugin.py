@@ -54,9 +54,9 @@ def test_existing_workers_serve_in_any_number_of_tests(worker, mdp_client, mdp_b
     for mine, credit in ((triple, 3), (later, 5), (echo.worker, 1)):
         made = worker(mine)
         assert type(made) is type(mine)
-        assert (made.broker, made.concurrency) == (mdp_broker.endpoints[0], credit)
+        assert (made.settings.endpoints, made.settings.concurrency) == (mdp_broker.endpoints[:1], credit)
         assert not mine.started
-    assert triple.broker == "tcp://127.0.0.1:1"
+    assert triple.settings.endpoints == ["tcp://127.0.0.1:1"]
     assert mdp_client.call("triple", 7) == 21
     assert mdp_client.request("later", b"a", b"b") == [b"a", b"b"]
     assert mdp_client.request("echo", b"x") == [b"x"]

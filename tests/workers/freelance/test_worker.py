@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -428,10 +429,9 @@ def test_a_worker_becomes_a_server(endpoint):
     ):
         server = freelance_worker(worker, endpoint, bind="tcp://*:5555", insecure=True)
         assert type(server) is kind
-        assert (server.endpoint, server.bind, server.broker, server.insecure) == (
-            endpoint, "tcp://*:5555", endpoint, True,
-        )  # fmt: skip
-        assert (server.service, server.concurrency, server.codec, server.name) == (b"echo", 3, "json", "me")
+        assert (server.endpoint, server.bind, server.insecure) == (endpoint, "tcp://*:5555", True)
+        settings = replace(worker.settings, endpoints=[endpoint])
+        assert (server.service, server.settings) == (b"echo", settings)
 
 
 def test_errors_of_the_gate_leave_nothing_open(endpoint, tmp_path, caplog):

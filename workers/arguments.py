@@ -1,0 +1,61 @@
+"""The keyword arguments that all workers share, and the settings that they make."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypedDict
+
+from ..mdp.codecs import Codec
+from ..mdp.errors import SettingError
+from ..mdp.keys import BrokerKey, ClientKeys, Key, load_keys
+from ..mdp.transport.sockets import Context, checked_endpoints
+from .settings import SessionSettings
+
+
+class HandlerArguments(TypedDict, total=False):
+    """Keyword arguments of all workers, with a broker or without; `Worker` describes them."""
+
+    concurrency: int | None
+    codec: str | Codec | None
+    name: str
+    context: Context | None
+
+
+class WorkerArguments(HandlerArguments, total=False):
+    """Keyword arguments of `Worker` and `AsyncWorker`; `Worker` describes them."""
+
+    heartbeat: float
+    liveness: int
+    handler_timeout: float | None
+    protocol: str
+    dialect: bool
+    rows: bool
+    key: Key | None
+    broker_key: BrokerKey | None
+
+
+@dataclass(frozen=True)
+class WorkerSettings(SessionSettings):
+    """A worker's settings.  Raises `SettingError` if one is invalid."""
+
+    concurrency: int = 1
+    codec: str | Codec | None = None
+    name: str = ""
+    dialect: bool = False
+    rows: bool = False
+    keys: ClientKeys | None = None
+    """Its own key and its broker's, or None."""
+    context: Context | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.concurrency < 1:
+            raise SettingError(f"concurrency is {self.concurrency!r}: it must be 1 or more")
+
+    @classmethod
+    def of(cls, broker: str | Sequence[str], arguments: WorkerArguments, *, default_concurrency: int) -> Self:
+        """Return the settings for the arguments of a worker."""
+        given: dict[str, Any] = dict(arguments)
+        keys = load_keys(given.pop("key", None), given.pop("broker_key", None))
+        if given.get("concurrency") is None:
+            given["concurrency"] = default_concurrency
+        return cls(endpoints=checked_endpoints(broker), keys=keys, **given)
