@@ -9,7 +9,6 @@ from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
-from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
 from ..mdp.services import BaseService, Service, Streaming
 from ..mdp.services.values import converted
@@ -54,9 +53,11 @@ class AsyncClient:
     All exceptions are in `zmdp.mdp.errors`.
 
     Args:
-        broker: An endpoint, or several in order of preference.  When the client loses its broker, it tries the
-            endpoints in turn until one answers: from the first, or from the second if it has just lost the first.  With
-            X1 it also moves to the next when its broker drains, and returns to the first once that is back.
+        broker: An endpoint, or several in order of preference; by default those in `$MDP_BROKER`, or else
+            tcp://127.0.0.1:5555.  Brokers with keys of their own are written as `ENDPOINT=KEY`.  When the client loses
+            its broker, it tries the endpoints in turn until one answers: from the first, or from the second if it has
+            just lost the first.  With X1 it also moves to the next when its broker drains, and returns to the first
+            once that is back.
         timeout: Seconds that `request` and `call` may take by default, or None for no limit.  The limit travels with
             the request.
         protocol: `"X1"` (docs/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.
@@ -67,14 +68,16 @@ class AsyncClient:
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
         max_outstanding: Maximum number of outstanding requests; others wait for their turn.
-        key: The secret certificate file of this client's key, for brokers that require one (docs/security.md).
-        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.
+        key: The secret certificate file of this client's key, for brokers that require one (docs/security.md); by
+            default `$MDP_KEY`.
+        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85; by default
+            `$MDP_BROKER_KEY`.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
     """
 
     def __init__(
         self,
-        broker: str | Sequence[str] = DEFAULT_ENDPOINT,
+        broker: str | Sequence[str] | None = None,
         *,
         timeout: float | None = DEFAULT_TOTAL_TIMEOUT,
         codec: str | Codec = "json",

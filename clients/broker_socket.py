@@ -31,7 +31,7 @@ class BrokerSocket:
             self.socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
             self.socket.set(zmq.SNDHWM, 0)  # max_outstanding limits what is sent
             if keys is not None:
-                keys.apply(self.socket)
+                keys.at(endpoint).apply(self.socket)
             self.monitor = self.socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED | HANDSHAKE_FAILED)
             """Readable when the connection has ended or could not be established."""
         except zmq.ZMQError:

@@ -295,7 +295,7 @@ class ClientConnection:
         if here.connection.heard:
             return "the broker closed the connection", True, False
         event = recv_monitor_message(here.monitor)
-        refusal = why_refused(event["event"], event["value"], self._keys)
+        refusal = why_refused(event["event"], event["value"], self._keys, here.endpoint)
         if refusal is not None:
             return refusal, True, bool(event["event"] & REFUSED)
         if event["event"] == zmq.Event.DISCONNECTED:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
-from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
 from ..mdp.services import BaseService, Service, Streaming
 from ..mdp.services.values import converted
@@ -61,9 +60,11 @@ class Client:
     All exceptions are in `zmdp.mdp.errors`.
 
     Args:
-        broker: An endpoint, or several in order of preference.  When the client loses its broker, it tries the
-            endpoints in turn until one answers: from the first, or from the second if it has just lost the first.  With
-            X1 it also moves to the next when its broker drains, and returns to the first once that is back.
+        broker: An endpoint, or several in order of preference; by default those in `$MDP_BROKER`, or else
+            tcp://127.0.0.1:5555.  Brokers with keys of their own are written as `ENDPOINT=KEY`.  When the client loses
+            its broker, it tries the endpoints in turn until one answers: from the first, or from the second if it has
+            just lost the first.  With X1 it also moves to the next when its broker drains, and returns to the first
+            once that is back.
         timeout: Seconds that each attempt may take.
         retries: Attempts after the first.  A request may take `timeout × (1 + retries)` seconds in all, and this limit
             travels with it.
@@ -75,14 +76,16 @@ class Client:
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
         max_outstanding: Maximum number of outstanding requests; others wait for their turn.
-        key: The secret certificate file of this client's key, for brokers that require one (docs/security.md).
-        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.
+        key: The secret certificate file of this client's key, for brokers that require one (docs/security.md); by
+            default `$MDP_KEY`.
+        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85; by default
+            `$MDP_BROKER_KEY`.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
     """
 
     def __init__(
         self,
-        broker: str | Sequence[str] = DEFAULT_ENDPOINT,
+        broker: str | Sequence[str] | None = None,
         *,
         timeout: float = DEFAULT_TIMEOUT,
         retries: int = DEFAULT_RETRIES,
@@ -96,8 +99,8 @@ class Client:
         self.protocol = settings.protocol
         self._closed = False
         self._process = os.getpid()
-        loaded: ConnectionArguments = {**connection, "key": settings.keys, "broker_key": None}
-        self._connect = partial(AsyncClient, broker, **loaded)
+        loaded: ConnectionArguments = {**connection, "key": settings.keys or "", "broker_key": None}
+        self._connect = partial(AsyncClient, settings.endpoints.all, **loaded)
         """Make a client for `map`."""
         self._dialog: Dialog
         try:

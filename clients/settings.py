@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Self, TypedDict
 
 from ..mdp.endpoints import Endpoints
-from ..mdp.keys import BrokerKey, ClientKeys, Key, load_keys
-from ..mdp.transport.sockets import Context, checked_endpoints, end, own_context
+from ..mdp.keys import BrokerKey, ClientKeys, Key
+from ..mdp.transport.brokers import checked_brokers
+from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import checked_max_outstanding, checked_protocol
 from .defaults import DEFAULT_HEARTBEAT, DEFAULT_LIVENESS, MAX_OUTSTANDING
 
@@ -42,7 +43,7 @@ class ConnectionSettings:
     @classmethod
     def checked(
         cls,
-        broker: str | Sequence[str],
+        broker: str | Sequence[str] | None,
         *,
         protocol: str = "X1",
         envelope: bool = False,
@@ -54,12 +55,11 @@ class ConnectionSettings:
         context: Context | None = None,
     ) -> Self:
         """Return the settings for these arguments.  Raises `SettingError` if one is invalid."""
-        endpoints = Endpoints(checked_endpoints(broker))
+        endpoints, keys = checked_brokers(broker, key, broker_key)
         checked_protocol(protocol)
         checked_max_outstanding(max_outstanding)
-        keys = load_keys(key, broker_key)
         return cls(
-            endpoints, protocol, envelope, heartbeat, liveness, max_outstanding, keys,
+            Endpoints(endpoints), protocol, envelope, heartbeat, liveness, max_outstanding, keys,
             own_context() if context is None else context, owns_context=context is None,
         )  # fmt: skip
 

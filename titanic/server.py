@@ -9,11 +9,10 @@ from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
 
 from ..clients import AsyncClient
-from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import RequestError, SettingError
-from ..mdp.keys import BrokerKey, Key, load_keys
+from ..mdp.keys import BrokerKey, Key
 from ..mdp.logs import counted
-from ..mdp.transport.sockets import checked_endpoints
+from ..mdp.transport.brokers import checked_brokers
 from ..workers import AsyncWorker
 from . import schema, store
 from .acceptance import Acceptance
@@ -88,7 +87,7 @@ class Server:
         self,
         db: str = schema.DEFAULT_DB,
         *,
-        broker: str | Sequence[str] = DEFAULT_ENDPOINT,
+        broker: str | Sequence[str] | None = None,
         lease: float = DEFAULT_LEASE_SECONDS,
         max_waiting: int = DEFAULT_MAX_WAITING,
         max_deaths: int = DEFAULT_MAX_DEATHS,
@@ -111,7 +110,7 @@ class Server:
         self.metrics = Metrics()
         """What it counts."""
         self._rooms: _Rooms | None = None
-        self._brokers = checked_endpoints(broker)
+        self._brokers, keys = checked_brokers(broker, key, broker_key)
         self._lease = lease
         self._max_waiting = max_waiting
         self._max_deaths = max_deaths
@@ -122,9 +121,7 @@ class Server:
         self._workers: list[AsyncWorker] = []
         self.cut_off = False
         """Whether `run` ended before all running requests had."""
-        self._connection: dict[str, Any] = {
-            "heartbeat": heartbeat, "liveness": liveness, "key": load_keys(key, broker_key),
-        }  # fmt: skip
+        self._connection: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness, "key": keys or ""}
         self._stopping = asyncio.Event()
         self._clock = store.Clock()
         self._engine, identity = prepare(self.url, self._clock)

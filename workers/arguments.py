@@ -1,13 +1,14 @@
 """The keyword arguments that all workers share, and the settings that they make."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypedDict
 
 from ..mdp.codecs import Codec
 from ..mdp.errors import SettingError
-from ..mdp.keys import BrokerKey, ClientKeys, Key, load_keys
-from ..mdp.transport.sockets import Context, checked_endpoints
+from ..mdp.keys import BrokerKey, ClientKeys, Key
+from ..mdp.transport.brokers import checked_brokers
+from ..mdp.transport.sockets import Context
 from .settings import SessionSettings
 
 
@@ -52,10 +53,15 @@ class WorkerSettings(SessionSettings):
             raise SettingError(f"concurrency is {self.concurrency!r}: it must be 1 or more")
 
     @classmethod
-    def of(cls, broker: str | Sequence[str], arguments: WorkerArguments, *, default_concurrency: int) -> Self:
+    def of(cls, broker: str | Sequence[str] | None, arguments: WorkerArguments, *, default_concurrency: int) -> Self:
         """Return the settings for the arguments of a worker."""
         given: dict[str, Any] = dict(arguments)
-        keys = load_keys(given.pop("key", None), given.pop("broker_key", None))
+        endpoints, keys = checked_brokers(broker, given.pop("key", None), given.pop("broker_key", None))
         if given.get("concurrency") is None:
             given["concurrency"] = default_concurrency
-        return cls(endpoints=checked_endpoints(broker), keys=keys, **given)
+        return cls(endpoints=endpoints, keys=keys, **given)
+
+    def at(self, broker: str | Sequence[str]) -> Self:
+        """Return the same settings for another broker."""
+        endpoints, keys = checked_brokers(broker, "" if self.keys is None else self.keys)
+        return replace(self, endpoints=endpoints, keys=keys)

@@ -4,14 +4,12 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack
 
 from ..mdp import wire
-from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.rows import Outcome
-from ..mdp.transport.sockets import Context, checked_endpoints, end, own_context
+from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import WorkerArguments, WorkerSettings
 from .connection import ready_options
 from .credit import CreditController
@@ -97,7 +95,7 @@ class BaseWorker(Generic[AnyHandler]):
         service: str | bytes,
         handler: AnyHandler | None = None,
         *,
-        broker: str | Sequence[str] = DEFAULT_ENDPOINT,
+        broker: str | Sequence[str] | None = None,
         **arguments: Unpack[WorkerArguments],
     ) -> None:
         self.service = wire.service_name(service)
@@ -128,7 +126,7 @@ class BaseWorker(Generic[AnyHandler]):
         """Return a worker with the same handler and settings that has not been started; `broker` replaces its own."""
         made = copy(self)
         if broker is not None:
-            made.settings = replace(self.settings, endpoints=checked_endpoints(broker))
+            made.settings = self.settings.at(broker)
         made._reset()
         return made
 

@@ -271,7 +271,7 @@ class Connection:
             self._begin_to_serve()
         while self._monitor is not None and session.state.connected and (message := receive(monitor)):
             event = parse_monitor_message(message)
-            refusal = why_refused(event["event"], event["value"], self._keys)
+            refusal = why_refused(event["event"], event["value"], self._keys, self._endpoint)
             if self._connected:
                 if event["event"] == zmq.Event.DISCONNECTED and socket is not None:
                     while session.state.connected and (last := receive(socket)):  # what arrived before the end

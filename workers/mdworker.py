@@ -52,8 +52,10 @@ class Worker(BaseWorker[Handler]):
     text; the worker carries on.  A handler that raises `ServiceError` itself chooses the code and the text.
 
     Args:
-        broker: Endpoint of the broker, or several in order of preference.  The worker moves on when it loses a broker,
-            or the broker drains.  With X1 it returns to the first once that is back, after the requests it holds.
+        broker: Endpoint of the broker, or several in order of preference; by default those in `$MDP_BROKER`, or else
+            tcp://127.0.0.1:5555.  Brokers with keys of their own are written as `ENDPOINT=KEY`.  The worker moves on
+            when it loses a broker, or the broker drains.  With X1 it returns to the first once that is back, after the
+            requests it holds.
         concurrency: Threads that run the handler (default 1), over one connection; with 0.2 and 0.1, over one
             connection each.
         heartbeat: Heartbeat interval in seconds.  It should be the broker's; if it is not, the worker adapts.
@@ -68,8 +70,10 @@ class Worker(BaseWorker[Handler]):
         rows: The handler gets a list of several rows' values, and returns as many: for callers that pack rows into
             requests (docs/pipeline.md).  A value may be an exception, the error of its row.  Other handlers are called
             for each row.
-        key: The secret certificate file of this worker's key, for brokers that require one (docs/security.md).
-        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.
+        key: The secret certificate file of this worker's key, for brokers that require one (docs/security.md); by
+            default `$MDP_KEY`.
+        broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85; by default
+            `$MDP_BROKER_KEY`.
         context: ZeroMQ context to use, needed for `inproc://` endpoints.
 
     Raises `SettingError` if a setting is invalid.

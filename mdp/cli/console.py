@@ -31,6 +31,7 @@ from ..errors import (
 )
 from ..keys import load_keys
 from ..limits import LARGEST
+from ..transport.brokers import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE, split_brokers
 from ..transport.sockets import port_problem
 
 CONTEXT_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
@@ -281,6 +282,19 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
         return value
 
 
+class Broker(Endpoint):
+    """The endpoint of a broker, and with access control its public key."""
+
+    name = "ENDPOINT[=KEY]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return `value` if it can be a broker; `key_options` reads the key."""
+        if not isinstance(value, str):
+            return super().convert(value, param, ctx)
+        endpoint, found, key = value.partition("=")
+        return f"{super().convert(endpoint.strip(), param, ctx)}{found}{key.strip()}"
+
+
 class Endpoints(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """One ZeroMQ endpoint, or several separated by commas.
 
@@ -288,17 +302,18 @@ class Endpoints(click.ParamType):  # type: ignore[type-arg]  # not generic in ol
     is `all_endpoints`.
     """
 
-    name = "ENDPOINT"
+    def __init__(self, kind: Endpoint | None = None) -> None:
+        self._kind = kind or Endpoint()
+        self.name = self._kind.name
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return ENDPOINT."""
-        del param, ctx
-        return self.name
+        """Return ENDPOINT, or what else each is."""
+        return self._kind.get_metavar(param, ctx)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
         """Return the list of endpoints in `value`."""
         endpoints = [each.strip() for each in value.split(",") if each.strip()] if isinstance(value, str) else []
-        return [Endpoint().convert(each, param, ctx) for each in endpoints or [value]]
+        return [self._kind.convert(each, param, ctx) for each in endpoints or [value]]
 
 
 def options(*decorators: Decorator) -> Decorator:
@@ -313,17 +328,17 @@ def all_endpoints(context: click.Context, option: click.Parameter, values: Seque
 
 
 def brokers_option(help_: str, *, default: bool = True) -> Decorator:
-    """Return the decorator for `--broker` of a command that fails over; the command gets a tuple of endpoints.
+    """Return the decorator for `--broker` of a command that fails over, which also has the `key_options`.
 
-    Without `default`, it may be empty.
+    The command gets a tuple of endpoints.  Without `default`, it may be empty.
     """
     return click.option(
         "--broker",
-        type=Endpoints(),
+        type=Endpoints(Broker()),
         multiple=True,
         callback=all_endpoints,
         default=[DEFAULT_ENDPOINT] if default else None,
-        envvar="MDP_BROKER",
+        envvar=BROKER_VARIABLE,
         show_envvar=True,
         help=with_default(help_, DEFAULT_ENDPOINT),
     )
@@ -351,26 +366,34 @@ def heartbeat_options(*, default: bool = True) -> Decorator:
 
 
 def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--key` and `--broker-key`, and call the command with `keys`: `ClientKeys`, or None without the options."""
+    """Add `--key` and `--broker-key`, and call the command with `keys`: `ClientKeys`, or None if no key is given.
+
+    Keys in the `brokers_option` of the command are among them, and its endpoints are without them.
+    """
 
     @click.option(
         "--key",
         "key_file",
         metavar="FILE",
-        envvar="MDP_KEY",
+        envvar=KEY_VARIABLE,
         show_envvar=True,
         help="Secret key (NAME.key_secret, made by `mdp-keys new NAME`), for brokers that admit only known keys.",
     )
     @click.option(
         "--broker-key",
         metavar="FILE|KEY",
-        envvar="MDP_BROKER_KEY",
+        envvar=BROKER_KEY_VARIABLE,
         show_envvar=True,
-        help="The broker's public key: its file, or the key itself (40 characters).",
+        help="The broker's public key: its file, or the key itself (40 characters). Brokers that have different keys "
+        "are written as ENDPOINT=KEY in --broker.",
     )
     @wraps(command)
-    def with_keys(*arguments: Any, key_file: str | None, broker_key: str | None, **options: Any) -> Any:
-        return command(*arguments, keys=load_keys(key_file, broker_key), **options)
+    def with_keys(
+        *arguments: Any, key_file: str | None, broker_key: str | None, broker: Sequence[str], **options: Any
+    ) -> Any:
+        brokers = split_brokers(broker) if broker else {}
+        keys = load_keys(key_file, broker_key, brokers)
+        return command(*arguments, broker=tuple(brokers), keys=keys, **options)
 
     return with_keys
 

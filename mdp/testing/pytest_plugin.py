@@ -52,11 +52,15 @@ def mdp_limits() -> Limits | None:
 
 
 @pytest.fixture
-def mdp_broker(mdp_limits: Limits | None) -> Iterator[Server]:
-    """A running broker; its endpoint is `mdp_broker.endpoints[0]`."""
+def mdp_broker(mdp_limits: Limits | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A running broker; its endpoint is `mdp_broker.endpoints[0]`, and that of a `Client()` without arguments."""
+    from ..transport.brokers import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE
     from .broker import running_broker
 
     with running_broker(limits=mdp_limits) as server:
+        monkeypatch.setenv(BROKER_VARIABLE, server.endpoints[0])
+        for variable in (KEY_VARIABLE, BROKER_KEY_VARIABLE):  # this broker needs none
+            monkeypatch.delenv(variable, raising=False)
         yield server
 
 

@@ -39,6 +39,7 @@ _HAS_NO_KEY: Final = (
 
 def why_unreachable(endpoint: str, keys: ClientKeys | None = None) -> str | None:
     """Return why a connection to `endpoint` fails and what to do about it, or None if it succeeds or is unclear."""
+    keys = None if keys is None else keys.at(endpoint)
     try:
         parts = urlsplit(endpoint)
         tcp = parts.scheme == "tcp" and parts.hostname is not None and parts.port is not None
@@ -67,8 +68,8 @@ def why_unreachable(endpoint: str, keys: ClientKeys | None = None) -> str | None
         return None
 
 
-def why_refused(event: int, value: int, keys: ClientKeys | None) -> str | None:
-    """Return what an event of a monitor says about a broker that did not admit this program, or None if nothing."""
+def why_refused(event: int, value: int, keys: ClientKeys | None, endpoint: str = "") -> str | None:
+    """Return what an event of a monitor says about the broker at `endpoint`, if that did not admit this program."""
     if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
         return _why_not_admitted(value, keys)
     if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
@@ -78,7 +79,7 @@ def why_refused(event: int, value: int, keys: ClientKeys | None) -> str | None:
     if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL:  # also if both sides reject each other, whoever is faster
         if keys is None:
             return "the program that listens there closed the connection: is it a broker? Does it require --key?"
-        return f"the broker ended the handshake: {_other_key(keys)}, or it does not use keys"
+        return f"the broker ended the handshake: {_other_key(keys.at(endpoint))}, or it does not use keys"
     return None
 
 

@@ -95,7 +95,7 @@ def dealer(
         for option, value in options.items():
             socket.set(option, value)
         if keys is not None:
-            keys.apply(socket)
+            keys.at(endpoint).apply(socket)
         if monitored:
             monitor = socket.get_monitor_socket(monitored)
         socket.connect(endpoint)

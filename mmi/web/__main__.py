@@ -46,7 +46,7 @@ async def serve(listener: socket.socket) -> int:
     keys = settings.get("keys")
     loaded = None if keys is None else ClientKeys(*(key.encode() for key in keys))
     visitors = Visitors(visitors_of(settings["access"]), any_host=settings["open"])
-    async with AsyncClient(settings["endpoint"], key=loaded) as client:
+    async with AsyncClient(settings["endpoint"], key=loaded or "") as client:
         observer = Observer(client)
         broker = BrokerSection(observer)
         pages_of_spark = SparkSection(observer, ControlServices(client, observer, SPARK))

@@ -12,6 +12,7 @@ from ...clients import bodies
 from ...clients.asking import BROKER
 from ...mdp.cli.console import (
     EXIT_FAILED,
+    Broker,
     Endpoints,
     Number,
     all_endpoints,
@@ -26,7 +27,8 @@ from ...mdp.cli.console import (
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.control import name_or_default
-from ...mdp.keys import ClientKeys
+from ...mdp.keys import ClientKeys, load_keys
+from ...mdp.transport.brokers import split_brokers
 from ...titanic.cli.parameters import DURATION
 from ...workers import AsyncWorker
 from ..parameters import CONF, MASTER, PY_FILES, SPARK_GRACE_SECONDS, name_option
@@ -50,7 +52,7 @@ def _cluster_options(command: Command) -> Command:
         BROKER,
         key_options,
         click.option(
-            "--broker-from-executors", type=Endpoints(), multiple=True, callback=all_endpoints,
+            "--broker-from-executors", type=Endpoints(Broker()), multiple=True, callback=all_endpoints,
             help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
         ),
         MASTER,
@@ -77,6 +79,12 @@ def _cluster_options(command: Command) -> Command:
 def _min_option(text: str) -> Command:
     kind = Number("slots", whole=True, zero=True)
     return click.option("--min", "minimum", type=kind, default=1, help=with_default(text, 1))
+
+
+def _for_executors(broker: Sequence[str], keys: ClientKeys | None) -> tuple[Sequence[str], ClientKeys | None]:
+    """Return the endpoints of the brokers as executors reach them, and `keys` with the keys that these carry."""
+    brokers = split_brokers(broker) if broker else {}
+    return tuple(brokers), load_keys(keys, None, brokers)
 
 
 def _cluster(given: dict[str, Any]) -> Cluster:
@@ -128,8 +136,8 @@ def _cluster(given: dict[str, Any]) -> Cluster:
 @heartbeat_options()
 @log_level_option
 def fleet(
-    *, handler: str, name: str | None, log_level: str, broker_from_executors: Sequence[str], drain_timeout: float,
-    **given: Any,
+    *, handler: str, name: str | None, log_level: str, broker_from_executors: Sequence[str], keys: ClientKeys | None,
+    drain_timeout: float, **given: Any,
 ) -> int:  # fmt: skip
     """Serve requests with MODULE:FUNCTION on the executors of a Spark cluster, as `mdworker` does on one machine.
 
@@ -154,8 +162,9 @@ def fleet(
     log_to_stderr(log_level)
     silence_py4j()
     cluster = _cluster(given)
+    executors_broker, keys = _for_executors(broker_from_executors, keys)
     settings = FleetSettings(
-        handler, name=name_or_default(name, "fleet", os.getpid()), executors_broker=broker_from_executors,
+        handler, name=name_or_default(name, "fleet", os.getpid()), executors_broker=executors_broker, keys=keys,
         log_level=log_level.upper(), log_format=log_format(), **given,
     )  # fmt: skip
     running = Fleet(settings, cluster)
@@ -197,7 +206,8 @@ def doctor(
     log_to_stderr("error")
     silence_py4j()
     well = True
-    for check in Doctor(_cluster(given), broker, broker_from_executors, reserve, minimum, keys).checks():
+    executors_broker, keys = _for_executors(broker_from_executors, keys)
+    for check in Doctor(_cluster(given), broker, executors_broker, reserve, minimum, keys).checks():
         well = well and check.state == "ok"
         if as_json:
             bodies.print_json(asdict(check))

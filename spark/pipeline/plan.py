@@ -21,9 +21,8 @@ from ...clients.rows import AUTO
 from ...clients.rows.arrow import added_names, check_result, map_rows
 from ...clients.rows.tables import ARROW, map_tables
 from ...mdp import wire
-from ...mdp.defaults import DEFAULT_ENDPOINT
-from ...mdp.keys import BrokerKey, Key, load_keys
-from ...mdp.transport.sockets import checked_endpoints
+from ...mdp.keys import BrokerKey, Key
+from ...mdp.transport.brokers import checked_brokers
 from ...titanic.submission import MAX_SECONDS
 from ..python_workers import exempt_imports_from_collection
 from ..session import reason
@@ -49,7 +48,7 @@ def call_service(
     key: str | None = None,
     window: int = 64,
     rows_per_request: int | str = AUTO,
-    broker: str | Sequence[str] = DEFAULT_ENDPOINT,
+    broker: str | Sequence[str] | None = None,
     timeout: float = 60.0,
     keep: float = 86400.0,
     headers: Mapping[str, str] | None = None,
@@ -131,7 +130,7 @@ def register_function(
     spark: SparkSession,
     name: str = "call_service",
     *,
-    broker: str | Sequence[str] = DEFAULT_ENDPOINT,
+    broker: str | Sequence[str] | None = None,
     window: int = 64,
     rows_per_request: int | str = AUTO,
     timeout: float = 60.0,
@@ -179,7 +178,7 @@ def _any_type(spark: SparkSession, name: str) -> DataType:
 
 
 def _settings(
-    broker: str | Sequence[str],
+    broker: str | Sequence[str] | None,
     window: int,
     rows_per_request: int | str,
     timeout: float,
@@ -194,14 +193,13 @@ def _settings(
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
     check_result(result, rows)
-    endpoints = checked_endpoints(broker)
+    endpoints, keys = checked_brokers(broker, client_key, broker_key)
     for endpoint in endpoints:
         if endpoint.startswith("inproc:"):
             raise SettingError(
                 f"broker is {endpoint!r}, which executors cannot reach from their processes; use tcp:// or ipc://"
             )
-    Client(endpoints).close()  # raises if an endpoint is invalid
-    keys = load_keys(client_key, broker_key)
+    Client(endpoints, key="").close()  # raises if an endpoint is invalid
     return CallSettings(**vars(rows), broker=endpoints, keep=keep, result=result, keys=keys)
 
 

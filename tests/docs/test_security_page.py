@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from support.processes import process, run
 
+from zmdp.clients import Client
 from zmdp.mdp.access import load, parse
 from zmdp.mdp.keys import create_keys
+from zmdp.mdp.testing import free_endpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 BIND, ADDRESS = "tcp://*:5555", "tcp://127.0.0.1:5555"
@@ -98,3 +100,40 @@ def test_the_access_file_of_linked_brokers(folder):
     (folder / "left.toml").write_text('secret_key = "left.key_secret"\n')
     assert run(*shlex.split(command)).returncode == 0
     assert load(folder / "left.toml").roles["brokers"] == access.roles["brokers"]
+
+
+def test_programs_use_either_of_a_pair_with_keys(folder):
+    for name in ("left", "right", "shop", "resizer"):
+        create_keys(name, folder)
+    roles = "".join(block for block in blocks("toml") if "left.key_secret" in block)
+    roles += '[roles.shop]\nkeys = ["shop.key"]\ncall = ["*"]\n[roles.resizer]\nkeys = ["resizer.key"]\noffer = ["*"]\n'
+    (folder / "left.toml").write_text(roles)
+    mirrored = roles.replace("left.key_secret", "right.key_secret").replace('"right.key"', '"left.key"')
+    (folder / "right.toml").write_text(mirrored)
+    export, serve, call = block_with("left.key,tcp").splitlines()
+    ends = {name: free_endpoint() for name in ("left", "right")}
+    for name, endpoint in ends.items():
+        export = export.replace(f"tcp://{name}:5555", endpoint)
+    env = dict([export.removeprefix("export ").split("=", 1)])
+    with ExitStack() as stack:
+        brokers = {}
+        for name, other in (("left", "right"), ("right", "left")):
+            options = ("--name", name, "--access", f"{name}.toml", "--bind", ends[name])
+            command = ("mdp-broker", *options, "--peer", f"{ends[other]}={other}.key")
+            brokers[name] = stack.enter_context(process(*command, cwd=folder))
+            brokers[name].line("ready on")
+        worker = stack.enter_context(process(*shlex.split(serve), cwd=folder, **env))
+        worker.line(f"resize: serving at {ends['left']}")
+        assert run(*shlex.split(call), **env).stdout == b"hello"
+        (program,) = blocks("py")
+        for name, endpoint in ends.items():
+            program = program.replace(f"tcp://{name}:5555", endpoint)
+        scope = {"Client": Client}
+        exec(compile(program, "security.md", "exec"), scope)
+        with scope["client"] as client:
+            assert client.request("resize", b"one") == [b"one"]
+            brokers["left"].kill()
+            worker.line(f"resize: moved to {ends['right']}")
+            assert client.request("resize", b"two") == [b"two"]
+            assert client.endpoint == ends["right"]
+        assert run(*shlex.split(call), **env).stdout == b"hello"

@@ -24,6 +24,7 @@ from ...mdp.cli.console import (
     Endpoint,
     Number,
     brokers_option,
+    environment_variable,
     handler_timeout_option,
     heartbeat_options,
     key_options,
@@ -191,6 +192,7 @@ def cli(
     """
     log_to_stderr(log_level)
     _check_freelance(freelance)
+    _export_connection()
     worker = _load(target, service, codec, None if freelance is None else DEFAULT_SERVICE)
     options: dict[str, Any] = {
         "name": worker.settings.name or target, "endpoints": broker or None, "keys": keys, "concurrency": concurrency,
@@ -204,6 +206,16 @@ def cli(
     if processes != (1, 1) and supervised_by is None:
         return _supervise(worker, processes, idle, drain_timeout)
     return _serve(worker, drain_timeout, supervised_by)
+
+
+def _export_connection() -> None:
+    """Put --broker and the keys of the command line in the environment, where the module's workers and clients look."""
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        given = context.params.get(name)
+        if name in {"broker", "key_file", "broker_key"} and given:
+            os.environ[environment_variable(context, option)] = given if isinstance(given, str) else " ".join(given)
 
 
 _NEEDS_FREELANCE: Final = ("bind", "access", "insecure")

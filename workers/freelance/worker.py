@@ -37,7 +37,7 @@ class _FreelanceBase(BaseWorker[AnyHandler]):
         self.bind = self.endpoint if bind is None else checked_endpoint(bind)
         self.access = access
         self.insecure = insecure
-        super().__init__(service, handler, broker=self.endpoint, **arguments)
+        super().__init__(service, handler, broker=self.endpoint, key="", **arguments)
 
     def copy(self, *, broker: Any = None) -> Self:
         """Return a server with the same handler and settings that has not been started; `broker` is its endpoint."""
