@@ -15,6 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
+from ..mdp.logs import counted
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import REFUSED, why_refused
@@ -31,6 +32,8 @@ LINGER_MS: Final = 100
 """How long the last messages (CANCEL) may take to leave after the socket is closed."""
 MAX_TICK_DELAY_SECONDS: Final = 1.0
 """How long due work may be delayed while messages keep arriving, beyond the replies that are outstanding."""
+WARNING_SECONDS: Final = 1.0
+"""How long requests wait for a broker before a warning says so: a restart takes less."""
 
 Deliver = Callable[[list[tuple[Call, Outcome]]], None]
 
@@ -82,8 +85,10 @@ class ClientConnection:
         """Steps since then."""
         self._awaited = 0
         """Requests that were outstanding at the first of them."""
-        self._loss_logged = False
-        """Whether the loss of the connection has been logged, but not yet that it is back."""
+        self._opened_at = 0.0
+        self._lost_at: float | None = None
+        """Since when there has been no connection, once that is logged, until a broker answers."""
+        self._loss_warned = False
         for endpoint in reversed(session.failover.endpoints.all):  # the connection to the first is kept
             self.drop()
             try:
@@ -150,8 +155,8 @@ class ClientConnection:
                 return True
         else:
             return True
-        if self._loss_logged and connection.heard:
-            self._loss_logged = False
+        if self._lost_at is not None and connection.heard:
+            self._lost_at, self._loss_warned = None, False
             log.info("connected to the broker at %s", self.endpoint)
         if self.monitor_reported:
             self._check_monitor(here, now)
@@ -224,10 +229,9 @@ class ClientConnection:
     def _send(self, now: float) -> bool:
         """Send what is unsent over the current connection; reconnect if that is due.  Return whether to step again."""
         session, kept = self.session, False
-        if session.current.lost is not None:
-            if not self._loss_logged:
-                self._loss_logged = True
-                log.info("no connection to the broker at %s: %s", self.endpoint, session.lost)
+        if (lost := session.current.lost) is not None:
+            # A connection that has not ended was given up because nothing was heard over it.
+            self._log_loss(lost, now if session.current.heard else self._opened_at, now)
             kept = self._part()
             if session.outstanding and now >= session.retry_at:
                 try:
@@ -248,6 +252,19 @@ class ClientConnection:
                 self.session.lose("the connection was closed", now, to.connection)
                 break
         return bool(messages)
+
+    def _log_loss(self, reason: str, since: float, now: float) -> None:
+        """Log that there has been no connection `since` then: at once, and as a warning if requests wait for one."""
+        if self._lost_at is None:
+            self._lost_at = since
+            log.info("no connection to the broker at %s: %s", self.endpoint, reason)
+        outstanding = self.session.outstanding
+        if not self._loss_warned and outstanding and now - self._lost_at >= WARNING_SECONDS:
+            self._loss_warned = True
+            waiting = f"{counted(outstanding, 'request')} {'wait' if outstanding > 1 else 'waits'} for one"
+            where = " or ".join(self.session.failover.endpoints.all)
+            log.warning("still no connection to a broker at %s: %s. Until the timeout, %s", where, reason, waiting)
+
 
     def _part(self) -> bool:
         """Give up the socket: keep it if the connection is still needed, else close it.  Return whether it is kept."""
@@ -281,6 +298,7 @@ class ClientConnection:
                 return
         reason, cut, refused = ended
         session.lose(reason, now, cut=cut)
+        self._log_loss(reason, now, now)
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals >= len(session.failover.endpoints.all):
             session.refuse(reason)
@@ -309,6 +327,7 @@ class ClientConnection:
     def _open(self, endpoint: str, now: float) -> None:
         self._current = BrokerSocket(endpoint, self._context, self._keys)
         self._current.connection = self.session.connected(endpoint, now)
+        self._opened_at = now
         self.changes += 1
         self.monitor_reported = True  # its descriptor reports nothing until the monitor has been asked once
 

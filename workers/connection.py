@@ -36,6 +36,8 @@ SEND_RETRY_SECONDS: Final = 0.01
 """Time after which a message that the broker did not accept is sent again."""
 FLUSH_SECONDS: Final = 0.0005
 """Time after which replies are sent even if more are about to follow."""
+REFUSAL_SECONDS: Final = 1.0
+"""How long a broker may take to refuse a worker, which then says that it serves; brokers do not answer READY."""
 MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CONNECT_RETRIED) | HANDSHAKE_FAILED
 """Events that show whether a broker is there: the connection is established, or an attempt has failed."""
 RECONNECT_IVL_MS: Final = 3_600_000
@@ -92,7 +94,8 @@ class Connection:
         self._monitor: zmq.Socket[bytes] | None = None
         self.monitor_descriptor = -1
         self._probe: Probe | None = None  # finds out whether the first broker is back
-        self._connected = False  # the broker has answered on this connection
+        self._connected = False  # the connection is established
+        self._announce_at = math.inf  # when to log that the worker serves, if nothing is heard earlier
         self._left = ""  # why the last broker that answered was left; to be logged when the next one answers
         self._left_at = ""
         self._left_level = logging.INFO
@@ -125,6 +128,7 @@ class Connection:
         self._descriptor = int(self._socket.get(zmq.FD))
         self.opened(self._descriptor)
         self._connected = False
+        self._announce_at = math.inf
         if monitored:
             self._monitor = self._socket.get_monitor_socket()
             self.monitor_descriptor = int(self._monitor.get(zmq.FD))
@@ -150,6 +154,8 @@ class Connection:
                     session.receive(message, now)
                 if self._monitor is not None and (not self._connected or self.monitor_reported):
                     self._ask_monitor(self._monitor, now)
+                if (session.heartbeats.heard or now >= self._announce_at) and self._announce_at < math.inf:
+                    self._announce()
                 if self._probe is not None:
                     self._ask_probe(self._probe, now)
                 due = session.deadline()
@@ -253,14 +259,14 @@ class Connection:
             return self.flushed_at + SEND_RETRY_SECONDS
         due = self.session.deadline()
         until = None if self._probe is None else self._probe.deadline()
-        return min(math.inf if due is None else due, math.inf if until is None else until)
+        return min(math.inf if due is None else due, math.inf if until is None else until, self._announce_at)
 
     def close(self) -> None:
         """Close the socket immediately, without telling the broker."""
         self._drop(0)
 
     def _ask_monitor(self, monitor: zmq.Socket[bytes], now: float) -> None:
-        """Log when the worker begins to serve, or at the first failure that it waits for a broker.
+        """Note that the connection is established, or log at the first failure that the worker waits for a broker.
 
         If a broker refuses the worker, lose the connection: ZeroMQ would not connect again.  With several brokers, lose
         it also if nobody answers, and when it ends.
@@ -268,7 +274,7 @@ class Connection:
         self.monitor_reported = False
         session, socket = self.session, self._socket
         if session.heartbeats.heard and not self._connected:  # inproc:// has no events
-            self._begin_to_serve()
+            self._established(now)
         while self._monitor is not None and session.state.connected and (message := receive(monitor)):
             event = parse_monitor_message(message)
             refusal = why_refused(event["event"], event["value"], self._keys, self._endpoint)
@@ -279,7 +285,7 @@ class Connection:
                     if session.state.connected:
                         session.lose("it closed the connection", now)
             elif event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self._begin_to_serve()
+                self._established(now)
             elif event["event"] & REFUSED:
                 session.lose(str(refusal), now)
             elif self._several:
@@ -289,17 +295,22 @@ class Connection:
                 level = logging.INFO if self._broker_restarts else logging.WARNING
                 self._wait_for_broker(level, refusal or nothing)
 
-    def _begin_to_serve(self) -> None:
-        """A broker has answered: log it."""
-        name = self.session.service.decode()
+    def _established(self, now: float) -> None:
+        """A broker has accepted the connection, but may still refuse the worker."""
         self._connected, self._waiting = True, False
+        self._announce_at = now + REFUSAL_SECONDS
+        if not self._several:
+            self._end_monitor()
+
+    def _announce(self) -> None:
+        """Log that the worker serves: the broker has not refused it."""
+        name = self.session.service.decode()
+        self._announce_at = math.inf
         if self._left and self._left_at != self._endpoint:
             log.log(self._left_level, "%s: moved to %s: %s", name, self._endpoint, self._left)
         elif self._level == logging.WARNING:
             log.info("%s: serving at %s", name, self._endpoint)
         self._left = ""
-        if not self._several:
-            self._end_monitor()
 
     def _wait_for_broker(self, level: int, reason: str) -> None:
         """Log that there is no broker, once until one answers."""
@@ -396,6 +407,7 @@ class Connection:
         self._end_probe()
         socket, self._socket = self._socket, None
         self._unsent.clear()
+        self._announce_at = math.inf
         self.stalled = False
         if socket is not None:
             self.closing(self._descriptor)

@@ -70,7 +70,7 @@ def health(
         raise click.UsageError("--min-workers needs a SERVICE")
     wanted = Thresholds(min_workers, max_queue, max_age)
     with new_client(connection) as client, advice(connection, "mmi.broker", on=on):
-        # Not `check_listening`, whose connection the broker would log at each probe.
+        # Without `check_listening`: a broker that is being started has until the timeout.
         found = []
         for each in checks(_asks(client, on, connection["timeout"]), services, wanted):
             found.append(each)

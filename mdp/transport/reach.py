@@ -15,6 +15,8 @@ from .sockets import dealer
 
 PROBE_SECONDS: Final = 1.0
 """How long to wait for a program to accept a connection, and then for an answer; without one, nothing is concluded."""
+HANDSHAKE_SECONDS: Final = 1.0
+"""How long to wait for the handshake of a ZeroMQ socket, which a program that speaks something else never ends."""
 SIGNATURE: Final = b"\xff"
 """The first byte that a ZeroMQ socket sends over a new connection."""
 _GREETING: Final = b"\xff\0\0\0\0\0\0\0\1\x7f\3"
@@ -45,14 +47,13 @@ def why_unreachable(endpoint: str, keys: ClientKeys | None = None) -> str | None
         tcp = parts.scheme == "tcp" and parts.hostname is not None and parts.port is not None
         if not tcp and (parts.scheme != "ipc" or endpoint.startswith("ipc://@")):
             return None
-        ended = False
-        if keys is not None:
-            event, value = _shake_hands(endpoint, keys)
-            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                return None
-            if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-                return _why_not_admitted(value, keys)
-            ended = event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+        # First as a ZeroMQ socket does it: a broker would log what follows as a failed handshake.
+        event, value = _shake_hands(endpoint, keys)
+        if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+            return None
+        if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            return _why_not_admitted(value, keys)
+        ended = event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
         if tcp:
             with sockets.create_connection((parts.hostname or "", parts.port or 0), timeout=PROBE_SECONDS) as probe:
                 return _why_not_usable(probe, keys, ended=ended)
@@ -139,14 +140,14 @@ def _why_not_usable(probe: sockets.socket, keys: ClientKeys | None, *, ended: bo
     return _HAS_NO_KEY if mechanism and keys is not None else None
 
 
-def _shake_hands(endpoint: str, keys: ClientKeys) -> tuple[int, int]:
+def _shake_hands(endpoint: str, keys: ClientKeys | None) -> tuple[int, int]:
     """Connect with these keys.  Return what ZeroMQ's monitor says about it: the event and its value, or (0, 0)."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         monitored = HANDSHAKE_FAILED | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CLOSED)
         socket = dealer(context, endpoint, _NO_RECONNECTION, keys=keys, monitored=monitored)
         with socket, socket.get_monitor_socket() as monitor:
-            event = recv_monitor_message(monitor) if monitor.poll(round(PROBE_SECONDS * 1000)) else None
+            event = recv_monitor_message(monitor) if monitor.poll(round(HANDSHAKE_SECONDS * 1000)) else None
             socket.disable_monitor()
     finally:
         context.term()

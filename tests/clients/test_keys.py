@@ -283,6 +283,7 @@ def test_a_worker_whose_role_may_not_offer_its_service_logs_why(folder, endpoint
     with serving(worker):
         assert logged(text)
     assert next(each.levelname for each in caplog.records if text in each.getMessage()) == "ERROR"
+    assert "serving at" not in caplog.text
 
 
 def test_a_client_that_may_not_know_of_a_service_is_told_so(folder, endpoint):

@@ -335,7 +335,7 @@ def test_a_timeout_of_months(client):
         (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it must be one of json, msgpack, arrow"),
         (lambda c: Client(codec=None), "codec is None"),
         (lambda c: Client([]), "broker is empty"),
-        (lambda c: Client(None), "broker is None"),
+        (lambda c: Client(5), "broker is 5"),
         (lambda c: Client(b"tcp://127.0.0.1:5555"), "broker is b'tcp"),
         (lambda c: Client("nonsense"), "'nonsense' is not a valid endpoint"),
         (lambda c: Client("tcp://h:99999"), "'tcp://h:99999' is not a valid endpoint: its port is '99999'"),
@@ -1137,6 +1137,25 @@ def test_a_client_that_cannot_open_a_socket_tries_again(monkeypatch, endpoint):
     client.close()
 
 
+def test_a_client_without_a_broker_says_so_while_it_waits(caplog):
+    with Client(NOBODY, timeout=TIMEOUT_SECONDS) as client:
+        asked = [client.submit("echo") for _ in range(2)]
+        eventually(lambda: caplog.messages)
+        assert not any(each.done() for each in asked)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"still no connection to a broker at {NOBODY}: nothing is listening there. Is the broker")
+    assert warning.endswith(". Until the timeout, 2 requests wait for one")
+
+
+def test_a_client_says_that_nobody_answers(caplog):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        at = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with Client(at, timeout=TIMEOUT_SECONDS, heartbeat=0.2) as client:
+            client.submit("echo")
+            eventually(lambda: caplog.messages)
+    assert f"no connection to a broker at {at}: the program that listens there has been silent for" in caplog.text
+
+
 def test_the_log_tells_when_the_broker_goes_and_comes_back(caplog):
     with caplog.at_level(logging.INFO, "zmdp.client"):
         with running_broker() as broker, Client(broker.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
@@ -1149,6 +1168,6 @@ def test_the_log_tells_when_the_broker_goes_and_comes_back(caplog):
             eventually(lambda: caplog.messages)
             with running_broker(endpoint):
                 asked.result(TIMEOUT_SECONDS)
-    lost, found = caplog.messages
+    lost, found = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert lost.startswith(f"no connection to the broker at {endpoint}: nothing is listening there")
     assert found == f"connected to the broker at {endpoint}"

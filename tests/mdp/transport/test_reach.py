@@ -10,6 +10,7 @@ import zmq
 from support.access import Folder
 from support.processes import TIMEOUT_SECONDS
 
+from zmdp.clients import Client
 from zmdp.mdp.errors import BrokerUnreachable
 from zmdp.mdp.testing import running_broker
 from zmdp.mdp.transport import reach
@@ -22,6 +23,7 @@ NOT_A_BROKER = "a program listens there, but it does not answer like a broker: i
 def patience(monkeypatch):
     """Have probes wait as long as tests do."""
     monkeypatch.setattr(reach, "PROBE_SECONDS", TIMEOUT_SECONDS)
+    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", TIMEOUT_SECONDS)
 
 
 @contextmanager
@@ -51,15 +53,22 @@ def listener(answer, *, waits=False):
 
 
 @pytest.mark.parametrize("bind", ["tcp", "ipc"])
-def test_a_broker(bind, tmp_path):
-    with running_broker(*([f"ipc://{tmp_path}/broker"] if bind == "ipc" else [])) as server:
+def test_a_broker_notices_nothing(bind, tmp_path, caplog):
+    with (
+        caplog.at_level(logging.INFO),
+        running_broker(*([f"ipc://{tmp_path}/broker"] if bind == "ipc" else [])) as server,
+    ):
         assert why_unreachable(server.endpoints[0]) is None
         check_listening(["tcp://127.0.0.1:1", *server.endpoints])
+        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
+            client.available("echo")  # by then, the broker has seen those connections
+    assert "failed in its handshake" not in caplog.text
 
 
 @pytest.mark.parametrize("mechanism", [b"NULL", b"CURVE"])
 def test_a_broker_that_greets_late(mechanism, monkeypatch):
     monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", 0.05)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
     with listener(greeting, waits=True) as at:
         assert bool(why_unreachable(at)) == (mechanism == b"CURVE")
@@ -68,6 +77,7 @@ def test_a_broker_that_greets_late(mechanism, monkeypatch):
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0\r\n"])
 @pytest.mark.parametrize("waits", [False, True])
 def test_another_program(answer, waits, monkeypatch):
+    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", 0.05)
     if waits:
         monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
     with listener(answer, waits=waits) as at:
@@ -78,6 +88,7 @@ def test_another_program(answer, waits, monkeypatch):
 
 def test_a_program_that_is_silent_may_be_a_broker_that_is_held_up(monkeypatch):
     monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", 0.05)
     with listener(b"") as at:
         assert why_unreachable(at) is None
         check_listening([at])
@@ -119,6 +130,7 @@ def test_keys(bind, tmp_path):
 
 
 def test_a_program_that_does_not_finish_its_greeting(monkeypatch):
+    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", 0.05)
     monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
     with listener(b"\xff") as at:
         assert why_unreachable(at) is None
