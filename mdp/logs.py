@@ -99,6 +99,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(values, default=str)
 
 
+def json_line(logger: str, message: str) -> str:
+    """Return an error as a line of JSON, for a program that ends before it logs."""
+    record = logging.makeLogRecord({"name": logger, "levelno": logging.ERROR, "levelname": "ERROR", "msg": message})
+    return JsonFormatter().format(record)
+
+
 def _time(record: logging.LogRecord) -> str:
     """Return when a record was made: ISO 8601, with milliseconds and the difference from UTC."""
     return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")

@@ -39,8 +39,8 @@ CONTEXT_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_optio
 FILE_SPELLING: Final = "zmdp.file-spelling"
 """Key in a Click context's `meta`: the names of settings as their TOML file spells them."""
 
-_LOG_FORMAT: Final = "zmdp.log-format"
-"""Key in a Click context's `meta`: the value of `--log-format`."""
+_log_format = logs.FORMATS[0]
+"""The `--log-format` of the command that is running, which `run` needs after its context has ended."""
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command."""
@@ -97,11 +97,15 @@ def run(name: str, command: click.Command) -> NoReturn:
 
     Errors of zmdp exit with their `exit_code`, invalid usage with 2, Ctrl-C with 130.
     """
+    global _log_format  # noqa: PLW0603
+    _log_format = logs.FORMATS[0]
     _open_closed_streams()
     try:
         result = command.main(prog_name=name, standalone_mode=False, **CONTEXT_SETTINGS)
         sys.stdout.flush()
     except click.UsageError as error:
+        if error.ctx is not None and _log_format == logs.FORMATS[0]:
+            _read_log_format(error.ctx)  # the options may not have been parsed
         _fail(name, EXIT_USAGE, _explain(error))
     except click.ClickException as error:
         _fail(name, EXIT_USAGE, error.format_message())
@@ -128,8 +132,9 @@ def _open_closed_streams() -> None:
 
 
 def _fail(name: str, code: int, text: str) -> NoReturn:
+    line = f"{name}: {printable(text)}" if _log_format == "text" else logs.json_line(name, printable(text))
     try:
-        print(f"{name}: {printable(text)}", file=sys.stderr, flush=True)  # noqa: T201 - the one place for errors
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 - the one place for errors
     except OSError:
         _discard(sys.stderr)
     try:
@@ -452,22 +457,34 @@ def log_level_option(command: Callable[..., Any]) -> Callable[..., Any]:
         show_default=True,
         envvar="MDP_LOG_FORMAT",
         show_envvar=True,
+        is_eager=True,
         expose_value=False,
         callback=_keep_format,
-        help="Write log messages as lines of text, or as JSON objects.",
+        help="Write log messages, and the error that ends the command, as lines of text or as JSON objects.",
     )
     return level(form(command))
 
 
 def _keep_format(context: click.Context, option: click.Parameter, form: str) -> None:
-    del option
-    context.meta[_LOG_FORMAT] = form
+    del context, option
+    global _log_format  # noqa: PLW0603 - a process runs one command
+    _log_format = form
+
+
+def _read_log_format(context: click.Context) -> None:
+    """Take `--log-format` from the words of a command line that cannot be parsed, or from the environment."""
+    option = next((each for each in context.command.params if each.name == "log_format"), None)
+    if option is not None:
+        words = " ".join(sys.argv).replace("=", " ")
+        form = re.search(r"--log-format (\w+)", words)
+        given = form[1] if form else os.environ.get(environment_variable(context, option), "")
+        if given.lower() in logs.FORMATS:
+            _keep_format(context, option, given.lower())
 
 
 def log_format() -> str:
     """Return the `--log-format` of the command that is running."""
-    context = click.get_current_context(silent=True)
-    return logs.FORMATS[0] if context is None else str(context.meta.get(_LOG_FORMAT, logs.FORMATS[0]))
+    return _log_format
 
 
 def log_to_stderr(level: str) -> None:

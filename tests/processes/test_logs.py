@@ -96,3 +96,28 @@ def test_older_protocols_carry_no_id():
     called = run("mdclient", "call", "echo", "-v", "--protocol", "0.2", "--broker", "tcp://127.0.0.1:1")
     assert called.returncode == 2
     assert "--verbose requires protocol X1" in called.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("command", "environment", "code", "text"),
+    [
+        ("mdp-broker --bind tcp://0.0.0.0:5555 --log-format json", {}, 1, "refused to listen on tcp://0.0.0.0:5555"),
+        ("mdp-broker --access nothing.toml", {"MDP_LOG_FORMAT": "json"}, 2, "nothing.toml"),
+        ("mdp-broker --nonsense --log-format=json", {}, 2, "No such option"),
+        ("mdp-broker --nonsense", {"MDP_LOG_FORMAT": "json"}, 2, "No such option"),
+        ("mdworker nothing:worker --log-format json", {}, 2, "cannot use nothing:worker"),
+        ("titanic serve --lease never", {"MDP_LOG_FORMAT": "json"}, 2, "never"),
+    ],
+)
+def test_an_error_that_ends_a_command_has_the_format_of_its_log(in_this_process, command, environment, code, text):
+    name, *arguments = command.split()
+    ended = in_this_process(name, *arguments, **environment)
+    (line,) = ended.stderr.splitlines()
+    error = json.loads(line)
+    assert (ended.returncode, error["level"], error["logger"]) == (code, "ERROR", name)
+    assert text in error["message"]
+
+
+def test_commands_that_do_not_log_print_errors_as_text(in_this_process):
+    ended = in_this_process("mdclient", "--nonsense", MDP_LOG_FORMAT="json")
+    assert ended.stderr.startswith(b"mdclient: No such option")
