@@ -1,14 +1,14 @@
 """What the subcommands of `mdclient` share: their options, the client, and questions to the broker."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import click
 
 from ..mdp.cli.console import Decorator, Number, brokers_option, key_options, options, with_default
-from ..mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound, WorkerLost
+from ..mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, ServiceNotFound, WorkerLost
 from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from .mdclient import Client
 
@@ -79,6 +79,16 @@ def ask(client: Client, question: str, on: str | None = None, body: bytes = b"")
     )
 
 
+def check_known(service: str, reply: Sequence[bytes]) -> None:
+    """Raise `ServiceNotFound` or `RequestRejected` if a broker has not understood a call of `mmi.*` (docs/mmi.md)."""
+    if service.startswith("mmi.") and list(reply) == [b"501"]:
+        text = f"the broker does not know {service!r} (501): mmi.service, mmi.services, mmi.workers, mmi.stats, "
+        text += "mmi.broker and others are its own, and no worker can offer a service mmi.*"
+        raise ServiceNotFound(text, service=service, code=501)
+    if service.startswith("mmi.") and list(reply) == [b"400"]:
+        raise RequestRejected(f"the broker cannot read what {service!r} was asked (400)", service=service, code=400)
+
+
 def addressed(on: str | None) -> dict[str, Any] | None:
     """Return the options of a request to the broker of that name; None is the client's own."""
     return None if on is None else {"broker": on}
@@ -118,9 +128,12 @@ def advice(connection: dict[str, Any], service: str, *, wait: bool = True, on: s
         if on is not None:
             text = f"{error}; `mdclient brokers` lists the brokers that can be reached"
             raise WorkerLost(text, service=service, code=error.code, text=error.text) from None
-        if wait:
+        if "(max_attempts)" in error.text:
+            text = f"{error}; the logs of the service's workers say what they died of"
+        elif not wait:
+            text = f"{error}; without --wait, a request does not wait for a worker to be started"
+        else:
             raise
-        text = f"{error}; without --wait, a request does not wait for a worker to be started"
         raise WorkerLost(text, service=service, code=error.code, text=error.text) from None
     except RequestTimeout as error:
         timeout, retries = f"{connection['timeout']:g}", connection["retries"]

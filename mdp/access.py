@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from fnmatch import translate
@@ -238,12 +238,16 @@ def _texts(value: object, key: str, where: str, example: str) -> list[str]:
     return value
 
 
+def spelling_hint(name: str, known: Sequence[str]) -> str:
+    """Return which of the `known` names is probably meant, or else all of them."""
+    close = get_close_matches(name, known, 1)
+    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+
+
 def _check_names(table: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
     for name in table:
         if name not in known:
-            close = get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-            raise AccessError(f"{where}: there is no setting {name!r}: {hint}")
+            raise AccessError(f"{where}: there is no setting {name!r}: {spelling_hint(name, known)}")
 
 
 def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:

@@ -1,12 +1,18 @@
 """Load the object that MODULE:NAME on a command line names."""
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
+from difflib import get_close_matches
 from pathlib import Path
+from typing import Final
 
 from .errors import SettingError
+
+MAX_NAMES: Final = 10
+"""How many of a module's names are shown."""
 
 _importing: str | None = None
 """The module that `load` is importing."""
@@ -18,10 +24,15 @@ def load(target: str, example: str) -> object:
     Raises `SettingError` with a one-line explanation; if `target` has another form, it shows `example`.
     """
     module, colon, name = target.partition(":")
-    if not (module and colon and name):
-        raise SettingError(f"expected {example}, got {target!r}")
     if "/" in module or module.endswith(".py"):
-        raise SettingError(f"{target!r} names a file instead of a module: {_as_module(Path(module), name)}")
+        raise SettingError(
+            f"{target!r} names a file instead of a module: {_as_module(Path(module), name or 'NAME')}"
+            + ("" if name else ", with the NAME that the worker or function has in it")
+        )
+    if module and not name:
+        raise SettingError(f"expected {example}, got {target!r}: add the name that is to be used, {module}:NAME")
+    if not (module and colon):
+        raise SettingError(f"expected {example}, got {target!r}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     global _importing  # noqa: PLW0603 - commands load one module, in their main thread
@@ -34,7 +45,9 @@ def load(target: str, example: str) -> object:
         raise SettingError(f"cannot use {target}: {error}") from None
     except Exception as error:  # noqa: BLE001 - a user's module may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{module}.".startswith(f"{missing}."):  # else a module that the user's module imports
+        if isinstance(error, AttributeError) and error.obj is sys.modules.get(module):
+            reason = f"module {module} has no {error.name!r}{_hint(module, str(error.name))}"
+        elif missing and f"{module}.".startswith(f"{missing}."):  # else a module that the user's module imports
             reason = f"{error} in {os.getcwd()} or among the installed packages"
         else:
             reason = _in_one_line(error)
@@ -57,6 +70,20 @@ def _as_module(path: Path, name: str) -> str:
     if path.is_absolute() or ".." in path.parts:
         return f"use {path.stem}:{name} with {path.parent} as the current directory"
     return f"use {'.'.join(path.with_suffix('').parts)}:{name}"
+
+
+def _hint(module: str, name: str) -> str:
+    """Return what to use instead of a name that the module does not have: its own functions, and what can be called."""
+    found = [
+        each
+        for each, value in vars(sys.modules[module]).items()
+        if not each.startswith("_") and callable(value) and not isinstance(value, type)
+        and (not inspect.isroutine(value) or value.__module__ == module)
+    ]  # fmt: skip
+    close = get_close_matches(name, found, 1)
+    if close:
+        return f": did you mean {module}:{close[0]}?"
+    return f": it has {', '.join(found[:MAX_NAMES])}" if found else ""
 
 
 def _in_one_line(error: Exception) -> str:

@@ -18,7 +18,12 @@ _DIGEST: Final = re.compile(r"sha256:([0-9a-f]{64})")
 def new_token() -> tuple[str, str]:
     """Return a new token, and what access files say instead of it."""
     token = PREFIX + secrets.token_urlsafe(32)
-    return token, f"sha256:{digest_of(token.encode()).hex()}"
+    return token, written(digest_of(token.encode()))
+
+
+def written(digest: bytes) -> str:
+    """Return a digest as access files have it."""
+    return f"sha256:{digest.hex()}"
 
 
 def digest_of(token: bytes) -> bytes:

@@ -53,9 +53,9 @@ class Outgoing:
         """Add a HEARTBEAT."""
         self._add(wire.heartbeat(self._route, self.header))
 
-    def disconnect(self) -> None:
-        """Add DISCONNECT."""
-        self._add(wire.disconnect(self._route, self.header))
+    def disconnect(self, text: bytes = b"") -> None:
+        """Add DISCONNECT, with a text for the broker."""
+        self._add(wire.disconnect(self._route, self.header, text))
 
     def _add(self, message: Message) -> None:
         if len(self._batch):

@@ -111,13 +111,16 @@ class WorkerSession:
     def _change(self, trigger: Trigger) -> None:
         self.state = TRANSITIONS[self.state][trigger]
 
-    def _drain(self, trigger: Trigger, now: float) -> None:
-        """Take no more requests, and end the connection when those that have begun are finished."""
+    def _drain(self, trigger: Trigger, now: float, text: str = "") -> None:
+        """Take no more requests, and end the connection when those that have begun are finished.
+
+        `text` tells the broker why a request is given up.
+        """
         serving = self.state is SERVING
         self._change(trigger)
         if serving and self._x1:
             self._release(0)
-            self._outgoing.disconnect()
+            self._outgoing.disconnect(text.encode())
         if self.state.draining:
             self._settle(now)
 
@@ -288,7 +291,8 @@ class WorkerSession:
         ends when the others are finished.  Until a stuck handler ends, the next connection has one credit less.
         """
         if self._requests.abandon(request, ended=ended):
-            self._drain("drain", now)
+            hung = f"its handler has neither returned nor yielded for {self.settings.handler_timeout:g} s (handler_timeout)"
+            self._drain("drain", now, "" if ended else hung)
         elif ended:
             self._finish(request, now)
 

@@ -21,7 +21,7 @@ from ...mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
 from ...mdp.transport.reach import check_listening
 from .. import bodies, brokers
 from ..aio import AsyncClient
-from ..asking import OF, ON, addressed, advice, ask, connection_options, new_client, total_timeout
+from ..asking import OF, ON, addressed, advice, ask, check_known, connection_options, new_client, total_timeout
 from ..defaults import MAX_OUTSTANDING
 from ..load import Progress, Result, mixed, one_by_one, pipelined
 from ..mdclient import Client
@@ -113,6 +113,7 @@ def call(
             headers = _named(headers, connection) if verbose else headers
             arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
             reply = client.request(service, *frames, **arguments)
+        check_known(service, reply)
     if as_json:
         bodies.print_json(bodies.described(reply))
     else:
@@ -147,6 +148,7 @@ def stream(
         headers = _named(headers, connection) if verbose else headers
         arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
         for part in client.stream(service, *frames, **arguments):
+            check_known(service, part)
             if as_json:
                 bodies.print_json(bodies.described(part))
             else:

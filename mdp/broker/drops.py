@@ -105,7 +105,7 @@ REPORTS: Final[dict[Drop, Report]] = {
     Drop.CLOSING: Report(
         Code.DRAINING.value, "the broker shut down before the request was done: retry later, or at another broker"
     ),
-    Drop.WORKERS_LOST: Report(Code.WORKER_LOST.value, "its worker was lost, {why}"),
+    Drop.WORKERS_LOST: Report(Code.WORKER_LOST.value, "{worker}, {why}"),
     Drop.LOST_AFTER_PARTIAL: Report(
         Code.WORKER_LOST.value, "its worker was lost after a PARTIAL, so it cannot be retried"
     ),
@@ -138,14 +138,18 @@ NOT_PLACED: Final = {
 """Drops after which a broker returns a request to the one that passed it on, since others may still do it."""
 
 
-def text_of(drop: Drop, request: Request, limits: Limits) -> str:
-    """Return the text of the ERROR that tells the client why `request` was dropped."""
+def text_of(drop: Drop, request: Request, limits: Limits, given_up: str | None = None) -> str:
+    """Return the text of the ERROR that tells the client why `request` was dropped.
+
+    `given_up` tells why a worker has given it up before.
+    """
     if drop is Drop.WORKERS_LOST:
         attempts, most = request.attempts, limits.max_attempts
         why = "no other worker offers the service, and wait is false"
         if attempts >= most:
             why = f"and this was attempt {attempts} of {most} (max_attempts)"
-        return REPORTS[drop].text.format(why=why)
+        worker = "its worker was lost" if given_up is None else f"its worker gave it up: {given_up}"
+        return REPORTS[drop].text.format(worker=worker, why=why)
     text = REPORTS[drop].text
     if "{" not in text:
         return text
@@ -158,4 +162,6 @@ def text_of(drop: Drop, request: Request, limits: Limits) -> str:
     if service.available and not service.schedule.capacity:
         workers += ", all busy"
     what = "its time" if drop is Drop.TTL_PASSED else f"the broker's expiry of {limits.expiry:g} s"
+    if given_up is not None:
+        workers += f"; a worker gave it up before: {given_up}"
     return text.format(what=what, workers=workers)

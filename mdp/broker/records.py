@@ -237,9 +237,9 @@ class Worker(TimerNode):
     """A registered worker: it offers one service (C6) and holds up to `credit` requests; with 0.2 and 0.1, one."""
 
     __slots__ = (
-        "batch", "busy_seconds", "credit", "dialect", "done", "free", "header", "held", "host", "id", "key",
-        "last_seen", "last_sent", "leaving", "name", "oversized_reply_at", "pid", "pool", "pooled", "pooled_load",
-        "role", "route", "service", "since", "suspects", "unreached_from", "version",
+        "batch", "busy_seconds", "credit", "dialect", "done", "free", "gives_up", "header", "held", "host", "id",
+        "key", "last_seen", "last_sent", "leaving", "name", "oversized_reply_at", "pid", "pool", "pooled",
+        "pooled_load", "role", "route", "service", "since", "suspects", "unreached_from", "version",
     )  # fmt: skip
 
     def __init__(
@@ -279,6 +279,8 @@ class Worker(TimerNode):
         """Number of suspects among them."""
         self.leaving = False
         """It sent DISCONNECT, and finishes what it holds (X1)."""
+        self.gives_up = EMPTY
+        """Why it will not finish what it still holds then, as its DISCONNECT says."""
         self.batch: Any = None
         """The open batch of commands to it, which is sent at the end of the broker's turn."""
         self.pool: Pool | None = None

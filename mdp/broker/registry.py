@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..timers import Timers
-from ..wire import Route, size_of
+from ..wire import Route, show, size_of
 from .metrics import Metrics
 from .records import (
     FRAME_OVERHEAD,
@@ -54,6 +54,8 @@ class Registry:
         self.linked: dict[PeerKey, Client] = {}
         """The clients that are other brokers."""
         self.metrics = Metrics()
+        self.given_up: dict[Request, str] = {}
+        """Why a worker has given up a request that has not ended; those that have died could not say."""
         self.unserved: dict[Service, None] = {}
         """Those without a worker, which are known only because requests wait for them (C41); the newest last."""
         self.workers: dict[PeerKey, Worker] = {}
@@ -176,6 +178,8 @@ class Registry:
                 attempt.request.handed -= 1
             elif not (attempt.doubtful and silent):
                 attempt.request.attempts += 1
+                if worker.gives_up and not attempt.abandoned:
+                    self.given_up[attempt.request] = show(worker.gives_up)
         self._update(worker)
         del self.workers[worker.key]
         self._remove_behind(worker.key)
@@ -456,6 +460,8 @@ class Registry:
     def drop(self, request: Request, now: float) -> None:
         """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""
         client, attempt = request.client, request.attempt
+        if self.given_up:
+            self.given_up.pop(request, None)
         if request.arrived:
             self._queue_arrived(request.service, now)
         if request.queued:

@@ -202,6 +202,7 @@ class WorkerDialog:
             self._lose([(worker, Loss.DISCONNECTED)], now)  # C16: nothing else is sent to it
         elif not worker.leaving:
             worker.last_seen = now
+            worker.gives_up = command.text
             self._registry.leave(worker)
             if not worker.service.available:
                 self._requests.drop_no_wait(worker.service, now)

@@ -2,9 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ..access import LIMITS, Access, Permissions
+from ..tokens import written
+
+SHOWN_DIGEST: Final = 15
+"""Characters of a token's digest that are shown."""
 
 
 def as_text(access: Access) -> str:
@@ -15,6 +19,7 @@ def as_text(access: Access) -> str:
         limits = [f"{getattr(role, each.name)} {_words(each.name)}" for each in LIMITS if getattr(role, each.name)]
         rows = [
             ("keys", ", ".join(access.keys_of(name)) or "none: nobody has this role"),
+            ("tokens", ", ".join(f"{each[:SHOWN_DIGEST]}…" for each in _tokens(access, name)) or "none"),
             ("may call", " ".join(role.call) or "nothing"),
             ("may offer", " ".join(role.offer) or "nothing"),
             ("mmi", role.mmi),
@@ -29,13 +34,21 @@ def as_text(access: Access) -> str:
 
 def as_json(access: Access) -> str:
     """Return who may do what, as JSON."""
-    roles = {name: {"keys": access.keys_of(name), **_settings(role)} for name, role in access.roles.items()}
+    roles = {
+        name: {"keys": access.keys_of(name), "tokens": _tokens(access, name), **_settings(role)}
+        for name, role in access.roles.items()
+    }
     return json.dumps({"public_key": access.public_key.decode(), "roles": roles}, ensure_ascii=False)
 
 
 def key_rows(access: Access) -> list[dict[str, str]]:
     """Return each key: its role, what the file calls it, and the key itself."""
     return [{"role": role, "name": access.named[key], "public_key": key.decode()} for key, role in access.keys.items()]
+
+
+def _tokens(access: Access, role: str) -> list[str]:
+    """Return the digests of the role's tokens, as the file has them."""
+    return [written(digest) for digest, name in access.tokens.items() if name == role]
 
 
 def _settings(role: Permissions) -> dict[str, Any]:

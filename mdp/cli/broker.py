@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from ..access import Access, load
+from ..access import Access, load, spelling_hint
 from ..broker.link_ports import LinkTo
 from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, default_name
 from ..certificates import public_key
@@ -156,8 +156,8 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     spelling = {name.replace("-", "_"): name for name in values}
     unknown = sorted(spelling[name] for name in spelling.keys() - known)
     if unknown:
-        allowed = ", ".join(sorted(name.replace("_", "-") for name in known))
-        raise click.BadParameter(f"{path} has no setting {', '.join(unknown)}; known settings are {allowed}")
+        hint = spelling_hint(unknown[0], sorted(name.replace("_", "-") for name in known))
+        raise click.BadParameter(f"{path}: there is no setting {unknown[0]!r}: {hint}")
     settings = {name: values[spelled] for name, spelled in spelling.items()}
     for name in ("bind", "pirate", "peer"):
         if isinstance(settings.get(name), str):

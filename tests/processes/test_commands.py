@@ -53,6 +53,17 @@ def test_call_as_json(mdclient):
     assert json.loads(result.stdout) == {"service": "echo", "final": True, "frames": ["text", {"base64": "/wA="}]}
 
 
+@pytest.mark.parametrize("command", ["call", "stream"])
+def test_what_the_broker_does_not_know(mdclient, command):
+    result = mdclient(command, "mmi.nonsense")
+    assert (result.returncode, result.stdout) == (4, b"")
+    assert "the broker does not know 'mmi.nonsense' (501): mmi.service, mmi.services" in one_line(result)
+    result = mdclient(command, "mmi.workers", "echo", "x")
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert "the broker cannot read what 'mmi.workers' was asked (400)" in one_line(result)
+    assert mdclient(command, "mmi.service", "nobody").stdout.strip() == b"404"
+
+
 def test_stream_prints_part_by_part(endpoint, mdclient):
     with process("mdworker", "text_services:count", "--broker", endpoint, cwd=HERE.parents[1] / "examples") as worker:
         worker.line("text.count: serving at ")
@@ -326,7 +337,9 @@ def test_a_broker_listens_on_several_endpoints(tmp_path, separator):
         ([], {}, "max-queue = 'x'", "Invalid value for 'max-queue' in /"),
         ([], {}, "max_queue = 'x'", "Invalid value for 'max_queue' in /"),
         ([], {}, "bind = []", "bind is empty: it must name at least one endpoint"),
-        ([], {}, "live-nes = 3", "has no setting live-nes; known settings are access, bind, busy-grace, drain-timeout"),
+        ([], {}, "live-nes = 3", "broker.toml: there is no setting 'live-nes': did you mean liveness"),
+        ([], {}, "max_queues = 3", "there is no setting 'max_queues': did you mean max-queue"),
+        ([], {}, "zzz = 3", "there is no setting 'zzz': known are access, bind, busy-grace, drain-timeout"),
         ([], {}, "liveness", "not valid TOML"),
         (["--config", "/no/such"], {}, "", "cannot read /no/such: No such file or directory"),
         (["--config", "/"], {}, "", "cannot read /: Is a directory"),
@@ -363,8 +376,16 @@ def test_an_idle_broker_exits_with_0():
     [
         (["no.such.module:worker"], "cannot use no.such.module:worker: No module named 'no' in /"),
         (["missing:worker"], "cannot use missing:worker: ModuleNotFoundError: No module named 'nowhere' (/"),
-        (["os:nothing"], "AttributeError: module 'os' has no attribute 'nothing'"),
-        (["os"], "expected MODULE:WORKER, for example zmdp.workers.echo:worker, got 'os'"),
+        (["os:nothing"], "cannot use os:nothing: module os has no 'nothing': it has "),
+        (["os:wakl"], "cannot use os:wakl: module os has no 'wakl': did you mean os:walk"),
+        (["zmdp.workers.echo:nope"], "module zmdp.workers.echo has no 'nope': it has worker, echo"),
+        (["os"], "expected MODULE:WORKER, for example zmdp.workers.echo:worker, got 'os': add the name that is to be"),
+        (["os:"], "got 'os:': add the name that is to be used, os:NAME"),
+        ([":worker"], "expected MODULE:WORKER, for example zmdp.workers.echo:worker, got ':worker'"),
+        (
+            ["app.py"],
+            "'app.py' names a file instead of a module: use app:NAME, with the NAME that the worker or function",
+        ),
         (["./app.py:worker"], "'./app.py:worker' names a file instead of a module: use app:worker"),
         (["pack/app.py:worker"], "names a file instead of a module: use pack.app:worker"),
         (["/srv/app.py:worker"], "use app:worker with /srv as the current directory"),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
-from ....mdp.access import MMI, Permissions, read_text, read_toml
+from ....mdp.access import MMI, Permissions, read_text, read_toml, spelling_hint
 from ....mdp.errors import AccessError, SettingError
 from ....mdp.http.problems import Problem
 from ....mdp.tokens import bearer, digest_of, parse_digest
@@ -117,7 +117,7 @@ def _add(found: Any, name: str, table: object) -> None:
         raise AccessError(f"{where}: it is {table!r}: write a role as a table, [roles.{name}]")
     for setting in table:
         if setting not in _SETTINGS:
-            raise AccessError(f"{where}: there is no setting {setting!r}: known are {', '.join(_SETTINGS)}")
+            raise AccessError(f"{where}: there is no setting {setting!r}: {spelling_hint(setting, _SETTINGS)}")
     mmi = table.get("mmi", "service")
     if mmi not in MMI:
         _fail(where, "mmi", mmi, f"it must be one of {', '.join(MMI)}")

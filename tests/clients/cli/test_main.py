@@ -117,9 +117,19 @@ def test_an_invalid_endpoint(given):
         run("ping", "--broker", given)
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_request_whose_worker_is_lost(waits):
-    with running_broker(limits=Limits(max_attempts=1)) as server, Worker("held", broker=server.endpoints[0]) as worker:
+@pytest.mark.parametrize(
+    ("attempts", "waits", "hint"),
+    [
+        (1, True, "the logs of the service's workers say what they died of"),
+        (1, False, "the logs of the service's workers say what they died of"),
+        (2, False, "without --wait, a request does not wait for a worker to be started"),
+    ],
+)
+def test_a_request_whose_worker_is_lost(attempts, waits, hint):
+    with (
+        running_broker(limits=Limits(max_attempts=attempts)) as server,
+        Worker("held", broker=server.endpoints[0]) as worker,
+    ):
 
         def lose():
             worker.recv()
@@ -127,10 +137,9 @@ def test_a_request_whose_worker_is_lost(waits):
 
         thread = threading.Thread(target=lose)
         thread.start()
-        hint = "without --wait, a request does not wait for a worker to be started" if not waits else r"\(502\)$"
         with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
             eventually(lambda: client.available("held"))
-        with pytest.raises(WorkerLost, match=hint) as caught:
+        with pytest.raises(WorkerLost, match=rf"\(502\); {hint}$") as caught:
             run("call", "held", "--broker", server.endpoints[0], *(["--wait"] if waits else []))
         assert caught.value.code == 502
         thread.join()

@@ -511,6 +511,40 @@ def test_who_does_not_wait_waits_as_long_as_any_worker_is_there():
     assert told(broker.gone(b"w2", now=0)) == [error(404, NO_WORKER, 3)]
 
 
+HUNG = "its handler has neither returned nor yielded for 30 s (handler_timeout)"
+
+
+def give_up(broker, worker=b"w"):
+    """A worker leaves because a handler hangs, and closes its socket while it holds the request."""
+    assert feed(broker, wire.disconnect((worker,), wire.WX1, HUNG.encode())) == []
+    return told(broker.gone(worker, now=0))
+
+
+def test_a_client_is_told_that_a_handler_hung():
+    broker = broker_with(b"w")
+    feed(broker, request(wait=False))
+    text = f"its worker gave it up: {HUNG}, no other worker offers the service, and wait is false"
+    assert give_up(broker) == [error(502, text)]
+    assert holds_nothing(broker)
+
+
+def test_a_client_is_told_that_a_handler_hung_before_its_time_passed():
+    broker = broker_with(b"w")
+    feed(broker, request(ttl=1000))
+    assert give_up(broker) == []
+    assert told(broker.tick(1.011)) == [error(408, f"{NOBODY}; a worker gave it up before: {HUNG}")]
+    assert holds_nothing(broker)
+    assert not broker.registry.given_up
+
+
+def test_a_request_that_another_worker_answers_is_not_remembered():
+    broker = broker_with(b"w1", b"w2")
+    feed(broker, request())
+    give_up(broker, b"w1")
+    assert feed(broker, final(2, b"w2")) == [answer()]
+    assert not broker.registry.given_up
+
+
 @pytest.mark.parametrize("goes", LOSES.values(), ids=LOSES)
 def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(goes):
     broker = broker_with(b"w")

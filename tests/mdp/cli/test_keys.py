@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import threading
+import tomllib
 
 import pytest
 import zmq
@@ -267,9 +268,14 @@ def test_check_prints_who_may_do_what(access):
     assert rows["may call"] == "*"
     assert rows["may offer"] == "spark.*"
     assert rows["limits"] == "3 connections"
-    assert (rows["on behalf"], rows["link"]) == ("no", "yes")
+    assert (rows["on behalf"], rows["link"], rows["tokens"]) == ("no", "yes", "none")
+    keys("token", "shop", "--access", "access.toml")
+    (digest,) = tomllib.loads(access.read_text())["roles"]["shop"]["tokens"]
+    _, out, _ = check("--access", str(access))
+    assert f"  tokens     {digest[:15]}…\n" in out
     code, out, _ = check("--json", "--access", str(access))
     assert code == 0
+    assert json.loads(out)["roles"]["shop"]["tokens"] == [digest]
     assert json.loads(out)["roles"]["shop"]["keys"] == ["shop.key"]
     assert json.loads(out)["roles"]["shop"]["connections"] == 3
     assert json.loads(out)["roles"]["shop"]["link"] is True
