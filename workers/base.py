@@ -13,7 +13,7 @@ from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import WorkerArguments, WorkerSettings
 from .connection import ready_options
 from .credit import CreditController
-from .handling import HandlerAdapter, is_async
+from .handling import HandlerAdapter, is_async, name_of
 from .request import Request
 from .session import WorkerSession
 
@@ -117,8 +117,16 @@ class BaseWorker(Generic[AnyHandler]):
 
     def __call__(self, handler: Decorated) -> Decorated:
         """Make `handler` this worker's handler, and return it unchanged: a worker is a decorator."""
+        name = self.service.decode()
+        if not callable(handler):
+            raise SettingError(f"the handler of {name!r} is {handler!r:.100}: it must be a function of a request")
+        if self._handler is not None:
+            raise SettingError(
+                f"the worker of {name!r} has the handler {name_of(self._handler)}: make another worker for "
+                f"{name_of(handler)}"
+            )
         if is_async(handler) is not self._asyncio:
-            raise SettingError(f"the handler of {self.service.decode()!r} is {self._wrong_handler}")
+            raise SettingError(f"the handler of {name!r} is {self._wrong_handler}")
         self._handler = handler
         return handler
 

@@ -30,6 +30,11 @@ def valid_service(name: bytes) -> bool:
 
 def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
     """Return `name` as sent on the wire.  Raises `SettingError` if it is not a valid service name (C23)."""
+    given: object = name
+    if not isinstance(given, str | bytes | bytearray | memoryview):
+        called = getattr(given, "__name__", None) if callable(given) else None
+        hint = f": put the name first, as in Worker('{called}', {called})" if called else ""
+        raise SettingError(f"a service is {given!r:.100}: it must be named by a text, such as 'echo'{hint}")
     try:
         encoded = name.encode() if isinstance(name, str) else bytes(name)
     except UnicodeEncodeError:

@@ -334,6 +334,8 @@ def test_a_timeout_of_months(client):
         (lambda c: c.request("echo", retries=-1), "retries is -1: it must be a whole number, 0 or more"),
         (lambda c: c.call("echo", codec="pickle"), "codec is 'pickle': it must be one of json, msgpack, arrow"),
         (lambda c: Client(codec=None), "codec is None"),
+        (lambda c: c.request(None), "a service is None: it must be named by a text, such as 'echo'"),
+        (lambda c: c.request(5), "a service is 5: it must be named by a text"),
         (lambda c: Client([]), "broker is empty"),
         (lambda c: Client(5), "broker is 5"),
         (lambda c: Client(b"tcp://127.0.0.1:5555"), "broker is b'tcp"),

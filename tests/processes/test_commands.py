@@ -53,6 +53,15 @@ def test_call_as_json(mdclient):
     assert json.loads(result.stdout) == {"service": "echo", "final": True, "frames": ["text", {"base64": "/wA="}]}
 
 
+@pytest.mark.parametrize("command", ["mdworker", "mdclient", "mdp-broker"])
+def test_ctrl_c_while_a_command_is_imported_prints_nothing(tmp_path, command):
+    (tmp_path / "click.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    with process(command, PYTHONPATH=str(tmp_path)) as running:
+        running.line("importing", "stdout")
+        assert running.end(signal.SIGINT) == -signal.SIGINT
+        assert running.stderr == ""
+
+
 @pytest.mark.parametrize("command", ["call", "stream"])
 def test_what_the_broker_does_not_know(mdclient, command):
     result = mdclient(command, "mmi.nonsense")

@@ -729,6 +729,34 @@ def test_a_broker_that_takes_nothing(endpoint, logged):
         assert ended.wait(TIMEOUT_SECONDS)
 
 
+def test_what_is_not_a_service_or_a_handler_is_named():
+    def shout(request):
+        return request
+
+    hint = r"a service is <function .*>: it must be named by a text, such as 'echo': put the name first, as in Worker"
+    with pytest.raises(SettingError, match=rf"{hint}\('shout', shout\)"):
+        Worker(shout)
+    for service in (None, 5):
+        with pytest.raises(SettingError, match=f"a service is {service}: it must be named by a text"):
+            Worker(service)
+    with pytest.raises(SettingError, match="the handler of 'echo' is b'hello': it must be a function of a request"):
+        Worker("echo", b"hello")
+
+
+def test_a_worker_has_one_handler():
+    worker = Worker("double")
+
+    @worker
+    def double(request):
+        return request * 2
+
+    with pytest.raises(SettingError, match=r"the worker of 'double' has the handler .*double: make another worker"):
+
+        @worker
+        def triple(request):
+            return request * 3
+
+
 def test_handlers_for_asyncio_are_refused():
     async def coroutine(request):
         return request
