@@ -23,6 +23,7 @@ class BrokerSocket:
     """What the session knows of the connection; set once it has been told."""
 
     def __init__(self, endpoint: str, context: zmq.Context[zmq.Socket[bytes]], keys: ClientKeys | None) -> None:
+        self.endpoint = endpoint
         self.ended = False
         """The monitor has reported the end of the connection, which it does only once."""
         self.socket = context.socket(zmq.DEALER)

@@ -265,7 +265,6 @@ class ClientConnection:
             where = " or ".join(self.session.failover.endpoints.all)
             log.warning("still no connection to a broker at %s: %s. Until the timeout, %s", where, reason, waiting)
 
-
     def _part(self) -> bool:
         """Give up the socket: keep it if the connection is still needed, else close it.  Return whether it is kept."""
         left = self._current

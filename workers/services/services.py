@@ -6,11 +6,12 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from ...mdp.errors import SettingError
+from ..arguments import WorkerArguments
 from ..handling import name_of
 from .middleware import Middleware
 from .offered import AnyOffered, OfferedService, OfferedStreaming, ServiceSettings
 from .signature import signature_of
-from .worker import ServicesWorker, WorkerSettings
+from .worker import ServicesWorker
 
 if TYPE_CHECKING:
     from .test_client import TestClient
@@ -200,17 +201,29 @@ class Services:
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def worker(self, *, only: Sequence[str] = (), **settings: Unpack[WorkerSettings]) -> ServicesWorker:
+    def worker(
+        self,
+        *,
+        broker: str | Sequence[str] | None = None,
+        only: Sequence[str] = (),
+        **arguments: Unpack[WorkerArguments],
+    ) -> ServicesWorker:
         """Return a worker that offers the services, or those named in `only`.  Raises `SettingError`."""
-        return ServicesWorker(self, only=only, **settings)
+        return ServicesWorker(self, broker=broker, only=only, **arguments)
 
-    def run(self, *, only: Sequence[str] = (), **settings: Unpack[WorkerSettings]) -> None:
+    def run(
+        self,
+        *,
+        broker: str | Sequence[str] | None = None,
+        only: Sequence[str] = (),
+        **arguments: Unpack[WorkerArguments],
+    ) -> None:
         """Offer the services, or those named in `only`, until Ctrl-C; then finish the requests in progress.
 
-        The settings are those of `Worker`: `broker`, `key` and so on.  Raises `SettingError`.
+        The arguments are those of `Worker`: `broker`, `key` and so on.  Raises `SettingError`.
         """
         with suppress(KeyboardInterrupt):
-            asyncio.run(self.worker(only=only, **settings).run())
+            asyncio.run(self.worker(broker=broker, only=only, **arguments).run())
 
     def test_client(self) -> "TestClient":
         """Return a client that calls the services in this process, without a broker."""

@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import zmq
 
 from ...mdp.errors import ClosedError, SettingError
-from ...mdp.keys import BrokerKey, Key
 from ...mdp.transport.sockets import end, own_context
 from ..aio import AsyncWorker
+from ..arguments import WorkerArguments
 from ..mdworker import Worker
 from ..request import Request
 from .handlers import handler_of
@@ -24,46 +24,43 @@ BATCHES = 2
 """How many batches of requests a service of batches holds: one that is worked on, and one that fills."""
 
 
-class WorkerSettings(TypedDict, total=False):
-    """Settings of a worker, which `Worker` describes."""
-
-    broker: str | Sequence[str]
-    heartbeat: float
-    liveness: int
-    protocol: str
-    name: str
-    key: Key | None
-    broker_key: BrokerKey | None
-
-
 class ServicesWorker:
     """Offers services: plain functions in threads, coroutine functions in the event loop, each over its own connection.
 
-    Raises `SettingError` if there are none, if `only` names another, or if a setting is invalid.
+    The arguments are those of `Worker`: `concurrency` and `handler_timeout` are for services that do not set their own.
+
+    Raises `SettingError` if there are no services, if `only` names another, or if a setting is invalid.
     """
 
-    def __init__(self, services: "Services", *, only: Sequence[str] = (), **settings: Unpack[WorkerSettings]) -> None:
+    def __init__(
+        self,
+        services: "Services",
+        *,
+        broker: str | Sequence[str] | None = None,
+        only: Sequence[str] = (),
+        **arguments: Unpack[WorkerArguments],
+    ) -> None:
         self._lifespans = Lifespans(services)
         self._context: zmq.Context[zmq.Socket[bytes]] = own_context()
         self.offered = _chosen(list(services), only)
-        self.workers = [self._worker(each, settings) for each in self.offered]
+        self.workers = [self._worker(each, broker, arguments) for each in self.offered]
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._started = False
 
-    def _worker(self, offered: AnyOffered, settings: WorkerSettings) -> Worker | AsyncWorker:
-        concurrency = offered.settings.get("concurrency")
-        if concurrency is None and offered.batch is not None:
-            concurrency = BATCHES * offered.batch[0]
-        kind = AsyncWorker if offered.runs_async else Worker
-        return kind(
-            offered.name,
-            handler_of(offered, self._lifespans.state(offered.group)),
-            concurrency=concurrency,
-            handler_timeout=offered.settings.get("handler_timeout"),
-            context=self._context,
-            **settings,
-        )
+    def _worker(
+        self, offered: AnyOffered, broker: str | Sequence[str] | None, arguments: WorkerArguments
+    ) -> Worker | AsyncWorker:
+        handler = handler_of(offered, self._lifespans.state(offered.group))
+        own: WorkerArguments = {"context": self._context}
+        if offered.batch is not None:
+            own["concurrency"] = BATCHES * offered.batch[0]
+        if (concurrency := offered.settings.get("concurrency")) is not None:
+            own["concurrency"] = concurrency
+        if (limit := offered.settings.get("handler_timeout")) is not None:
+            own["handler_timeout"] = limit
+        merged: WorkerArguments = {**arguments, **own}
+        return (AsyncWorker if offered.runs_async else Worker)(offered.name, handler, broker=broker, **merged)
 
     async def run(self) -> None:
         """Serve until `stop` is called or this task is cancelled, then finish the requests in progress."""
