@@ -161,9 +161,9 @@ class Connection:
                 due = session.deadline()
                 if due is not None and now >= due:  # after receiving: this process may have been suspended
                     session.tick(now)
-                self.tell(now)
                 if not session.unsent and (session.state.connected or self._socket is None or self.stalled):
                     break
+            self.tell(now)
         except zmq.ContextTerminated:
             self._terminated(now)
 
