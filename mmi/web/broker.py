@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from prometheus_client.registry import Collector
 
+from ...mdp.control import GATEWAY, SPARK
 from .charts import bars, chart, drawing
 from .exposition import BrokerCollector, Selection
 from .formats import link, seconds
@@ -24,6 +25,13 @@ DEAD_SECONDS: Final = 30.0
 """A broker that has not answered for so long does not live."""
 BUSIEST: Final = 8
 """Services on the overview."""
+CONTROL: Final = (SPARK, GATEWAY)
+"""What the names of services begin with by which programs are watched and controlled: users do not call them."""
+_NO_SERVICE: Final[Mapping[str, Any]] = {
+    "workers": 0, "idle": 0, "running": 0, "queued": 0, "oldest_seconds": 0.0, "rate": 0.0, "errors": 0.0,
+    "p50": None, "p99": None, "elsewhere": 0, "hops": None,
+}  # fmt: skip
+"""What a service has that only other brokers know."""
 _FAR: Final = float("inf")
 
 
@@ -113,7 +121,7 @@ class BrokerSection:
             ),
             chart("Errors per second", points, [("errors", "", lambda each: each.errors)], now=at, step=step),
         ]  # fmt: skip
-        rows = self._rows(latest)
+        rows = [row for row in self._rows(latest) if not row["name"].startswith(CONTROL)]
         return {
             "trouble": observer.trouble, "latest": latest, "now": now, "p50": p50, "p99": p99, "charts": charts,
             "busiest": sorted((row for row in rows if row["rate"]), key=lambda row: -row["rate"])[:BUSIEST],
@@ -123,10 +131,11 @@ class BrokerSection:
         }  # fmt: skip
 
     async def _services(self, view: View) -> Mapping[str, Any]:
-        latest = self._observer.latest
+        latest, elsewhere = self._observer.latest, await self._elsewhere()
         columns = [
             Column.text("name", "Service", lambda row: row["name"].casefold()),
             Column("workers", "Workers", lambda row: row["workers"]),
+            Column("elsewhere", "Elsewhere", lambda row: row["elsewhere"]),
             Column("running", "Running", lambda row: row["running"]),
             Column("queued", "Waiting", lambda row: row["queued"]),
             Column("oldest", "Oldest", lambda row: row["oldest_seconds"]),
@@ -135,9 +144,27 @@ class BrokerSection:
             Column("p50", "p50", lambda row: _or(row["p50"])),
             Column("p99", "p99", lambda row: _or(row["p99"])),
         ]
-        rows = self._rows(latest) if latest is not None else []
-        found = table(rows, columns, view.path, view.query, text=lambda row: str(row["name"]), default="name")
-        return {"trouble": self._observer.trouble, "table": found}
+        rows = {row["name"]: row for row in self._rows(latest)} if latest is not None else {}
+        every = [{**_NO_SERVICE, "name": name, **rows.get(name, {}), **elsewhere.get(name, {})}
+                 for name in rows.keys() | elsewhere.keys()]  # fmt: skip
+        users = [row for row in every if not row["name"].startswith(CONTROL)]
+        control = sorted((row for row in every if row["name"].startswith(CONTROL)), key=lambda row: row["name"])
+        found = table(users, columns, view.path, view.query, text=lambda row: str(row["name"]), default="name")
+        return {"trouble": self._observer.trouble, "table": found, "control": control}
+
+    async def _elsewhere(self) -> dict[str, Mapping[str, Any]]:
+        """Return how many requests the workers of linked brokers can take, and how far away they are, by service."""
+        latest = self._observer.latest
+        if latest is None or not latest.brokers["links"]:
+            return {}
+        with suppress(Unavailable):
+            rows = (await self._observer.ask("mmi.services"))["services"]
+            return {
+                row["name"]: {"elsewhere": row["remote_credit"], "hops": row["hops"]}
+                for row in rows
+                if row["remote_credit"]
+            }
+        return {}
 
     async def _service(self, view: View) -> Mapping[str, Any]:
         name = view.query.get("name", "")

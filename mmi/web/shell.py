@@ -159,12 +159,13 @@ class Shell:
             if not visitor.look:
                 return self._problem(request, 403, f"The role {visitor.role} may not look at the broker.")
             session = self._visitors.session(request) or new_session()
+            view = _view(page, request, visitor)
             try:
-                main = await self._main(section, page, _view(page, request, visitor))
+                main = await self._main(section, page, view)
             except NotFoundError as error:
                 return self._problem(request, 404, str(error))
             html = self._templates.get_template("shell.html").render(
-                main=main, page=page, visitor=visitor, live=f"/live{page.path}", title=page.title or page.path
+                main=main, page=page, visitor=visitor, live=f"/live{page.path}", title=self._title(page, view)
             )
             response = HTMLResponse(html.replace(_TOKEN_PLACE, self._visitors.form_token(session)))
             if session != self._visitors.session(request):
@@ -172,6 +173,12 @@ class Shell:
             return response
 
         return show
+
+    def _title(self, page: Page, view: View) -> str:
+        """Return what the browser calls a page: its entry in the navigation, behind the name of what it shows."""
+        entry = page.title or next((each.title for each in self.navigation if each.path == page.part_of), page.path)
+        name = next((view.query[each] for each in ("name", "id", "uuid") if view.query.get(each)), "")
+        return entry if page.title or not name else f"{name} · {entry}"
 
     async def _main(self, section: Section, page: Page, view: View) -> str:
         """Return the page without its frame."""

@@ -25,3 +25,25 @@ def test_a_link_and_what_passes_over_it():
         assert 'mdp_link_up{broker="other<b>",kind="peer"} 1.0' in metrics
         assert 'mdp_build_info{broker="mine",version=' in metrics
         broker.shows("/", "mine")
+
+
+def test_the_services_of_linked_brokers_are_on_one_page():
+    with (
+        plain_broker("--name", "other") as (_, endpoint),
+        web_broker("--name", "mine", "--peer", endpoint) as broker,
+        serving(endpoint, "far", list),
+        serving(broker.endpoint, "near", list),
+        serving(broker.endpoint, "gateway.control.web", list),
+    ):
+        page = eventually(
+            lambda: (
+                all(name in (text := broker.get("/services").text) for name in ("far", "near", "control.web")) and text
+            )
+        )
+        row = page.partition('<tr id="service-far">')[2].partition("</tr>")[0]
+        assert '1<span class="faint"> / 1 hop</span>' in row
+        assert '<tr id="service-near">' in page
+        assert '<tr id="service-gateway.control.web">' not in page
+        assert "Control services of gateways and Spark's drivers: 1" in page
+        assert "<title>Services · mine</title>" in page
+        assert "<title>near · Services · mine</title>" in broker.get("/service?name=near").text
