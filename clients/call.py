@@ -68,14 +68,17 @@ def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any]
     # The types of headers are checked here: compiled code would raise `TypeError` for types other than those declared.
     given: dict[str, Any] = {}
     if options:
+        if not isinstance(options, Mapping):
+            raise SettingError(f"options are {options!r:.200}: they are a mapping of names to values")
         given.update(options)
         reserved = RESERVED if given.get("wait", True) is True else RESERVED | {"wait"}
         if not reserved.isdisjoint(given):
             names = ", ".join(sorted(reserved.intersection(given)))
             raise SettingError(f"options have {names}: use the arguments timeout, wait and headers instead")
     if headers:
-        if not all(isinstance(each, str) for pair in headers.items() for each in pair):
-            raise SettingError(f"headers are {headers!r:.200}: names and values are text")
+        mapped = isinstance(headers, Mapping)
+        if not mapped or not all(isinstance(each, str) for pair in headers.items() for each in pair):
+            raise SettingError(f"headers are {headers!r:.200}: they are a mapping, whose names and values are text")
         given["headers"] = dict(headers)
     if not wait:
         given["wait"] = False

@@ -93,6 +93,8 @@ class _Filling:
 
 def chunks(service: str, rows: Iterable[bytes], lookahead: Lookahead) -> Generator[Chunk, None, None]:
     """Yield the rows in chunks, as they are needed."""
+    if not isinstance(rows, Iterable):
+        raise SettingError(f"rows is {rows!r:.100}: it must be a list or another iterable of bytes")
     filling = _Filling(service, lookahead)
     for row in rows:
         if (full := filling.add(row)) is not None:

@@ -6,6 +6,7 @@ from typing import Self, TypedDict
 
 from ..mdp.endpoints import Endpoints
 from ..mdp.keys import BrokerKey, ClientKeys, Key
+from ..mdp.limits import check_number
 from ..mdp.transport.brokers import checked_brokers
 from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import checked_max_outstanding, checked_protocol
@@ -58,6 +59,8 @@ class ConnectionSettings:
         endpoints, keys = checked_brokers(broker, key, broker_key)
         checked_protocol(protocol)
         checked_max_outstanding(max_outstanding)
+        check_number("heartbeat", heartbeat)
+        check_number("liveness", liveness, whole=True)
         return cls(
             Endpoints(endpoints), protocol, envelope, heartbeat, liveness, max_outstanding, keys,
             own_context() if context is None else context, owns_context=context is None,

@@ -101,3 +101,9 @@ MAX_BODY: Final = Limits().max_message - 1000 * ROUTING_FRAMES
 """Bytes of a body that a broker with the default limits accepts; one with lower limits drops larger ones."""
 MAX_BODY_FRAMES: Final = Limits().max_frames - ROUTING_FRAMES
 """Frames of such a body."""
+
+
+def check_number(name: str, value: object, *, whole: bool = False) -> None:
+    """Raise `SettingError` unless the setting `name` is a number.  The program that uses it checks its range."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise SettingError(f"{name} is {value!r:.100}: it must be a {'whole ' if whole else ''}number")

@@ -416,7 +416,7 @@ def parse_uuid(text: bytes) -> UUID | None:
 
 def read_uuid(text: str) -> UUID | None:
     """Return `text` as a UUID: 32 hex digits, with or without dashes.  None for anything else."""
-    return parse_uuid(text.replace("-", "").encode(errors="replace"))
+    return parse_uuid(str(text).replace("-", "").encode(errors="replace"))
 
 
 def _parse_only_uuid(name: str, frames: Sequence[bytes]) -> UUID:

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from ..mdp.errors import RequestCancelled
+from ..mdp.errors import RequestCancelled, SettingError
 from ..mdp.loading import check_not_importing
 from ..mdp.logs import fields_of
 from ..mdp.rows import Outcome
@@ -82,9 +82,11 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     def start(self) -> None:
         """Serve in the running event loop, and return immediately.  Call `stop` and `wait` afterwards.
 
-        Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
+        Raises `SettingError` without a handler or an event loop, `ClosedError` if the worker was started before.
         """
         check_not_importing()
+        if asyncio._get_running_loop() is None:
+            raise SettingError("an AsyncWorker serves in a running event loop: asyncio.run(worker.run()) makes one")
         handler = self._begin_start()
         self._loop = asyncio.get_running_loop()
         try:

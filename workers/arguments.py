@@ -7,6 +7,7 @@ from typing import Any, Self, TypedDict
 from ..mdp.codecs import Codec
 from ..mdp.errors import SettingError
 from ..mdp.keys import BrokerKey, ClientKeys, Key
+from ..mdp.limits import check_number
 from ..mdp.transport.brokers import checked_brokers
 from ..mdp.transport.sockets import Context
 from .settings import SessionSettings
@@ -49,6 +50,10 @@ class WorkerSettings(SessionSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        given: Any = self.name
+        if not isinstance(given, str):
+            raise SettingError(f"name is {given!r:.100}: it must be a text")
+        check_number("concurrency", self.concurrency, whole=True)
         if self.concurrency < 1:
             raise SettingError(f"concurrency is {self.concurrency!r}: it must be 1 or more")
 

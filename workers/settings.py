@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ..mdp.defaults import DEFAULT_ENDPOINT
 from ..mdp.errors import SettingError
+from ..mdp.limits import check_number
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class SessionSettings:
     """Those of the brokers, of which each may be tried without delay before there is a backoff."""
 
     def __post_init__(self) -> None:
+        check_number("heartbeat", self.heartbeat)
+        check_number("liveness", self.liveness, whole=True)
         timeout = self.handler_timeout
-        if timeout is not None and not timeout > 0:
+        if timeout is None:
+            return
+        check_number("handler_timeout", timeout)
+        if not timeout > 0:
             raise SettingError(f"handler_timeout is {timeout!r}: it must be a number of seconds above 0, or None")

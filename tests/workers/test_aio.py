@@ -822,6 +822,14 @@ def test_a_final_that_the_broker_does_not_take_yet_is_not_lost_when_the_worker_e
 # ── wrong use ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_an_event_loop_is_needed():
+    async def echo(request):
+        return request
+
+    with pytest.raises(SettingError, match=r"in a running event loop: asyncio\.run\(worker\.run\(\)\) makes one"):
+        AsyncWorker("echo", echo).start()
+
+
 def test_plain_functions_are_refused():
     def function(request):
         return request

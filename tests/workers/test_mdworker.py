@@ -743,6 +743,21 @@ def test_what_is_not_a_service_or_a_handler_is_named():
         Worker("echo", b"hello")
 
 
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ({"concurrency": "2"}, "concurrency is '2': it must be a whole number"),
+        ({"heartbeat": "1"}, "heartbeat is '1': it must be a number"),
+        ({"liveness": None}, "liveness is None: it must be a whole number"),
+        ({"handler_timeout": "2"}, "handler_timeout is '2': it must be a number"),
+        ({"name": 5}, "name is 5: it must be a text"),
+    ],
+)
+def test_settings_of_another_type_are_named(setting, text):
+    with pytest.raises(SettingError, match=text):
+        Worker("echo", **setting)
+
+
 def test_a_worker_has_one_handler():
     worker = Worker("double")
 

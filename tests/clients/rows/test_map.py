@@ -86,6 +86,7 @@ def test_no_rows(server, call):
     [
         (["x"], {}, "a row is of type str"),
         ([b"x"], {"window": 0}, "window is 0"),
+        (5, {}, "rows is 5: it must be a list or another iterable of bytes"),
         ([b"x"], {"rows_per_request": 5000}, "rows_per_request is 5000"),
         ([b"x"], {"timeout": 0}, "timeout is 0"),
         ([b"x"], {"headers": {"a": "b"}, "protocol": "0.2"}, "require protocol X1"),
