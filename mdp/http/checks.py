@@ -1,39 +1,72 @@
-"""What a request must not be, and the problems that say so."""
+"""What a request must not be."""
 
-from typing import Any
-
-import httptools
+import re
+from collections.abc import Sequence
+from typing import Any, Final
 
 from .limits import ConnectionLimits
 from .problems import Problem, RawHeaders
 
-
-class Refused(Exception):
-    """Ends the parser; its argument is a `Problem`, or None to only close the connection."""
-
-
-def check_opening(method: bytes, headers: RawHeaders) -> None:
-    """Refuse to open a WebSocket with anything but a GET without a body.  Raises `Refused`."""
-    if method != b"GET":
-        raise Refused(Problem("invalid", "a WebSocket is opened with GET"))
-    if any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers):
-        raise Refused(Problem("invalid", "the request that opens a WebSocket has no body"))
+_FRAMING: Final = len("  HTTP/1.1\r\n?\r\n")
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?")
 
 
-def check_version(version: str, hosts: int, headers: RawHeaders) -> None:
-    """Refuse what is not HTTP/1.1, or HTTP/1.0 as it should be; `hosts` headers are Host.  Raises `Refused`."""
-    if hosts > 1 or (version == "1.1" and not hosts):
-        raise Refused(Problem("invalid", f"the request has {hosts} headers Host: it must have one"))
+def host_of(value: bytes | str) -> str:
+    """Return the name or address in a header Host, without the port, in lower case; empty if the header is invalid."""
+    text = value.decode("latin-1") if isinstance(value, bytes) else value
+    match = _HOST.fullmatch(text.lower())
+    return match[1] if match else ""
+
+
+def check_request(scope: Any, first_line: bytes, limits: ConnectionLimits) -> None:
+    """Raise `Problem` if the server does not answer such a request, whatever it is about.
+
+    `first_line` is the beginning of the request, as far as known: an ASGI scope says nothing of the authority in it.
+    """
+    headers, version = scope["headers"], scope["http_version"]
+    if len(headers) > limits.max_headers or header_bytes_of(scope) > limits.max_header_bytes:
+        raise too_many_headers(limits)
     if version not in {"1.0", "1.1"}:
-        raise Refused(Problem("invalid", f"this is a request of HTTP/{version}: use HTTP/1.1"))
-    if version == "1.0" and any(name == b"transfer-encoding" for name, _ in headers):
-        raise Refused(Problem("invalid", "HTTP/1.0 has no Transfer-Encoding"))
+        raise Problem("invalid", f"this is a request of HTTP/{version}: use HTTP/1.1")
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (version == "1.1" and not hosts):
+        raise Problem("invalid", f"the request has {len(hosts)} headers Host: it must have one")
+    for host in hosts:
+        if limits.hosts is not None and host_of(host) not in limits.hosts:
+            raise unknown_host(host)
+    _check_target(first_line, hosts)
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if codings not in ([], [b"chunked"]):
+        raise Problem("invalid", "the only transfer coding known is chunked, once")
+    if codings and version == "1.0":
+        raise Problem("invalid", "HTTP/1.0 has no Transfer-Encoding")
+    if any(name == b"upgrade" for name, _ in headers) and scope["type"] == "http" and has_body(headers):
+        raise Problem("invalid", "a request that offers to upgrade the connection has no body")
+    if any(name == b"expect" and value.lower() != b"100-continue" for name, value in headers):
+        raise Problem("expectation-failed", "the only expectation known is 100-continue")
 
 
-def malformed(error: httptools.HttpParserError) -> Problem:
-    """Return the problem of a request that cannot be parsed."""
-    text = str(error) if isinstance(error, httptools.HttpParserInvalidMethodError) else str(error.__context__ or error)
-    return Problem("invalid", f"this is not a valid HTTP request: {text}")
+def header_bytes_of(scope: Any) -> int:
+    """Return the size of a request without its body."""
+    fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return len(scope.get("method", "GET")) + len(scope["raw_path"]) + len(scope["query_string"]) + fields + _FRAMING
+
+
+def has_body(headers: RawHeaders) -> bool:
+    """Return whether a request with these headers may have a body."""
+    for name, value in headers:
+        if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0")):
+            return True
+    return False
+
+
+def _check_target(first_line: bytes, hosts: Sequence[bytes]) -> None:
+    """Raise `Problem` if the request is for another host than it says in the header Host."""
+    words = first_line.split(b" ", 2)
+    scheme, separator, rest = words[1].partition(b"://") if len(words) > 1 else (b"", b"", b"")
+    authority = rest.partition(b"/")[0].partition(b"?")[0]
+    if separator and scheme.lower() in {b"http", b"https"} and [authority.lower()] != [host.lower() for host in hosts]:
+        raise Problem("invalid", "the target of the request and its header Host name different hosts")
 
 
 def too_many_headers(limits: ConnectionLimits) -> Problem:
@@ -42,12 +75,6 @@ def too_many_headers(limits: ConnectionLimits) -> Problem:
         "headers-too-large",
         f"a request may have {limits.max_headers} headers with {limits.max_header_bytes} bytes in all",
     )
-
-
-def without_port(host: bytes) -> str:
-    """Return the name or address in a header Host."""
-    text = host.decode("latin-1").lower()
-    return text.partition("]")[0] + "]" if text.startswith("[") else text.partition(":")[0]
 
 
 def unknown_host(host: bytes) -> Problem:

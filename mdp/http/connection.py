@@ -1,436 +1,335 @@
-"""One connection of an HTTP client: uvicorn's protocol with httptools, and the limits that it lacks.
+"""One connection: an `asyncio.Protocol` that passes everything on to uvicorn's, and ends what takes too much.
 
-A request that is malformed, too large or too slow is refused with a problem document after the replies to the requests
-before it, and the connection is closed.  `Connection.sweep`, called now and then, enforces the timeouts: so a request
-sets no timer.
-
-    HEADERS → BODY → REPLY → IDLE → HEADERS      what the connection waits for
+It decides what must be decided before there is a request: idle connections, slow and endless headers, and how many
+connections there may be.  What concerns a request is decided by the ASGI middleware in `guard.py`, which tells the
+connection how far its request has come.
 """
 
 import asyncio
+import re
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
-import httptools
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
-
 from ..transport.reading import peer_is_gone
-from .checks import (
-    Refused,
-    certificate_names,
-    check_opening,
-    check_version,
-    malformed,
-    too_many_headers,
-    unknown_host,
-    without_port,
-)
-from .limits import ConnectionLimits
+from .checks import certificate_names, too_many_headers
+from .connections import Connections, Phase
+from .frames import FrameCounter
 from .problems import Problem
 
 CONNECTION: Final = "zmdp.connection"
 """The key in a scope's state of the `Connection` over which a request came."""
 
-HEADERS: Final = "headers"
-BODY: Final = "body"
-REPLY: Final = "reply"
-IDLE: Final = "idle"
-
 MAX_PIPELINED: Final = 100
 """Requests that a client may send before the first of them is answered."""
-MAX_IGNORED: Final = 1 << 20
-"""Bytes of a body that are read and ignored because the request has been answered already."""
+MAX_FRAMING: Final = 512 << 10
+"""How much of a request may be framing, in addition to as much as its body."""
 LINGER_SECONDS: Final = 2.0
 """How long to wait for the client to read a refusal before the connection is closed: to close it while the client still
 sends would discard the refusal."""
-_OF_UPGRADES: Final = frozenset({b"http2-settings", b"upgrade"})
-"""Headers, and what names them in the header Connection."""
-_CHUNK_OVERHEAD: Final = 8
-"""Bytes of framing, for each byte of a body, in chunks of one byte."""
+_FIRST_BYTES: Final = 1024
+"""How much of a request is kept until the application gets it."""
+_SLACK_BYTES: Final = 64 << 10
+"""How much may arrive of a body before the application gets the request; how much may be answered to PINGs."""
+_SILENT: Final = 1011
+_TRY_AGAIN_LATER: Final = 1013
+"""Codes with which a WebSocket is closed (RFC 6455, 7.4)."""
+_OFFER: Final = re.compile(rb"\r\nupgrade:(?=[ \t]*h2c[ \t]*(?:\r\n|$))", re.IGNORECASE)
 
 
-class Owner(Protocol):
-    """What the connections of a server belong to, such as a gateway."""
+class Upload(Protocol):
+    """What awaits the rest of a body."""
 
-    memory: int
-    """Bytes that wait for clients to read them, and what else the owner counts."""
+    def check(self, now: float) -> None:
+        """Refuse the request if its body is too slow."""
 
-    @property
-    def limits(self) -> ConnectionLimits:
-        """The limits."""
+    def refuse(self, problem: Problem) -> None:
+        """Answer the request with a problem."""
 
 
-class Connection(HttpToolsProtocol):
-    """One connection of a client."""
+class Connection(asyncio.Protocol):
+    """One connection of a client.
 
-    def __init__(
-        self, config: Config, server_state: ServerState, owner: Owner, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        super().__init__(config, server_state, {CONNECTION: self}, loop)
-        self.opened = loop.time()
-        """When it was opened."""
+    Args:
+        connections: All connections of the server.
+        name: What a refusal calls the server.
+    """
+
+    def __init__(self, connections: "Connections[Connection]", name: str) -> None:
+        self.inner: Any = asyncio.Protocol()
+        """uvicorn's protocol; a WebSocket gets another one."""
+        self.transport: Any = None
+        self.address = ""
+        self.phase = Phase.WAITING
+        self.unfinished = 0
+        self.opened = self.heard = asyncio.get_running_loop().time()
+        """When it was opened; when something arrived last."""
         self.certificate: tuple[str, ...] = ()
         """The names in the client's certificate, which was checked."""
+        self.first_bytes = b""
+        """The beginning of the request that is arriving, unless it came together with an earlier one."""
+        self.frames: FrameCounter | None = None
+        """Of a WebSocket."""
+        self.role = ""
+        """The role of a WebSocket's client; empty if everybody may do everything."""
+        self.outstanding = 0
+        """Requests that have not been answered."""
+        self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
         """Called once when the connection ends before the response is complete."""
-        self._owner = owner
-        self._limits = owner.limits
-        self._phase = HEADERS
-        self._since = loop.time()
-        """When the phase began, or something last arrived in it."""
+        self.upload: Upload | None = None
+        """What awaits the rest of the body that is arriving."""
+        self._connections = connections
+        self._limits = connections.limits
+        self._name = name
+        self._doing = Phase.WAITING
+        """Its phase, whether it reads or not."""
+        self._since = self.opened
+        """When that began."""
+        self._last = 0
+        """Size of what arrived last."""
+        self._body = 0
+        """How much of the body that is arriving the application has got."""
+        self._closing_since: float | None = None
         self._blocked_since: float | None = None
         """Since when the client has read nothing, while something waits to be sent."""
-        self._unsent = 0
+        self._unread = 0
         """Bytes that waited at that time, which count as memory of the owner."""
-        self._header_bytes = 0
-        self._header_count = 0
-        self._hosts = 0
-        self._received = 0
-        """Bytes that have arrived in this phase."""
-        self._body_bytes = 0
-        self._measured_at = self._since
-        """When the rate of the body was last measured."""
-        self._measured_bytes = 0
-        """What had arrived of it at that time."""
-        self._running: RequestResponseCycle | None = None
-        """The latest request that the application has got; `cycle` is the latest that has arrived."""
-        self._refusal: Problem | None = None
-        """What to answer after the replies that are due, before the connection is closed."""
-        self._lingering = False
-        """Everything is answered: the connection closes, and what arrives is ignored."""
 
-    @property
-    def disconnected(self) -> bool:
-        """Whether the client of the running request is gone."""
-        return self._running is None or self._running.disconnected
+    # ── called by asyncio ────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def outstanding(self) -> int:
-        """Number of requests that have arrived and were not answered."""
-        running = self._running is not None and not self._running.response_complete
-        return running + len(self.pipeline)
-
-    # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def connection_made(self, transport: Any) -> None:
-        """Take a new connection, if there are not too many."""
-        full = len(self.connections) >= self._limits.max_connections
-        super().connection_made(transport)
-        self.certificate = certificate_names(transport.get_extra_info("peercert"))
-        if full:
-            self._refuse(Problem("overloaded", "the server has too many connections (--max-connections)"))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever is working on a reply."""
-        super().connection_lost(exc)
-        self._block(None, 0)
-        self.pipeline.clear()
-        self._interrupt()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take in a new connection, if there is room; uvicorn calls this again for a WebSocket."""
+        if self.transport is None:
+            self.transport = transport
+            self.address = str((transport.get_extra_info("peername") or [""])[0])
+            self.certificate = certificate_names(transport.get_extra_info("peercert"))
+            if not self._connections.enter(self):
+                self.inner = asyncio.Protocol()
+                self.refuse(Problem("overloaded", f"{self._name} has too many connections, all of them busy"))
+        self.inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has arrived."""
-        if self._lingering or self._refusal is not None:
-            self._received += len(data)
-            if self._received > MAX_IGNORED:
-                self.transport.abort()
+        """Pass on what has arrived, unless it is too much."""
+        self.heard = asyncio.get_running_loop().time()
+        if self._doing is Phase.REFUSED:
+            self._last += len(data)
+            if self._last > MAX_FRAMING:
+                self.abort()
             return
-        if self._phase is IDLE:
-            self._begin(HEADERS)
-        elif self._phase is BODY:
-            self._since = self.loop.time()
-        self._received += len(data)
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserError as error:
-            reason = error.__context__
-            self._refuse(reason.args[0] if isinstance(reason, Refused) else malformed(error))
+        if self._doing is Phase.IDLE:
+            self._do(Phase.WAITING)
+        if self._doing is Phase.WAITING and len(self.first_bytes) < _FIRST_BYTES:
+            self.first_bytes += data[:_FIRST_BYTES]
+        if not self._check_framing():
+            return
+        inner, frames = self.inner, self.frames
+        inner.data_received(_without_h2c(data) if self.first_bytes == data[:_FIRST_BYTES] else data)
+        self._last = len(data)
+        if frames is not None:
+            frames.feed(data)
+            self._count_messages(frames)
         else:
-            if self._phase is not REPLY:
-                self._check_overhead()
+            self._connections.hold(self, self.unfinished + len(data))
+            if inner is not self.inner:  # uvicorn has called `upgrade`
+                self.frames = FrameCounter()
+        if len(getattr(self.inner, "pipeline", ())) > MAX_PIPELINED:
+            self.abort()
+
+    def eof_received(self) -> None:
+        """Close the connection: the client sends nothing more."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell uvicorn, and whoever is working on a reply."""
+        self._connections.leave(self)
+        self._block(None, 0)
+        self.inner.connection_lost(exc)
+        self._interrupt()
 
     def pause_writing(self) -> None:
-        """The client reads more slowly than the reply is written."""
-        super().pause_writing()
-        self._block(self.loop.time(), self.transport.get_write_buffer_size())
-        if self._owner.memory > self._limits.max_memory:
-            self.transport.abort()
+        """The client reads more slowly than it is answered."""
+        self._block(asyncio.get_running_loop().time(), self.transport.get_write_buffer_size())
+        self.inner.pause_writing()
+        if self._connections.owner.memory > self._limits.max_memory:
+            self.abort()
 
     def resume_writing(self) -> None:
         """The client has read."""
-        super().resume_writing()
         self._block(None, 0)
+        self.inner.resume_writing()
 
-    def _block(self, since: float | None, unsent: int) -> None:
-        self._blocked_since = since
-        self._owner.memory += unsent - self._unsent
-        self._unsent = unsent
+    # ── told by uvicorn and by the middleware ────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, phase: str) -> None:
-        self._phase = phase
-        self._since = self._measured_at = self.loop.time()
-        self._received = self._measured_bytes = 0
+    def upgrade(self, inner: Any) -> "Connection":
+        """Become a WebSocket, whose protocol is `inner` of uvicorn; it then calls `connection_made`."""
+        self.inner = inner
+        if self.outstanding:  # their replies would come between frames
+            self.abort()
+        return self
 
-    # ── the parser ───────────────────────────────────────────────────────────────────────────────────────────────────
+    def begin(self, header_bytes: int, *, has_body: bool) -> None:
+        """The application has got a request."""
+        self.first_bytes = b""
+        self.outstanding = 1
+        self._do(Phase.UPLOADING)
+        if not has_body:
+            self.complete(header_bytes)
 
-    def on_message_begin(self) -> None:
-        """Begin a request."""
-        super().on_message_begin()
-        self._header_bytes = self._header_count = self._hosts = self._body_bytes = 0
-        if self._phase is not HEADERS:  # pipelined
-            self._begin(HEADERS)
+    def progress(self, size: int) -> None:
+        """The application has got so many bytes of a body."""
+        self._body = size
 
-    def on_url(self, url: bytes) -> None:
-        """Take a piece of the request's target."""
-        self._header_bytes += len(url)
-        if self._header_bytes > self._limits.max_header_bytes:
-            raise Refused(too_many_headers(self._limits))
-        self.url += url
+    def complete(self, size: int) -> None:
+        """The application has got all of a request, of so many bytes."""
+        self._body = 0
+        # uvicorn keeps only what came together with its end.
+        self._connections.hold(self, min(max(self.unfinished - size, 0), self._last))
+        self._do(Phase.WORKING)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, or a trailer, which is ignored."""
-        name = name.lower()
-        self._header_bytes += len(name) + len(value) + 4
-        self._header_count += 1
-        limits = self._limits
-        if self._header_bytes > limits.max_header_bytes or self._header_count > limits.max_headers:
-            raise Refused(too_many_headers(limits))
-        if self._phase is HEADERS:
-            if name == b"host":
-                self._hosts += 1
-                if limits.hosts is not None and without_port(value) not in limits.hosts:
-                    raise Refused(unknown_host(value))
-            elif name == b"transfer-encoding":
-                if value.lower() != b"chunked" or any(known == name for known, _ in self.headers):
-                    raise Refused(Problem("invalid", "the only transfer coding known is chunked, once"))
-            elif name == b"expect":
-                if value.lower() != b"100-continue":
-                    raise Refused(Problem("expectation-failed", "the only expectation known is 100-continue"))
-                self.expect_100_continue = True
-            self.headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        """Start the application, or queue the request behind the one in progress."""
-        version = self.parser.get_http_version()
-        if self._hosts != 1 or version != "1.1":
-            check_version(version, self._hosts, self.headers)
-        if len(self.pipeline) >= MAX_PIPELINED:
-            raise Refused(Problem("overloaded", f"more than {MAX_PIPELINED} requests were sent before a reply"))
-        if self.parser.should_upgrade():
-            if self.parser.get_method() == b"CONNECT":
-                raise Refused(Problem("method-not-allowed", "this is not a proxy"))
-            if self._should_upgrade():
-                check_opening(self.parser.get_method(), self.headers)
-                super().on_headers_complete()  # it starts nothing
-            return
-        super().on_headers_complete()
-        self._begin(BODY)
-
-    def on_body(self, body: bytes) -> None:
-        """Take a piece of a body, unless the request has been answered."""
-        self._body_bytes += len(body)
-        cycle = self.cycle
-        if cycle is not None and cycle.response_complete:
-            if self._body_bytes > MAX_IGNORED:
-                raise Refused(None)
-            return
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """The request is complete."""
-        if self.parser.should_upgrade():
-            return
-        super().on_message_complete()
-        if not self.pipeline:
-            # A body beyond uvicorn's limit paused it, and nothing else resumes it: the end would not be noticed.
-            self.flow.resume_reading()
-        self._begin(IDLE if self.cycle is not None and self.cycle.response_complete else REPLY)
-
-    def on_response_complete(self) -> None:
-        """Start the next request, if one waits."""
+    def end(self) -> None:
+        """A request has been answered."""
+        self.outstanding = self._body = 0
         self.on_disconnect = None
-        self.server_state.total_requests += 1
+        self._connections.hold(self, 0)
+        self._do(Phase.IDLE)
+
+    def take_message(self) -> None:
+        """The application has got a message of a WebSocket."""
+        if self.frames is not None:
+            self.frames.take()
+            self._count_messages(self.frames)
+
+    def set_outstanding(self, count: int) -> None:
+        """Take in how many requests of a WebSocket are outstanding."""
+        self.outstanding = count
+        self._do(Phase.WORKING if count else Phase.OPEN)
+
+    def _count_messages(self, frames: FrameCounter) -> None:
+        self._connections.hold(self, frames.held)
+        if self._doing is not Phase.WAITING and not self.outstanding:
+            self._do(Phase.UPLOADING if frames.unfinished else Phase.OPEN)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that the client has not read."""
+        return int(self.transport.get_write_buffer_size())
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def sweep(self, now: float) -> None:
+        """End what has waited for too long, or whose client is gone."""
+        waited, limits = now - self._since, self._limits
         if self.transport.is_closing():
+            if self._closing_since is None:
+                self._closing_since = now
+            elif now - self._closing_since > limits.body_timeout:  # it does not read the last bytes
+                self.abort()
             return
-        self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        elif self._refusal is not None:
-            self._write_refusal(self._refusal)
-        elif self._phase is REPLY:
-            self._begin(IDLE)
-        elif self.expect_100_continue:  # whether the client sends its body now, nobody can tell
-            self._linger()
-
-    def respond(self, kind: bytes, body: bytes) -> bool:
-        """Answer the running request with 200, all at once; return whether that was possible.
-
-        It is not if the client has yet to read earlier replies: then `send` waits for it.
-        """
-        cycle = self._running
-        if cycle is None or self.flow.write_paused:
-            return False
-        if not cycle.disconnected:
-            close = b"" if cycle.keep_alive else b"connection: close\r\n"
-            date = self.server_state.default_headers[0][1]
-            self.transport.write(
-                b"HTTP/1.1 200 OK\r\ndate: %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n%s\r\n"
-                % (date, kind, len(body), close)
-                + body
-            )
-            cycle.response_started = cycle.response_complete = True
-            if not cycle.keep_alive:
-                self.transport.close()
-            self.on_response_complete()
-        return True
-
-    def _check_overhead(self) -> None:
-        """Refuse headers without an end, and bodies that are mostly framing (extensions of chunks, trailers)."""
-        limit = self._limits.max_header_bytes
-        if self._phase is BODY:
-            limit += (_CHUNK_OVERHEAD + 1) * self._body_bytes
-        if self._received > limit and self._phase in {HEADERS, BODY}:
-            self._refuse(too_many_headers(self._limits))
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
-    def _upgrade(self, rest: bytes) -> None:
-        """Pass the connection on to the WebSocket protocol, or ignore the header Upgrade; `rest` comes after it."""
-        if not self._should_upgrade():
-            self._parse_again(rest)
-        elif self._is_answered():
-            self.handle_websocket_upgrade()
-            if rest:  # a client that does not wait for the answer
-                protocol: Any = self.transport.get_protocol()
-                protocol.data_received(rest)
+        if not self.transport.is_reading() and peer_is_gone(self.transport):
+            self.abort()
+        elif self._blocked_since is not None:
+            unread = self.unread
+            if unread < self._unread:
+                self._block(now, unread)
+            elif now - self._blocked_since > limits.body_timeout:
+                self.abort()
+        elif self.upload is not None:
+            self.upload.check(now)
         else:
-            self._refuse(Problem("invalid", "a connection becomes a WebSocket only after all replies"))
+            self._check_wait(now, waited)
 
-    def _parse_again(self, rest: bytes) -> None:
-        """Parse the request without the header Upgrade: the parser takes what follows for another protocol.
+    def _check_wait(self, now: float, waited: float) -> None:
+        limits = self._limits
+        if self._doing is Phase.REFUSED:
+            if waited > LINGER_SECONDS:
+                self.abort()
+        elif self._doing is Phase.WAITING:
+            if waited > limits.header_timeout:
+                text = f"the headers of the request did not arrive within {limits.header_timeout:g} s"
+                self.refuse(Problem("slow-request", text))
+        elif self.frames is not None and self.transport.is_reading() and now - self.heard > 2 * limits.ping_interval:
+            self._close_websocket(_SILENT)
 
-        Java's HTTP client, for one, offers HTTP/2 with every first request.
-        """
-        lines = [b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-        for name, value in self.headers:
-            if name == b"connection":  # it may also say `close`
-                tokens = [token.strip() for token in value.split(b",")]
-                value = b", ".join([token for token in tokens if token.lower() not in _OF_UPGRADES])  # noqa: PLW2901
-            if name not in _OF_UPGRADES:
-                lines.append(b"%s: %s\r\n" % (name, value))
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self._received = 0  # they arrive once more
-        self.data_received(b"".join([*lines, b"\r\n", rest]))
+    def refuse(self, problem: Problem) -> None:
+        """Answer what is not a request yet, and close the connection once the client has read that."""
+        status, headers, body = problem.response()
+        lines = [b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())]
+        lines += [b"%s: %s\r\n" % header for header in [*headers, (b"connection", b"close")]]
+        self.transport.write(b"".join([*lines, b"\r\n", body]))
+        self._last = 0
+        self._connections.hold(self, 0)
+        self._do(Phase.REFUSED)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:  # TLS
+            self.transport.close()
 
-    # ── refusals ─────────────────────────────────────────────────────────────────────────────────────────────────────
+    def overflow(self) -> None:
+        """There is no memory for what it has not finished."""
+        if self.frames is not None:
+            self._close_websocket(_TRY_AGAIN_LATER)
+        elif self.upload is not None:
+            text = f"requests that have not arrived completely take {self._limits.max_unfinished} bytes"
+            self.upload.refuse(Problem("overloaded", f"{text}, which is half of --max-memory"))
+        else:
+            self.abort()
 
-    def _refuse(self, problem: Problem | None) -> None:
-        """Answer with `problem` after the replies that are due, and close the connection; None: only close it."""
-        if self.transport.is_closing():
-            return
-        due = not self._is_answered()
-        if self._phase is BODY and self.cycle is not None:
-            if self.cycle.response_complete:
-                problem = None
-            elif self.cycle is self._running:  # the request that is incomplete gets this as its reply
-                due = False
-                self._interrupt()
-                if self.cycle.response_started:
-                    problem = None
+    def abort(self) -> None:
+        """Close the connection immediately."""
+        self._connections.hold(self, 0)
+        self.transport.abort()
+
+    def close_if_idle(self) -> None:
+        """Close the connection if it waits for a request: the server is stopping."""
+        if self._doing in {Phase.WAITING, Phase.IDLE}:
+            self.transport.close()
+
+    def _close_websocket(self, code: int) -> None:
+        """Send a close frame, between two frames of uvicorn, and close the connection."""
+        self.transport.write(b"\x88\x02" + code.to_bytes(2, "big"))
+        self.transport.close()
+
+    def _check_framing(self) -> bool:
+        """Return whether what has arrived is no more than headers and bodies explain."""
+        limits = self._limits
+        if self._doing is Phase.WAITING:
+            if self.unfinished > limits.max_header_bytes + _SLACK_BYTES:
+                self.refuse(too_many_headers(limits))
+        elif self.frames is not None:
+            if self._blocked_since is not None and self.unread > self._unread + _SLACK_BYTES:
+                self.abort()  # it sends PINGs, and does not read the PONGs
+        elif self.unfinished - 2 * self._body > limits.max_header_bytes + MAX_FRAMING:
+            if self.upload is None:
+                self.abort()
             else:
-                self.pipeline.popleft()
-        if problem is None:
-            self._linger()
-        elif due:
-            self._refusal = problem
-            self.flow.pause_reading()
-        else:
-            self._write_refusal(problem)
+                self.upload.refuse(Problem("invalid", "the body comes in chunks that are too small"))
+        return self._doing is not Phase.REFUSED and not self.transport.is_closing()
+
+    def _do(self, phase: Phase) -> None:
+        if self._doing is Phase.REFUSED:
+            return
+        if phase is not self._doing:
+            self._doing, self._since = phase, asyncio.get_running_loop().time()
+        unread = self._blocked_since is not None and phase > Phase.UNREAD
+        self._connections.move(self, Phase.UNREAD if unread else phase)
+
+    def _block(self, since: float | None, unread: int) -> None:
+        self._blocked_since = since
+        self._connections.owner.memory += unread - self._unread
+        self._unread = unread
+        self._do(self._doing)
 
     def _interrupt(self) -> None:
-        """Tell the application that there is nobody any more to reply to."""
-        if self._running is not None and not self._running.response_complete:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        self.disconnected = True
         then, self.on_disconnect = self.on_disconnect, None
         if then is not None:
             then()
 
-    def _is_answered(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete or self.cycle.disconnected
 
-    def _write_refusal(self, problem: Problem) -> None:
-        status, headers, body = problem.response()
-        lines = [STATUS_LINE[status]]
-        for name, value in [*self.server_state.default_headers, *headers, (b"connection", b"close")]:
-            lines += [name, b": ", value, b"\r\n"]
-        self.transport.write(b"".join([*lines, b"\r\n", body]))
-        self._linger()
+def _without_h2c(data: bytes) -> bytes:
+    """Return the beginning of a request without an offer of HTTP/2, after which httptools would drop the body.
 
-    def _linger(self) -> None:
-        """Close the connection once the client has read everything."""
-        self._refusal = None
-        if not self.transport.can_write_eof():  # TLS
-            self.transport.close()
-            return
-        self._lingering = True
-        self._begin(IDLE)
-        self.transport.write_eof()
-        self.flow.resume_reading()
-
-    # ── time ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def sweep(self, now: float) -> None:
-        """Close the connection if it has waited for too long, or if it is not being read and its client is gone."""
-        limits, waited = self._limits, now - self._since
-        if self.flow.read_paused and peer_is_gone(self.transport):
-            self.transport.abort()
-        elif self._blocked_since is not None:
-            unsent = self.transport.get_write_buffer_size()
-            if unsent < self._unsent:
-                self._block(now, unsent)
-            elif now - self._blocked_since > limits.body_timeout:
-                self.transport.abort()
-        elif self._lingering:
-            if waited > LINGER_SECONDS:
-                self.transport.abort()
-        elif self._phase is HEADERS:
-            if waited > limits.header_timeout:
-                text = f"the headers of the request did not arrive within {limits.header_timeout:g} s"
-                self._refuse(Problem("slow-request", text))
-        elif self._phase is BODY:
-            self._check_rate(now)
-        elif self._phase is IDLE and waited > limits.keep_alive:
-            self.transport.close()
-
-    def _check_rate(self, now: float) -> None:
-        """Refuse a body that does not go on, or that arrives too slowly."""
-        limits = self._limits
-        elapsed, arrived = now - self._measured_at, self._body_bytes - self._measured_bytes
-        if self.flow.read_paused:  # the client could not send any more
-            self._since = now
-        elif now - self._since > limits.body_timeout:
-            self._refuse(
-                Problem("slow-request", f"the body of the request did not go on for {limits.body_timeout:g} s")
-            )
-            return
-        elif elapsed <= limits.body_timeout:
-            return
-        elif arrived < limits.min_body_rate * elapsed:
-            text = f"{arrived} bytes of the body arrived in {elapsed:.1f} s: --min-body-rate is {limits.min_body_rate}"
-            self._refuse(Problem("slow-request", text))
-            return
-        self._measured_at, self._measured_bytes = now, self._body_bytes
-
-    def shutdown(self) -> None:
-        """Close the connection after the replies that are due."""
-        if self._is_answered() and not self.pipeline:
-            self.transport.close()
-        elif self.cycle is not None:
-            self.cycle.keep_alive = False
+    Java's HTTP client makes it with every first request.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _OFFER.sub(b"\r\nx-ignored:", head) + end + body

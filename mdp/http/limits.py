@@ -18,6 +18,10 @@ class ConnectionLimits:
         512 << 20, "bytes", "Maximum size of all bodies of unanswered requests and unread streams together."
     )
     max_connections: int = limit(1000, "connections", "Maximum number of open connections.")
+    max_connections_per_address: int | None = limit(
+        None, "connections", "Maximum number of open connections from one address, except loopback."
+    )
+    """By default, half of `max_connections`."""
     max_header_bytes: int = limit(64 << 10, "bytes", "Maximum size of the headers of a request.")
     max_headers: int = limit(100, "headers", "Maximum number of the headers of a request.")
     header_timeout: float = limit(10.0, "seconds", "How long the headers of a request may take to arrive.")
@@ -29,5 +33,17 @@ class ConnectionLimits:
     )
     keep_alive: float = limit(60.0, "seconds", "How long a connection may be idle between requests.")
     drain_timeout: float = limit(10.0, "seconds", "How long requests may take to finish after SIGTERM or Ctrl-C.")
+    ping_interval: float = 20.0
+    """Seconds between the PINGs of a WebSocket.  A client that is silent for two intervals is disconnected."""
     hosts: frozenset[str] | None = None
     """Names, without ports, by which clients may address the server (the header Host); None allows all."""
+
+    @property
+    def max_per_address(self) -> int:
+        """Maximum number of open connections from one address that is not loopback."""
+        return self.max_connections_per_address or max(1, self.max_connections // 2)
+
+    @property
+    def max_unfinished(self) -> int:
+        """Maximum number of bytes of all requests and messages that have not arrived completely."""
+        return self.max_memory // 2

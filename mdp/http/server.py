@@ -4,19 +4,19 @@ import asyncio
 import logging
 import socket
 import ssl
-import time
-from collections.abc import Collection
-from email.utils import formatdate
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import uvicorn
 import uvloop
-from uvicorn.config import Config
-from uvicorn.server import ServerState
+from uvicorn import Config
 
 from ..errors import SettingError
 from ..transport.tcp import BACKLOG
-from .connection import Connection, Owner
+from .connection import CONNECTION, Connection
+from .connections import Connections, Owner
+from .guard import Guard
 from .limits import ConnectionLimits
 
 POLL_SECONDS: Final = 0.05
@@ -49,15 +49,20 @@ def tls_context(certificate: Path, key: Path | None, client_ca: Path | None) -> 
 class _Alone:
     """The owner of connections that share nothing with anything else."""
 
-    def __init__(self, limits: ConnectionLimits) -> None:
-        self.limits = limits
-        self.memory = 0
+    memory = 0
 
 
 class Server:
-    """Serves an ASGI application at a socket, within `limits`.
+    """Serves an ASGI application at a socket: uvicorn, within `limits`.
 
-    `owner` counts the memory that connections use.  `websockets` is uvicorn's setting `ws`.
+    Args:
+        application: The application.  A scope's state has the `Connection` over which it came.
+        limits: What clients may do.
+        listener: The socket, which listens.
+        tls: The TLS settings, if the server is to use it.
+        name: What refusals call the server.
+        owner: Counts the memory that connections use.
+        drain: Called when the server stops, to end WebSockets once their requests are finished.
     """
 
     def __init__(
@@ -67,18 +72,28 @@ class Server:
         listener: socket.socket,
         tls: ssl.SSLContext | None = None,
         *,
+        name: str = "the server",
         owner: Owner | None = None,
-        websockets: Any = "none",
+        drain: Callable[[], None] = lambda: None,
     ) -> None:
+        self.connections: Connections[Connection] = Connections(limits, owner or _Alone())
         self._limits = limits
-        self._owner = owner or _Alone(limits)
+        self._name = name
+        self._drain_websockets = drain
         self._listener = listener
         self._tls = tls
-        self._state = ServerState()
-        self._config = Config(
-            application, log_config=None, access_log=False, lifespan="off", proxy_headers=False, server_header=False,
-            ws=websockets,
+        settings: Any = {"timeout_keep_alive": limits.keep_alive}  # uvicorn's annotation is int, but any number works
+        config: Any = Config(
+            Guard(application, self.connections), http="httptools", ws="websockets-sansio", lifespan="off",
+            ws_max_size=limits.max_body, ws_ping_interval=limits.ping_interval, ws_ping_timeout=None,
+            ws_per_message_deflate=False, log_config=None, log_level="error", access_log=False, proxy_headers=False,
+            server_header=False, **settings,
         )  # fmt: skip
+        config.load()
+        self._config = config
+        self._websocket = config.ws_protocol_class
+        config.ws_protocol_class = self._upgraded
+        self._uvicorn = uvicorn.Server(config)
         self._stopping = asyncio.Event()
         self.forced = False
         """A second signal stopped it."""
@@ -95,70 +110,68 @@ class Server:
     async def run(self) -> None:
         """Serve until `stop` is called; then finish the requests in progress."""
         loop = asyncio.get_running_loop()
-        self._config.load()
-        self._tell_date()
+        tasks = self._uvicorn.server_state.tasks
         handshake_timeout = self._limits.header_timeout if self._tls else None
         server = await loop.create_server(
-            self._connection, sock=self._listener, ssl=self._tls, backlog=BACKLOG,
+            self._accepted, sock=self._listener, ssl=self._tls, backlog=BACKLOG,
             ssl_handshake_timeout=handshake_timeout,
         )  # fmt: skip
-        sweeper = loop.create_task(self._sweep())
+        helpers = [loop.create_task(self._uvicorn.main_loop()), loop.create_task(self._sweep())]
         try:
             await self._stopping.wait()
             server.close()
             await self._drain()
         finally:
-            sweeper.cancel()
             for connection in list(self.connections):
-                connection.transport.abort()
-            if self._state.tasks:  # those that notice that nobody listens any more end without an error
-                await asyncio.wait(self._state.tasks, timeout=POLL_SECONDS)
-            tasks = list(self._state.tasks)
-            for task in tasks:
+                connection.abort()
+            if tasks:  # those that notice that nobody listens any more end without an error
+                await asyncio.wait(tasks, timeout=POLL_SECONDS)
+            remaining = [*tasks, *helpers]
+            for task in remaining:
                 task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+            await asyncio.wait(remaining)
 
     def stop(self) -> None:
         """Stop accepting connections and finish the requests in progress; the second time, abandon them."""
         self.forced = self._stopping.is_set()
         self._stopping.set()
 
-    def _connection(self) -> Connection:
-        return Connection(self._config, self._state, self._owner, asyncio.get_running_loop())
+    def _accepted(self) -> Connection:
+        """Return the protocol of a new connection."""
+        connection = Connection(self.connections, self._name)
+        connection.inner = self._config.http_protocol_class(
+            config=self._config, server_state=self._uvicorn.server_state, app_state={CONNECTION: connection}
+        )
+        return connection
 
-    @property
-    def connections(self) -> Collection[Any]:
-        """The open connections: each is a `Connection`, or what `websockets` has made of it."""
-        return self._state.connections
+    def _upgraded(self, *, config: Any, server_state: Any, app_state: Any) -> Connection:
+        """Return the protocol of a connection that becomes a WebSocket: uvicorn asks for it."""
+        connection: Connection = app_state[CONNECTION]
+        return connection.upgrade(self._websocket(config=config, server_state=server_state, app_state=app_state))
 
     async def _sweep(self) -> None:
-        """Enforce the timeouts, and keep the date that responses have."""
+        """Enforce the timeouts."""
         limits, loop = self._limits, asyncio.get_running_loop()
-        shortest = min(limits.header_timeout, limits.body_timeout, limits.keep_alive)
+        shortest = min(limits.header_timeout, limits.body_timeout, limits.ping_interval)
         while True:
             await asyncio.sleep(min(1.0, shortest / 4))
-            self._tell_date()
             now = loop.time()
             for connection in list(self.connections):
-                if isinstance(connection, Connection):  # not a WebSocket
-                    connection.sweep(now)
-
-    def _tell_date(self) -> None:
-        # The same list, since WebSocket connections keep it.
-        self._state.default_headers[:] = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+                connection.sweep(now)
 
     async def _drain(self) -> None:
         """Wait until every connection has ended, for a limited time."""
         limit = asyncio.get_running_loop().time() + self._limits.drain_timeout
+        self.connections.draining = True
+        self._drain_websockets()
         for connection in list(self.connections):
-            connection.shutdown()
-        while self._state.connections or self._state.tasks:
+            connection.close_if_idle()
+        while len(self.connections) or self._uvicorn.server_state.tasks:
             if self.forced or asyncio.get_running_loop().time() > limit:
                 self.cut_off = True
                 log.warning(
                     "gave up the requests of %d connections, which had %g s to finish",
-                    len(self._state.connections), self._limits.drain_timeout,
+                    len(self.connections), self._limits.drain_timeout,
                 )  # fmt: skip
                 break
             await asyncio.sleep(POLL_SECONDS)

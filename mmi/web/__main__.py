@@ -53,7 +53,7 @@ async def serve(listener: socket.socket) -> int:
         pages_of_gateways = GatewaySection(observer, ControlServices(client, observer, GATEWAY))
         sections = [broker.section(), pages_of_gateways.section(), pages_of_spark.section()]
         shell = Shell(broker.name, sections, visitors)
-        server = Server(shell.application, LIMITS, listener)
+        server = Server(shell.application, LIMITS, listener, name="the broker's dashboard")
         tasks = [asyncio.ensure_future(server.run()), asyncio.ensure_future(observer.run())]
         gc.freeze()  # what is there now stays
         reader = asyncio.ensure_future(_follow(told, visitors))

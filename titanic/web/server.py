@@ -78,7 +78,7 @@ class WebServer:
         database = AdminDatabase(db)
         section = TitanicSection(snapshot, turn, database)
         shell = Shell(lambda: "Titanic", [section.section()], self._visitors)
-        server = Server(shell.application, LIMITS, self._listener)
+        server = Server(shell.application, LIMITS, self._listener, name="Titanic's dashboard")
         self._loop = asyncio.get_running_loop()
         looking = asyncio.ensure_future(section.run())
         self._serving = serving = asyncio.ensure_future(server.run())

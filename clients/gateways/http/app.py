@@ -97,7 +97,7 @@ class Application:
         caller = self._check(scope, asked)
         service = service_of(scope["raw_path"])
         gateway.check_call(caller, service)
-        body = await read_body(gateway, receive, asked.length)
+        body = await read_body(receive, settings.max_body, asked.length)
         frames = frames_of(asked.found.get(b"content-type"), body, settings.max_parts)
         options = gateway.options(caller)
         gateway.enter(len(body))
@@ -110,18 +110,13 @@ class Application:
                 outcome, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
                 options=options,
             )  # fmt: skip
-            connection = connection_of(scope)
-            connection.on_disconnect = outcome.disconnected
+            connection_of(scope).on_disconnect = outcome.disconnected
             reply = await outcome.future
         finally:
             gateway.leave(len(body))
         if reply is not None:
             kind, content = body_of(reply, asked.label)
-            if b"origin" not in asked.found and connection.respond(kind, content):
-                return
-            headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content))]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": content})
+            await _respond(send, 200, [(b"content-type", kind), (b"content-length", b"%d" % len(content))], content)
 
     def _check(self, scope: Scope, asked: Asked) -> Caller:
         """Return who makes a request, before its body is read.  Raises `Problem`."""

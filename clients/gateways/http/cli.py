@@ -38,11 +38,12 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for setting in reversed(fields(Settings)):
         if setting.metadata:
             unit, text = setting.metadata["unit"], setting.metadata["help"]
+            shown = ("half of max-connections", "") if setting.default is None else (setting.default, unit)
             command = click.option(
                 f"--{setting.name.replace('_', '-')}",
-                type=Number(unit, whole=setting.type is int),
+                type=Number(unit, whole=setting.type is not float),
                 default=setting.default,
-                help=with_default(text, setting.default, unit),
+                help=with_default(text, *shown),
             )(command)
     return command
 

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from ....mdp.http.connection import CONNECTION
-from ....mdp.http.limits import ConnectionLimits
+from ....mdp.http.connection import CONNECTION, Connection
 from ....mdp.http.problems import Problem
 from ..upstream import Upstream
 from .access import Access, Caller
@@ -13,6 +12,13 @@ from .settings import Settings
 
 Scope = Any
 """An ASGI scope."""
+
+
+class Drainable(Protocol):
+    """A connection that must be told that the gateway stops."""
+
+    def drain(self) -> None:
+        """Take no more requests, and end after the last of those that are outstanding."""
 
 
 class Gateway:
@@ -32,12 +38,14 @@ class Gateway:
         self.outstanding = 0
         """Requests that have not been answered."""
         self.memory = 0
-        """Bytes of their bodies."""
+        """Bytes of their bodies, and whatever else counts against `max_memory`."""
+        self.sessions: set[Drainable] = set()
+        """The open WebSockets."""
 
-    @property
-    def limits(self) -> ConnectionLimits:
-        """The limits of connections."""
-        return self.settings
+    def drain(self) -> None:
+        """End each WebSocket once its requests are finished."""
+        for session in self.sessions:
+            session.drain()
 
     # ── who calls ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,9 +126,10 @@ class Gateway:
         self.memory += size
 
 
-def connection_of(scope: Scope) -> Any:
-    """Return the `Connection` over which a request or a WebSocket came."""
-    return scope["state"][CONNECTION]
+def connection_of(scope: Scope) -> Connection:
+    """Return the connection over which a request or a WebSocket came."""
+    connection: Connection = scope["state"][CONNECTION]
+    return connection
 
 
 @contextmanager

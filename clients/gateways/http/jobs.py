@@ -71,7 +71,7 @@ class _Jobs:
         if key is not None:
             # Titanic keeps the keys of roles apart if the broker knows the roles; otherwise this does.
             options[KEY_OPTION] = key if gateway.on_behalf or caller.role is None else f"{caller.role}:{key}"
-        body = await read_body(gateway, request.receive, asked.length)
+        body = await read_body(request.receive, gateway.settings.max_body, asked.length)
         with gateway.admit(len(body)):
             frames = frames_of(asked.found.get(b"content-type"), body, gateway.settings.max_parts)
             ticket = await self._titanic(caller).submit(service, *frames, headers=asked.headers, **options)

@@ -11,7 +11,6 @@ from ....mdp.cli.shutdown import Shutdown, in_loop
 from ....mdp.errors import AccessError
 from ....mdp.http.server import Server
 from ....mdp.logs import counted
-from . import websocket
 from .access import load
 from .app import application
 from .gateway import Gateway
@@ -22,7 +21,7 @@ log = logging.getLogger("zmdp.gateway")
 def gateway_server(gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None = None) -> Server:
     """Return the server of a gateway."""
     return Server(
-        application(gateway), gateway.settings, listener, tls, owner=gateway, websockets=websocket.protocol(gateway)
+        application(gateway), gateway.settings, listener, tls, name="the gateway", owner=gateway, drain=gateway.drain
     )
 
 

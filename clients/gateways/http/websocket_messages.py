@@ -74,25 +74,18 @@ class MessageError(Exception):
         self.id = id_
 
 
-class NotUtf8Error(MessageError):
-    """A text message is not text, which ends the connection (RFC 6455, 8.1)."""
-
-
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def decode(data: bytes, *, text: bool) -> Ask | CancelAsk:
+def decode(message: str | bytes) -> Ask | CancelAsk:
     """Return what a text message, or a binary one, says.  Raises `MessageError`."""
-    rest = b""
-    if not text:
-        line, newline, rest = data.partition(b"\n")
-        if not newline or len(line) > MAX_HEADER_BYTES:
+    attached = None
+    if isinstance(message, bytes):
+        message, newline, attached = message.partition(b"\n")
+        if not newline or len(message) > MAX_HEADER_BYTES:
             raise MessageError("a binary message must begin with a JSON object on one line")
-        data = line
     try:
-        content = parse_json(data)
-    except UnicodeDecodeError:
-        raise NotUtf8Error("a message is not UTF-8") from None
+        content = parse_json(message)
     except _NOT_JSON:
         content = None
     if not isinstance(content, dict):
@@ -105,7 +98,7 @@ def decode(data: bytes, *, text: bool) -> Ask | CancelAsk:
             _check_names(content, _CANCEL)
             _check("cancel", content["cancel"] is True, "true")
             return CancelAsk(id_)
-        return _ask(id_, content, None if text else rest)
+        return _ask(id_, content, attached)
     except _Invalid as error:
         raise MessageError(str(error), id_) from None
 
@@ -219,10 +212,10 @@ def _is_text_map(value: object) -> bool:
 # ── encoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def encode(id_: Id, kind: str, frames: Sequence[bytes], form: Form) -> tuple[bytes, bool]:
-    """Return a message with the body of a PARTIAL or a FINAL, and whether it is a text message.
+def encode(id_: Id, kind: str, frames: Sequence[bytes], form: Form) -> str | bytes:
+    """Return a message with the body of a PARTIAL or a FINAL.
 
-    One that is not text becomes a binary message, whatever the form.
+    A body that is not text becomes a binary message, whatever the form.
     """
     head = f'{{"id":{json.dumps(id_)},"{kind}":'
     if form is not Form.BINARY:
@@ -232,14 +225,14 @@ def encode(id_: Id, kind: str, frames: Sequence[bytes], form: Form) -> tuple[byt
             pass
         else:
             rest = f',"more":[{",".join(more)}]' if more else ""
-            return f"{head}{first}{rest}}}".encode(), True
+            return f"{head}{first}{rest}}}"
     sizes = ",".join([str(len(frame)) for frame in frames])
-    return b"".join([f"{head}[{sizes}]}}\n".encode(), *frames]), False
+    return b"".join([f"{head}[{sizes}]}}\n".encode(), *frames])
 
 
-def encode_error(id_: Id | None, problem: Mapping[str, Any]) -> bytes:
+def encode_error(id_: Id | None, problem: Mapping[str, Any]) -> str:
     """Return a text message with a problem document."""
-    return json.dumps({"id": id_, "error": problem}, separators=(",", ":")).encode()
+    return json.dumps({"id": id_, "error": problem}, separators=(",", ":"))
 
 
 def _value(frame: bytes, form: Form) -> str:
