@@ -31,6 +31,7 @@ _FIRST_BYTES: Final = 1024
 """How much of a request is kept until the application gets it."""
 _SLACK_BYTES: Final = 64 << 10
 """How much may arrive of a body before the application gets the request; how much may be answered to PINGs."""
+_TOO_MANY_FRAMES: Final = 1008
 _SILENT: Final = 1011
 _TRY_AGAIN_LATER: Final = 1013
 """Codes with which a WebSocket is closed (RFC 6455, 7.4)."""
@@ -112,6 +113,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Pass on what has arrived, unless it is too much."""
         self.heard = asyncio.get_running_loop().time()
+        if self.transport.is_closing():
+            return
         if self._doing is Phase.REFUSED:
             self._last += len(data)
             if self._last > MAX_FRAMING:
@@ -124,10 +127,12 @@ class Connection(asyncio.Protocol):
         if not self._check_framing():
             return
         inner, frames = self.inner, self.frames
+        if frames is not None and not frames.feed(data):
+            self._close_websocket(_TOO_MANY_FRAMES)
+            return
         inner.data_received(_without_h2c(data) if self.first_bytes == data[:_FIRST_BYTES] else data)
         self._last = len(data)
         if frames is not None:
-            frames.feed(data)
             self._count_messages(frames)
         else:
             self._connections.hold(self, self.unfinished + len(data))
@@ -257,7 +262,6 @@ class Connection(asyncio.Protocol):
         lines += [b"%s: %s\r\n" % header for header in [*headers, (b"connection", b"close")]]
         self.transport.write(b"".join([*lines, b"\r\n", body]))
         self._last = 0
-        self._connections.hold(self, 0)
         self._do(Phase.REFUSED)
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -276,7 +280,6 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close the connection immediately."""
-        self._connections.hold(self, 0)
         self.transport.abort()
 
     def close_if_idle(self) -> None:

@@ -1,6 +1,7 @@
 """The open connections of a server, and which of them must go when there are too many."""
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from enum import IntEnum
 from itertools import chain
@@ -11,6 +12,9 @@ from .limits import ConnectionLimits
 
 MAX_REFUSED: Final = 100
 """Connections that were refused and may still read why."""
+
+COLLECT_SECONDS: Final = 0.01
+"""How long uvicorn may take to forget a connection that has ended."""
 
 
 class Phase(IntEnum):
@@ -78,6 +82,8 @@ class Connections(Generic[C]):
         self._unfinished = 0
         """Bytes of all requests and messages that have not arrived completely."""
         self._relieving = False
+        self._dropped = 0
+        """Bytes that have been dropped since the garbage collector was called."""
         self._refused: dict[C, None] = {}
         self._by_address: dict[str, list[dict[C, None]]] = {}
         """The others, by address and phase, the longest in a phase first."""
@@ -123,7 +129,7 @@ class Connections(Generic[C]):
 
     def leave(self, connection: C) -> None:
         """Forget a connection.  Idempotent."""
-        self.hold(connection, 0)
+        self._drop(connection)
         self._take(connection)
 
     def hold(self, connection: C, size: int) -> None:
@@ -143,7 +149,16 @@ class Connections(Generic[C]):
         while self._unfinished > self.limits.max_unfinished:
             largest = max(self, key=lambda each: each.unfinished)
             largest.overflow()
-            self.hold(largest, 0)
+            self._drop(largest)
+
+    def _drop(self, connection: C) -> None:
+        """Take in that nobody waits any more for what a connection has not finished."""
+        self._dropped += connection.unfinished
+        self.hold(connection, 0)
+        if self._dropped > self.limits.max_unfinished // 8:
+            # The parsers of WebSockets are in reference cycles, and the collector counts objects, not bytes.
+            self._dropped = 0
+            asyncio.get_running_loop().call_later(COLLECT_SECONDS, gc.collect)
 
     def _put(self, connection: C) -> None:
         if connection.phase is Phase.REFUSED:

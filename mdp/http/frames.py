@@ -5,6 +5,10 @@ from typing import Final
 
 FRAGMENT_BYTES: Final = 100
 """What a frame of a message costs in addition to its content."""
+MAX_FRAGMENTS: Final = 1000
+"""Frames of one message: uvicorn takes some 20 µs for each."""
+MAX_CONTROL: Final = 100
+"""Control frames that arrive together."""
 _FINAL: Final = 0x80
 _CONTROL: Final = 0x08
 _LENGTH: Final = 0x7F
@@ -23,6 +27,10 @@ class FrameCounter:
         """Sizes of those that have, and that the application has not got."""
         self._waiting = 0
         """Their sum."""
+        self._fragments = 0
+        """Number of frames of the unfinished message."""
+        self._control = 0
+        """Number of control frames that have arrived together."""
         self._header = bytearray()
         """The header that is arriving."""
         self._left = 0
@@ -33,10 +41,12 @@ class FrameCounter:
         """Bytes that are in memory."""
         return self.unfinished + self._waiting
 
-    def feed(self, data: bytes) -> None:
-        """Take in what has arrived."""
-        at = 0
+    def feed(self, data: bytes) -> bool:
+        """Take in what has arrived.  Return whether its frames are not too many."""
+        at = self._control = 0
         while at < len(data):
+            if self._fragments > MAX_FRAGMENTS or self._control > MAX_CONTROL:
+                return False
             if len(self._header) < self._header_size():
                 self._header.append(data[at])
                 at += 1
@@ -50,6 +60,7 @@ class FrameCounter:
                     self.unfinished += step
             if not self._left and len(self._header) == self._header_size():
                 self._end_frame()
+        return True
 
     def take(self) -> None:
         """The application has got a message."""
@@ -69,10 +80,13 @@ class FrameCounter:
         self._left = int.from_bytes(extended, "big") if extended else header[1] & _LENGTH
         if self._is_data():
             self.unfinished += FRAGMENT_BYTES
+            self._fragments += 1
+        else:
+            self._control += 1
 
     def _end_frame(self) -> None:
         if self._is_data() and self._header[0] & _FINAL:
             self._messages.append(self.unfinished)
             self._waiting += self.unfinished
-            self.unfinished = 0
+            self.unfinished = self._fragments = 0
         self._header.clear()

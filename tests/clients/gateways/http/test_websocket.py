@@ -229,10 +229,10 @@ def test_nothing_is_read_while_too_much_is_outstanding(endpoint, gate, monkeypat
     with http_gateway(endpoint) as gateway, opened(gateway) as ws:
         for name in "ab":
             ws.say(id=name, service="gate", body=name, wait=True)
+        eventually(lambda: len(gate.started) == 2)
+        ws.say(id="c", service="gate", body="c", wait=True)
         (connection,) = connections(gateway)
         eventually(lambda: not gateway.call(connection.transport.is_reading))
-        ws.say(id="c", service="gate", body="c", wait=True)
-        eventually(lambda: len(gate.started) == 2)
         assert gateway.gateway.outstanding == 2
         gate.open()
         assert ws.hear()["final"] == ""
@@ -247,10 +247,10 @@ def test_the_end_of_a_connection_that_is_not_read_cancels_everything(endpoint, g
     # To write a PING would notice the end as well.
     with http_gateway(endpoint, ping_interval=1000.0) as gateway, raw(gateway) as peer:
         peer.sendall(frame(b'{"id":1,"service":"gate","body":"x","wait":true,"timeout":60}'))
+        eventually(lambda: gate.started == [b"x"])
+        peer.sendall(frame(b'{"id":2,"service":"gate","body":"y","wait":true}'))  # which nobody takes
         (connection,) = connections(gateway)
         eventually(lambda: not gateway.call(connection.transport.is_reading))
-        peer.sendall(frame(b'{"id":2,"service":"gate","body":"y","wait":true}'))  # which remains unread
-        eventually(lambda: gate.started == [b"x"])
         if end == "reset":
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
@@ -324,6 +324,28 @@ def test_a_message_for_which_there_is_no_memory(endpoint):
     with http_gateway(endpoint, max_memory=50_000) as gateway, raw(gateway) as peer:
         peer.sendall(b"\x81\xff" + (1_000_000).to_bytes(8, "big") + bytes(4) + b"x" * 60_000)
         assert (1013).to_bytes(2, "big") in received(peer)
+
+
+def test_messages_that_are_never_finished(endpoint):
+    """Those that have sent most are ended; others go on."""
+    with http_gateway(endpoint, max_memory=16 << 20) as gateway, ExitStack() as stack:
+        for _ in range(40):
+            peer = stack.enter_context(raw(gateway))
+            peer.sendall(b"\x81\xff" + (10 << 20).to_bytes(8, "big") + bytes(4) + b"x" * (3 << 20))
+            assert gateway.gateway.memory < 13 << 20
+        with opened(gateway) as ws:
+            ws.say(id=1, service="echo", body="x" * 100_000, wait=True)
+            assert ws.hear() == {"id": 1, "final": "x" * 100_000}
+
+
+@pytest.mark.parametrize("opcode", [0, 9], ids=["fragments", "PINGs"])
+def test_too_many_small_frames(endpoint, opcode):
+    with http_gateway(endpoint) as gateway, raw(gateway) as peer:
+        flood = bytes([opcode | (opcode and 0x80), 0x80]) + bytes(4)
+        with suppress(ConnectionResetError, BrokenPipeError):
+            peer.sendall(bytes([0x01, 0x80]) + bytes(4) + flood * 100_000)
+            received(peer)
+        eventually(lambda: connections(gateway) == [])
 
 
 def test_replies_for_which_there_is_no_memory(endpoint):
