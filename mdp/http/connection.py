@@ -180,6 +180,10 @@ class Connection(asyncio.Protocol):
         if not has_body:
             self.complete(header_bytes)
 
+    def make_optional(self) -> None:
+        """Its request may be given up, if others need the place."""
+        self._do(Phase.UPLOADING)
+
     def progress(self, size: int) -> None:
         """The application has got so many bytes of a body."""
         self._body = size

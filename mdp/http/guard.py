@@ -1,6 +1,7 @@
 """ASGI middleware: what a request must not be, how long its body may take, and the end of one that is half read."""
 
 import asyncio
+import logging
 from contextlib import suppress
 from typing import Any, Final
 
@@ -16,7 +17,13 @@ MAX_IGNORED: Final = 1 << 20
 """Bytes of a body that are read and ignored because the request has been answered already."""
 LINGER_SECONDS: Final = 2.0
 """How long they may take to arrive: to close a connection while the client still sends would discard the response."""
+UNAUTHORIZED_SECONDS: Final = 0.25
+"""How long an answer with status 401 takes."""
+UNAUTHORIZED_LOG_SECONDS: Final = 10.0
+"""Answers with status 401 are logged once in so many seconds."""
 _CLOSE: Final = (b"connection", b"close")
+
+log = logging.getLogger("zmdp.http")
 
 
 class Guard:
@@ -25,15 +32,18 @@ class Guard:
     def __init__(self, application: Any, connections: Connections[Connection]) -> None:
         self._application = application
         self._connections = connections
+        self._unauthorized = 0
+        """Answers with status 401 that were not logged."""
+        self._logged_at = -UNAUTHORIZED_LOG_SECONDS
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, or serve a WebSocket."""
         connection: Connection = scope["state"][CONNECTION]
         exchange: _WebSocket | _Exchange
         if scope["type"] == "websocket":
-            exchange = _WebSocket(connection, receive, send)
+            exchange = _WebSocket(self, connection, receive, send)
         else:
-            exchange = _Exchange(connection, self._connections, scope, receive, send)
+            exchange = _Exchange(self, connection, self._connections, scope, receive, send)
         try:
             check_request(scope, exchange.first_bytes, self._connections.limits)
         except Problem as problem:
@@ -43,14 +53,26 @@ class Guard:
         with suppress(ClientDisconnect):
             await self._application(scope, exchange.receive, exchange.send)
 
+    async def hold_up(self, connection: Connection) -> None:
+        """Log that a client has no valid token, and let it wait; its connection may have to make room meanwhile."""
+        now = asyncio.get_running_loop().time()
+        self._unauthorized += 1
+        if now - self._logged_at >= UNAUTHORIZED_LOG_SECONDS:
+            text = "refused a client at %s without a valid token or certificate (%d refusals since the last line)"
+            log.warning(text, connection.address, self._unauthorized)
+            self._unauthorized, self._logged_at = 0, now
+        connection.make_optional()
+        await asyncio.sleep(UNAUTHORIZED_SECONDS)
+
 
 class _WebSocket:
     """Tells the connection what has arrived over a WebSocket."""
 
     first_bytes = b""  # it was re-written by uvicorn
 
-    def __init__(self, connection: Connection, receive: Any, send: Any) -> None:
-        self.send = send
+    def __init__(self, guard: Guard, connection: Connection, receive: Any, send: Any) -> None:
+        self._guard = guard
+        self._send = send
         self._connection = connection
         self._receive = receive
         connection.set_outstanding(0)
@@ -60,6 +82,11 @@ class _WebSocket:
         if message["type"] == "websocket.receive":
             self._connection.take_message()
         return message
+
+    async def send(self, message: Any) -> None:
+        if message.get("status") == 401:
+            await self._guard.hold_up(self._connection)
+        await self._send(message)
 
     async def answer(self, problem: Problem) -> None:
         """Refuse to open the WebSocket."""
@@ -72,8 +99,15 @@ class _Exchange:
     """A request and its response."""
 
     def __init__(
-        self, connection: Connection, connections: Connections[Connection], scope: Any, receive: Any, send: Any
+        self,
+        guard: Guard,
+        connection: Connection,
+        connections: Connections[Connection],
+        scope: Any,
+        receive: Any,
+        send: Any,
     ) -> None:
+        self._guard = guard
         self.first_bytes = connection.first_bytes
         self._connection = connection
         self._connections = connections
@@ -156,6 +190,8 @@ class _Exchange:
     async def _forward(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self._started = True
+            if message["status"] == 401:
+                await self._guard.hold_up(self._connection)
             if (self._arriving or self._connections.draining) and _CLOSE not in message.get("headers", ()):
                 message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
         elif not message.get("more_body", False):

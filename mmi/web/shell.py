@@ -273,7 +273,7 @@ class Shell:
         elif self._visitors.access is None:
             return RedirectResponse("/", 303)
         html = self._templates.get_template("login.html").render(next=after, problem=problem, visitor=None)
-        return HTMLResponse(html, 403 if problem else 200)
+        return HTMLResponse(html, 401 if problem else 200)
 
     async def _logout(self, request: Request) -> Response:
         fields = await _form(request) or {}

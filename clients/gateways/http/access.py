@@ -8,7 +8,7 @@
 
 Roles have the names that they have in the broker's access file, if there is one.  With a key, the gateway calls
 services on behalf of the role, and the broker checks what that role may call as well.  About `mmi.*`, the broker asks
-only what the gateway's own role may know, so here `mmi` and `call` decide.
+only what the gateway's own role may know, so here `mmi` and `call` decide.  Nobody may call control services.
 """
 
 import re
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
 from ....mdp.access import MMI, Permissions, read_text, read_toml, spelling_hint
+from ....mdp.control import GATEWAY, SPARK
 from ....mdp.errors import AccessError, SettingError
 from ....mdp.http.problems import Problem
 from ....mdp.tokens import bearer, digest_of, parse_digest
@@ -26,6 +27,7 @@ _ROLE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SETTINGS: Final = ("tokens", "certificates", "call", "mmi")
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."
+_CONTROL_PREFIXES: Final = (GATEWAY.encode(), SPARK.encode())
 _ABOUT_SERVICES: Final = (b"mmi.service", b"mmi.services")
 
 
@@ -45,6 +47,8 @@ class Caller:
         """Return whether the gateway's access file allows it."""
         if self.permissions is None:
             return True
+        if service.startswith(_CONTROL_PREFIXES):  # which `*` is not meant to name
+            return False
         if service.startswith(_MMI_PREFIX):
             return self.permissions.mmi == "all" or (self.permissions.mmi == "service" and service in _ABOUT_SERVICES)
         return self.permissions.may_call(service)

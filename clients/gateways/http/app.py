@@ -23,7 +23,7 @@ from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import problem_of
 from .request_body import Disconnected, read_body
 from .service_list import list_services
-from .translation import PREFIX, Asked, body_of, frames_of, service_of
+from .translation import AS_DATA, PREFIX, Asked, body_of, frames_of, service_of
 
 HEALTH_TIMEOUT_SECONDS: Final = 5.0
 CORS_MAX_AGE_SECONDS: Final = b"600"
@@ -116,7 +116,8 @@ class Application:
             gateway.leave(len(body))
         if reply is not None:
             kind, content = body_of(reply, asked.label)
-            await _respond(send, 200, [(b"content-type", kind), (b"content-length", b"%d" % len(content))], content)
+            headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content)), *AS_DATA]
+            await _respond(send, 200, headers, content)
 
     def _check(self, scope: Scope, asked: Asked) -> Caller:
         """Return who makes a request, before its body is read.  Raises `Problem`."""

@@ -27,8 +27,8 @@ from .problems import problem_of
 from .request_body import read_body
 from .stream import HEADERS, KEEP_ALIVE_SECONDS, error_event, event
 from .titanic_client import Registered, TitanicClient
+from .translation import AS_DATA, Asked, body_of, frames_of, service_of
 from .translation import PREFIX as SERVICES
-from .translation import Asked, body_of, frames_of, service_of
 
 PREFIX: Final = "/jobs/"
 _RAW_PREFIX: Final = PREFIX.encode()
@@ -166,7 +166,9 @@ def _pending(ticket: AsyncTicket[Reply, Reply]) -> Response:
 def _done(reply: Reply, asked: Asked, ticket: AsyncTicket[Reply, Reply]) -> Response:
     label, body = body_of(reply, asked.label)
     headers = {"content-type": label.decode("latin-1"), "location": PREFIX + ticket.uuid, "cache-control": "no-store"}
-    return Response(body, 200, headers)
+    response = Response(body, 200, headers)
+    response.raw_headers += AS_DATA
+    return response
 
 
 def _unknown(text: str) -> Problem:

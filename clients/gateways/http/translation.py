@@ -27,6 +27,10 @@ from ....mdp.wire import service_name
 PREFIX: Final = b"/services/"
 BINARY: Final = b"application/octet-stream"
 EVENT_STREAM: Final = b"text/event-stream"
+AS_DATA: Final = [
+    (b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; sandbox"),
+]  # fmt: skip
+"""Headers of replies: a browser must not run what a service returns, whatever its type is said to be."""
 
 _HEADER_PREFIX: Final = b"zmdp-header-"
 _SINGLE: Final = frozenset({b"authorization", b"content-length", b"content-type", b"origin", b"request-timeout"})

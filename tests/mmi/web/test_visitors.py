@@ -67,8 +67,8 @@ def test_a_role_that_may_ask_everything_may_look(guarded, tokens):
 def test_a_person_logs_in_and_out(guarded, tokens):
     with guarded.client(follow_redirects=True) as person:
         assert "Token" in person.get("/workers").text
-        assert person.post("/login", data={"token": "wrong"}).status_code == 403
-        assert person.post("/login", data={"token": tokens["none"]}).status_code == 403
+        assert person.post("/login", data={"token": "wrong"}).status_code == 401
+        assert person.post("/login", data={"token": tokens["none"]}).status_code == 401
         page = person.post("/login", data={"token": tokens["look"], "next": "/workers"})
         assert page.url.path == "/workers"
         assert "viewer (looks only)" in page.text

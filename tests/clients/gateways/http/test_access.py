@@ -81,6 +81,8 @@ class TestFile:
             ("shop", b"mmi.stats", False),
             ("operator", b"anything", True),
             ("operator", b"mmi.stats", True),
+            ("operator", b"gateway.control.http", False),
+            ("operator", b"spark.control.driver", False),
         ],
     )
     def test_what_a_role_may_call(self, access, role, service, allowed):
@@ -146,6 +148,14 @@ class TestTokens:
             assert refused.headers["www-authenticate"] == 'Bearer realm="zmdp"'
             assert http.post("/services/echo", content=b"x", headers=bearer()).content == b"x"
             assert http.get("/health").status_code == 200
+
+    def test_wrong_ones_are_logged_once_in_a_while(self, endpoint, services, access, caplog):
+        with running_gateway(endpoint, access=access) as gateway, httpx.Client(base_url=gateway.url) as http:
+            for _ in range(3):
+                assert http.post("/services/echo", headers=bearer("wrong"), timeout=TIMEOUT_SECONDS).status_code == 401
+        (line,) = [each.getMessage() for each in caplog.records if each.name == "zmdp.http"]
+        assert "refused a client at 127.0.0.1" in line
+        assert "wrong" not in line
 
     def test_a_role_calls_only_its_services(self, endpoint, services, access):
         with (

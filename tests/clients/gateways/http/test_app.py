@@ -43,6 +43,13 @@ def test_the_reply_has_the_type_that_is_asked_for(http):
     assert response.json() == {}
 
 
+def test_a_browser_does_not_run_a_reply(http):
+    response = http.post("/services/echo", content=b"<script>", headers={"accept": "text/html"})
+    assert response.headers["content-type"] == "text/html"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "sandbox" in response.headers["content-security-policy"]
+
+
 def test_parts_are_frames_and_back(http, services):
     response = http.post("/services/echo", **multipart(b"one", b"", b"\r\n--c"))
     assert list(services.requests[-1]) == [b"one", b"", b"\r\n--c"]
