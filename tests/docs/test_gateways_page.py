@@ -18,6 +18,8 @@ from support.processes import TIMEOUT_SECONDS, broker, process
 
 from zmdp.clients.gateways.http import access, cli, websocket
 from zmdp.clients.gateways.http.problems import SERVICE_ERROR
+from zmdp.mdp.http.frames import MAX_FRAGMENTS
+from zmdp.mdp.http.limits import ConnectionLimits
 from zmdp.mdp.http.problems import KINDS, TYPE_BASE
 from zmdp.mdp.tokens import new_token
 from zmdp.workers import Worker
@@ -156,5 +158,6 @@ def test_the_access_file_of_the_page_is_valid(tmp_path):
 def test_the_names_in_the_section_about_websockets():
     assert f"`{websocket.PATH}`" in PAGE
     assert f"{websocket.MAX_OUTSTANDING} requests are outstanding" in " ".join(PAGE.split())
-    assert websocket.PING_SECONDS == 20
+    assert ConnectionLimits.ping_interval == 20
+    assert f"more than {MAX_FRAGMENTS} fragments" in " ".join(PAGE.split())
     assert f"`{websocket.TOKEN_PREFIX}${{token}}`" in PAGE

@@ -95,7 +95,7 @@ def test_a_response():
     }
     assert json.loads(body) == {
         "type": TYPE_BASE + "overloaded",
-        "title": "The gateway has too much to do",
+        "title": "The server has too much to do",
         "status": 503,
         "detail": "text ?",
         "service": "é",
