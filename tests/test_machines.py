@@ -6,9 +6,10 @@ import pytest
 
 from zmdp.clients.freelance.session import FreelanceSession
 from zmdp.clients.gateways.flux.session import Session as FluxSession
-from zmdp.clients.gateways.http.websocket_session import WebSocketSession
 from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.session import ClientSession
+from zmdp.workers.freelance.session import FreelanceServerSession
+from zmdp.workers.session import WorkerSession
 
 CONTRACT = {
     "receive": ["self", "message", "now"],
@@ -20,7 +21,7 @@ CONTRACT = {
 TIMELESS = {"receive": ["self", "data"], "take_messages": ["self"], "take_events": ["self"]}
 MACHINES = [
     (ClientSession, CONTRACT), (LegacySession, CONTRACT), (FreelanceSession, CONTRACT),
-    (FluxSession, TIMELESS), (WebSocketSession, TIMELESS),
+    (FluxSession, TIMELESS), (WorkerSession, CONTRACT), (FreelanceServerSession, CONTRACT),
 ]  # fmt: skip
 
 

@@ -291,7 +291,9 @@ class WorkerSession:
         ends when the others are finished.  Until a stuck handler ends, the next connection has one credit less.
         """
         if self._requests.abandon(request, ended=ended):
-            hung = f"its handler has neither returned nor yielded for {self.settings.handler_timeout} s (handler_timeout)"
+            hung = (
+                f"its handler has neither returned nor yielded for {self.settings.handler_timeout} s (handler_timeout)"
+            )
             self._drain("drain", now, "" if ended else hung)
         elif ended:
             self._finish(request, now)

@@ -8,7 +8,7 @@ import pytest
 
 from zmdp.mdp.broker import records
 
-BROKER = Path(records.__file__).parent
+BROKER = Path(__file__).parents[3] / "mdp" / "broker"  # where compiled modules have their sources too
 RECORDS = {
     "attempt": records.Attempt, "client": records.Client, "collected": records.Collected, "link": records.Link,
     "remote": records.Remote, "request": records.Request, "service": records.Service, "way": records.Way,
