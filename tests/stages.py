@@ -102,8 +102,8 @@ COVERED = (
     *(
         f"*/mdp/broker/{name}.py"
         for name in (
-            "admission", "announcements", "client_dialog", "exchange", "given_up", "links", "machine", "metrics",
-            "outgoing", "records", "registry", "requests", "roles", "scheduling", "shared", "tails", "watch",
+            "admission", "announcements", "client_dialog", "events", "exchange", "given_up", "links", "machine",
+            "metrics", "outgoing", "records", "registry", "requests", "roles", "scheduling", "shared", "tails", "watch",
             "worker_dialog",
         )
     ),

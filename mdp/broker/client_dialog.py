@@ -33,13 +33,13 @@ class ClientDialog:
 
     # ── what clients say ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, command: wire.Request, role: Role, now: float) -> None:
+    def receive(self, command: wire.Request, role: Role, now: float) -> None:
         """Take in a request that is a message of its own, as in every dialect but X1."""
         client = self._client(command.route, role)
         if client is not None:
             self._request(command, client, now)
 
-    def take_batch(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
+    def receive_batch(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
         """Take in an X1 message of a client (C43)."""
         if len(self._given_up) and self._given_up.includes(key_of(found.route), now):
             return

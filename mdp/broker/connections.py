@@ -117,10 +117,7 @@ class Connections:
     At most `maximum` are open at a time, and `per_address` from one address, not counting this host's; the newest are
     ended.  If `totals` is given, those of other sockets with the same `totals` count too.
 
-    `on_end(identity, now)` is called when the connection of a peer has ended: at once if the peer chose its routing id,
-    otherwise after the last probe, in case that nothing could be sent to the peer.  `on_replace(identity, now)` is
-    called before a message is taken in if such a routing id now comes from another connection, unless `forget` was
-    called in between.
+    `ended` and `replaced` tell what was found out about peers; whoever acts on it empties them.
     """
 
     def __init__(
@@ -131,8 +128,6 @@ class Connections:
         maximum: int,
         per_address: int,
         logger: logging.Logger,
-        on_end: Callable[[bytes, float], None],
-        on_replace: Callable[[bytes, float], None],
         totals: Totals | None = None,
     ) -> None:
         self.totals = Totals() if totals is None else totals
@@ -148,6 +143,12 @@ class Connections:
         """Return the role of a public key."""
         self.limit_of: Callable[[str], int | None] = _no_limit
         """Return how many connections a role may have, or None."""
+        self.ended: list[bytes] = []
+        """Peers whose connections have ended: at once if the peer chose its routing id, otherwise after the last probe,
+        in case that nothing could be sent to the peer."""
+        self.replaced: list[bytes] = []
+        """Routing ids that were chosen by a peer, which was not forgotten, and that come from another connection in the
+        message that was received last: to be acted on before that is taken in."""
         self.max_frames = sys.maxsize
         """The number of frames from which on a message is an attack."""
         self.counts = self.totals.counts
@@ -158,8 +159,6 @@ class Connections:
         """Peers to probe: due time, and number of earlier probes."""
         self._maximum = maximum
         self._per_address = per_address
-        self._on_end = on_end
-        self._on_replace = on_replace
         self._journal = Journal(logger)
         self._now = 0.0
         self._reserve: list[int] = []
@@ -219,8 +218,7 @@ class Connections:
                 return
             if before.ended and connection is None and before.descriptor == descriptor:
                 return  # sent before the connection ended
-            self._on_replace(identity, self._now)
-            self.chosen.pop(identity, None)
+            self._replace(identity)
         if descriptor < 0:
             return
         if connection is None:  # it ended before this message was read
@@ -228,12 +226,19 @@ class Connections:
             connection.ended = True
         self.chosen[identity] = connection
         if connection.ended:
-            self._on_end(identity, self._now)
+            self.ended.append(identity)
             return
         self._attribute(connection, identity)
         if before is not None and before.descriptor == descriptor:
             # Either a new connection, or the last messages of the old one: nobody can be reached under the id then.
             self._due[identity] = 0.0, 0
+
+    def _replace(self, identity: bytes) -> None:
+        """Forget a peer: another one has its routing id."""
+        del self.chosen[identity]
+        self._due.pop(identity, None)
+        self.ended = [each for each in self.ended if each != identity]
+        self.replaced.append(identity)
 
     def _attribute(self, connection: Connection, identity: bytes) -> None:
         connection.identities.append(identity)
@@ -332,7 +337,7 @@ class Connections:
                 self._due[identity] = self._now, 0
             elif self.chosen.get(identity) is connection:
                 self._due.pop(identity, None)
-                self._on_end(identity, self._now)
+                self.ended.append(identity)
 
     def _accept_failed(self, reason: int) -> None:
         if reason == errno.EAGAIN:
@@ -446,7 +451,7 @@ class Connections:
                 del self._due[identity]
                 if _is_generated(identity):
                     # Its connection ended long ago.  There are peers that nothing can be sent to, to prove it.
-                    self._on_end(identity, now)
+                    self.ended.append(identity)
         return [identity for identity, _ in due]
 
     def close(self) -> None:

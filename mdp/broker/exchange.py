@@ -54,7 +54,7 @@ class Exchange:
             self.lose(replaced, "the other broker has opened another connection", now)
         self._links.up(link, now)
 
-    def take(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
+    def receive(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
         """Take in what another broker says, as a client of this one or as a worker."""
         link = self._links.at(message[0])
         if link is None or link.role is not role:
@@ -67,9 +67,9 @@ class Exchange:
         if found.bare:
             return
         if found.header == wire.CL1:
-            self._take_as_client(link, message, found, now)
+            self._receive_as_client(link, message, found, now)
         else:
-            self._take_as_worker(link, message, found, now)
+            self._receive_as_worker(link, message, found, now)
 
     def _ends(self, message: Message, found: wire.Batched) -> bool:
         """Return whether a message says that the link has ended."""
@@ -78,7 +78,7 @@ class Exchange:
         commands = batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames)
         return any(isinstance(command, wire.Disconnect) for command in commands)
 
-    def _take_as_client(self, link: Link, message: Message, found: wire.Batched, now: float) -> None:
+    def _receive_as_client(self, link: Link, message: Message, found: wire.Batched, now: float) -> None:
         for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
             if isinstance(command, wire.Request):
                 self._passed_on(link, command, now)
@@ -87,7 +87,7 @@ class Exchange:
             else:
                 self._invalid_on_link(link, command, now)
 
-    def _take_as_worker(self, link: Link, message: Message, found: wire.Batched, now: float) -> None:
+    def _receive_as_worker(self, link: Link, message: Message, found: wire.Batched, now: float) -> None:
         for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
             if isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
                 self._answered_by(link, command, now)

@@ -1,6 +1,6 @@
 """The connections of links that this broker opens: a DEALER for each, which is replaced when its connection ends."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import zmq
@@ -9,10 +9,10 @@ from zmq.utils.monitor import parse_monitor_message
 from ..access import Access
 from ..errors import SettingError
 from ..keys import ClientKeys
-from ..limits import Limits
 from ..transport.multipart import receive, send
 from ..transport.reach import HANDSHAKE_FAILED, why_refused
 from ..wire import Message
+from .door import Door
 from .machine import Broker
 from .ports import HANDSHAKE_MS, LINGER_MS, Port, keep_alive, new_prefix
 from .roles import Role
@@ -48,7 +48,6 @@ class LinkPort(Port):
         keys: ClientKeys | None,
         role: Role,
         context: zmq.Context[zmq.Socket[bytes]],
-        limits: Limits,
     ) -> None:
         self.ended: str | None = None
         """Why the connection has ended or cannot be made, once that is known."""
@@ -66,7 +65,7 @@ class LinkPort(Port):
             socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
             socket.set(zmq.LINGER, LINGER_MS)
             socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-            socket.set(zmq.MAXMSGSIZE, 2 * limits.max_message + (1 << 20))
+            socket.set(zmq.MAXMSGSIZE, 2 * broker.limits.max_message + (1 << 20))
             keep_alive(socket)
             if keys is not None:
                 keys.apply(socket)
@@ -92,7 +91,7 @@ class LinkPort(Port):
 
     def deliver(self, message: Message, now: float) -> None:
         """Let the machine take in a message that `receive` returned."""
-        self._broker.take(message, now, self.role)
+        self._broker.receive(message, now, self.role)
 
     def send(self, message: Message) -> int:
         """Send `message` to the other broker."""
@@ -164,22 +163,17 @@ class LinkTo(NamedTuple):
 class LinkPorts:
     """Opens the connections of a broker's links, and finds out when they have ended.
 
-    With access control, `users` has the role of each public key.  Raises `SettingError` if a link has no key then, or
-    one without a role for links.
+    Raises `SettingError` if there is access control, and a link has no key, or one without a role for links.
     """
 
     def __init__(
-        self,
-        broker: Broker,
-        links: Sequence[LinkTo],
-        context: zmq.Context[zmq.Socket[bytes]],
-        access: Access | None,
-        users: dict[bytes, Role] | None,
+        self, broker: Broker, links: Sequence[LinkTo], door: Door, context: zmq.Context[zmq.Socket[bytes]]
     ) -> None:
         self._broker = broker
         self._context = context
-        self._own = access
-        self._users = users
+        self._door = door
+        self._own = door.access
+        """With the broker's own key, which does not change."""
         self._links: dict[bytes, LinkTo] = {}
         self._look_at = 0.0
         for link in links:
@@ -204,30 +198,27 @@ class LinkPorts:
             )
 
     def _role_of(self, link: LinkTo) -> Role:
-        roles = self._broker.roles
-        return roles.everyone if self._users is None else self._users.get(link.key or b"", roles.nobody)
-
-    def grant(self, users: dict[bytes, Role]) -> None:
-        """Use these roles for the connections that are opened from now on."""
-        self._users = users
-
-    def is_due(self, now: float) -> bool:
-        """Return whether it is time to look after the connections."""
-        if now < self._look_at:
-            return False
-        self._look_at = now + LINK_INTERVAL
-        return True
+        roles, users = self._broker.roles, self._door.users
+        return roles.everyone if users is None else users.get(link.key or b"", roles.nobody)
 
     def look_at_once(self) -> None:
         """Look after the connections in the next turn: one may have ended."""
         self._look_at = 0.0
 
-    def ended(self, ports: Mapping[bytes, Port]) -> Iterator[tuple[bytes, str]]:
-        """Yield the links whose connections have ended, and why, once everything that came over them is taken in."""
+    def ended(self, ports: Mapping[bytes, Port], now: float) -> list[tuple[bytes, str]]:
+        """Return the links whose connections have ended, and why, once everything that came over them is taken in.
+
+        It is found out now and then.
+        """
+        found: list[tuple[bytes, str]] = []
+        if not self._links or now < self._look_at:
+            return found
+        self._look_at = now + LINK_INTERVAL
         for identity in self._links:
             port = ports.get(identity)
             if isinstance(port, LinkPort) and port.ended is not None and not port.ready:
-                yield identity, port.ended
+                found.append((identity, port.ended))
+        return found
 
     def open(self, identity: bytes) -> "LinkPort | str":
         """Open a connection.  Return its port, or why there is none."""
@@ -236,8 +227,6 @@ class LinkPorts:
         if self._own is not None and link.key is not None:
             keys = ClientKeys(self._own.public_key, self._own.secret_key, link.key)
         try:
-            return LinkPort(
-                self._broker, identity, link.endpoint, keys, self._role_of(link), self._context, self._broker.limits
-            )
+            return LinkPort(self._broker, identity, link.endpoint, keys, self._role_of(link), self._context)
         except zmq.ZMQError as error:
             return str(error)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from .. import wire
 from ..wire import BROKER, HELLO, Message, batch
 from .announcements import Announcements
+from .events import CloseLink, OpenLink
 from .records import Attempt, Client, Kind, Link, State
 from .roles import Role
 from .shared import Shared
@@ -47,6 +48,7 @@ class Links:
         self.untried = 0
         """Number of links that this broker opens and whose first attempt is not over: until they have failed, or the
         other broker has announced all that it offers."""
+        self._shared = shared
         self._limits = shared.limits
         self._registry = shared.registry
         self._outgoing = shared.outgoing
@@ -54,9 +56,8 @@ class Links:
         self._rng = rng
         self.announcements = Announcements(shared, self.by_identity)
         self._opened = 0
-        self._to_close: list[bytes] = []
         self._due: float | None = None
-        """When `tick` or `due` has something to do, or earlier; None if never."""
+        """When `tick` has something to do, or earlier; None if never."""
 
     def at(self, identity: bytes) -> Link | None:
         """Return the link whose messages have this first frame, if it is up."""
@@ -77,15 +78,11 @@ class Links:
         self._plan()
         return link
 
-    def due(self, now: float) -> list[bytes]:
-        """Return the identities of the links for which a new connection is to be opened now."""
-        if self.announcements.withdrawn or self._due is None or now < self._due:
-            return []
-        return [
-            link.identity
-            for link in self.by_identity.values()
-            if link.opens and link.state is State.DOWN and now >= link.retry_at
-        ]
+    def _open(self, link: Link, now: float) -> None:
+        """Have the connection of a link opened."""
+        link.state = State.OPENING
+        link.last_seen = now
+        self._shared.ask(OpenLink(link.identity))
 
     def opened(self, identity: bytes, now: float, role: Role | None) -> None:
         """Ask for the link over a new connection."""
@@ -235,7 +232,7 @@ class Links:
         self._outgoing.close_batch(link)
         self.opening.pop(link.identity, None)
         if link.opens:
-            self._to_close.append(link.identity)
+            self._shared.ask(CloseLink(link.identity))
             link.retry_at = now + link.backoff * self._rng.uniform(0.5, 1.0)
             if not was_up:
                 link.backoff = max(link.backoff, min(2 * link.backoff, BACKOFF[1]))
@@ -262,11 +259,6 @@ class Links:
         elif why != link.trouble:
             self._journal.note(now, logging.WARNING, "link-failed", "no link to broker %s yet: %s", who, why)
 
-    def to_close(self) -> list[bytes]:
-        """Return the identities of the connections that this broker has opened and must close now."""
-        closed, self._to_close = self._to_close, []
-        return closed
-
     def heard(self, link: Link, command: wire.Ready, now: float) -> bool:
         """Take in an announcement.  Return False if it tells that the brokers are linked in a circle."""
         if link.untried and command.service == BROKER + link.name.encode():
@@ -281,14 +273,18 @@ class Links:
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def tick(self, now: float, heard: float) -> list[Link]:
-        """Send heartbeats; return the links whose other end has been silent for too long, until the time `heard`."""
+        """Send heartbeats, and have connections opened.
+
+        Return the links whose other end has been silent for too long, until the time `heard`.
+        """
         silent: list[Link] = []
         if self._due is None or now < self._due:
             return silent
         for link in self.by_identity.values():
             if link.state is State.DOWN:
-                continue
-            if heard >= link.last_seen + self._limits.patience:
+                if now >= link.retry_at and not self.announcements.withdrawn:
+                    self._open(link, now)
+            elif heard >= link.last_seen + self._limits.patience:
                 silent.append(link)
             elif link.state is State.UP and now >= link.heartbeat_at:
                 link.heartbeat_at = now + self._limits.heartbeat
@@ -313,7 +309,7 @@ class Links:
                 self._due = at
 
     def deadline(self) -> float | None:
-        """Return when `tick` or `due` has something to do, or something is to be announced; None if never."""
+        """Return when `tick` has something to do, or something is to be announced; None if never."""
         due = self.announcements.deadline()
         return self._due if due is None or (self._due is not None and self._due < due) else due
 

@@ -1,14 +1,14 @@
-"""Sans-I/O broker: given messages and the current time, it returns messages to send.  No socket, no clock.
+"""Sans-I/O broker: given messages and the current time, it says which messages to send.  No socket, no clock.
 
-Each message is taken in with the role of its connection's key, if the broker has access control (`roles`).
+Its shell tells it what happens: `receive` takes in a message, with the role of its connection's key if there is access
+control (`roles`); `tick` does what is due, and `deadline` returns when that is; `unreachable`, `replaced` and `gone`
+report peers that are lost.  None of these sends anything.  `take_messages` ends the *turn*: it dispatches the requests
+that have arrived, and returns the messages to send, with everything for one peer in one message if the peer speaks X1.
+`take_events` returns what else the shell is to do (`events`).  Messages are lists of frames that begin with the peer's
+routing id.  Rules are cited by their conformance numbers (C11 to C45).
 
-A *turn* takes in any number of messages (`take`) and ends with `flush`, which dispatches the requests that arrived, and
-puts everything for one peer into one message if the peer speaks X1.  `receive`, `tick`, `unreachable`,
-`gone` and `close` each do one thing and end the turn.  Messages are lists of frames that begin with the peer's routing
-id.  `deadline` returns when `tick` is due.  Rules are cited by their conformance numbers (C11 to C45).
-
-Brokers may be linked (`links`).  A link that this broker opens has an identity of its own (`add_link`); its shell opens
-a connection when `links_due` asks for it, and closes the connections that `links_to_close` returns.
+Brokers may be linked (`links`).  A link that this broker opens has an identity of its own (`add_link`); events ask the
+shell to open and close its connections.
 """
 
 import logging
@@ -26,6 +26,7 @@ from ..wire import Message
 from .admission import Admission
 from .client_dialog import ClientDialog
 from .drops import Drop
+from .events import Event
 from .exchange import Exchange
 from .links import Links
 from .records import Kind, Request, State
@@ -70,6 +71,10 @@ class Broker:
         self._exchange = Exchange(shared, self.links, self._requests, admission)
         self._clients = ClientDialog(shared, self.links, self._requests, admission, self._exchange)
         self._workers = WorkerDialog(shared, self._requests)
+        self._now = now
+        """When the shell last told something."""
+        self._rests_until = -math.inf
+        """When the next `tick` may be due, after one that failed."""
         # What is looked at for each message.
         self._linked, self._opening = self.links.by_identity, self.links.opening
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
@@ -77,15 +82,29 @@ class Broker:
     def _answer(self, request: Request, user: Role, now: float) -> list[bytes]:
         return answers.answer(request.service.name, list(request.body), self, now, user.sees)
 
-    # ── what drives the machine ──────────────────────────────────────────────────────────────────────────────────────
+    # ── what the shell tells ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, message: Message, now: float, role: Role | None = None) -> None:
+    def receive(self, message: Message, now: float, role: Role | None = None) -> None:
         """Take in `message`, which came from the peer whose routing id is its first frame, under that role.
 
         Without access control there is no role: everybody may do everything.
         """
-        if role is None:
-            role = self.roles.everyone
+        self._now = now
+        try:
+            self._receive(message, now, self.roles.everyone if role is None else role)
+        except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
+            self._failed(now)
+
+    def receive_pirate(self, message: Message, service: bytes, now: float, role: Role | None = None) -> None:
+        """Take in a message without a header, from a port where clients call `service` and workers offer it."""
+        self._now = now
+        try:
+            command = wire.decode_pirate(message, service, self._max_message, self._max_frames)
+            self._receive_command(command, self.roles.everyone if role is None else role, now)
+        except Exception:  # noqa: BLE001 - as above
+            self._failed(now)
+
+    def _receive(self, message: Message, now: float, role: Role) -> None:
         if self._opening:
             link = self._opening.get(message[0])
             if link is not None:
@@ -93,68 +112,35 @@ class Broker:
                 return
         command = wire.decode_peer(message, self._max_message, self._max_frames)
         if not isinstance(command, wire.Batched):
-            self._take_command(command, role, now)
+            self._receive_command(command, role, now)
         elif command.header == wire.CX1:
-            self._clients.take_batch(message, command, role, now)
+            self._clients.receive_batch(message, command, role, now)
         elif command.header == wire.WX1:
-            self._workers.take_batch(message, command, role, now)
+            self._workers.receive_batch(message, command, role, now)
         else:
-            self._exchange.take(message, command, role, now)
+            self._exchange.receive(message, command, role, now)
 
-    def take_pirate(self, message: Message, service: bytes, now: float, role: Role | None = None) -> None:
-        """Take in a message without a header, from a port where clients call `service` and workers offer it."""
-        command = wire.decode_pirate(message, service, self._max_message, self._max_frames)
-        self._take_command(command, self.roles.everyone if role is None else role, now)
-
-    def _take_command(self, command: wire.FromPeer | wire.Invalid, role: Role, now: float) -> None:
+    def _receive_command(self, command: wire.FromPeer | wire.Invalid, role: Role, now: float) -> None:
         """Take in a message that is one command, as in every dialect but X1."""
         if isinstance(command, wire.Request):
-            self._clients.take(command, role, now)
+            self._clients.receive(command, role, now)
         else:
-            self._workers.take(command, role, now)
+            self._workers.receive(command, role, now)
 
-    def flush(self, now: float) -> list[Message]:
-        """End the turn: dispatch the requests that can be, and return the messages to send."""
-        registry = self.registry
-        self._workers.dismiss_finished(now)
-        if registry.unsettled:
-            unsettled = registry.take_unsettled()
-            for service in unsettled:
-                try:
-                    self._requests.settle(service, now)
-                    if self._shared.draining:
-                        self._workers.dismiss_idle(service, now)
-                    registry.settled(service)
-                except Exception:  # noqa: BLE001 - a bug, which must not affect other services
-                    self.failed(now)
-                    registry.unfinished(service)
-            if self._linked:
-                announcements = self.links.announcements
-                for service in unsettled:
-                    announcements.changed(service)
-        if self._linked:
-            self.links.announcements.announce(now)
-        self._requests.end_turn()
-        return self._shared.outgoing.take()
-
-    @property
-    def turn(self) -> int:
-        """The number of the current turn."""
-        return self._requests.turn
-
-    def receive(self, message: Message, now: float, role: Role | None = None) -> list[Message]:
-        """A turn of one message: return what to send because of it."""
-        self.take(message, now, role)
-        return self.flush(now)
-
-    def tick(self, now: float, heard: float | None = None) -> list[Message]:
-        """Return what to send because of the time: heartbeats, and the consequences of silent workers and expiries.
+    def tick(self, now: float, heard: float | None = None) -> None:
+        """Do what is due: send heartbeats, and end what is silent, has expired, or is to be tried again.
 
         Everything that had arrived at the time `heard` has been taken in; by default, everything that has arrived yet.
         A worker is silent only if it was silent until then.
         """
-        if heard is None:
-            heard = now
+        self._now = now
+        try:
+            self._tick(now, now if heard is None else heard)
+        except Exception:  # noqa: BLE001 - a bug, which must not end the broker
+            self._failed(now)
+            self._rests_until = now + self.limits.heartbeat  # the deadline may not have moved
+
+    def _tick(self, now: float, heard: float) -> None:
         self._shared.journal.flush(now)
         if self.watch.active:
             self.watch.tidy(now)
@@ -166,7 +152,6 @@ class Broker:
         for request in self.registry.expiries.pop_due(now):
             # C12
             self._requests.drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
-        return self.flush(now)
 
     def deadline(self) -> float | None:
         """Return when `tick` is due, or None."""
@@ -174,72 +159,124 @@ class Broker:
         for other in (self.registry.expiries.next_due(), self._shared.journal.deadline(), self.links.deadline()):
             if other is not None and (due is None or other < due):
                 due = other
-        return due
+        return due if due is None or due > self._rests_until else self._rests_until
 
-    def unreachable(self, identity: bytes, turn: int, now: float) -> list[Message]:
-        """Record that the peer with that routing id is no longer connected, and return what to send because of that.
+    def unreachable(self, identity: bytes, turn: int, now: float) -> None:
+        """Record that the peer with that routing id is no longer connected.
 
         The peer has received nothing of what was sent in `turn` and since.
         """
+        self._now = now
         self._workers.unreachable(identity, turn)
         self._clients.unreachable(identity)
-        return self._gone(identity, now)
+        self._lose(identity, now)
 
-    def probe(self, identity: bytes, now: float) -> list[Message]:
-        """Return a HEARTBEAT to each peer behind that routing id that can take one, to see whether it is connected."""
-        if self.links.at(identity) is not None:
-            self._shared.outgoing.add(wire.heartbeat((identity,), wire.WL1))
-        self._workers.probe(identity, now)
-        self._clients.probe(identity)
-        return self.flush(now)
+    def replaced(self, identity: bytes, turn: int, now: float) -> None:
+        """Record, before its first message is taken in, that another peer has that routing id from now on (C39).
 
-    def gone(self, identity: bytes, now: float) -> list[Message]:
-        """Return what to send because the peer with that routing id is treated as gone, though it may be connected.
-
-        Messages to it were lost.  So that an X1 client does not wait for them forever, it is no longer answered on this
-        connection: it considers the broker dead, reconnects, and resends its outstanding requests.
+        The one before has received nothing of what was sent in `turn` and since.
         """
-        self._clients.give_up(identity, now)
-        return self._gone(identity, now)
+        self._shared.outgoing.discard(identity)
+        self.unreachable(identity, turn, now)
 
-    def _gone(self, identity: bytes, now: float) -> list[Message]:
+    def gone(self, identity: bytes, now: float) -> None:
+        """Treat the peer with that routing id as gone, though it may be connected: messages to it were lost.
+
+        So that an X1 client does not wait for them forever, it is no longer answered on this connection: it considers
+        the broker dead, reconnects, and resends its outstanding requests.
+        """
+        self._now = now
+        self._clients.give_up(identity, now)
+        self._lose(identity, now)
+
+    def _lose(self, identity: bytes, now: float) -> None:
         link = self.links.by_identity.get(identity)
         if link is not None and link.state is not State.DOWN:
             self._exchange.lose(link, "the connection has ended", now)
         self._clients.gone(identity, now)
         self._workers.gone(identity, now)
-        return self.flush(now)
 
-    def failed(self, now: float) -> None:
+    def probe(self, identity: bytes, now: float) -> None:
+        """Send a HEARTBEAT to each peer behind that routing id that can take one, to see whether it is connected."""
+        self._now = now
+        if self.links.at(identity) is not None:
+            self._shared.outgoing.add(wire.heartbeat((identity,), wire.WL1))
+        self._workers.probe(identity, now)
+        self._clients.probe(identity)
+
+    # ── what the shell is to do ──────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def turn(self) -> int:
+        """The number of the current turn."""
+        return self._requests.turn
+
+    def take_messages(self) -> list[Message]:
+        """End the turn: dispatch the requests that can be, and return the messages to send."""
+        try:
+            self._settle(self._now)
+        except Exception:  # noqa: BLE001 - a bug, which must not end the broker
+            self._failed(self._now)
+        self._requests.end_turn()
+        return self._shared.outgoing.take()
+
+    def take_events(self) -> list[Event]:
+        """Return what else is to be done, once the messages are sent."""
+        return self._shared.take_events()
+
+    def _settle(self, now: float) -> None:
+        registry = self.registry
+        self._workers.dismiss_finished(now)
+        if registry.unsettled:
+            unsettled = registry.take_unsettled()
+            for service in unsettled:
+                try:
+                    self._requests.settle(service, now)
+                    if self._shared.draining:
+                        self._workers.dismiss_idle(service, now)
+                    registry.settled(service)
+                except Exception:  # noqa: BLE001 - a bug, which must not affect other services
+                    self._failed(now)
+                    registry.unfinished(service)
+            if self._linked:
+                announcements = self.links.announcements
+                for service in unsettled:
+                    announcements.changed(service)
+        if self._linked:
+            self.links.announcements.announce(now)
+
+    def _failed(self, now: float) -> None:
         """Count and log the current exception, which is a bug in the broker, with its traceback."""
         self.stats.internal_errors += 1
         text = "internal error, please report this bug:\n%s"
         self._shared.journal.note(now, logging.ERROR, "internal-error", text, traceback.format_exc())
 
-    def grant(self, permissions: Mapping[str, Permissions], now: float) -> list[Message]:
-        """Replace the permissions of all roles; return what to send to workers that may no longer offer their service.
+    # ── what operators ask for ───────────────────────────────────────────────────────────────────────────────────────
+
+    def grant(self, permissions: Mapping[str, Permissions], now: float) -> None:
+        """Replace the permissions of all roles, and disconnect workers that may no longer offer their service.
 
         Requests that were accepted before go on.
         """
+        self._now = now
         self.roles.grant(permissions)
         self._workers.revoke(now)
         for link in list(self.links.by_identity.values()):
             if link.state is State.UP and link.role.restricted and not link.role.link:
                 self._exchange.end(link, f"role {link.role.name} may not link brokers any longer", now)
-        return self.flush(now)
 
-    def drain(self, now: float) -> list[Message]:
-        """Accept no more requests or workers; return what to send to the peers, which move to another broker.
+    def drain(self, now: float) -> None:
+        """Accept no more requests or workers, and tell the peers, which move to another broker.
 
         Requests already accepted are finished while there are workers.  A worker is told to go once it holds nothing
         and no request waits for its service; if it has no credit, when a HEARTBEAT would be due.
         """
+        self._now = now
         self._shared.drain()
         self.links.withdraw_all()
         self._clients.drain()
         for service in list(self.registry.services.values()):
             self.registry.touch(service)
-        return self.flush(now)
 
     @property
     def draining(self) -> bool:
@@ -251,8 +288,9 @@ class Broker:
         """Whether no worker holds a request.  While requests wait that workers can take, the workers hold some."""
         return not self.registry.running
 
-    def close(self, now: float) -> list[Message]:
-        """Return an ERROR for every X1 request and a DISCONNECT to every worker; end the machine."""
+    def close(self, now: float) -> None:
+        """Send an ERROR for every X1 request and a DISCONNECT to every worker; end the machine."""
+        self._now = now
         for request in self.registry.numbered:
             self._requests.drop(request, Drop.CLOSING, now)
         self._workers.close(now)
@@ -260,7 +298,6 @@ class Broker:
             if link.state is State.UP:
                 self._shared.outgoing.add(wire.disconnect((link.identity,), wire.WL1))
         self._shared.journal.flush(math.inf)
-        return self.flush(now)
 
     def cancel(self, id_: str, now: float) -> bool:
         """Cancel a request that was listed under that id (`Watch.find`).  Return whether it was in flight."""
@@ -280,23 +317,15 @@ class Broker:
         """
         return self.links.add(Kind(kind), self.roles.everyone if role is None else role, where, identity).identity
 
-    def links_due(self, now: float) -> list[bytes]:
-        """Return the identities of the links for which a new connection is to be opened now."""
-        return self.links.due(now)
-
-    def link_opened(self, identity: bytes, now: float, role: Role | None = None) -> list[Message]:
-        """Record that there is a new connection for a link; return what to send over it.
+    def link_opened(self, identity: bytes, now: float, role: Role | None = None) -> None:
+        """Record that there is a new connection for a link, over which it is asked for.
 
         `role` is the role that the other broker's key has now, if that may have changed.
         """
+        self._now = now
         self.links.opened(identity, now, role)
-        return self.flush(now)
 
-    def link_failed(self, identity: bytes, why: str, now: float) -> list[Message]:
+    def link_failed(self, identity: bytes, why: str, now: float) -> None:
         """Record that the connection for a link has ended, and why, or that there could be none."""
+        self._now = now
         self._exchange.lose(self.links.by_identity[identity], why, now)
-        return self.flush(now)
-
-    def links_to_close(self) -> list[bytes]:
-        """Return the identities of links that this broker has opened, and whose connections are to be closed now."""
-        return self.links.to_close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..limits import Limits
 from ..transport.multipart import Unsent, cost_of
-from ..wire import Message
+from ..wire import Message, Route
 from .ports import PREFIX_BYTES, Port
 
 
@@ -34,11 +34,6 @@ class Outbox:
 
     def __bool__(self) -> bool:
         return bool(self._queues)
-
-    @property
-    def peers(self) -> list[bytes]:
-        """The peers that have messages here."""
-        return list(self._queues)
 
     def add(self, message: Message, turn: int) -> bool:
         """Keep `message`, which the broker created in `turn`, after the others for its peer.
@@ -93,6 +88,15 @@ class Outbox:
         queue = self._queues.pop(peer, None)
         if queue is not None:
             self._bytes -= queue.bytes
+
+    def discard_before(self, route: Route, turn: int) -> None:
+        """Discard the messages for the peers behind that route that were created before `turn`."""
+        peer, size = route[0], len(route)
+        before = self._queues[peer].messages
+        self.discard(peer)
+        for message, created, _ in before:
+            if created >= turn or tuple(message[:size]) != route:
+                self.add(message, created)
 
     def flush(self, send: Callable[[Message], int]) -> Iterator[tuple[bytes, int]]:
         """Send what the peers accept now.

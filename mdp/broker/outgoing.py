@@ -71,6 +71,10 @@ class Outgoing:
         """Return a request to the broker that passed it on."""
         self.batch_for(client, client.route, wire.WL1).signal(x1.WORKER_RELEASE, number)
 
+    def discard(self, identity: bytes) -> None:
+        """Send nothing of what the turn has so far to the peers with that routing id."""
+        self._messages = [message for message in self.take() if message[0] != identity]
+
     def take(self) -> list[Message]:
         """Return the messages to send, and begin the next turn."""
         messages, self._messages = self._messages, []

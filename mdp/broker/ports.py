@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import socket as sockets
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from errno import EADDRINUSE, EHOSTUNREACH
 from pathlib import Path
 from typing import Any, Final
@@ -96,6 +96,14 @@ class Port:
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def take_replaced(self) -> list[bytes]:
+        """Return the peers that are gone, before the message that was received last, since another has their id."""
+        return []
+
+    def take_ended(self) -> list[bytes]:
+        """Return the peers whose connections have ended; what they sent before may still have to be received."""
+        return []
+
     def grant(self, access: Access, users: dict[bytes, Role]) -> None:
         """Use the roles of `access` from now on.  `users` has the role of each public key."""
 
@@ -128,9 +136,8 @@ class Port:
 class RouterPort(Port):
     """A ROUTER on which any number of peers connect.
 
-    `on_end(identity, now)` and `on_replace(identity, now)` are called as `Connections` describes.  `main` is None for
-    the main ROUTER, whose messages the loop delivers itself; the limits of connections hold for it and the others
-    together.
+    `main` is None for the main ROUTER, whose messages the loop delivers itself; the limits of connections hold for it
+    and the others together.
     """
 
     probes = True
@@ -141,23 +148,17 @@ class RouterPort(Port):
         limits: Limits,
         *,
         prefix: bytes,
-        on_end: Callable[[bytes, float], None],
-        on_replace: Callable[[bytes, float], None],
         main: "RouterPort | None",
         logger: logging.Logger,
     ) -> None:
         _randomise_routing_ids()
         self.socket = context.socket(zmq.ROUTER)
-        self.on_end = on_end
-        self.on_replace = on_replace
         self.connections: Connections = Connections(
             self.socket,
             context,
             maximum=limits.max_connections or 1,
             per_address=limits.max_connections_per_address or 1,
             logger=logger,
-            on_end=self._ended,
-            on_replace=self._replaced,
             totals=None if main is None else main.connections.totals,
         )
         super().__init__(prefix, int(self.socket.get(zmq.FD)), self.connections.descriptor)
@@ -238,6 +239,16 @@ class RouterPort(Port):
         """Count no longer what libzmq holds for a peer, whose connection ends."""
         self.unsent.forget(self._raw(identity))
 
+    def take_replaced(self) -> list[bytes]:
+        """Return the peers that are gone, before the message that was received last, since another has their id."""
+        found, self.connections.replaced = self.connections.replaced, []
+        return [self.prefix + raw for raw in found] if found else found
+
+    def take_ended(self) -> list[bytes]:
+        """Return the peers whose connections have ended; what they sent before may still have to be received."""
+        found, self.connections.ended = self.connections.ended, []
+        return [self.prefix + raw for raw in found] if found else found
+
     def grant(self, access: Access, users: dict[bytes, Role]) -> None:
         """Use the roles of `access` from now on.  `users` has the role of each public key."""
         self.users = users
@@ -280,12 +291,6 @@ class RouterPort(Port):
         """Return the peer's routing id at the socket."""
         return identity[len(self.prefix) :]
 
-    def _ended(self, raw: bytes, now: float) -> None:
-        self.on_end(self.prefix + raw, now)
-
-    def _replaced(self, raw: bytes, now: float) -> None:
-        self.on_replace(self.prefix + raw, now)
-
 
 class PiratePort(RouterPort):
     """A ROUTER for Lazy Pirate clients, which call `service`, and Paranoid Pirate workers, which offer it."""
@@ -302,8 +307,6 @@ class PiratePort(RouterPort):
             context,
             broker.limits,
             prefix=new_prefix(),
-            on_end=main.on_end,
-            on_replace=main.on_replace,
             main=main,
             logger=logger,
         )
@@ -315,7 +318,7 @@ class PiratePort(RouterPort):
         role = None
         if self.users is not None:
             role = self.users.get(self.connections.user, self._broker.roles.nobody)
-        self._broker.take_pirate(message, self.service, now, role)
+        self._broker.receive_pirate(message, self.service, now, role)
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:

@@ -3,6 +3,7 @@
 import logging
 
 from ..limits import Limits
+from .events import Event
 from .journal import Journal, Stats
 from .outgoing import Outgoing
 from .registry import Registry
@@ -27,7 +28,17 @@ class Shared:
         self.outgoing = Outgoing()
         self.draining = False
         """Whether no more requests and workers are accepted.  Read it, and call `drain`."""
+        self._events: list[Event] = []
 
     def drain(self) -> None:
         """Accept no more requests and workers."""
         self.draining = True
+
+    def ask(self, event: Event) -> None:
+        """Ask the shell to do something."""
+        self._events.append(event)
+
+    def take_events(self) -> list[Event]:
+        """Return what the shell is to do."""
+        events, self._events = self._events, []
+        return events

@@ -8,6 +8,7 @@ from .. import wire
 from ..timers import Timers
 from ..wire import Message, batch
 from .drops import Drop
+from .events import WorkerForgotten
 from .journal import WORKER_LINES, Loss, Refusal
 from .records import Attempt, Service, Worker, key_of
 from .requests import Requests
@@ -50,28 +51,28 @@ class WorkerDialog:
 
     # ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, command: Any, role: Role, now: float) -> None:
+    def receive(self, command: Any, role: Role, now: float) -> None:
         """Take in a command of a worker whose key has that role."""
         try:  # noqa: SIM105 - `suppress` takes longer
-            self._take(command, role, now)
+            self._receive(command, role, now)
         except _SentAway:
             pass
 
-    def take_batch(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
+    def receive_batch(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
         """Take in an X1 message of a worker (C43)."""
         if found.bare:
-            self.take(wire.Heartbeat(found.route, found.header), role, now)
+            self.receive(wire.Heartbeat(found.route, found.header), role, now)
             return
         try:
             for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
-                self._take(command, role, now)
+                self._receive(command, role, now)
         except _SentAway:
             return
         worker = self._worker(found.route, role)
         if worker is not None:
             worker.last_seen = now  # even if nothing in it was valid
 
-    def _take(self, command: Any, role: Role, now: float) -> None:
+    def _receive(self, command: Any, role: Role, now: float) -> None:
         if isinstance(command, wire.Reply):  # the most frequent one
             self._reply(command, role, now)
         else:
@@ -384,6 +385,7 @@ class WorkerDialog:
         """Forget a worker; return what it held, which must be placed again or dropped."""
         self._stats.lost[reason] += 1
         self._beats.clear(worker)
+        self._shared.ask(WorkerForgotten(worker.route, self._requests.turn))
         attempts = self._registry.remove_worker(worker, silent=reason is Loss.SILENT)
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING
         text = "worker %s of service %s is gone: %s"

@@ -17,7 +17,7 @@ import click
 
 from ..access import Access, load, spelling_hint
 from ..broker.link_ports import LinkTo
-from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, default_name
+from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
 from ..certificates import public_key
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import AccessError, SettingError
@@ -298,7 +298,10 @@ def cli(
     if check and access is not None:
         return _check(access, json=json)
     rules = load(access) if access else None
-    settings = Limits(**limits)
+    settings = ServerSettings(
+        limits=Limits(**limits), pirates=pirate, name=name or default_name(bind), slow=slow,
+        links=[*peer, *([parent] if parent else [])], drain_timeout=drain_timeout, insecure=insecure, ipc_mode=ipc_mode,
+    )  # fmt: skip
     log_to_stderr(log_level)
     _allow_many_connections()
     if http is not None:
@@ -311,10 +314,8 @@ def cli(
             else stack.enter_context(WebProcess(*http, log_level=log_level, log_format=log_format()))
         )
         server = stack.enter_context(Server(
-            bind if web is None else (*bind, web.endpoint),
-            pirates=pirate, limits=settings, drain_timeout=drain_timeout,
-            access=rules if web is None or rules is None else web.admitted_by(rules), insecure=insecure,
-            ipc_mode=ipc_mode, name=name or default_name(bind), links=[*peer, *([parent] if parent else [])], slow=slow,
+            bind if web is None else (*bind, web.endpoint), settings,
+            access=rules if web is None or rules is None else web.admitted_by(rules),
         ))  # fmt: skip
         stack.enter_context(Shutdown(
             server.stop, server.stop, limit=drain_timeout, unfinished=partial(_unfinished, server), announcement="",
@@ -335,7 +336,7 @@ def cli(
             ]
             log.info(
                 "ready on %s%s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
-                ", ".join(endpoints), "".join(pirates), settings.heartbeat, settings.patience,
+                ", ".join(endpoints), "".join(pirates), settings.limits.heartbeat, settings.limits.patience,
             )  # fmt: skip
             # The broker creates no reference cycles.  With a million requests waiting, looking for some would take a
             # second each time, and most of the time that it takes to shut down.

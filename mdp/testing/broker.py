@@ -10,7 +10,7 @@ import zmq
 
 from ..access import Access
 from ..broker.link_ports import LinkTo
-from ..broker.server import Server
+from ..broker.server import Server, ServerSettings
 from ..limits import Limits
 
 FREE_PORT = "tcp://127.0.0.1:*"
@@ -57,16 +57,10 @@ def running_broker(
     The broker drains when the block ends.  Raises `BindError`.
     """
     endpoints: Sequence[str] = binds or (FREE_PORT,)
-    with Server(
-        endpoints,
-        pirates=pirates,
-        limits=limits,
-        drain_timeout=drain_timeout,
-        context=context,
-        access=access,
-        name=name,
-        links=links,
-    ) as server:
+    settings = ServerSettings(
+        limits=limits or Limits(), pirates=pirates, name=name, links=links, drain_timeout=drain_timeout
+    )
+    with Server(endpoints, settings, access=access, context=context) as server:
         thread = threading.Thread(target=server.run, name="zmdp-broker", daemon=True)
         thread.start()
         try:

@@ -8,7 +8,8 @@ events, so a run can be repeated from its seed, message by message.
     broker = Broker(now=world.now)
 
     def listen(message):                              # as `Server` does, for a broker
-        for each in broker.receive(message, world.now):
+        broker.receive(message, world.now)
+        for each in broker.take_messages():
             world.network.send(each)                  # "sent", "gone" or "full"
 
     world.network.listener = listen

@@ -400,7 +400,7 @@ def test_c12_a_client_that_does_not_read_is_dropped_and_others_are_served(start:
         client.final(b"echo", b"world")
     worker.nothing()
     assert bench.stats()["queued"] == 0
-    assert not bench.server._outbox
+    assert not bench.server._delivery.outbox
 
 
 def test_c39_the_same_routing_id_at_several_sockets_is_several_peers(start: Start) -> None:

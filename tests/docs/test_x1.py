@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from support import turns
 from support.peers import body_of, record, request_of
 from support.processes import TIMEOUT_SECONDS, broker
 from support.router import Router
@@ -80,20 +81,20 @@ class World:
             self._happen(entry.heading)
 
     def _hear(self, sender, frames):
-        return self._broker.receive([sender.encode(), *frames], self._now)
+        return turns.receive(self._broker, [sender.encode(), *frames], self._now)
 
     def _happen(self, event):
         if match := re.fullmatch(r"(\d+) ms later", event):
             self._now += int(match[1]) / 1000
-            self._say(self._broker.tick(self._now))
+            self._say(turns.tick(self._broker, self._now))
         elif match := re.fullmatch("the connection of (.*) ends", event):
-            self._say(self._broker.unreachable(match[1].encode(), self._broker.turn, self._now))
+            self._say(turns.unreachable(self._broker, match[1].encode(), self._broker.turn, self._now))
         elif event == "the broker is restarted":
             self._broker = Broker(now=self._now, first_address=NEXT_FIRST_ADDRESS)
             self._brokers.append(self._broker)
         else:
             assert event == "the broker drains"
-            self._say(self._broker.drain(self._now))
+            self._say(turns.drain(self._broker, self._now))
 
     def _say(self, messages):
         for identity, *frames in messages:
@@ -477,8 +478,8 @@ def test_invalid_messages_are_answered_as_the_table_says(keys, answer):
     if key == "unknown-command":
         sent = sent[answer != "none"]
     machine = Broker(Limits(max_message=1000), now=0.0)
-    machine.receive([b"amy", *message('REQUEST 0 sum "x"')], 0.0)
-    told = machine.receive([b"amy", *sent], 0.0)
+    turns.receive(machine, [b"amy", *message('REQUEST 0 sum "x"')], 0.0)
+    told = turns.receive(machine, [b"amy", *sent], 0.0)
     assert machine.stats.invalid == {key: 1}
     if answer == "none":
         assert told == []
@@ -523,8 +524,8 @@ def test_unexpected_commands_are_answered_with_disconnect(reason):
     machine = Broker(Limits(max_workers=2, max_services=1), now=0.0, first_address=FIRST_ADDRESS)
     role = machine.roles.nobody if reason == Refusal.NOT_ALLOWED else None
     if reason == Refusal.DRAINING:
-        machine.drain(0.0)
-    *before, told = [machine.receive([b"amy", *each], 0.0, role) for each in UNEXPECTED[reason]]
+        turns.drain(machine, 0.0)
+    *before, told = [turns.receive(machine, [b"amy", *each], 0.0, role) for each in UNEXPECTED[reason]]
     (command,) = commands_to_worker(told)
     assert isinstance(command, wire.Disconnect)
     assert (command.text != b"") is (reason == Refusal.NOT_ALLOWED)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 import pytest
+from support import turns
 from support.x1_messages import cancel, failure, feed, final, leave, ready, request, told
 
 from zmdp.mdp import compiled
@@ -28,12 +29,12 @@ def ask(broker, name, *body, now=0):
 def broker():
     """A broker with two workers of echo, one of them busy, one worker of sum, and a request that waits for lost."""
     broker = Broker(Limits(heartbeat=2), now=0, first_address=1)
-    broker.receive([b"\x01", *READY["0.2"], b"echo"], now=1)
-    broker.receive([b"\x02", *READY["0.1"], b"echo"], now=2)
-    broker.receive([b"\x03", *READY["0.2"], b"sum"], now=3)
-    broker.receive([b"c", b"MDPC02", b"\x01", b"echo", b"x"], now=4)
-    broker.receive([b"c", b"MDPC02", b"\x01", b"lost", b"x"], now=4)
-    broker.receive([b"\x01", b"MDPW02", b"\x05"], now=5)
+    turns.receive(broker, [b"\x01", *READY["0.2"], b"echo"], now=1)
+    turns.receive(broker, [b"\x02", *READY["0.1"], b"echo"], now=2)
+    turns.receive(broker, [b"\x03", *READY["0.2"], b"sum"], now=3)
+    turns.receive(broker, [b"c", b"MDPC02", b"\x01", b"echo", b"x"], now=4)
+    turns.receive(broker, [b"c", b"MDPC02", b"\x01", b"lost", b"x"], now=4)
+    turns.receive(broker, [b"\x01", b"MDPW02", b"\x05"], now=5)
     return broker
 
 
@@ -54,18 +55,18 @@ def test_mmi_service_reports_whether_a_service_has_workers(broker, name, status)
 
 
 def test_a_service_whose_workers_are_all_busy_is_available(broker):  # C26
-    broker.receive([b"c", b"MDPC02", b"\x01", b"sum", b"x"], now=4)
+    turns.receive(broker, [b"c", b"MDPC02", b"\x01", b"sum", b"x"], now=4)
     assert ask(broker, b"mmi.service", b"sum") == b"200"
 
 
 def test_a_service_without_workers_is_unavailable(broker):  # C26
-    broker.receive([b"\x03", b"MDPW02", b"\x06"], now=5)
+    turns.receive(broker, [b"\x03", b"MDPW02", b"\x06"], now=5)
     assert ask(broker, b"mmi.service", b"sum") == b"404"
 
 
 def test_a_service_with_requests_but_without_workers_is_unavailable(broker):  # C26
-    broker.receive([b"\x01", b"MDPW02", b"\x06"], now=5)
-    broker.receive([b"\x02", b"MDPW01", b"\x05"], now=5)
+    turns.receive(broker, [b"\x01", b"MDPW02", b"\x06"], now=5)
+    turns.receive(broker, [b"\x02", b"MDPW01", b"\x05"], now=5)
     assert broker.registry.queued == 2
     assert ask(broker, b"mmi.service", b"echo") == b"404"
 
@@ -121,21 +122,21 @@ def test_workers_are_listed(broker, wanted, rows):
 def test_workers_that_share_a_connection_are_told_apart():
     broker = Broker(now=0)
     feed(broker, ready(), ready((b"w", b"1")), ready((b"w", b"hop", b"\xff")))
-    broker.receive([b"v", b"hop", b"", *READY["0.2"], b"echo"], now=0)
+    turns.receive(broker, [b"v", b"hop", b"", *READY["0.2"], b"echo"], now=0)
     ids = [worker["id"] for worker in ask(broker, b"mmi.workers", b"")["workers"]]
     assert ids == [1, 2, 3, 4]
 
 
 def test_names_that_are_not_text_are_shown_safely():
     broker = Broker(now=0)
-    broker.receive([b"w", *READY["0.2"], "größe".encode()], now=0)
+    turns.receive(broker, [b"w", *READY["0.2"], "größe".encode()], now=0)
     assert ask(broker, b"mmi.services", b"")["services"][0]["name"] == "größe"
 
 
 def test_long_lists_are_truncated():
     broker = Broker(now=0)
     for number in range(answers.MAX_ROWS + 2):
-        broker.receive([b"w%d" % number, *READY["0.2"], b"s%d" % number], now=0)
+        turns.receive(broker, [b"w%d" % number, *READY["0.2"], b"s%d" % number], now=0)
     services, workers = ask(broker, b"mmi.services", b""), ask(broker, b"mmi.workers", b"")
     assert (len(services["services"]), services["more"]) == (answers.MAX_ROWS, 2)
     assert (len(workers["workers"]), workers["more"]) == (answers.MAX_ROWS, 2)
@@ -145,9 +146,9 @@ def test_workers_are_listed_in_pages():
     broker = Broker(now=0)
     count = 2 * answers.MAX_ROWS + 2
     for number in range(count):
-        broker.receive([b"w%d" % number, *READY["0.2"], b"s%d" % (number % 2)], now=0)
-    broker.receive([b"w0", b"MDPW02", b"\x06"], now=0)
-    broker.receive([b"w0", *READY["0.2"], b"s0"], now=0)  # as a new worker
+        turns.receive(broker, [b"w%d" % number, *READY["0.2"], b"s%d" % (number % 2)], now=0)
+    turns.receive(broker, [b"w0", b"MDPW02", b"\x06"], now=0)
+    turns.receive(broker, [b"w0", *READY["0.2"], b"s0"], now=0)  # as a new worker
     for name, expected in ((b"", range(2, count + 2)), (b"s1", range(2, count + 1, 2))):
         found, more = [], 1
         while more:
@@ -190,11 +191,11 @@ def test_mmi_stats_reports_counts(broker):
 
 
 def test_mmi_stats_reports_failures_by_reason(broker):  # C15
-    broker.receive([b"c", b"GET / HTTP/1.1"], now=5)
-    broker.receive([b"c", b"GET / HTTP/1.1"], now=5)
-    broker.receive([b"stranger", b"MDPW02", b"\x05"], now=5)
-    broker.receive([b"\x03", b"MDPW02", b"\x06"], now=5)
-    broker.gone(b"c", now=5)
+    turns.receive(broker, [b"c", b"GET / HTTP/1.1"], now=5)
+    turns.receive(broker, [b"c", b"GET / HTTP/1.1"], now=5)
+    turns.receive(broker, [b"stranger", b"MDPW02", b"\x05"], now=5)
+    turns.receive(broker, [b"\x03", b"MDPW02", b"\x06"], now=5)
+    turns.gone(broker, b"c", now=5)
     counts = ask(broker, b"mmi.stats", b"")
     assert {name: counts[name] for name in ("invalid", "dropped", "disconnected", "lost")} == {
         "invalid": {"no-header": 2},
@@ -218,7 +219,7 @@ def test_mmi_broker_reports_version_and_limits(broker):
 
 
 def test_mmi_broker_reports_draining(broker):
-    broker.drain(0)
+    turns.drain(broker, 0)
     assert ask(broker, b"mmi.broker", b"")["draining"] is True
 
 
@@ -252,7 +253,7 @@ def test_mmi_workers_reports_identity_and_load():
 
 
 def test_requests_of_the_current_turn_are_counted_as_queued(broker):
-    broker.take([b"c", b"MDPC02", b"\x01", b"lost", b"x"], now=4)
+    broker.receive([b"c", b"MDPC02", b"\x01", b"lost", b"x"], now=4)
     assert ask(broker, b"mmi.services", b"lost")["services"] == [LOST | {"queued": 2}]
 
 
@@ -271,21 +272,21 @@ class Pair:
     def __init__(self):
         self.a, self.b = (Broker(now=0, name=name, first_address=number) for name, number in (("a", 1), ("b", 100)))
         self.link = self.a.add_link("peer", None, "tcp://b")
-        self.deliver("a", self.a.link_opened(self.link, 0), 0)
+        self.deliver("a", turns.link_opened(self.a, self.link, 0), 0)
 
     def deliver(self, sender, messages, now):
         """Deliver what `sender` sends to the other, and so on."""
         for message in messages:
             if sender == "a" and message[0] == self.link:
-                self.deliver("b", self.b.receive([b"link", *message[1:]], now), now)
+                self.deliver("b", turns.receive(self.b, [b"link", *message[1:]], now), now)
             elif sender == "b" and message[0] == b"link":
-                self.deliver("a", self.a.receive([self.link, *message[1:]], now), now)
+                self.deliver("a", turns.receive(self.a, [self.link, *message[1:]], now), now)
 
     def receive(self, name, message, now):
         """Let a broker take in a message, and both their heartbeats and announcements a second later."""
-        self.deliver(name, getattr(self, name).receive(message, now), now)
+        self.deliver(name, turns.receive(getattr(self, name), message, now), now)
         for each in "ab":
-            self.deliver(each, getattr(self, each).tick(now + 1), now + 1)
+            self.deliver(each, turns.tick(getattr(self, each), now + 1), now + 1)
 
 
 def test_what_other_brokers_offer_is_listed():
@@ -347,7 +348,7 @@ def test_links_are_listed():
 
 def test_a_link_that_is_down_says_why():
     pair = Pair()
-    pair.a.link_failed(pair.link, "nothing is listening there", 4)
+    turns.link_failed(pair.a, pair.link, "nothing is listening there", 4)
     row = link(broker="b", endpoint="tcp://b", state="down", trouble="nothing is listening there", up_seconds=0)
     assert ask(pair.a, b"mmi.brokers", b"") == {"name": "a", "links": [row], "brokers": [], "more": 0}
 
@@ -359,8 +360,8 @@ def test_a_broker_without_links():
 @pytest.mark.parametrize(("mmi", "code"), [("none", 403), ("service", 403), ("all", None)])
 def test_a_role_needs_mmi_all_to_ask_about_links(mmi, code):
     broker = Broker(now=0)
-    broker.grant({"shop": Permissions(name="shop", mmi=mmi)}, 0)
-    (answered,) = told(broker.receive(request(service=b"mmi.brokers"), 0, broker.roles.named("shop")))
+    turns.grant(broker, {"shop": Permissions(name="shop", mmi=mmi)}, 0)
+    (answered,) = told(turns.receive(broker, request(service=b"mmi.brokers"), 0, broker.roles.named("shop")))
     if code is None:
         assert json.loads(answered[-1])["name"] == "broker"
     else:

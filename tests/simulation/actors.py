@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
+from zmdp.mdp.broker.events import Event
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
@@ -152,27 +153,40 @@ class BrokerShell(Process):
 
     def _turn(self) -> None:
         """Handle the messages that have arrived, and send the results."""
+        self._take_in()
+        self._end_turn()
+
+    def _take_in(self) -> None:
         self._turn_due = False
-        now, most = self.world.now, self.world.rng.choice([2, TURN])
+        most = self.world.rng.choice([2, TURN])
         taken = 0
         while self._inbox and taken < most:
             message, role = self._inbox.popleft()
-            self._take(message, role)
+            self._receive(message, role)
             taken += 1
         self.world.events["turn of several messages"] += taken > 1
-        self._send(self._driven.flush(now))
-        self._end_turn()
 
-    def _take(self, message: Message, role: Any) -> None:
-        self._driven.take(message, self.world.now, role)
+    def _receive(self, message: Message, role: Any) -> None:
+        self._driven.receive(message, self.world.now, role)
 
     def _end_turn(self) -> None:
-        """Give up peers that are gone, once everything that they sent before has been handled."""
+        """Do what the machine says.  Give up peers that are gone, once everything that they sent before was handled."""
+        self._act()
         while self._gone and not self._inbox:
             identity, turn = self._gone.popitem()
-            self._send(self._driven.unreachable(identity, turn, self.world.now))
+            self._driven.unreachable(identity, turn, self.world.now)
+            self._act()
         if self._inbox:
             self._plan_turn()
+
+    def _act(self) -> None:
+        """End the machine's turn, and do what it says."""
+        self._send(self._driven.take_messages())
+        for event in self._driven.take_events():
+            self.handle(event)
+
+    def handle(self, event: Event) -> None:
+        """Do what the machine asks for."""
 
     def _departed(self, identity: bytes) -> None:
         """Handle an event of libzmq's monitor: a connection may have ended."""
@@ -180,12 +194,14 @@ class BrokerShell(Process):
             self.later(self.world.rng.choice([0.0, 0.02]), partial(self.probe, identity))
 
     def probe(self, identity: bytes) -> None:
-        self._send(self._driven.probe(identity, self.world.now))
+        self._driven.probe(identity, self.world.now)
         self._end_turn()
 
     def tick(self) -> None:
-        self._turn()
-        self._send(self._driven.tick(self.world.now))
+        self._take_in()
+        if self.world.chance(0.5):
+            self._end_turn()
+        self._driven.tick(self.world.now)
         self._end_turn()
 
     def deadline(self) -> float | None:
@@ -205,7 +221,8 @@ class BrokerShell(Process):
                 self.world.events["slow reader dropped"] += 1
                 dropped.append(message[0])
         for identity in dropped:
-            self._send(self._driven.gone(identity, self.world.now))
+            self._driven.gone(identity, self.world.now)
+            self._act()
 
     def _put(self, message: Message) -> Literal["sent", "gone", "full"]:
         return self.network.send(message)
@@ -217,11 +234,13 @@ class BrokerShell(Process):
         self.network.broker_died()
 
     def drain(self) -> None:
-        self._send(self._driven.drain(self.world.now))
+        self._driven.drain(self.world.now)
+        self._end_turn()
 
     def stop(self) -> None:
         """Stop gracefully: ERROR for all X1 requests, DISCONNECT to all workers."""
-        for message in self._driven.close(self.world.now):
+        self._driven.close(self.world.now)
+        for message in self._driven.take_messages():
             self._put(message)
         self.die()
 
@@ -254,8 +273,7 @@ class BrokerProcess(BrokerShell):
 
     def take_forged(self, message: Message) -> None:
         """Take in a message about a peer that is there, from a connection of another role."""
-        self.referee.take(message, self.world.now, "impostors")
-        self._send(self.referee.flush(self.world.now))
+        self.referee.receive(message, self.world.now, "impostors")
         self._end_turn()
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Literal
 
 from zmdp.mdp.access import Permissions
+from zmdp.mdp.broker.events import CloseLink, Event, OpenLink
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import Worker, key_of
 from zmdp.mdp.broker.roles import Role
@@ -122,11 +123,11 @@ class LinkedBroker(BrokerShell):
 
     # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, message: Message, role: Role | None) -> None:
+    def _receive(self, message: Message, role: Role | None) -> None:
         crossing = self._crossing(message[0])
         if crossing is not None:
             crossing.received(message[1:])
-        super()._take(message, role)
+        super()._receive(message, role)
 
     def _crossing(self, identity: bytes) -> Crossing | None:
         """Return this broker's end of the connection with that identity, if another broker is at the other end."""
@@ -139,20 +140,24 @@ class LinkedBroker(BrokerShell):
 
     def _end_turn(self) -> None:
         super()._end_turn()
-        now = self.world.now
-        for identity in self.machine.links_to_close():
-            dealer = self._dealers.pop(identity, None)
-            if dealer is not None:
-                self.world.note(f"{self.name} closes its link to {dealer.network.name}")
-                self.world.events["link closed"] += 1
-                dealer.close(flush=True)
-                # What has not been read is lost with the socket.
-                self._inbox = deque(each for each in self._inbox if each[0][0] != identity)
-        for identity in self.machine.links_due(now):
-            self._open(identity)
         check(not self.machine.stats.internal_errors, "{} has a bug, which it logs", self.name)
         self._check_cancelled()
         self._check_services()
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, CloseLink):
+            self._close(event.identity)
+        elif isinstance(event, OpenLink):
+            self._open(event.identity)
+
+    def _close(self, identity: bytes) -> None:
+        dealer = self._dealers.pop(identity, None)
+        if dealer is not None:
+            self.world.note(f"{self.name} closes its link to {dealer.network.name}")
+            self.world.events["link closed"] += 1
+            dealer.close(flush=True)
+            # What has not been read is lost with the socket.
+            self._inbox = deque(each for each in self._inbox if each[0][0] != identity)
 
     def _open(self, identity: bytes) -> None:
         check(identity not in self._dealers, "{} opens a link twice", self.name)
@@ -162,7 +167,8 @@ class LinkedBroker(BrokerShell):
         self._dealers[identity] = Dealer(
             target, self.name, partial(self._link_arrived, identity), lost=partial(self._link_lost, identity)
         )
-        self._send(self.machine.link_opened(identity, self.world.now))
+        self.machine.link_opened(identity, self.world.now)
+        self._act()
 
     def _link_arrived(self, identity: bytes, dealer: Dealer, message: Message) -> None:
         if self.alive and self._dealers.get(identity) is dealer:

@@ -15,12 +15,13 @@ from typing import Any
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.events import Event
 from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import Request
 from zmdp.mdp.codes import Code
-from zmdp.mdp.wire import Kind, Message, x1
+from zmdp.mdp.wire import Kind, Message, Route, x1
 
 from .ledger import Key, Ledger, Seat, Ticket
 from .policy import Waiting, plan
@@ -53,29 +54,36 @@ class Referee:
         self.broker = broker
         self.limits = broker.limits
         self.ledger = Ledger(broker.limits, broker.registry.services, events)
+        self._now = 0.0
         self._busy = False
         """Something but heartbeats has happened in this turn."""
+        self._beaten: dict[Seat, float] = {}
+        """The workers that may be sent HEARTBEAT in this turn, and when they were last sent something before."""
+        self._probed: list[Route] = []
+        """The workers that must be sent HEARTBEAT in this turn."""
+        self._ticked = False
         self._late: list[Ticket] = []
         """Those whose time has passed in this turn, so recently that the timer or their turn may have ended them."""
         self._events = events
 
     # ── the broker's own calls ───────────────────────────────────────────────────────────────────────────────────────
 
-    def drain(self, now: float) -> list[Message]:
+    def drain(self, now: float) -> None:
         """Clients that wait for something are told, and so are idle workers."""
-        sends = self.broker.drain(now)
+        self._now = now
+        self.broker.drain(now)
         self.ledger.drain()
         self._busy = True
-        self._judge(sends, now)
-        return sends
 
     def grant(self, roles: dict[str, Permissions], now: float) -> None:
-        check(self.broker.grant(roles, now) == [], "nobody is there whom new permissions concern")
+        self.broker.grant(roles, now)
+        check(self.broker.take_messages() == [], "nobody is there whom new permissions concern")
         self.ledger.roles = roles
 
-    def take(self, message: Message, now: float, role: str) -> None:
+    def receive(self, message: Message, now: float, role: str) -> None:
+        self._now = now
         heard = hear(message, self.limits)
-        self.broker.take(message, now, self.broker.roles.named(role) if role else None)
+        self.broker.receive(message, now, self.broker.roles.named(role) if role else None)
         self.ledger.role = role
         if heard.header == wire.CX1 and self.ledger.is_given_up(heard.route, now):
             self._events["X1: slow reader ignored"] += 1
@@ -120,15 +128,24 @@ class Referee:
             case wire.Disconnect():
                 ledger.disconnect(command, now)
 
-    def flush(self, now: float) -> list[Message]:
-        sends = self.broker.flush(now)
-        self._judge(sends, now)
+    def take_messages(self) -> list[Message]:
+        sends = self.broker.take_messages()
+        self._judge(sends, self._now)
+        self._beaten = {}
+        if self._ticked:
+            self._ticked = False
+            self._punctual(self._now)
         return sends
 
-    def tick(self, now: float) -> list[Message]:
+    def take_events(self) -> list[Event]:
+        return self.broker.take_events()
+
+    def tick(self, now: float) -> None:
+        self._now = now
         ledger = self.ledger
-        sent_before = {seat: seat.last_sent for seat in ledger.seats.values()}
-        sends = self.broker.tick(now)
+        self._beaten = {seat: seat.last_sent for seat in ledger.seats.values()}
+        self._ticked = True
+        self.broker.tick(now)
         workers = {_peer(worker.key) for worker in self.broker.registry.workers.values()}
         lost = [seat for place, seat in ledger.seats.items() if place not in workers]
         for seat in [each for each in lost if ledger.draining and not (each.credit or each.held)]:
@@ -143,9 +160,6 @@ class Referee:
         ledger.lose(lost, Loss.SILENT, now)
         self._expire(now)
         self._busy |= bool(lost)
-        self._judge(sends, now, beaten=sent_before)
-        self._punctual(now)
-        return sends
 
     def _expire(self, now: float) -> None:
         """Requests whose time has passed have ended, in a tick."""
@@ -162,35 +176,34 @@ class Referee:
             else:
                 raise Broken(f"{ticket} was lost")
 
-    def unreachable(self, identity: bytes, turn: int, now: float) -> list[Message]:
+    def unreachable(self, identity: bytes, turn: int, now: float) -> None:
         for seat in self.ledger.seats_at(identity):
             seat.unreached_from = turn
         self.ledger.given_up.pop((identity,), None)
-        return self._gone(identity, self.broker.unreachable(identity, turn, now), now)
+        self.broker.unreachable(identity, turn, now)
+        self._gone(identity, now)
 
-    def gone(self, identity: bytes, now: float) -> list[Message]:
+    def gone(self, identity: bytes, now: float) -> None:
         self.ledger.given_up[identity,] = now + GIVEN_UP
-        return self._gone(identity, self.broker.gone(identity, now), now)
+        self.broker.gone(identity, now)
+        self._gone(identity, now)
 
-    def _gone(self, identity: bytes, sends: list[Message], now: float) -> list[Message]:
+    def _gone(self, identity: bytes, now: float) -> None:
+        self._now = now
         self._busy = True
         self._events["connection with several workers lost"] += len(self.ledger.seats_at(identity)) > 1
         self.ledger.gone(identity, now)
-        self._judge(sends, now)
-        return sends
 
-    def probe(self, identity: bytes, now: float) -> list[Message]:
+    def probe(self, identity: bytes, now: float) -> None:
         """Every peer there that can take one gets a HEARTBEAT."""
+        self._now = now
         ledger = self.ledger
-        sends = self.broker.probe(identity, now)
+        self.broker.probe(identity, now)
         for client in {client for client, _ in ledger.numbers if client[0] == identity}:
             ledger.expected.append(Said(ledger.routes[client], Kind.HEARTBEAT))
-        beats = [said for said in self._read(sends) if isinstance(said, Beat)]
-        expected = [seat.route for seat in ledger.seats_at(identity)]
-        found = sorted(beat.to for beat in beats)
-        check(found == sorted(expected), f"a probe of {identity!r} is {beats}, not {expected}")
-        self._judge(sends, now, beaten=dict.fromkeys(ledger.seats_at(identity), -math.inf))
-        return sends
+        seats = ledger.seats_at(identity)
+        self._beaten |= dict.fromkeys(seats, -math.inf)
+        self._probed += [seat.route for seat in seats]
 
     def close(self, now: float) -> list[Message]:
         ledger = self.ledger
@@ -199,7 +212,8 @@ class Referee:
             ledger.drop(ticket, Drop.CLOSING, now)
         for seat in ledger.seats.values():
             ledger.expected.append(Said(seat.route, Kind.DISCONNECT, None, seat.header))
-        sends = self.broker.close(now)
+        self.broker.close(now)
+        sends = self.broker.take_messages()
         said = list(self._read(sends))
         check(all(isinstance(each, Said) for each in said), f"the broker ends and sends {sends}")
         self._compare([each for each in said if isinstance(each, Said)])
@@ -211,23 +225,24 @@ class Referee:
         for message in sends:
             yield from read(message)
 
-    def _judge(self, sends: list[Message], now: float, beaten: dict[Seat, float] | None = None) -> None:
-        """The turn has ended: compare what the broker says with what it must say.
-
-        `beaten`: the workers that may be sent HEARTBEAT, and when they were last sent something before this turn.
-        """
+    def _judge(self, sends: list[Message], now: float) -> None:
+        """The turn has ended: compare what the broker says with what it must say."""
         ledger = self.ledger
         self._one_batch_each(sends)
         ledger.left(now)
         said: list[Said] = []
         works: list[Work] = []
+        beats: list[Route] = []
         for each in self._read(sends):
             if isinstance(each, Said):
                 said.append(each)
             elif isinstance(each, Work):
                 works.append(each)
             else:
-                self._beat(each, beaten or {}, now)
+                self._beat(each, now)
+                beats.append(each.to)
+        check(not self._probed or Counter(beats) >= Counter(self._probed), "{} were not probed", self._probed)
+        self._probed.clear()
         self._busy |= bool(works or said or ledger.touched or self._late)
         if self._busy:
             self._compare_early(said)
@@ -248,11 +263,11 @@ class Referee:
             self._events["batch of the broker"] += 1
             check(number == 1 or to[-1] != wire.WX1, f"the broker sent {number} batches to {to} in one turn")
 
-    def _beat(self, beat: Beat, beaten: dict[Seat, float], now: float) -> None:
+    def _beat(self, beat: Beat, now: float) -> None:
         seat = self.ledger.seats.get(peer_of(beat.to))
         check(seat is not None, f"C16: HEARTBEAT to {beat.to!r}, which is no worker")
         assert seat is not None
-        if seat not in beaten or now < beaten[seat] + self.limits.heartbeat - EPSILON:
+        if seat not in self._beaten or now < self._beaten[seat] + self.limits.heartbeat - EPSILON:
             raise Broken(f"C13: HEARTBEAT to {seat} within the interval")
         if beat.header != seat.header:
             raise Broken(f"{seat} gets HEARTBEAT in another dialect")

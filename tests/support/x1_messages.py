@@ -12,6 +12,7 @@ from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.registry import key_of
 from zmdp.mdp.wire import CX1, WX1, batch
 
+from . import turns
 from .peers import body_of, ready_of, record, request_of
 
 Peer = bytes | tuple[bytes, ...]
@@ -136,14 +137,14 @@ def _fields(command: Any) -> Told:
 
 def feed(broker: Broker, *messages: Message, now: float = 0) -> list[Any]:
     """Return what the broker sends for `messages`, each in a turn of its own."""
-    return [sent for each in messages for sent in told(broker.receive(each, now))]
+    return [sent for each in messages for sent in told(turns.receive(broker, each, now))]
 
 
 def turn(broker: Broker, *messages: Message, now: float = 0) -> list[Any]:
     """Return what the broker sends for `messages` that arrive in one turn."""
     for each in messages:
-        broker.take(each, now)
-    return told(broker.flush(now))
+        broker.receive(each, now)
+    return told(broker.take_messages())
 
 
 def part(number: int = 1, body: bytes = b"x", *, client: Peer = b"c") -> Told:

@@ -8,9 +8,11 @@ import struct
 from types import MethodType
 
 import pytest
+from support import turns
 from support.peers import body_of, ready_of, record, request_of
 
 from zmdp.mdp.broker.drops import Drop
+from zmdp.mdp.broker.events import WorkerForgotten
 from zmdp.mdp.broker.journal import LINES, PERIOD, WORKER_LINES, Loss, Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import CLIENT_OVERHEAD, FRAME_OVERHEAD, REQUEST_OVERHEAD
@@ -78,14 +80,14 @@ def broker_with(*workers, **limits):
 
 def feed(broker, *messages, now=0):
     """All that the broker sends for `messages`, each in a turn of its own."""
-    return [sent for message in messages for sent in broker.receive(message, now)]
+    return [sent for message in messages for sent in turns.receive(broker, message, now)]
 
 
 def turn(broker, *messages, now=0):
     """All that the broker sends for `messages` that arrive in one turn."""
     for message in messages:
-        broker.take(message, now)
-    return broker.flush(now)
+        broker.receive(message, now)
+    return broker.take_messages()
 
 
 def books(broker):
@@ -99,69 +101,69 @@ def books(broker):
 
 def test_a_request_goes_to_a_worker_and_its_reply_to_the_client():  # C3, C7
     broker = broker_with(b"w")
-    assert broker.receive(request(), now=0) == [work()]
-    assert broker.receive(final(body=b"reply"), now=0) == [answer(body=b"reply")]
+    assert turns.receive(broker, request(), now=0) == [work()]
+    assert turns.receive(broker, final(body=b"reply"), now=0) == [answer(body=b"reply")]
     assert books(broker) == ([b"echo"], [b"w"], 0, 0)
 
 
 def test_frames_pass_unchanged():
     broker = broker_with(b"w")
     body = [b"", b"\x00" * 1000, b"", b"MDPW02"]
-    assert broker.receive([*request(), *body], now=0) == [[*work(), *body]]
-    assert broker.receive([*final(), *body], now=0) == [[*answer(), *body]]
+    assert turns.receive(broker, [*request(), *body], now=0) == [[*work(), *body]]
+    assert turns.receive(broker, [*final(), *body], now=0) == [[*answer(), *body]]
 
 
 def test_any_number_of_partials_then_one_final():  # C3, C8
     broker = broker_with(b"w")
-    broker.receive(request(), now=0)
+    turns.receive(broker, request(), now=0)
     for body in (b"1", b"2", b"3"):
-        assert broker.receive(partial(body=body), now=0) == [part(body=body)]
-    assert broker.receive(final(), now=0) == [answer()]
+        assert turns.receive(broker, partial(body=body), now=0) == [part(body=body)]
+    assert turns.receive(broker, final(), now=0) == [answer()]
     assert broker.stats.partials == 3
 
 
 def test_ready_is_not_answered():  # C7
     broker = new_broker()
-    assert broker.receive(ready(), now=0) == []
+    assert turns.receive(broker, ready(), now=0) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 0)
 
 
 def test_a_request_waits_for_a_worker():  # C12
     broker = new_broker()
-    assert broker.receive(request(), now=0) == []
-    assert broker.receive(ready(), now=1) == [work()]
+    assert turns.receive(broker, request(), now=0) == []
+    assert turns.receive(broker, ready(), now=1) == [work()]
 
 
 def test_a_request_waits_for_a_worker_of_its_own_service():
     broker = new_broker()
-    broker.receive(request(service=b"sum"), now=0)
-    assert broker.receive(ready(b"w"), now=0) == []
-    assert broker.receive(ready(b"v", b"sum"), now=0) == [work(b"v")]
+    turns.receive(broker, request(service=b"sum"), now=0)
+    assert turns.receive(broker, ready(b"w"), now=0) == []
+    assert turns.receive(broker, ready(b"v", b"sum"), now=0) == [work(b"v")]
 
 
 def test_a_request_waits_for_a_busy_worker():  # C6
     broker = broker_with(b"w")
     assert feed(broker, request(b"c"), request(b"d")) == [work()]
-    assert broker.receive(final(), now=0) == [answer(b"c"), work(address=2)]
-    assert broker.receive(final(address=2), now=0) == [answer(b"d")]
+    assert turns.receive(broker, final(), now=0) == [answer(b"c"), work(address=2)]
+    assert turns.receive(broker, final(address=2), now=0) == [answer(b"d")]
 
 
 def test_a_reply_is_labelled_with_the_service_of_its_request():
     broker = broker_with(b"w")
-    broker.receive(ready(b"v", b"sum"), now=0)
+    turns.receive(broker, ready(b"v", b"sum"), now=0)
     assert feed(broker, request(b"c"), request(b"c", service=b"sum")) == [work(b"w"), work(b"v", 2)]
-    assert broker.receive(partial(b"v", 2), now=0) == [part(service=b"sum")]
-    assert broker.receive(final(b"w"), now=0) == [answer(service=b"echo")]
-    assert broker.receive(request(b"d"), now=0) == [work(b"w", 3)]
+    assert turns.receive(broker, partial(b"v", 2), now=0) == [part(service=b"sum")]
+    assert turns.receive(broker, final(b"w"), now=0) == [answer(service=b"echo")]
+    assert turns.receive(broker, request(b"d"), now=0) == [work(b"w", 3)]
 
 
 def test_clients_take_turns():  # C20
     broker = new_broker()
     feed(broker, *[request(b"hog", b"h%d" % n) for n in range(3)], request(b"c", b"x"), request(b"d", b"y"))
-    sent = broker.receive(ready(), now=0)
+    sent = turns.receive(broker, ready(), now=0)
     while sent[-1][1] == b"MDPW02":
         *_, address, _, body = sent[-1]
-        sent += broker.receive(final(address=int(address), body=body), now=0)
+        sent += turns.receive(broker, final(address=int(address), body=body), now=0)
     assert [message[-1] for message in sent if message[1] == b"MDPC02"] == [b"h0", b"x", b"y", b"h1", b"h2"]
 
 
@@ -202,8 +204,8 @@ def test_addresses_start_at_random():  # C32
 def test_a_duplicated_reply_is_dropped(reply):  # C32: seen: the next request got the wrong reply
     broker = broker_with(b"w")
     feed(broker, request(b"c"), final(), request(b"d"))
-    assert broker.receive(reply(body=b"again"), now=0) == []
-    assert broker.receive(final(address=2, body=b"right"), now=0) == [answer(b"d", b"right")]
+    assert turns.receive(broker, reply(body=b"again"), now=0) == []
+    assert turns.receive(broker, final(address=2, body=b"right"), now=0) == [answer(b"d", b"right")]
     assert broker.stats.late == 1
 
 
@@ -211,13 +213,13 @@ def test_a_duplicated_reply_of_an_idle_worker_is_dropped():  # C32
     broker = broker_with(b"w")
     assert feed(broker, request(), final(), final()) == [work(), answer()]
     assert broker.stats.late == 1
-    assert broker.receive(request(), now=0) == [work(address=2)]
+    assert turns.receive(broker, request(), now=0) == [work(address=2)]
 
 
 def test_a_reply_to_a_dispatch_of_another_worker_is_dropped():  # C32
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(b"c"), request(b"d"))
-    assert broker.receive(final(b"w1", 2), now=0) == []
+    assert turns.receive(broker, final(b"w1", 2), now=0) == []
     assert broker.stats.late == 1
     assert feed(broker, final(b"w1", 1), final(b"w2", 2)) == [answer(b"c"), answer(b"d")]
 
@@ -229,7 +231,7 @@ def test_a_reply_to_a_dispatch_of_another_worker_is_dropped():  # C32
 def test_a_reply_to_an_address_that_never_was_is_refused(address, requests, reason):  # C14, C18
     broker = broker_with(b"w", b"v")
     feed(broker, *[request()] * 2, final(b"v", 2), *[final(b"w", 1)] * (1 - requests))
-    sent = broker.receive([b"w", b"MDPW02", b"\x04", address, b"", b"x"], now=0)
+    sent = turns.receive(broker, [b"w", b"MDPW02", b"\x04", address, b"", b"x"], now=0)
     assert sent == [disconnect(), *[work(b"v", 3)] * requests]
     assert broker.stats.disconnected == {reason: 1}
 
@@ -282,32 +284,32 @@ WORKERS = {  # route and header, and those
 def test_any_client_reaches_any_worker(route, asked, answered, head, commands):  # C22, C24
     broker = new_broker()
     ready, work, final, _, _ = ([*head, *command] for command in commands)
-    assert broker.receive(ready, now=0) == []
-    assert broker.receive([*route, *asked], now=0) == [work]
-    assert broker.receive(final, now=0) == [[*route, *answered]]
+    assert turns.receive(broker, ready, now=0) == []
+    assert turns.receive(broker, [*route, *asked], now=0) == [work]
+    assert turns.receive(broker, final, now=0) == [[*route, *answered]]
 
 
 @pytest.mark.parametrize(("head", "commands"), WORKERS.values(), ids=WORKERS)
 def test_a_worker_is_spoken_to_in_its_dialect_behind_its_envelope(head, commands):  # C22, C24
     broker = new_broker(heartbeat=1)
     ready, _, _, beat, leave = ([*head, *command] for command in commands)
-    broker.receive(ready, now=0)
-    assert broker.tick(1.1) == [beat]
-    assert broker.receive(beat, now=1.2) == []
-    assert broker.receive(ready, now=1.2) == [leave]
-    assert broker.receive(ready, now=1.3) == []
+    turns.receive(broker, ready, now=0)
+    assert turns.tick(broker, 1.1) == [beat]
+    assert turns.receive(broker, beat, now=1.2) == []
+    assert turns.receive(broker, ready, now=1.2) == [leave]
+    assert turns.receive(broker, ready, now=1.3) == []
     # X1: the broker answers once the worker holds nothing
-    assert broker.receive(leave, now=1.4) == [leave] * (head[-1] == b"MDPWX1")
+    assert turns.receive(broker, leave, now=1.4) == [leave] * (head[-1] == b"MDPWX1")
     assert books(broker) == ([], [], 0, 0)
 
 
 def test_every_partial_gets_the_envelope_of_its_request():  # C22
     broker = broker_with(b"w1", b"w2")
     for hop in (b"one", b"two"):
-        broker.receive([b"c", hop, b"", *request()[1:]], now=0)
-    assert broker.receive(partial(b"w2", 2), now=0) == [[b"c", b"two", b"", *part()[1:]]]
-    assert broker.receive(final(b"w1", 1), now=0) == [[b"c", b"one", b"", *answer()[1:]]]
-    assert broker.receive(final(b"w2", 2), now=0) == [[b"c", b"two", b"", *answer()[1:]]]
+        turns.receive(broker, [b"c", hop, b"", *request()[1:]], now=0)
+    assert turns.receive(broker, partial(b"w2", 2), now=0) == [[b"c", b"two", b"", *part()[1:]]]
+    assert turns.receive(broker, final(b"w1", 1), now=0) == [[b"c", b"one", b"", *answer()[1:]]]
+    assert turns.receive(broker, final(b"w2", 2), now=0) == [[b"c", b"two", b"", *answer()[1:]]]
 
 
 OLD_REQUEST = [b"c", b"", b"MDPC01", b"echo", b"x"]
@@ -315,9 +317,9 @@ OLD_REQUEST = [b"c", b"", b"MDPC01", b"echo", b"x"]
 
 def test_a_01_client_gets_one_reply():  # C24
     broker = broker_with(b"w")
-    assert broker.receive(OLD_REQUEST, now=0) == [work()]
+    assert turns.receive(broker, OLD_REQUEST, now=0) == [work()]
     assert feed(broker, [*partial(body=b"1"), b"2"], partial(body=b"3")) == []
-    assert broker.receive(final(body=b"4"), now=0) == [[b"c", b"", b"MDPC01", b"echo", b"1", b"2", b"3", b"4"]]
+    assert turns.receive(broker, final(body=b"4"), now=0) == [[b"c", b"", b"MDPC01", b"echo", b"1", b"2", b"3", b"4"]]
 
 
 @pytest.mark.parametrize("header", [b"MDPCX1", b"MDPWX1"])
@@ -326,8 +328,8 @@ def test_a_01_client_gets_one_reply():  # C24
 def test_a_body_that_looks_like_an_x1_message_is_a_body(before, header, more):
     broker = broker_with(b"w")
     body = [*before, header, *more]
-    assert broker.receive([*request()[:-1], *body], now=0) == [[*work()[:-1], *body]]
-    assert broker.receive([*final()[:-1], *body], now=0) == [[*answer()[:-1], *body]]
+    assert turns.receive(broker, [*request()[:-1], *body], now=0) == [[*work()[:-1], *body]]
+    assert turns.receive(broker, [*final()[:-1], *body], now=0) == [[*answer()[:-1], *body]]
 
 
 @pytest.mark.parametrize(
@@ -337,9 +339,9 @@ def test_a_body_that_looks_like_an_x1_message_is_a_body(before, header, more):
 def test_a_reply_too_large_for_a_01_client_is_dropped(limits, body, last):  # C24
     broker = broker_with(b"w", **limits)
     feed(broker, OLD_REQUEST, request(b"d"))
-    assert broker.receive([*partial()[:-1], *body], now=0) == []
+    assert turns.receive(broker, [*partial()[:-1], *body], now=0) == []
     assert broker.stats.dropped == {}
-    sent = broker.receive([*last()[:-1], *body], now=0)
+    sent = turns.receive(broker, [*last()[:-1], *body], now=0)
     if last is partial:
         sent += feed(broker, partial(), final())
     assert sent == [work(address=2)]
@@ -348,10 +350,10 @@ def test_a_reply_too_large_for_a_01_client_is_dropped(limits, body, last):  # C2
 
 def test_a_01_request_goes_to_another_worker_as_long_as_nothing_reached_its_client():  # C17, C24
     broker = broker_with(b"w1", b"w2")
-    broker.receive(OLD_REQUEST, now=0)
-    broker.receive(partial(b"w1", body=b"lost"), now=0)
-    assert broker.receive(disconnect(b"w1"), now=0) == [work(b"w2", 2)]
-    assert broker.receive(final(b"w2", 2, b"whole"), now=0) == [[b"c", b"", b"MDPC01", b"echo", b"whole"]]
+    turns.receive(broker, OLD_REQUEST, now=0)
+    turns.receive(broker, partial(b"w1", body=b"lost"), now=0)
+    assert turns.receive(broker, disconnect(b"w1"), now=0) == [work(b"w2", 2)]
+    assert turns.receive(broker, final(b"w2", 2, b"whole"), now=0) == [[b"c", b"", b"MDPC01", b"echo", b"whole"]]
 
 
 # ── expiry ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -361,17 +363,17 @@ def test_a_request_that_waited_too_long_is_dropped():  # C12
     broker = new_broker(expiry=10)
     feed(broker, request(b"c"), now=1)
     feed(broker, request(b"d"), now=2)
-    assert broker.tick(10.9) == []
+    assert turns.tick(broker, 10.9) == []
     assert broker.stats.dropped == {}
-    assert broker.tick(11.1) == []
+    assert turns.tick(broker, 11.1) == []
     assert broker.stats.dropped == {Drop.EXPIRED: 1}
-    assert broker.receive(ready(), now=11.2) == [work()]
+    assert turns.receive(broker, ready(), now=11.2) == [work()]
 
 
 def test_a_service_that_nobody_waits_for_any_more_is_forgotten():
     broker = new_broker(expiry=10)
-    broker.receive(request(), now=0)
-    broker.tick(11)
+    turns.receive(broker, request(), now=0)
+    turns.tick(broker, 11)
     assert books(broker) == ([], [], 0, 0)
     assert broker.deadline() is None
 
@@ -379,8 +381,8 @@ def test_a_service_that_nobody_waits_for_any_more_is_forgotten():
 def test_a_request_that_a_worker_has_does_not_expire():  # C12
     broker = new_broker(expiry=10, heartbeat=100)
     feed(broker, request(), ready())
-    assert broker.tick(11) == []
-    assert broker.receive(final(), now=11) == [answer()]
+    assert turns.tick(broker, 11) == []
+    assert turns.receive(broker, final(), now=11) == [answer()]
 
 
 # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -405,32 +407,32 @@ def test_the_deadline_is_the_next_heartbeat_or_expiry(messages, deadline):
 def test_a_worker_gets_heartbeats_busy_or_not(busy):  # C13
     broker = broker_with(b"w", heartbeat=1)
     feed(broker, *[request()] * busy)
-    assert broker.tick(0.99) == []
-    assert broker.tick(1.06) == [heartbeat()]
-    assert broker.tick(2.05) == []
-    assert broker.tick(2.12) == [heartbeat()]
+    assert turns.tick(broker, 0.99) == []
+    assert turns.tick(broker, 1.06) == [heartbeat()]
+    assert turns.tick(broker, 2.05) == []
+    assert turns.tick(broker, 2.12) == [heartbeat()]
 
 
 def test_no_heartbeat_to_a_worker_that_was_sent_a_request():  # C13
     broker = broker_with(b"w", heartbeat=1)
-    broker.receive(request(), now=0.9)
-    assert broker.tick(1.8) == []
-    assert broker.tick(1.96) == [heartbeat()]
+    turns.receive(broker, request(), now=0.9)
+    assert turns.tick(broker, 1.8) == []
+    assert turns.tick(broker, 1.96) == [heartbeat()]
 
 
 def test_a_tick_that_comes_late_sends_one_heartbeat():
     broker = broker_with(b"w", heartbeat=1, liveness=10)
-    assert broker.tick(5) == [heartbeat()]
+    assert turns.tick(broker, 5) == [heartbeat()]
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
 def test_a_silent_worker_is_dead_busy_or_not(busy):  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     feed(broker, *[request()] * busy)
-    broker.tick(1.1)
-    broker.tick(2.2)
+    turns.tick(broker, 1.1)
+    turns.tick(broker, 2.2)
     assert books(broker) == ([b"echo"], [b"w"], 0, busy)
-    assert broker.tick(3.06) == []
+    assert turns.tick(broker, 3.06) == []
     assert books(broker) == ([b"echo"] * busy, [], busy, 0)
     assert broker.stats.lost == {Loss.SILENT: 1}
 
@@ -439,13 +441,13 @@ def test_a_silent_worker_is_dead_busy_or_not(busy):  # C13
 def test_a_worker_is_silent_only_until_when_the_broker_has_heard_everybody(busy):  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     feed(broker, *[request()] * busy)
-    assert broker.tick(5, 2.9) == [heartbeat()]
-    assert broker.tick(5.9, 2.9) == []
-    assert broker.tick(6.1, 2.9) == [heartbeat()]
+    assert turns.tick(broker, 5, 2.9) == [heartbeat()]
+    assert turns.tick(broker, 5.9, 2.9) == []
+    assert turns.tick(broker, 6.1, 2.9) == [heartbeat()]
     assert list(broker.registry.workers) == [b"w"]
-    broker.receive(heartbeat(), now=6.1)
-    assert broker.tick(9, 9) == [heartbeat()]
-    broker.tick(10, 9.2)
+    turns.receive(broker, heartbeat(), now=6.1)
+    assert turns.tick(broker, 9, 9) == [heartbeat()]
+    turns.tick(broker, 10, 9.2)
     assert broker.stats.lost == {Loss.SILENT: 1}
 
 
@@ -457,9 +459,9 @@ def test_a_busy_worker_that_cannot_heartbeat_at_work_has_a_grace(protocol, dead_
     broker = new_broker(heartbeat=1, liveness=3, busy_grace=10)
     feed(broker, READY[protocol], request())
     for second in range(1, dead_at):
-        broker.tick(second + 0.06)
+        turns.tick(broker, second + 0.06)
         assert broker.registry.running == 1
-    broker.tick(dead_at + 0.06)
+    turns.tick(broker, dead_at + 0.06)
     assert books(broker) == ([b"echo"], [], 1, 0)
     assert broker.stats.lost == {Loss.SILENT: 1}
 
@@ -468,38 +470,38 @@ def test_a_busy_worker_that_cannot_heartbeat_at_work_has_a_grace(protocol, dead_
 def test_an_idle_worker_has_no_grace(protocol):  # C34
     broker = new_broker(heartbeat=1, liveness=3, busy_grace=10)
     feed(broker, READY[protocol])
-    broker.tick(3.06)
+    turns.tick(broker, 3.06)
     assert broker.stats.lost == {Loss.SILENT: 1}
 
 
 def test_the_grace_ends_with_the_request():  # C34
     broker = broker_with(b"w", heartbeat=1, liveness=3, busy_grace=60)
     feed(broker, request())
-    broker.tick(20)
+    turns.tick(broker, 20)
     assert feed(broker, final(), now=20) == [answer()]
-    broker.tick(21.06)
-    broker.tick(22.9)
+    turns.tick(broker, 21.06)
+    turns.tick(broker, 22.9)
     assert list(broker.registry.workers) == [b"w"]
-    broker.tick(23.2)
+    turns.tick(broker, 23.2)
     assert list(broker.registry.workers) == []
 
 
 def test_a_grace_shorter_than_the_liveness_shortens_nothing():  # C34
     broker = broker_with(b"w", heartbeat=1, liveness=5, busy_grace=1)
     feed(broker, request())
-    broker.tick(4.9)
+    turns.tick(broker, 4.9)
     assert list(broker.registry.workers) == [b"w"]
 
 
 @pytest.mark.parametrize("sign", [heartbeat(), partial(), final()], ids=["HEARTBEAT", "PARTIAL", "FINAL"])
 def test_any_command_is_a_sign_of_life(sign):  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
-    broker.receive(request(), now=0)
-    broker.receive(sign, now=2)
-    broker.tick(2)
-    broker.tick(4.9)
+    turns.receive(broker, request(), now=0)
+    turns.receive(broker, sign, now=2)
+    turns.tick(broker, 2)
+    turns.tick(broker, 4.9)
     assert list(broker.registry.workers) == [b"w"]
-    broker.tick(5.06)
+    turns.tick(broker, 5.06)
     assert list(broker.registry.workers) == []
 
 
@@ -508,8 +510,8 @@ def test_any_command_is_a_sign_of_life(sign):  # C13
 )
 def test_other_messages_are_no_sign_of_life(message):  # C13, C15
     broker = broker_with(b"w", heartbeat=1, liveness=3)
-    broker.receive(message, now=2)
-    broker.tick(3.06)
+    turns.receive(broker, message, now=2)
+    turns.tick(broker, 3.06)
     assert list(broker.registry.workers) == []
 
 
@@ -517,44 +519,44 @@ def test_all_dead_workers_go_at_once_and_the_living_stay():
     # the purge of the published brokers stops at the first live worker
     broker = broker_with(b"w1", b"w2", b"w3", b"w4", heartbeat=1, liveness=3)
     feed(broker, heartbeat(b"w1"), heartbeat(b"w3"), now=2)
-    assert broker.tick(3.1) == [heartbeat(b"w1"), heartbeat(b"w3")]
+    assert turns.tick(broker, 3.1) == [heartbeat(b"w1"), heartbeat(b"w3")]
     assert list(broker.registry.workers) == [b"w1", b"w3"]
 
 
 def test_a_request_is_not_handed_from_one_dead_worker_to_the_next():  # C13, C17
     # a machine with several workers goes down: all are silent at once, none of the others may cost the request a try
     broker = broker_with(b"w1", b"w2", b"w3", b"w4", heartbeat=1, liveness=3)
-    assert broker.receive(request(), now=0) == [work(b"w1")]
-    assert broker.tick(100) == []
+    assert turns.receive(broker, request(), now=0) == [work(b"w1")]
+    assert turns.tick(broker, 100) == []
     assert books(broker) == ([b"echo"], [], 1, 0)
-    assert broker.receive(ready(b"w5"), now=100) == [work(b"w5", 2)]
+    assert turns.receive(broker, ready(b"w5"), now=100) == [work(b"w5", 2)]
 
 
 def test_a_request_survives_when_the_worker_that_had_it_dies_after_the_last_idle_one():  # C17
     broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=3)
     assert feed(broker, request(b"c"), request(b"d"), final(b"w1")) == [work(b"w1"), work(b"w2", 2), answer()]
-    assert broker.tick(100) == []
+    assert turns.tick(broker, 100) == []
     assert books(broker) == ([b"echo"], [], 1, 0)
-    assert broker.receive(ready(b"w3"), now=100) == [work(b"w3", 3)]
+    assert turns.receive(broker, ready(b"w3"), now=100) == [work(b"w3", 3)]
 
 
 def test_the_silence_of_a_worker_overdue_when_it_got_the_request_does_not_count():  # C17
     broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=5, max_attempts=1)
-    broker.receive(heartbeat(b"w1"), now=3.6)
-    assert broker.receive(request(), now=3.6) == [work(b"w1")]
-    assert broker.receive(final(b"w1"), now=3.6) == [answer()]
-    assert broker.receive(request(), now=3.6) == [work(b"w2", 2)]
-    assert broker.tick(5.1) == [heartbeat(b"w1"), work(b"w1", 3)]
+    turns.receive(broker, heartbeat(b"w1"), now=3.6)
+    assert turns.receive(broker, request(), now=3.6) == [work(b"w1")]
+    assert turns.receive(broker, final(b"w1"), now=3.6) == [answer()]
+    assert turns.receive(broker, request(), now=3.6) == [work(b"w2", 2)]
+    assert turns.tick(broker, 5.1) == [heartbeat(b"w1"), work(b"w1", 3)]
     assert broker.stats.dropped == {}
-    assert broker.receive(disconnect(b"w1"), now=5.1) == []  # it was alive: this counts
+    assert turns.receive(broker, disconnect(b"w1"), now=5.1) == []  # it was alive: this counts
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
 
 
 def test_a_worker_not_yet_overdue_when_it_got_the_request_counts():  # C17
     broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=5, max_attempts=1)
-    assert broker.receive(request(), now=3.5) == [work(b"w1")]
-    broker.receive(heartbeat(b"w2"), now=5)
-    assert broker.tick(5.1) == [heartbeat(b"w2")]
+    assert turns.receive(broker, request(), now=3.5) == [work(b"w1")]
+    turns.receive(broker, heartbeat(b"w2"), now=5)
+    assert turns.tick(broker, 5.1) == [heartbeat(b"w2")]
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
 
 
@@ -564,7 +566,7 @@ def test_a_worker_not_yet_overdue_when_it_got_the_request_counts():  # C17
 @pytest.mark.parametrize("message", [heartbeat(), partial(), final()], ids=["HEARTBEAT", "PARTIAL", "FINAL"])
 def test_a_stranger_is_disconnected(message):  # C14
     broker = new_broker()
-    assert broker.receive(message, now=0) == [disconnect()]
+    assert turns.receive(broker, message, now=0) == [disconnect()]
     assert books(broker) == ([], [], 0, 0)
     assert broker.stats.disconnected == {Refusal.NOT_REGISTERED: 1}
 
@@ -582,35 +584,35 @@ def test_a_stranger_is_disconnected(message):  # C14
 )
 def test_a_worker_that_says_what_it_may_not_is_disconnected_and_forgotten(message, reason):  # C14
     broker = broker_with(b"w")
-    *_, (identity, header, code) = broker.receive(message, now=0)
+    *_, (identity, header, code) = turns.receive(broker, message, now=0)
     assert (identity, header) == (b"w", message[1])
     assert code == (b"\x06" if header == b"MDPW02" else b"\x05")
     assert books(broker) == ([], [], 0, 0)
     assert broker.stats.disconnected == {reason: 1}
-    assert broker.receive(request(), now=0) == []
+    assert turns.receive(broker, request(), now=0) == []
 
 
 def test_a_worker_that_was_disconnected_may_come_back():  # C14
     broker = broker_with(b"w")
-    assert broker.receive(ready(), now=0) == [disconnect()]
-    assert broker.receive(ready(), now=0) == []
-    assert broker.receive(request(), now=0) == [work()]
+    assert turns.receive(broker, ready(), now=0) == [disconnect()]
+    assert turns.receive(broker, ready(), now=0) == []
+    assert turns.receive(broker, request(), now=0) == [work()]
 
 
 def test_a_late_final_of_a_dead_worker_is_dropped():  # C18
     broker = broker_with(b"w1", heartbeat=1, liveness=3)
-    broker.receive(request(), now=0)
-    broker.tick(4)
-    assert broker.receive(ready(b"w2"), now=4) == [work(b"w2", 2)]
-    assert broker.receive(final(b"w1", 1, b"late"), now=4) == [disconnect(b"w1")]
-    assert broker.receive(final(b"w2", 2, b"right"), now=4) == [answer(body=b"right")]
+    turns.receive(broker, request(), now=0)
+    turns.tick(broker, 4)
+    assert turns.receive(broker, ready(b"w2"), now=4) == [work(b"w2", 2)]
+    assert turns.receive(broker, final(b"w1", 1, b"late"), now=4) == [disconnect(b"w1")]
+    assert turns.receive(broker, final(b"w2", 2, b"right"), now=4) == [answer(body=b"right")]
 
 
 def test_a_late_final_of_a_worker_that_came_back_is_dropped():  # C18, C32
     broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=3)
     feed(broker, request())
     feed(broker, heartbeat(b"w2"), now=2)
-    assert work(b"w2", 2) in broker.tick(3.1)
+    assert work(b"w2", 2) in turns.tick(broker, 3.1)
     assert feed(broker, ready(b"w1"), final(b"w1", 1, b"late"), final(b"w2", 2, b"right"), now=4) == [
         answer(body=b"right")
     ]
@@ -636,12 +638,12 @@ def test_a_late_final_of_a_worker_that_came_back_is_dropped():  # C18, C32
 )
 def test_an_invalid_message_is_counted_and_nothing_else(message, reason):  # C15
     broker = broker_with(b"w", max_frames=100, max_message=1000)
-    broker.receive(request(b"d"), now=0)
+    turns.receive(broker, request(b"d"), now=0)
     before = books(broker)
-    assert broker.receive(message, now=0) == []
+    assert turns.receive(broker, message, now=0) == []
     assert books(broker) == before
     assert broker.stats.invalid == {reason: 1}
-    assert broker.receive(final(), now=0) == [answer(b"d")]
+    assert turns.receive(broker, final(), now=0) == [answer(b"d")]
 
 
 # ── DISCONNECT from a worker ─────────────────────────────────────────────────────────────────────────────────────────
@@ -649,38 +651,38 @@ def test_an_invalid_message_is_counted_and_nothing_else(message, reason):  # C15
 
 def test_a_worker_may_disconnect_before_ready():  # C10
     broker = new_broker()
-    assert broker.receive(disconnect(), now=0) == []
+    assert turns.receive(broker, disconnect(), now=0) == []
     assert broker.stats.disconnected == {}
-    assert broker.receive(ready(), now=0) == []
+    assert turns.receive(broker, ready(), now=0) == []
     assert list(broker.registry.workers) == [b"w"]
 
 
 def test_nothing_is_sent_to_a_worker_after_its_disconnect():  # C16
     broker = broker_with(b"w", heartbeat=1)
-    assert broker.receive(disconnect(), now=0) == []
+    assert turns.receive(broker, disconnect(), now=0) == []
     assert books(broker) == ([], [], 0, 0)
     assert broker.deadline() is None
-    assert broker.receive(request(), now=0) == []
-    assert broker.tick(10) == []
-    assert broker.receive(disconnect(), now=10) == []
+    assert turns.receive(broker, request(), now=0) == []
+    assert turns.tick(broker, 10) == []
+    assert turns.receive(broker, disconnect(), now=10) == []
 
 
 # ── requests of workers that are lost ────────────────────────────────────────────────────────────────────────────────
 
 
 def fall_silent(broker):
-    broker.receive(heartbeat(b"w2"), now=4.9)
-    assert broker.tick(4.9) == [heartbeat(b"w1"), heartbeat(b"w2")]
-    return broker.tick(5.1)
+    turns.receive(broker, heartbeat(b"w2"), now=4.9)
+    assert turns.tick(broker, 4.9) == [heartbeat(b"w1"), heartbeat(b"w2")]
+    return turns.tick(broker, 5.1)
 
 
 LOSSES = {  # w1 is lost; what the broker sends because of it, and what it says to w1
     "silent": (fall_silent, []),
-    "DISCONNECT": (lambda broker: broker.receive(disconnect(b"w1"), now=0), []),
-    "second READY": (lambda broker: broker.receive(ready(b"w1"), now=0), [disconnect(b"w1")]),
-    "wrong reply": (lambda broker: broker.receive(final(b"w1", 999), now=0), [disconnect(b"w1")]),
-    "unreachable": (lambda broker: broker.unreachable(b"w1", broker.turn, now=0), []),
-    "gone": (lambda broker: broker.gone(b"w1", now=0), []),
+    "DISCONNECT": (lambda broker: turns.receive(broker, disconnect(b"w1"), now=0), []),
+    "second READY": (lambda broker: turns.receive(broker, ready(b"w1"), now=0), [disconnect(b"w1")]),
+    "wrong reply": (lambda broker: turns.receive(broker, final(b"w1", 999), now=0), [disconnect(b"w1")]),
+    "unreachable": (lambda broker: turns.unreachable(broker, b"w1", broker.turn, now=0), []),
+    "gone": (lambda broker: turns.gone(broker, b"w1", now=0), []),
 }
 each_loss = pytest.mark.parametrize(("lose", "told"), LOSSES.values(), ids=LOSSES)
 
@@ -688,7 +690,7 @@ each_loss = pytest.mark.parametrize(("lose", "told"), LOSSES.values(), ids=LOSSE
 @each_loss
 def test_a_lost_workers_request_goes_to_an_idle_worker_at_once(lose, told):  # C17
     broker = broker_with(b"w1", b"w2")
-    broker.receive(request(), now=0)
+    turns.receive(broker, request(), now=0)
     assert lose(broker) == [*told, work(b"w2", 2)]
     assert books(broker) == ([b"echo"], [b"w2"], 0, 1)
     assert broker.stats.redispatched == 1
@@ -699,7 +701,7 @@ def test_a_lost_workers_request_goes_before_all_that_wait(lose, told):  # C17
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(b"c", b"1"), request(b"d", b"2"), request(b"e", b"3"), request(b"c", b"4"))
     assert lose(broker) == told
-    assert broker.receive(final(b"w2", 2), now=5.1) == [answer(b"d"), work(b"w2", 3, b"1")]
+    assert turns.receive(broker, final(b"w2", 2), now=5.1) == [answer(b"d"), work(b"w2", 3, b"1")]
 
 
 @each_loss
@@ -708,7 +710,7 @@ def test_a_lost_workers_request_waits_for_the_next_worker(lose, told):  # C17
     feed(broker, request(), disconnect(b"w2"), ready(b"w2", b"sum"))
     assert lose(broker) == told
     assert books(broker) == ([b"echo", b"sum"], [b"w2"], 1, 0)
-    assert broker.receive(ready(b"w3"), now=5.1) == [work(b"w3", 2)]
+    assert turns.receive(broker, ready(b"w3"), now=5.1) == [work(b"w3", 2)]
 
 
 @each_loss
@@ -726,52 +728,52 @@ def test_an_idle_worker_is_lost_alone(lose, told):
     assert lose(broker) == told
     assert books(broker) == ([b"echo"], [b"w2"], 0, 0)
     assert broker.stats.dropped == {}
-    assert broker.receive(request(), now=5.1) == [work(b"w2")]
+    assert turns.receive(broker, request(), now=5.1) == [work(b"w2")]
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_request_is_given_to_so_many_workers(attempts):  # C17
     broker = broker_with(max_attempts=attempts)
-    broker.receive(request(), now=0)
+    turns.receive(broker, request(), now=0)
     for number in range(attempts):
         worker = b"w%d" % number
-        assert broker.receive(ready(worker), now=0) == [work(worker, number + 1)]
-        assert broker.receive(disconnect(worker), now=0) == []
+        assert turns.receive(broker, ready(worker), now=0) == [work(worker, number + 1)]
+        assert turns.receive(broker, disconnect(worker), now=0) == []
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
     assert books(broker) == ([], [], 0, 0)
 
 
 def test_a_worker_that_its_request_did_not_reach_does_not_count():  # C17
     broker = broker_with(b"w1", b"w2", max_attempts=1)
-    broker.receive(request(), now=0)
-    assert broker.unreachable(b"w1", broker.turn - 1, now=0) == [work(b"w2", 2)]
-    assert broker.receive(disconnect(b"w2"), now=0) == []
+    turns.receive(broker, request(), now=0)
+    assert turns.unreachable(broker, b"w1", broker.turn - 1, now=0) == [work(b"w2", 2)]
+    assert turns.receive(broker, disconnect(b"w2"), now=0) == []
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
 
 
 def test_a_worker_that_missed_something_later_had_its_request():  # C17
     broker = broker_with(b"w1", b"w2", max_attempts=1)
-    broker.receive(request(), now=0)
-    assert broker.tick(1.06) == [heartbeat(b"w1"), heartbeat(b"w2")]
-    assert broker.unreachable(b"w1", broker.turn - 1, now=1.1) == []
+    turns.receive(broker, request(), now=0)
+    assert turns.tick(broker, 1.06) == [heartbeat(b"w1"), heartbeat(b"w2")]
+    assert turns.unreachable(broker, b"w1", broker.turn - 1, now=1.1) == []
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
 
 
 def test_a_worker_that_missed_something_earlier_did_not_get_its_request():  # C17
     broker = broker_with(b"w1", b"w2", max_attempts=1)
-    broker.tick(1.06)
+    turns.tick(broker, 1.06)
     missed = broker.turn - 1
-    broker.receive(request(), now=1.1)
-    assert broker.unreachable(b"w1", missed, now=1.2) == [work(b"w2", 2)]
+    turns.receive(broker, request(), now=1.1)
+    assert turns.unreachable(broker, b"w1", missed, now=1.2) == [work(b"w2", 2)]
 
 
 @pytest.mark.parametrize("envelope", [[], [b"hop", b""], [b"1", b"2", b"3", b"4", b"5", b"6", b""]], ids=len)
 @pytest.mark.parametrize(("later", "lost"), [(0, {}), (1, {Drop.WORKERS_LOST: 1})])
 def test_what_did_not_reach_a_connection_is_told_by_its_turn(envelope, later, lost):  # C17
     broker = new_broker(max_attempts=1)
-    broker.receive([b"w", *envelope, *ready()[1:]], now=0)
-    assert broker.receive(request(), now=0) == [[b"w", *envelope, *work()[1:]]]
-    assert broker.unreachable(b"w", broker.turn - 1 + later, now=0) == []
+    turns.receive(broker, [b"w", *envelope, *ready()[1:]], now=0)
+    assert turns.receive(broker, request(), now=0) == [[b"w", *envelope, *work()[1:]]]
+    assert turns.unreachable(broker, b"w", broker.turn - 1 + later, now=0) == []
     assert broker.stats.dropped == lost
     assert broker.registry.workers == {}
 
@@ -785,26 +787,26 @@ OVERSIZED = {b"MDPW02": b"\x04", b"MDPW01": b"\x03"}
 @pytest.mark.parametrize(("header", "code"), OVERSIZED.items())
 def test_after_a_final_over_the_limits_one_that_fits_counts(header, code):  # C15
     broker = new_broker(max_frames=10)
-    broker.receive([b"w", header, b"\x01", b"echo"], now=0)
+    turns.receive(broker, [b"w", header, b"\x01", b"echo"], now=0)
     feed(broker, request())
-    assert broker.receive([b"w", header, code, b"1", b"", *[b"x"] * 10], now=0) == []
+    assert turns.receive(broker, [b"w", header, code, b"1", b"", *[b"x"] * 10], now=0) == []
     assert broker.stats.invalid == {"too-many-frames": 1}
-    assert broker.receive([b"w", header, code, b"1", b"", b"x"], now=1) == [answer()]
+    assert turns.receive(broker, [b"w", header, code, b"1", b"", b"x"], now=1) == [answer()]
     feed(broker, request())
-    broker.receive([b"w", header, b"\x05" if header == b"MDPW02" else b"\x04"], now=5)
-    broker.tick(6)
+    turns.receive(broker, [b"w", header, b"\x05" if header == b"MDPW02" else b"\x04"], now=5)
+    turns.tick(broker, 6)
     assert books(broker) == ([b"echo"], [b"w"], 0, 1)
 
 
 @pytest.mark.parametrize(("header", "code"), OVERSIZED.items())
 def test_a_worker_whose_final_was_over_the_limits_does_not_stay_busy_for_ever(header, code):  # C15
     broker = new_broker(max_frames=10, heartbeat=1, liveness=5)
-    broker.receive([b"w", header, b"\x01", b"echo"], now=0)
+    turns.receive(broker, [b"w", header, b"\x01", b"echo"], now=0)
     feed(broker, request(b"c"), request(b"d"))
-    assert broker.receive([b"w", header, code, b"1", b"", *[b"x"] * 10], now=0) == []
-    broker.receive([b"w", header, b"\x05" if header == b"MDPW02" else b"\x04"], now=4)
+    assert turns.receive(broker, [b"w", header, code, b"1", b"", *[b"x"] * 10], now=0) == []
+    turns.receive(broker, [b"w", header, b"\x05" if header == b"MDPW02" else b"\x04"], now=4)
     goodbye = [b"w", header, b"\x06" if header == b"MDPW02" else b"\x05"]
-    assert broker.tick(6) == [goodbye]
+    assert turns.tick(broker, 6) == [goodbye]
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
     assert broker.stats.disconnected == {Refusal.OVERSIZED_REPLY: 1}
     assert books(broker) == ([b"echo"], [], 1, 0)
@@ -813,11 +815,11 @@ def test_a_worker_whose_final_was_over_the_limits_does_not_stay_busy_for_ever(he
 def test_after_a_partial_over_the_limits_the_client_gets_nothing_more():  # C15
     broker = new_broker(max_message=100)
     feed(broker, ready(), request())
-    assert broker.receive(partial(body=b"x" * 100), now=0) == []
-    assert broker.receive(partial(), now=0) == []
-    assert broker.receive(final(), now=0) == []
+    assert turns.receive(broker, partial(body=b"x" * 100), now=0) == []
+    assert turns.receive(broker, partial(), now=0) == []
+    assert turns.receive(broker, final(), now=0) == []
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
-    assert broker.receive(request(b"d"), now=0) == [work(address=2)]
+    assert turns.receive(broker, request(b"d"), now=0) == [work(address=2)]
 
 
 @pytest.mark.parametrize(
@@ -837,7 +839,7 @@ def test_what_else_is_over_the_limits_changes_nothing(message):  # C15
     broker = new_broker(max_frames=10)
     feed(broker, ready(b"w"), ready(b"idle"), request())
     before = books(broker)
-    assert broker.receive(message, now=0) == []
+    assert turns.receive(broker, message, now=0) == []
     assert (books(broker), broker.stats.dropped) == (before, {})
 
 
@@ -849,9 +851,9 @@ def test_what_a_gone_client_waits_for_is_dropped(notice):
     broker = new_broker()
     feed(broker, request(b"c"), request(b"d"), request(b"c"), request(b"c", service=b"sum"))
     if notice == "gone":
-        assert broker.gone(b"c", now=0) == []
+        assert turns.gone(broker, b"c", now=0) == []
     else:
-        assert broker.unreachable(b"c", broker.turn - 1, now=0) == []
+        assert turns.unreachable(broker, b"c", broker.turn - 1, now=0) == []
     assert books(broker) == ([b"echo"], [], 1, 0)
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 3}
     assert feed(broker, ready(b"w"), ready(b"v", b"sum")) == [work()]
@@ -860,39 +862,39 @@ def test_what_a_gone_client_waits_for_is_dropped(notice):
 def test_a_worker_may_finish_for_a_gone_client():
     broker = broker_with(b"w")
     feed(broker, request(b"c"), request(b"d"))
-    assert broker.gone(b"c", now=0) == []
-    assert broker.receive(partial(), now=0) == []
-    assert broker.receive(final(), now=0) == [work(address=2)]
+    assert turns.gone(broker, b"c", now=0) == []
+    assert turns.receive(broker, partial(), now=0) == []
+    assert turns.receive(broker, final(), now=0) == [work(address=2)]
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
 
 
 def test_a_gone_clients_request_is_not_repeated():  # C17
     broker = broker_with(b"w1", b"w2")
-    broker.receive(request(), now=0)
-    broker.gone(b"c", now=0)
-    assert broker.receive(disconnect(b"w1"), now=0) == []
+    turns.receive(broker, request(), now=0)
+    turns.gone(broker, b"c", now=0)
+    assert turns.receive(broker, disconnect(b"w1"), now=0) == []
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
 
 
 def test_a_client_is_gone_only_once():
     broker = broker_with(b"w")
-    broker.receive(request(), now=0)
-    assert broker.gone(b"c", now=0) == broker.gone(b"c", now=0) == []
+    turns.receive(broker, request(), now=0)
+    assert turns.gone(broker, b"c", now=0) == turns.gone(broker, b"c", now=0) == []
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
 
 
 def test_a_peer_nobody_knows_may_be_gone():
     broker = broker_with(b"w")
-    assert broker.gone(b"?", now=0) == []
-    assert broker.unreachable(b"?", broker.turn - 1, now=0) == []
+    assert turns.gone(broker, b"?", now=0) == []
+    assert turns.unreachable(broker, b"?", broker.turn - 1, now=0) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 0)
 
 
 @pytest.mark.parametrize("others", [[], [b"v"]], ids=["alone", "with another worker"])
 def test_a_gone_worker_that_was_its_own_client_leaves_nothing(others):
     broker = broker_with(b"w", *others)
-    broker.receive(request(b"w"), now=0)
-    broker.gone(b"w", now=0)
+    turns.receive(broker, request(b"w"), now=0)
+    turns.gone(broker, b"w", now=0)
     assert (broker.registry.queued, list(broker.registry.workers)) == (0, others)
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
 
@@ -902,31 +904,32 @@ def test_a_gone_worker_that_was_its_own_client_leaves_nothing(others):
 
 def test_the_broker_answers_mmi_itself():  # C25, C26
     broker = broker_with(b"w")
-    assert broker.receive(request(body=b"echo", service=b"mmi.service"), now=0) == [
+    assert turns.receive(broker, request(body=b"echo", service=b"mmi.service"), now=0) == [
         answer(body=b"200", service=b"mmi.service")
     ]
-    assert broker.receive(request(body=b"sum", service=b"mmi.service"), now=0) == [
+    assert turns.receive(broker, request(body=b"sum", service=b"mmi.service"), now=0) == [
         answer(body=b"404", service=b"mmi.service")
     ]
-    assert broker.receive(request(body=b"x", service=b"mmi.what"), now=0) == [answer(body=b"501", service=b"mmi.what")]
+    unknown = b"mmi.what"
+    assert turns.receive(broker, request(service=unknown), now=0) == [answer(body=b"501", service=unknown)]
     assert books(broker) == ([b"echo"], [b"w"], 0, 0)
     assert broker.stats.mmi == 3
 
 
 def test_mmi_is_answered_in_the_clients_dialect_behind_its_envelope():  # C22, C24, C26
     broker = broker_with(b"w")
-    assert broker.receive([b"c", b"", b"MDPC01", b"mmi.service", b"echo"], now=0) == [
+    assert turns.receive(broker, [b"c", b"", b"MDPC01", b"mmi.service", b"echo"], now=0) == [
         [b"c", b"", b"MDPC01", b"mmi.service", b"200"]
     ]
-    assert broker.receive([b"c", b"hop", b"", b"MDPC02", b"\x01", b"mmi.service", b"echo"], now=0) == [
+    assert turns.receive(broker, [b"c", b"hop", b"", b"MDPC02", b"\x01", b"mmi.service", b"echo"], now=0) == [
         [b"c", b"hop", b"", b"MDPC02", b"\x03", b"mmi.service", b"200"]
     ]
 
 
 def test_a_service_only_ever_asked_for_is_not_there():  # C26
     broker = new_broker()
-    broker.receive(request(), now=0)
-    assert broker.receive(request(body=b"echo", service=b"mmi.service"), now=0) == [
+    turns.receive(broker, request(), now=0)
+    assert turns.receive(broker, request(body=b"echo", service=b"mmi.service"), now=0) == [
         answer(body=b"404", service=b"mmi.service")
     ]
 
@@ -934,7 +937,7 @@ def test_a_service_only_ever_asked_for_is_not_there():  # C26
 @pytest.mark.parametrize("service", [b"mmi.service", b"mmi.", b"mmi.mine"])
 def test_no_worker_may_register_mmi(service):  # C25
     broker = new_broker()
-    assert broker.receive(ready(service=service), now=0) == [disconnect()]
+    assert turns.receive(broker, ready(service=service), now=0) == [disconnect()]
     assert books(broker) == ([], [], 0, 0)
     assert broker.stats.disconnected == {Refusal.RESERVED_NAME: 1}
 
@@ -942,8 +945,8 @@ def test_no_worker_may_register_mmi(service):  # C25
 @pytest.mark.parametrize("service", [b"mmi", b"xmmi.service", b"my.mmi.service", b"MMI.service", b"mmix"])
 def test_only_names_that_begin_with_mmi_are_the_brokers(service):  # C25
     broker = new_broker()
-    assert broker.receive(ready(service=service), now=0) == []
-    assert broker.receive(request(service=service), now=0) == [work()]
+    assert turns.receive(broker, ready(service=service), now=0) == []
+    assert turns.receive(broker, request(service=service), now=0) == [work()]
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -968,12 +971,12 @@ def test_bytes_that_wait_are_bounded():
 
 def test_a_request_that_a_worker_holds_takes_memory_too():  # C40
     broker = broker_with(b"w1", b"w2", max_request_bytes=2 * (CLIENT + SIZE))
-    assert broker.receive(request(body=b"1234"), now=0) == [work(b"w1", body=b"1234")]
-    assert broker.receive(request(body=b"1234"), now=0) == []
+    assert turns.receive(broker, request(body=b"1234"), now=0) == [work(b"w1", body=b"1234")]
+    assert turns.receive(broker, request(body=b"1234"), now=0) == []
     assert broker.stats.dropped == {Drop.MEMORY_FULL: 1}
-    broker.receive(final(b"w1"), now=0)
+    turns.receive(broker, final(b"w1"), now=0)
     assert broker.registry.request_bytes == 0
-    assert broker.receive(request(body=b"1234"), now=0) == [work(b"w2", 2, body=b"1234")]
+    assert turns.receive(broker, request(body=b"1234"), now=0) == [work(b"w2", 2, body=b"1234")]
 
 
 def test_a_client_leaves_memory_for_others():  # C40
@@ -1012,15 +1015,15 @@ def test_a_request_that_came_back_is_kept_whatever_waits():  # C17
     broker = broker_with(b"w1", max_queue=1)
     feed(broker, request(body=b"1"), request(body=b"2"), disconnect(b"w1"))
     assert broker.registry.queued == 2
-    assert broker.receive(ready(b"w2"), now=0) == [work(b"w2", 2, b"1")]
+    assert turns.receive(broker, ready(b"w2"), now=0) == [work(b"w2", 2, b"1")]
 
 
 def test_services_are_bounded():
     broker = broker_with(b"w", max_services=2)
     feed(broker, request(service=b"s1"), *[request(service=b"random%d" % n) for n in range(3)])
     assert broker.stats.dropped == {Drop.TOO_MANY_SERVICES: 3}
-    assert broker.receive(ready(b"v", b"s1"), now=0) == [work(b"v")]
-    assert broker.receive(ready(b"u", b"s2"), now=0) == [disconnect(b"u")]
+    assert turns.receive(broker, ready(b"v", b"s1"), now=0) == [work(b"v")]
+    assert turns.receive(broker, ready(b"u", b"s2"), now=0) == [disconnect(b"u")]
     assert broker.stats.disconnected == {Refusal.TOO_MANY_SERVICES: 1}
     assert books(broker) == ([b"echo", b"s1"], [b"w", b"v"], 0, 1)
 
@@ -1028,7 +1031,7 @@ def test_services_are_bounded():
 def test_a_worker_displaces_a_service_that_only_has_requests():  # C41
     broker = broker_with(b"w", max_services=3)
     feed(broker, request(service=b"s1"), request(service=b"s2"))
-    assert broker.receive(ready(b"v", b"new"), now=0) == []
+    assert turns.receive(broker, ready(b"v", b"new"), now=0) == []
     assert broker.stats.dropped == {Drop.TOO_MANY_SERVICES: 1}
     assert books(broker) == ([b"echo", b"s1", b"new"], [b"w", b"v"], 1, 0)
 
@@ -1043,7 +1046,7 @@ def test_services_without_a_worker_are_bounded_for_each_client():  # C41
 
 def test_workers_are_bounded():
     broker = broker_with(b"w1", b"w2", max_workers=2)
-    assert broker.receive(ready(b"w3"), now=0) == [disconnect(b"w3")]
+    assert turns.receive(broker, ready(b"w3"), now=0) == [disconnect(b"w3")]
     assert broker.stats.disconnected == {Refusal.TOO_MANY_WORKERS: 1}
     assert feed(broker, disconnect(b"w1"), ready(b"w3")) == []
     assert list(broker.registry.workers) == [b"w2", b"w3"]
@@ -1104,8 +1107,8 @@ def test_the_bytes_that_arrived_in_the_turn_are_counted():
 
 def test_a_client_that_is_gone_takes_along_what_it_sent_in_the_turn():
     broker = broker_with(b"w")
-    broker.take(request(b"c"), 0)
-    assert broker.gone(b"c", 0) == []
+    broker.receive(request(b"c"), 0)
+    assert turns.gone(broker, b"c", 0) == []
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
     assert books(broker) == ([b"echo"], [b"w"], 0, 0)
 
@@ -1116,13 +1119,34 @@ def test_what_arrived_before_the_end_of_the_turn_is_told_by_mmi():  # C26
     assert sent == [answer(service=b"mmi.service", body=b"200"), work()]
 
 
+def test_nothing_of_a_turn_goes_to_a_peer_that_takes_a_routing_id_in_it():  # C39
+    broker = broker_with(b"w")
+    turns.receive(broker, request(), now=0)
+    broker.receive(final(), now=0)
+    broker.receive(request(b"d"), now=0)
+    broker.replaced(b"c", broker.turn, now=0)
+    broker.receive(request(service=b"mmi.service", body=b"echo"), now=0)
+    assert broker.take_messages() == [answer(service=b"mmi.service", body=b"200"), work(address=2)]
+
+
+@pytest.mark.parametrize("end", [disconnect(), final(), ready()], ids=["leaves", "is refused", "is refused too"])
+def test_what_waits_for_a_worker_is_to_be_discarded_when_it_is_forgotten(end):  # C16
+    broker = broker_with(b"w")
+    broker.take_events()
+    number = broker.turn
+    turns.receive(broker, end, now=0)
+    assert broker.take_events() == [WorkerForgotten((b"w",), number)]
+    assert broker.take_events() == []
+
+
 def test_turns_are_counted():
     broker = new_broker()
-    turns = [broker.turn]
-    for end in (lambda: broker.receive(ready(), 0), lambda: broker.tick(0), lambda: broker.gone(b"?", 0)):
-        end()
-        turns.append(broker.turn)
-    assert turns == [0, 1, 2, 3]
+    for number in range(3):
+        broker.receive(ready(), 0)
+        broker.tick(0)
+        broker.gone(b"?", 0)
+        assert broker.turn == number
+        broker.take_messages()
 
 
 # ── probes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1130,15 +1154,15 @@ def test_turns_are_counted():
 
 def test_a_probe_is_a_heartbeat_to_a_worker():
     broker = broker_with(b"w", heartbeat=1)
-    assert broker.probe(b"w", now=0.5) == [heartbeat()]
-    assert broker.tick(1.06) == []  # it was sent one in this interval
-    assert broker.tick(1.56) == [heartbeat()]
+    assert turns.probe(broker, b"w", now=0.5) == [heartbeat()]
+    assert turns.tick(broker, 1.06) == []  # it was sent one in this interval
+    assert turns.tick(broker, 1.56) == [heartbeat()]
 
 
 def test_nothing_can_be_sent_to_a_client_of_mdp_that_waits_or_to_nobody():
     broker = new_broker()
     feed(broker, request(b"c"))
-    assert broker.probe(b"c", now=0) == broker.probe(b"?", now=0) == []
+    assert turns.probe(broker, b"c", now=0) == turns.probe(broker, b"?", now=0) == []
 
 
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1148,12 +1172,12 @@ def test_a_draining_broker_finishes_what_it_took():
     broker = broker_with(b"w")
     feed(broker, request(b"c"), request(b"d"))
     assert not broker.drained
-    assert broker.drain(0) == []
-    assert broker.receive(request(b"e"), now=0) == []
+    assert turns.drain(broker, 0) == []
+    assert turns.receive(broker, request(b"e"), now=0) == []
     assert broker.stats.dropped == {Drop.DRAINING: 1}
-    assert broker.receive(final(), now=0) == [answer(b"c"), work(address=2)]
+    assert turns.receive(broker, final(), now=0) == [answer(b"c"), work(address=2)]
     assert not broker.drained
-    assert broker.receive(final(address=2), now=0) == [answer(b"d"), disconnect()]
+    assert turns.receive(broker, final(address=2), now=0) == [answer(b"d"), disconnect()]
     assert broker.drained
 
 
@@ -1162,35 +1186,35 @@ def test_a_draining_broker_sends_idle_workers_and_new_ones_away():  # C9
     old = [b"old", b"", b"MDPW01", b"\x01", b"sum"]
     feed(broker, old, request(b"c"))
     told = [b"old", b"", b"MDPW01", b"\x05"]
-    assert broker.drain(0) == [disconnect(b"w2"), told]
+    assert turns.drain(broker, 0) == [disconnect(b"w2"), told]
     assert feed(broker, ready(b"w3"), old) == []  # they would reconnect at once, again and again
-    assert broker.receive(final(b"w1"), now=1) == [answer(b"c"), disconnect(b"w1")]
-    assert broker.tick(0.9) == []
-    assert broker.tick(1.1) == [disconnect(b"w3"), told]
+    assert turns.receive(broker, final(b"w1"), now=1) == [answer(b"c"), disconnect(b"w1")]
+    assert turns.tick(broker, 0.9) == []
+    assert turns.tick(broker, 1.1) == [disconnect(b"w3"), told]
     assert books(broker) == ([], [], 0, 0)
 
 
 def test_a_draining_broker_does_not_wait_for_workers():
     broker = new_broker()
-    broker.receive(request(), now=0)
-    broker.drain(0)
+    turns.receive(broker, request(), now=0)
+    turns.drain(broker, 0)
     assert broker.drained
 
 
 def test_a_draining_broker_answers_mmi():  # C25
     broker = broker_with(b"w")
-    broker.receive(request(), now=0)
-    broker.drain(0)
-    assert broker.receive(request(body=b"echo", service=b"mmi.service"), now=0) == [
+    turns.receive(broker, request(), now=0)
+    turns.drain(broker, 0)
+    assert turns.receive(broker, request(body=b"echo", service=b"mmi.service"), now=0) == [
         answer(body=b"200", service=b"mmi.service")
     ]
 
 
 def test_at_the_end_every_worker_is_told():  # C9
     broker = broker_with(b"w1", b"w2")
-    broker.receive([b"old", b"", b"MDPW01", b"\x01", b"sum"], now=0)
+    turns.receive(broker, [b"old", b"", b"MDPW01", b"\x01", b"sum"], now=0)
     feed(broker, request(b"c"), request(b"d"), request(b"e"))
-    assert broker.close(now=1) == [disconnect(b"w1"), disconnect(b"w2"), [b"old", b"", b"MDPW01", b"\x05"]]
+    assert turns.close(broker, now=1) == [disconnect(b"w1"), disconnect(b"w2"), [b"old", b"", b"MDPW01", b"\x05"]]
     assert books(broker) == ([b"echo"], [], 1, 0)
     assert broker.stats.lost == {Loss.CLOSING: 3}
 
@@ -1222,7 +1246,7 @@ def test_what_happens_is_logged(caplog):
     logger = logging.getLogger("zmdp.test")
     broker = Broker(now=0, logger=logger)
     feed(broker, ready(b"\xff"), request(), final(b"v"), disconnect(b"\xff"), [b"?"])
-    broker.gone(b"c", now=0)
+    turns.gone(broker, b"c", now=0)
     assert caplog.record_tuples == [
         ("zmdp.test", logging.INFO, "worker 1 offers echo, credit 1 (0.2)"),
         (
@@ -1235,25 +1259,54 @@ def test_what_happens_is_logged(caplog):
     ]  # fmt: skip
 
 
-def test_a_bug_is_counted_and_logged_with_its_traceback(caplog):
+@pytest.mark.parametrize("receive", [Broker.receive, lambda broker, *rest: broker.receive_pirate(None, b"echo", 0)])
+def test_a_bug_is_counted_and_logged_with_its_traceback(receive, caplog):
     broker = broker_with(b"w")
-    try:
-        broker.receive(None, now=0)
-    except TypeError:
-        broker.failed(now=0)
+    receive(broker, [None], 0)
     assert broker.stats.internal_errors == 1
     assert "please report this bug:\nTraceback" in caplog.text
-    assert broker.receive(request(), now=0) == [work()]
+    assert turns.receive(broker, request(), now=0) == [work()]
 
 
 unpatchable = pytest.mark.pure_only
 
 
 @unpatchable
+def test_a_bug_in_what_is_due_is_not_repeated_at_once(monkeypatch):
+    broker = broker_with(b"w", heartbeat=1)
+    assert broker.deadline() == pytest.approx(1.05)
+
+    def failing(self, now, heard):
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker, "_tick", MethodType(failing, broker))
+        assert turns.tick(broker, 2) == []
+        assert (broker.deadline(), broker.stats.internal_errors) == (3, 1)
+    assert turns.tick(broker, 3) == [heartbeat()]
+    assert broker.deadline() == pytest.approx(4.05)
+
+
+@unpatchable
+def test_a_bug_at_the_end_of_a_turn_does_not_keep_back_what_it_has_to_send(monkeypatch):
+    broker = broker_with(b"w")
+
+    def failing(self, now):
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker, "_settle", MethodType(failing, broker))
+        broker.probe(b"w", 0)
+        assert turns.receive(broker, request(), now=0) == [heartbeat()]
+    assert broker.stats.internal_errors == 1
+    assert broker.take_messages() == [work()]
+
+
+@unpatchable
 def test_a_bug_in_dispatching_loses_no_request_and_affects_no_other_service(monkeypatch):
     broker = broker_with()
     for name, service in ((b"w", b"echo"), (b"v", b"sum")):
-        broker.receive([name, b"MDPW02", b"\x01", service], now=0)
+        turns.receive(broker, [name, b"MDPW02", b"\x01", service], now=0)
     dispatch, failures = Requests._dispatch, [b"1"]
 
     def failing(self, worker, request, now):
@@ -1264,12 +1317,12 @@ def test_a_bug_in_dispatching_loses_no_request_and_affects_no_other_service(monk
 
     monkeypatch.setattr(broker._requests, "_dispatch", MethodType(failing, broker._requests))
     for client, service, body in ((b"c", b"echo", b"1"), (b"d", b"sum", b"2")):
-        broker.take([client, b"MDPC02", b"\x01", service, body], 0)
-    assert [message[-1] for message in broker.flush(0)] == [b"2"]
+        broker.receive([client, b"MDPC02", b"\x01", service, body], 0)
+    assert [message[-1] for message in broker.take_messages()] == [b"2"]
     assert broker.stats.internal_errors == 1
     assert broker.registry.queued == 1
     failures.clear()
-    assert [message[-1] for message in broker.flush(0)] == [b"1"]
+    assert [message[-1] for message in broker.take_messages()] == [b"1"]
     assert (broker.registry.queued, broker.registry.running) == (0, 2)
 
 
@@ -1281,9 +1334,9 @@ def test_a_request_that_always_fails_to_be_dispatched_is_dropped(monkeypatch):
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(broker._requests, "_dispatch", MethodType(failing, broker._requests))
-    broker.take(request(), 0)
+    broker.receive(request(), 0)
     for _ in range(4):
-        assert broker.flush(0) == []
+        assert broker.take_messages() == []
     assert (broker.registry.queued, broker.registry.running, broker.registry.unsettled) == (0, 0, [])
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
     assert broker.stats.internal_errors == 3
@@ -1298,11 +1351,11 @@ def test_a_bug_in_the_queue_loses_no_request(monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(broker.registry, "take_next", MethodType(failing, broker.registry))
-        broker.take(request(), 0)
-        broker.take([b"d", *request()[1:]], 0)
-        assert broker.flush(0) == []
+        broker.receive(request(), 0)
+        broker.receive([b"d", *request()[1:]], 0)
+        assert broker.take_messages() == []
     assert (broker.registry.queued, broker.stats.internal_errors) == (2, 1)
-    assert broker.flush(0) == [work()]
+    assert broker.take_messages() == [work()]
     assert (broker.registry.queued, broker.registry.running) == (1, 1)
 
 
@@ -1310,13 +1363,13 @@ def test_registrations_are_logged_one_by_one_up_to_a_bound(caplog):
     caplog.set_level(logging.INFO)
     broker = broker_with()
     for number in range(WORKER_LINES + 44):
-        broker.receive([b"w%d" % number, b"MDPW02", b"\x01", b"echo"], now=0)
+        turns.receive(broker, [b"w%d" % number, b"MDPW02", b"\x01", b"echo"], now=0)
     assert len(caplog.messages) == WORKER_LINES
     for number in range(WORKER_LINES + 44):
-        broker.receive([b"w%d" % number, b"MDPW02", b"\x06"], now=1)
+        turns.receive(broker, [b"w%d" % number, b"MDPW02", b"\x06"], now=1)
     caplog.clear()
     assert broker.deadline() <= PERIOD  # though no worker is left
-    broker.tick(PERIOD)
+    turns.tick(broker, PERIOD)
     assert caplog.messages == [f"worker-ready: 44 more in the last {PERIOD:g} s"]
     assert broker.deadline() == PERIOD + 1
 
@@ -1325,6 +1378,6 @@ def test_the_end_of_a_broker_reports_what_was_not_logged(caplog):
     caplog.set_level(logging.INFO)
     broker = broker_with()
     for _ in range(LINES + 2):
-        broker.receive([b"c", b"garbage"], now=0)
-    broker.close(now=1)
+        turns.receive(broker, [b"c", b"garbage"], now=0)
+    turns.close(broker, now=1)
     assert caplog.messages[-1] == f"no-header: 2 more in the last {PERIOD:g} s"

@@ -1,6 +1,7 @@
 """The broker's machine with workers that hold many requests: credit, RELEASE, leaving, suspects, and proxies."""
 
 import pytest
+from support import turns
 from support import x1_messages as x1
 from support.x1_messages import (
     answer,
@@ -140,7 +141,7 @@ def test_credit_and_release_are_signs_of_life(message):  # C13
     broker = broker_with((b"w", 1), heartbeat=1, liveness=3)
     feed(broker, request(1))
     feed(broker, message, now=2)
-    broker.tick(4.9)
+    turns.tick(broker, 4.9)
     assert list(broker.registry.workers) == [b"w"]
 
 
@@ -253,8 +254,8 @@ def test_a_released_request_expires_as_one_that_waits():  # C12
     broker = broker_with((b"w", 1), expiry=10, heartbeat=100)
     feed(broker, request(1))
     feed(broker, credit(0), release(1), now=5)
-    assert broker.tick(14.9) == []
-    assert errors(told(broker.tick(15.02))) == [(b"c", 1, 408)]
+    assert turns.tick(broker, 14.9) == []
+    assert errors(told(turns.tick(broker, 15.02))) == [(b"c", 1, 408)]
 
 
 def test_a_request_that_does_not_wait_is_released_by_the_last_worker_that_leaves():
@@ -317,24 +318,24 @@ def test_a_second_disconnect_changes_nothing():
 def test_a_worker_that_leaves_is_heartbeated_and_held_to_its_liveness():  # C13, C34
     broker = broker_with((b"w", 1), (b"v", 1), heartbeat=1, liveness=3)
     feed(broker, request(1), leave())
-    assert told(broker.tick(1.06)) == [beaten(), beaten(b"v")]
+    assert told(turns.tick(broker, 1.06)) == [beaten(), beaten(b"v")]
     feed(broker, heartbeat(b"v"), now=2)
-    assert work(2, 1, b"v", attempt=2) in told(broker.tick(3.1))
+    assert work(2, 1, b"v", attempt=2) in told(turns.tick(broker, 3.1))
     assert broker.stats.lost == {Loss.SILENT: 1}
 
 
 def test_a_worker_that_leaves_and_is_gone_is_answered_no_more():
     broker = broker_with((b"w", 1))
     feed(broker, request(1), leave())
-    assert broker.gone(b"w", now=0) == []
+    assert turns.gone(broker, b"w", now=0) == []
     assert waiting(broker) == [[1], []]
 
 
 def test_a_worker_is_gone_in_the_turn_in_which_it_has_finished():
     broker = broker_with((b"w", 1))
     feed(broker, request(1), leave())
-    broker.take(final(1), 0)
-    assert told(broker.gone(b"w", 0)) == [answer(1)]
+    broker.receive(final(1), 0)
+    assert told(turns.gone(broker, b"w", 0)) == [answer(1)]
     assert broker.stats.lost == {Loss.UNREACHABLE: 1}
 
 
@@ -379,7 +380,7 @@ def test_only_the_cancelled_one_of_many_is_withdrawn():
 def test_a_lost_client_withdraws_all_that_it_asked_for():
     broker = broker_with((b"w", 3))
     feed(broker, request(1), request(2, b"d"), request(3))
-    assert told(broker.gone(b"c", now=0)) == [withdraw(1), withdraw(3)]
+    assert told(turns.gone(broker, b"c", now=0)) == [withdraw(1), withdraw(3)]
 
 
 # ── suspects ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -388,7 +389,7 @@ def test_a_lost_client_withdraws_all_that_it_asked_for():
 def test_all_requests_of_a_worker_that_died_are_placed_again_in_their_order():  # C17
     broker = broker_with((b"w", 3))
     feed(broker, *map(request, range(1, 6)))
-    assert broker.gone(b"w", now=0) == []
+    assert turns.gone(broker, b"w", now=0) == []
     assert waiting(broker) == [[1, 2, 3], [4, 5]]
     assert feed(broker, ready(b"v", credit=1)) == [work(4, 1, b"v", attempt=2)]
 
@@ -396,7 +397,7 @@ def test_all_requests_of_a_worker_that_died_are_placed_again_in_their_order():  
 def test_a_worker_holds_at_most_one_suspect():  # C17
     broker = broker_with((b"w", 3))
     feed(broker, *map(request, range(1, 6)))
-    broker.gone(b"w", now=0)
+    turns.gone(broker, b"w", now=0)
     sent = feed(broker, ready(b"v", credit=4))
     assert sent == [work(4, 1, b"v", attempt=2), work(5, 4, b"v"), work(6, 5, b"v")]
     assert waiting(broker) == [[2, 3], []]
@@ -407,7 +408,7 @@ def test_a_worker_holds_at_most_one_suspect():  # C17
 def test_suspects_wait_while_every_worker_holds_one():
     broker = broker_with((b"w", 2), (b"v", 2))
     feed(broker, *map(request, range(1, 5)))
-    assert broker.gone(b"w", now=0) == []
+    assert turns.gone(broker, b"w", now=0) == []
     assert feed(broker, final(2, b"v")) == [answer(2), work(5, 1, b"v", attempt=2)]
     assert feed(broker, final(4, b"v")) == [answer(4)]  # it has room, though not for the other suspect
     assert waiting(broker) == [[3], []]
@@ -418,7 +419,7 @@ def test_suspects_wait_while_every_worker_holds_one():
 def test_a_released_suspect_makes_room_for_the_next():
     broker = broker_with((b"w", 2))
     feed(broker, request(1), request(2))
-    broker.gone(b"w", now=0)
+    turns.gone(broker, b"w", now=0)
     assert feed(broker, ready(b"v", credit=2)) == [work(3, 1, b"v", attempt=2)]
     assert feed(broker, release(3, b"v")) == [work(4, 1, b"v", attempt=2)]  # it goes to the front
     assert broker.registry.workers[b"v"].suspects == 1
@@ -427,7 +428,7 @@ def test_a_released_suspect_makes_room_for_the_next():
 def test_a_suspect_goes_before_what_its_client_and_others_asked_for():
     broker = broker_with((b"w", 1))
     feed(broker, request(1), request(2), request(3, b"d"))
-    broker.gone(b"w", now=0)
+    turns.gone(broker, b"w", now=0)
     assert feed(broker, ready(b"v", credit=3)) == [
         work(2, 1, b"v", attempt=2), work(3, 2, b"v"), work(4, 3, b"v"),
     ]  # fmt: skip
@@ -436,7 +437,7 @@ def test_a_suspect_goes_before_what_its_client_and_others_asked_for():
 def test_one_that_holds_a_suspect_gets_others_as_well():  # C21
     broker = broker_with((b"w", 1))
     feed(broker, request(1))
-    broker.gone(b"w", now=0)
+    turns.gone(broker, b"w", now=0)
     feed(broker, ready(b"a", credit=3), ready(b"b", credit=3))
     assert held(broker) == {b"a": [1], b"b": []}
     sent = feed(broker, *map(request, range(2, 7)))
@@ -455,7 +456,7 @@ def test_a_poisonous_request_is_dropped_and_its_neighbours_are_not(attempts):  #
         worker = b"w%d" % deaths
         if b"7" in given.values():
             deaths += 1
-            sent = told(broker.gone(worker, now=0)) + feed(broker, ready(b"w%d" % deaths, credit=64))
+            sent = told(turns.gone(broker, worker, now=0)) + feed(broker, ready(b"w%d" % deaths, credit=64))
         else:
             sent = turn(broker, *[final(address, worker) for address in given])
     assert (deaths, failed) == (attempts, {7})
@@ -466,7 +467,7 @@ def test_a_poisonous_request_is_dropped_and_its_neighbours_are_not(attempts):  #
 def test_a_worker_that_its_requests_did_not_reach_makes_no_suspects():  # C17
     broker = broker_with((b"w", 3))
     turn(broker, *map(request, range(1, 4)))
-    assert broker.unreachable(b"w", broker.turn - 1, now=0) == []
+    assert turns.unreachable(broker, b"w", broker.turn - 1, now=0) == []
     assert waiting(broker) == [[], [1, 2, 3]]
     assert feed(broker, ready(b"v", credit=3)) == [work(n + 3, n, b"v") for n in (1, 2, 3)]
 
@@ -476,7 +477,7 @@ def test_only_what_was_sent_since_did_not_reach_it():  # C17
     feed(broker, request(1))
     missed = broker.turn
     feed(broker, request(2), request(3))
-    assert broker.unreachable(b"w", missed, now=0) == []
+    assert turns.unreachable(broker, b"w", missed, now=0) == []
     assert waiting(broker) == [[1], [2, 3]]
 
 
@@ -498,7 +499,7 @@ def test_workers_behind_one_proxy_are_different_workers():  # C36
 def test_an_envelope_of_an_empty_frame_is_no_other_worker():  # C36
     broker = broker_with((b"w", 1))
     without = [b"w", *ready()[2:]]
-    assert [each[:2] for each in broker.receive(without, 0)] == [[b"w", b"MDPWX1"]]
+    assert [each[:2] for each in turns.receive(broker, without, 0)] == [[b"w", b"MDPWX1"]]
     assert broker.stats.disconnected == {Refusal.SECOND_READY: 1}
     assert broker.registry.workers == {}
 
@@ -513,10 +514,10 @@ def test_what_is_unexpected_of_one_is_no_matter_of_the_others():  # C14
 def test_each_worker_behind_a_proxy_has_its_own_heartbeats():  # C13
     broker = broker_with((A, 1), (B, 1), heartbeat=1, liveness=3)
     feed(broker, request(), now=0.9)
-    assert told(broker.tick(1.1)) == [beaten(B)]
+    assert told(turns.tick(broker, 1.1)) == [beaten(B)]
     for moment in (2, 3):
         feed(broker, heartbeat(A), now=moment)
-        broker.tick(moment + 0.1)
+        turns.tick(broker, moment + 0.1)
     assert list(broker.registry.workers) == [A]
 
 
@@ -525,8 +526,10 @@ def test_with_a_proxy_all_that_is_behind_it_is_lost(how):  # C17
     """No request goes to another worker behind the same proxy, though it would be idle."""
     broker = broker_with((A, 1), (B, 1), (b"p", 1))
     feed(broker, request(1), request(2), request(3, b"d"), request(4, (b"p", b"3")), request(5, (b"p", b"4")))
-    lose = broker.gone if how == "gone" else lambda identity, now: broker.unreachable(identity, broker.turn, now)
-    assert lose(b"p", now=0) == []
+    if how == "gone":
+        assert turns.gone(broker, b"p", now=0) == []
+    else:
+        assert turns.unreachable(broker, b"p", broker.turn, now=0) == []
     assert (broker.registry.workers, broker.registry.proxies) == ({}, {})
     assert sorted(waiting(broker)[0]) == [1, 2, 3]
     assert broker.stats.lost == {Loss.UNREACHABLE: 3}

@@ -1,6 +1,7 @@
 """The broker's machine and peers without a header: what it sends for what it receives, on a clock of the test."""
 
 import pytest
+from support import turns
 
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import Broker
@@ -16,8 +17,8 @@ def feed(broker, *messages, now=0, role=None):
     """All that the broker sends for `messages` from a port of echo, each in a turn of its own."""
     sent = []
     for message in messages:
-        broker.take_pirate(list(message), b"echo", now, role)
-        sent += broker.flush(now)
+        broker.receive_pirate(list(message), b"echo", now, role)
+        sent += broker.take_messages()
     return sent
 
 
@@ -48,13 +49,13 @@ def test_a_request_and_its_reply():
 def test_heartbeats_and_silence():  # C13
     broker = new_broker(heartbeat=1, liveness=3)
     feed(broker, READY)
-    assert broker.tick(1.1) == [HEARTBEAT]
+    assert turns.tick(broker, 1.1) == [HEARTBEAT]
     assert feed(broker, HEARTBEAT, now=2) == []
-    assert broker.probe(b"w", 2.0) == [HEARTBEAT]
-    assert broker.probe(b"c", 2.0) == []
+    assert turns.probe(broker, b"w", 2.0) == [HEARTBEAT]
+    assert turns.probe(broker, b"c", 2.0) == []
     for now in (3.1, 4.2):
-        assert broker.tick(now) == [HEARTBEAT]
-    broker.tick(5.3)
+        assert turns.tick(broker, now) == [HEARTBEAT]
+    turns.tick(broker, 5.3)
     assert broker.stats.lost == {"silent": 1}
 
 
@@ -62,7 +63,7 @@ def test_a_busy_worker_has_a_grace():  # C34
     broker = new_broker(heartbeat=1, liveness=3, busy_grace=10)
     feed(broker, READY, CALL)
     for now in range(1, 10):
-        assert broker.tick(now + 0.1) in ([HEARTBEAT], [])
+        assert turns.tick(broker, now + 0.1) in ([HEARTBEAT], [])
     assert feed(broker, final(), now=9.9) == [ANSWER]
 
 
@@ -70,7 +71,7 @@ def test_a_workers_request_goes_to_another():  # C17
     broker = new_broker()
     feed(broker, READY, CALL)
     assert feed(broker, [b"v", b"\x01"]) == []
-    assert broker.unreachable(b"w", 5, 0) == [work(2, b"v")]
+    assert turns.unreachable(broker, b"w", 5, 0) == [work(2, b"v")]
     assert feed(broker, final()) == []  # late
     assert feed(broker, final(2, b"v")) == [ANSWER]
 
@@ -90,10 +91,10 @@ def test_a_worker_that_breaks_the_rules_is_forgotten_without_a_word(message, rea
 
 def test_partials_are_collected():  # C24
     broker = new_broker()
-    broker.receive([b"x", b"MDPW02", b"\x01", b"echo"], 0)
+    turns.receive(broker, [b"x", b"MDPW02", b"\x01", b"echo"], 0)
     assert feed(broker, CALL) == [[b"x", b"MDPW02", b"\x02", b"1", b"", b"hello"]]
-    assert broker.receive([b"x", b"MDPW02", b"\x03", b"1", b"", b"one"], 0) == []
-    assert broker.receive([b"x", b"MDPW02", b"\x04", b"1", b"", b"end"], 0) == [[b"c", b"", b"one", b"end"]]
+    assert turns.receive(broker, [b"x", b"MDPW02", b"\x03", b"1", b"", b"one"], 0) == []
+    assert turns.receive(broker, [b"x", b"MDPW02", b"\x04", b"1", b"", b"end"], 0) == [[b"c", b"", b"one", b"end"]]
 
 
 def test_a_reply_that_is_too_large_can_be_followed_by_one_that_fits():  # C15
@@ -106,34 +107,34 @@ def test_a_reply_that_is_too_large_can_be_followed_by_one_that_fits():  # C15
     now = 0.0
     while broker.registry.workers:
         now += 1
-        assert broker.tick(now) in ([HEARTBEAT], [])
+        assert turns.tick(broker, now) in ([HEARTBEAT], [])
     assert broker.stats.dropped == {"reply-too-large": 1}
     assert broker.stats.disconnected == {"oversized-reply": 1}
 
 
 def test_roles_that_may_not_offer_or_call():  # C45
     broker = new_broker()
-    broker.grant({"nobody": Permissions("nobody"), "farm": Permissions("farm", offer=("echo",))}, 0)
+    turns.grant(broker, {"nobody": Permissions("nobody"), "farm": Permissions("farm", offer=("echo",))}, 0)
     nobody, farm = broker.roles.named("nobody"), broker.roles.named("farm")
     assert feed(broker, READY, CALL, role=nobody) == []
     assert broker.stats.disconnected == {"not-allowed": 1}
     assert broker.stats.dropped == {"not-allowed": 1}
     feed(broker, READY, role=farm)
     assert len(broker.registry.workers) == 1
-    assert broker.grant({"nobody": Permissions("nobody"), "farm": Permissions("farm")}, 0) == []
+    assert turns.grant(broker, {"nobody": Permissions("nobody"), "farm": Permissions("farm")}, 0) == []
     assert not broker.registry.workers
 
 
 def test_the_end_is_silent():  # C16
     broker = new_broker()
     feed(broker, READY, CALL)
-    assert broker.close(0) == []
+    assert turns.close(broker, 0) == []
 
 
 def test_a_draining_broker_forgets_idle_workers_without_a_word():
     """PPP has no DISCONNECT."""
     broker = new_broker()
     feed(broker, READY)
-    assert broker.drain(0) == []
+    assert turns.drain(broker, 0) == []
     assert broker.stats.lost == {"broker-closing": 1}
     assert broker.drained

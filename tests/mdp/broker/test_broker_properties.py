@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support import turns
 from support import x1_messages as x1
 
 from zmdp.mdp import compiled, wire
@@ -51,6 +52,7 @@ def picture(broker):
 def check_books(broker):
     """Between two turns the registry agrees with itself, and keeps nothing that it need not keep."""
     registry = broker.registry
+    assert not broker.stats.internal_errors
     services, workers = registry.services.values(), registry.workers.values()
     waiting = [request for service in services for request in waiting_in(service)]
     attempts = [attempt for worker in workers for attempt in worker.held.values()]
@@ -223,7 +225,7 @@ def busy_broker():
         [b"c1", C02, b"\x01", b"echo", b"x"],
         [b"c2", b"", C01, b"echo", b"y"],
     ):
-        broker.receive(each, now=0)
+        turns.receive(broker, each, now=0)
     return broker
 
 
@@ -242,7 +244,7 @@ def test_any_bytes_are_survived_and_the_invalid_ones_change_nothing(messages):  
     for frames in messages:
         before, invalid = picture(broker), broker.stats.invalid.total()
         command = wire.decode_peer(list(frames), max_message=1000, max_frames=20)
-        sent = broker.receive(frames, now=0)
+        sent = turns.receive(broker, frames, now=0)
         if isinstance(command, wire.Invalid):
             assert sent == []
             assert picture(broker) == before
@@ -254,18 +256,18 @@ def test_any_bytes_are_survived_and_the_invalid_ones_change_nothing(messages):  
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.lists(message | almost | records(), max_size=8), max_size=4))
-def test_any_bytes_are_survived_in_turns_of_many_messages(turns):  # C15, C43
+def test_any_bytes_are_survived_in_turns_of_many_messages(rounds):  # C15, C43
     broker = busy_broker()
-    for now, messages in enumerate(turns):
+    for now, messages in enumerate(rounds):
         for frames in messages:
-            broker.take(frames, now)
-        for each in [*broker.flush(now), *broker.tick(now)]:
+            broker.receive(frames, now)
+        for each in [*broker.take_messages(), *turns.tick(broker, now)]:
             assert not any(isinstance(told, wire.Invalid) for told in commands_of(each))
         check_books(broker)
     for identity in (b"w1", b"w2", b"w3", b"c1", b"c2", b"c3"):
-        broker.gone(identity, now=9)
+        turns.gone(broker, identity, now=9)
         check_books(broker)
-    broker.close(now=9)
+    turns.close(broker, now=9)
     check_books(broker)
     assert broker.registry.workers == {}
 
@@ -282,18 +284,18 @@ def test_any_bytes_are_survived_in_turns_of_many_messages(turns):  # C15, C43
 def test_when_workers_die_together_no_request_is_lost_or_given_to_the_dead(workers, waiting, later):  # C13, C17
     broker = Broker(Limits(heartbeat=1, liveness=3, expiry=1000), now=0, logger=QUIET, first_address=1)
     for number in range(len(workers)):
-        broker.receive(x1.ready(b"w%d" % number, credit=3), now=0)
+        turns.receive(broker, x1.ready(b"w%d" % number, credit=3), now=0)
     for number in range(3 * len(workers) + waiting):
-        broker.receive([b"c%d" % number, C02, b"\x01", b"echo", b"x"], now=0)
+        turns.receive(broker, [b"c%d" % number, C02, b"\x01", b"echo", b"x"], now=0)
     for number, (kept, _) in enumerate(workers):
         held = list(broker.registry.workers[b"w%d" % number].held)
         for address in held[kept:]:
-            broker.receive(x1.final(address, b"w%d" % number), now=0)
+            turns.receive(broker, x1.final(address, b"w%d" % number), now=0)
     alive = {b"w%d" % number for number, (_, lives) in enumerate(workers) if lives}
     for worker in sorted(alive):
-        broker.receive(x1.heartbeat(worker), now=later - 1)
+        turns.receive(broker, x1.heartbeat(worker), now=later - 1)
     unfinished = broker.registry.queued + broker.registry.running
-    sent = broker.tick(later)
+    sent = turns.tick(broker, later)
     assert {message[0] for message in sent} <= alive
     assert set(broker.registry.workers) == alive
     assert broker.registry.queued + broker.registry.running == unfinished
@@ -763,7 +765,7 @@ class BrokerMachine(RuleBasedStateMachine):
         if record is None or (self.pack is not None and self.pack[0] is not peer):
             self.take_pack()
         if record is None:
-            self.broker.take(frames, self.now)
+            self.broker.receive(frames, self.now)
             return
         if self.pack is None:
             self.pack = peer, peer.batch()
@@ -773,7 +775,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def take_pack(self):
         if self.pack is not None:
             for message in self.pack[1].messages():
-                self.broker.take(message, self.now)
+                self.broker.receive(message, self.now)
             self.pack = None
 
     def end_turn(self, sent=None, *, in_order=True):
@@ -787,7 +789,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.settle(service)
         self.touched = []
         due, self.due = self.due, defaultdict(list)
-        got = self.told(self.broker.flush(self.now) if sent is None else sent)
+        got = self.told(self.broker.take_messages() if sent is None else sent)
         if in_order:
             assert got == due
         else:
@@ -809,7 +811,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def tick(self):
         turn = self.broker.turn
-        sent = self.broker.tick(self.now)
+        sent = turns.tick(self.broker, self.now)
         self.broker._requests.turn, after = turn, self.broker.turn  # the model dispatches in the turn that is over
         # C13: HEARTBEAT to whom nothing else was sent for an interval, and to nobody else
         for worker, hired in self.hired.items():
@@ -962,12 +964,12 @@ class BrokerMachine(RuleBasedStateMachine):
     def lose_connection(self, peer, missed, gone):
         turn = self.broker.turn
         if gone:
-            sent = self.broker.gone(peer.identity, self.now)
+            sent = turns.gone(self.broker, peer.identity, self.now)
             if peer in NUMBERED:
                 self.ignored[peer.identity] = self.now + GIVEN_UP
         else:
             missed_from = turn - (missed or 0)
-            sent = self.broker.unreachable(peer.identity, missed_from, self.now)
+            sent = turns.unreachable(self.broker, peer.identity, missed_from, self.now)
             self.ignored.pop(peer.identity, None)
         self.broker._requests.turn, after = turn, self.broker.turn
         for asked in [each for each in self.waiting() if each.client == peer]:
@@ -1203,7 +1205,7 @@ class BrokerMachine(RuleBasedStateMachine):
         for worker in self.hired:
             self.tell_go(worker, worker.header)
         self.hired, self.lines = {}, defaultdict(list)
-        sent = self.broker.close(self.now)
+        sent = turns.close(self.broker, self.now)
         self.end_turn(sent, in_order=False)
         assert self.broker.registry.workers == {}
         assert self.broker.registry.numbered == []  # X1: each has ended in exactly one FINAL or ERROR

@@ -7,6 +7,7 @@ import logging
 import struct
 
 import pytest
+from support import turns
 from support.peers import body_of, record, request_of
 from support.x1_messages import (
     answer,
@@ -143,7 +144,7 @@ ENDS = {
     "FINAL": lambda broker: feed(broker, final()),
     "ERROR": lambda broker: feed(broker, failure()),
     "CANCEL": lambda broker: feed(broker, cancel()) + feed(broker, final()),
-    "ttl": lambda broker: told(broker.tick(1.1)) + feed(broker, final(), now=1.1),
+    "ttl": lambda broker: told(turns.tick(broker, 1.1)) + feed(broker, final(), now=1.1),
     "worker lost": lambda broker: feed(broker, partial(), ready(), ready()),
     "reply too large": lambda broker: feed(broker, partial(body=b"x" * 1000), final()),
 }
@@ -271,7 +272,7 @@ def test_records_of_a_worker_that_cannot_be_read_change_nothing(frames):  # C15,
 def test_records_that_cannot_be_read_are_a_sign_of_life():  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     assert feed(broker, [*heartbeat(), b"\x09", b"?"], now=2) == []
-    broker.tick(4.9)
+    turns.tick(broker, 4.9)
     assert list(broker.registry.workers) == [b"w"]
 
 
@@ -288,8 +289,8 @@ def test_a_request_whose_time_passes_while_it_waits_is_never_handed_to_a_worker(
     broker = broker_with()
     assert feed(broker, request(ttl=1000)) == []
     assert broker.deadline() == pytest.approx(1, abs=0.011)
-    assert broker.tick(0.99) == []
-    assert told(broker.tick(1.011)) == [error(408, NOBODY)]
+    assert turns.tick(broker, 0.99) == []
+    assert told(turns.tick(broker, 1.011)) == [error(408, NOBODY)]
     assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
     assert books(broker) == ([], [], 0, 0, [])
     assert holds_nothing(broker)
@@ -299,7 +300,7 @@ def test_a_request_whose_time_passes_while_it_waits_is_never_handed_to_a_worker(
 def test_a_request_whose_time_passes_while_all_workers_are_busy():
     broker = broker_with(b"w")
     feed(broker, request(1), request(2, ttl=500))
-    assert told(broker.tick(0.52)) == [error(408, BUSY, 2)]
+    assert told(turns.tick(broker, 0.52)) == [error(408, BUSY, 2)]
     assert feed(broker, final(), now=0.6) == [answer(1)]
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
@@ -307,8 +308,8 @@ def test_a_request_whose_time_passes_while_all_workers_are_busy():
 def test_a_request_whose_time_passes_while_a_worker_is_at_it():
     broker = broker_with(b"w", heartbeat=10)
     assert feed(broker, request(ttl=1000)) == [work(ttl=1000)]
-    assert broker.tick(0.99) == []
-    assert told(broker.tick(1.011)) == [error(408, RUNNING), withdraw()]
+    assert turns.tick(broker, 0.99) == []
+    assert told(turns.tick(broker, 1.011)) == [error(408, RUNNING), withdraw()]
     assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
     # the worker has not noticed yet, and answers all the same: that is dropped, and it is free
@@ -322,7 +323,7 @@ def test_a_request_whose_time_passes_while_a_worker_is_at_it():
 def test_an_old_worker_is_not_told_that_the_time_passed(protocol):
     broker = broker_with(heartbeat=10)
     feed(broker, OLD_READY[protocol], request(ttl=1000))
-    assert told(broker.tick(1.011)) == [error(408, RUNNING)]
+    assert told(turns.tick(broker, 1.011)) == [error(408, RUNNING)]
     assert feed(broker, OLD_FINAL[protocol], now=1.1) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
 
@@ -332,14 +333,14 @@ def test_a_reply_in_time_clears_the_clock():
     feed(broker, request(ttl=1000))
     assert feed(broker, final(), now=0.9) == [answer()]
     assert holds_nothing(broker)
-    assert broker.tick(5) == []
+    assert turns.tick(broker, 5) == []
 
 
 def test_partials_do_not_lengthen_the_time():
     broker = broker_with(b"w", heartbeat=10)
     feed(broker, request(ttl=1000))
     assert feed(broker, partial(), now=0.9) == [part()]
-    assert told(broker.tick(1.011)) == [error(408, RUNNING), withdraw()]
+    assert told(turns.tick(broker, 1.011)) == [error(408, RUNNING), withdraw()]
 
 
 def test_a_worker_that_is_free_in_the_instant_in_which_the_time_passes_does_not_get_it():
@@ -364,9 +365,9 @@ def test_a_worker_that_comes_in_the_instant_in_which_the_time_passes_is_idle():
 def test_a_ttl_that_is_longer_than_the_expiry_does_not_lengthen_it():  # C12
     broker = broker_with(expiry=10)
     feed(broker, request(ttl=60_000))
-    assert broker.tick(9.9) == []
+    assert turns.tick(broker, 9.9) == []
     text = "the broker's expiry of 10 s passed before a worker was free for it: none offers it"
-    assert told(broker.tick(10.02)) == [error(408, text)]
+    assert told(turns.tick(broker, 10.02)) == [error(408, text)]
     assert broker.stats.dropped == {Drop.EXPIRED: 1}
     assert holds_nothing(broker)
 
@@ -374,14 +375,14 @@ def test_a_ttl_that_is_longer_than_the_expiry_does_not_lengthen_it():  # C12
 def test_a_ttl_that_is_longer_than_the_expiry_counts_once_a_worker_has_the_request():  # C12
     broker = broker_with(b"w", expiry=10, heartbeat=100)
     feed(broker, request(ttl=60_000))
-    assert broker.tick(59) == []
-    assert told(broker.tick(60.02)) == [error(408, RUNNING), withdraw()]
+    assert turns.tick(broker, 59) == []
+    assert told(turns.tick(broker, 60.02)) == [error(408, RUNNING), withdraw()]
 
 
 def test_a_request_that_comes_back_after_its_time_is_not_repeated():  # C17
     broker = broker_with(b"w1", b"w2", heartbeat=1)
     feed(broker, request(ttl=1000))
-    assert told(broker.gone(b"w1", now=1)) == [error(408, FREE)]
+    assert told(turns.gone(broker, b"w1", now=1)) == [error(408, FREE)]
     assert broker.stats.dropped == {Drop.TTL_PASSED: 1}
     assert holds_nothing(broker)
 
@@ -408,8 +409,8 @@ def test_a_worker_is_told_what_is_left_of_the_ttl():
     broker = broker_with(heartbeat=10)
     feed(broker, request(ttl=5000, key=1))
     assert feed(broker, ready(), now=1.5) == [work(ttl=3500, options=b'{"key": 1}')]
-    assert broker.tick(4.99) == []
-    assert told(broker.tick(5.02)) == [error(408, RUNNING), withdraw()]
+    assert turns.tick(broker, 4.99) == []
+    assert told(turns.tick(broker, 5.02)) == [error(408, RUNNING), withdraw()]
 
 
 def test_the_longest_ttl_is_passed_on():
@@ -420,9 +421,9 @@ def test_the_longest_ttl_is_passed_on():
 def test_the_next_worker_is_told_that_it_is_the_second():  # C17
     broker = broker_with(b"w1", b"w2", b"w3", heartbeat=10)
     feed(broker, request(ttl=5000, key=1))
-    assert told(broker.gone(b"w1", now=1)) == [work(2, b"w2", ttl=4000, attempt=2, options=b'{"key": 1}')]
-    assert told(broker.gone(b"w2", now=2)) == [work(3, b"w3", ttl=3000, attempt=3, options=b'{"key": 1}')]
-    assert told(broker.tick(5.02)) == [error(408, RUNNING), withdraw(3, b"w3")]
+    assert told(turns.gone(broker, b"w1", now=1)) == [work(2, b"w2", ttl=4000, attempt=2, options=b'{"key": 1}')]
+    assert told(turns.gone(broker, b"w2", now=2)) == [work(3, b"w3", ttl=3000, attempt=3, options=b'{"key": 1}')]
+    assert told(turns.tick(broker, 5.02)) == [error(408, RUNNING), withdraw(3, b"w3")]
 
 
 @pytest.mark.parametrize(
@@ -431,7 +432,7 @@ def test_the_next_worker_is_told_that_it_is_the_second():  # C17
 def test_the_next_worker_is_told_so_whoever_the_client_is(asked):  # C17
     broker = broker_with(b"w1", b"w2")
     assert feed(broker, asked) == [work(worker=b"w1")]
-    assert told(broker.gone(b"w1", now=0)) == [work(2, b"w2", attempt=2)]
+    assert told(turns.gone(broker, b"w1", now=0)) == [work(2, b"w2", attempt=2)]
 
 
 def test_a_worker_is_told_of_at_most_255_attempts():
@@ -439,14 +440,14 @@ def test_a_worker_is_told_of_at_most_255_attempts():
     feed(broker, request())
     for number in range(1, 300):
         assert feed(broker, ready()) == [work(number, attempt=min(number, 255))]
-        broker.gone(b"w", now=0)
+        turns.gone(broker, b"w", now=0)
 
 
 def test_a_worker_that_the_request_did_not_reach_is_not_counted():  # C17
     broker = broker_with(b"w1", b"w2", b"w3")
     feed(broker, request())
-    assert told(broker.unreachable(b"w1", broker.turn - 1, now=0)) == [work(2, b"w2")]
-    assert told(broker.gone(b"w2", now=0)) == [work(3, b"w3", attempt=2)]
+    assert told(turns.unreachable(broker, b"w1", broker.turn - 1, now=0)) == [work(2, b"w2")]
+    assert told(turns.gone(broker, b"w2", now=0)) == [work(3, b"w3", attempt=2)]
 
 
 def test_an_old_worker_is_told_nothing_of_options():
@@ -482,12 +483,12 @@ def test_who_does_not_wait_waits_while_workers_are_busy():
 
 
 def falls_silent(broker):
-    return [each for each in told(broker.tick(5.1)) if each != beaten()]
+    return [each for each in told(turns.tick(broker, 5.1)) if each != beaten()]
 
 
 LOSES = {
     "silent": falls_silent,
-    "gone": lambda broker: told(broker.gone(b"w", now=5)),
+    "gone": lambda broker: told(turns.gone(broker, b"w", now=5)),
     "refused": lambda broker: feed(broker, ready(), now=5)[1:],
 }
 LEAVES = {"DISCONNECT": lambda broker: feed(broker, leave(), now=5), **LOSES}
@@ -506,9 +507,9 @@ def test_who_does_not_wait_is_told_when_the_last_worker_leaves(goes):
 def test_who_does_not_wait_waits_as_long_as_any_worker_is_there():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(1, client=b"d"), request(2, client=b"d"), request(3, wait=False))
-    assert broker.gone(b"w1", now=0) == []
+    assert turns.gone(broker, b"w1", now=0) == []
     assert feed(broker, final(2, b"w2")) == [answer(2, client=b"d"), work(3, b"w2", attempt=2)]
-    assert told(broker.gone(b"w2", now=0)) == [error(404, NO_WORKER, 3)]
+    assert told(turns.gone(broker, b"w2", now=0)) == [error(404, NO_WORKER, 3)]
 
 
 HUNG = "its handler has neither returned nor yielded for 30 s (handler_timeout)"
@@ -558,7 +559,7 @@ def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(goes):
 def test_who_does_not_wait_goes_to_another_worker_or_waits_for_it():  # C17
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(1, wait=False, body=b"1"), request(2, client=b"d"))
-    assert broker.gone(b"w1", now=0) == []
+    assert turns.gone(broker, b"w1", now=0) == []
     assert books(broker) == ([b"echo"], [b"w2"], 1, 1, [1, 2])
     again = work(3, b"w2", options=b'{"wait": false}', attempt=2, body=b"1")
     assert feed(broker, final(2, b"w2")) == [answer(2, client=b"d"), again]
@@ -567,16 +568,16 @@ def test_who_does_not_wait_goes_to_another_worker_or_waits_for_it():  # C17
 def test_who_does_not_wait_is_not_told_that_nobody_is_there_if_somebody_had_begun():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(1, wait=False), request(2, client=b"d"), request(3, wait=False))
-    broker.gone(b"w1", now=0)
+    turns.gone(broker, b"w1", now=0)
     assert books(broker) == ([b"echo"], [b"w2"], 2, 1, [1, 2, 3])
-    assert told(broker.gone(b"w2", now=0)) == [error(404, NO_WORKER, 3), error(502, LAST_WORKER_LOST, 1)]
+    assert told(turns.gone(broker, b"w2", now=0)) == [error(404, NO_WORKER, 3), error(502, LAST_WORKER_LOST, 1)]
     assert broker.stats.dropped == {Drop.NO_WORKER: 1, Drop.WORKERS_LOST: 1}
 
 
 def test_all_workers_die_together():
     broker = broker_with(b"w1", b"w2", heartbeat=1, liveness=3)
     feed(broker, request(1, wait=False), request(2), request(3, wait=False))
-    assert told(broker.tick(100)) == [error(404, NO_WORKER, 3), error(502, LAST_WORKER_LOST, 1)]
+    assert told(turns.tick(broker, 100)) == [error(404, NO_WORKER, 3), error(502, LAST_WORKER_LOST, 1)]
     assert books(broker) == ([b"echo"], [], 1, 0, [2])
 
 
@@ -618,7 +619,7 @@ def test_a_cancelled_request_may_end_in_a_workers_error():
 def test_a_cancelled_request_is_not_repeated():  # C17
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(), cancel())
-    assert broker.gone(b"w1", now=0) == []
+    assert turns.gone(broker, b"w1", now=0) == []
     assert holds_nothing(broker)
 
 
@@ -635,8 +636,8 @@ def test_a_cancel_to_a_worker_stands_for_a_heartbeat():  # C13
     broker = broker_with(b"w", heartbeat=1)
     feed(broker, request())
     feed(broker, cancel(), now=0.9)
-    assert broker.tick(1.8) == []
-    assert told(broker.tick(1.96)) == [beaten()]
+    assert turns.tick(broker, 1.8) == []
+    assert told(turns.tick(broker, 1.96)) == [beaten()]
 
 
 def test_the_number_of_a_cancelled_request_is_free_while_its_worker_still_works():
@@ -706,13 +707,13 @@ CHARGED = CLIENT_OVERHEAD + REQUEST_OVERHEAD + FRAME_OVERHEAD + 1
 def expired():
     broker = broker_with(expiry=10)
     feed(broker, request())
-    return broker, told(broker.tick(11))
+    return broker, told(turns.tick(broker, 11))
 
 
 def ttl_passed():
     broker = broker_with(b"w", heartbeat=10)
     feed(broker, request(ttl=100))
-    return broker, told(broker.tick(1))[:1]
+    return broker, told(turns.tick(broker, 1))[:1]
 
 
 def queue_full():
@@ -732,26 +733,26 @@ def too_many_services():
 
 def draining():
     broker = broker_with(b"w")
-    broker.drain(0)
+    turns.drain(broker, 0)
     return broker, feed(broker, request())
 
 
 def closing():
     broker = broker_with()
     feed(broker, request())
-    return broker, told(broker.close(0))
+    return broker, told(turns.close(broker, 0))
 
 
 def workers_lost():
     broker = broker_with(b"w1", b"w2", max_attempts=2)
     feed(broker, request())
-    return broker, told(broker.gone(b"w1", now=0))[1:] + told(broker.gone(b"w2", now=0))
+    return broker, told(turns.gone(broker, b"w1", now=0))[1:] + told(turns.gone(broker, b"w2", now=0))
 
 
 def lost_after_partial():
     broker = broker_with(b"w")
     feed(broker, request(), partial())
-    return broker, told(broker.gone(b"w", now=0))
+    return broker, told(turns.gone(broker, b"w", now=0))
 
 
 def reply_too_large():
@@ -791,9 +792,9 @@ def role_memory_full():
 def limited(*messages, **permissions):
     """A broker that has been sent `messages` by a role with these permissions, and what it answered."""
     broker = broker_with()
-    broker.grant({"shop": Permissions(name="shop", **permissions)}, now=0)
+    turns.grant(broker, {"shop": Permissions(name="shop", **permissions)}, now=0)
     role = broker.roles.named("shop")
-    return broker, [sent for each in messages for sent in told(broker.receive(each, 0, role))]
+    return broker, [sent for each in messages for sent in told(turns.receive(broker, each, 0, role))]
 
 
 def options_too_long():
@@ -916,7 +917,7 @@ def test_an_error_is_a_sign_of_life():  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     feed(broker, request())
     feed(broker, failure(), now=2)
-    broker.tick(4.9)
+    turns.tick(broker, 4.9)
     assert list(broker.registry.workers) == [b"w"]
 
 
@@ -966,7 +967,7 @@ def test_an_error_from_a_worker_of_another_dialect():  # C14
 def test_a_late_error_of_a_dead_worker_is_dropped():  # C18
     broker = broker_with(b"w1", heartbeat=1, liveness=3)
     feed(broker, request())
-    broker.tick(4)
+    turns.tick(broker, 4)
     assert feed(broker, ready(b"w2"), now=4) == [work(2, b"w2", attempt=2)]
     assert feed(broker, failure(worker=b"w1"), now=4) == [disconnected(b"w1")]
     assert feed(broker, final(2, b"w2"), now=4) == [answer()]
@@ -998,7 +999,7 @@ def test_an_end_over_the_limits_is_an_end(end):  # C15
     feed(broker, request(1, ttl=5000), request(2, body=b"next"))
     assert feed(broker, end, now=2) == [OVER_LIMIT, work(2, body=b"next")]
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
-    broker.tick(4.9)
+    turns.tick(broker, 4.9)
     assert list(broker.registry.workers) == [b"w"]  # C13: it was a sign of life
     assert feed(broker, final(2), now=4.9) == [answer(2)]
     assert holds_nothing(broker)
@@ -1030,7 +1031,7 @@ def test_such_a_worker_does_not_stay_busy_for_ever(protocol):  # C15
     *head, _ready, _service = OLD_READY[protocol]
     alive, away = (b"\x05", b"\x06") if protocol == "0.2" else (b"\x04", b"\x05")
     feed(broker, [*head, alive], now=4)
-    assert told(broker.tick(6)) == [[*head, away]]
+    assert told(turns.tick(broker, 6)) == [[*head, away]]
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
     assert books(broker) == ([], [], 0, 0, [])
 
@@ -1049,14 +1050,14 @@ def test_a_worker_that_sends_an_error_of_too_many_frames_still_holds_its_request
 def test_a_clients_heartbeat_is_echoed(envelope):  # C22
     broker = new_broker()
     asked = [b"c", *envelope, b"MDPCX1"]
-    assert broker.receive(asked, now=0) == [asked]
+    assert turns.receive(broker, asked, now=0) == [asked]
     assert broker.stats.heartbeats == 1
     assert books(broker) == ([], [], 0, 0, [])
 
 
 def test_a_draining_broker_answers_a_clients_heartbeat_with_disconnect():
     broker = new_broker()
-    assert broker.drain(0) == []
+    assert turns.drain(broker, 0) == []
     assert feed(broker, client_heartbeat()) == [disconnected(b"c")]
 
 
@@ -1068,7 +1069,7 @@ def test_a_clients_heartbeat_does_not_end_its_request():
 def test_a_client_heartbeat_is_no_sign_of_life_of_a_worker():  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     feed(broker, client_heartbeat(b"w"), now=2)
-    broker.tick(3.06)
+    turns.tick(broker, 3.06)
     assert list(broker.registry.workers) == []
 
 
@@ -1085,7 +1086,7 @@ def test_nothing_is_left_of_a_client_that_spoke_once():
 def test_what_a_client_that_cannot_be_reached_asked_for_is_cancelled():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(1, ttl=5000), request(2, client=b"d"), request(3), request(4, wait=False))
-    assert told(broker.unreachable(b"c", broker.turn - 1, now=0)) == [withdraw(worker=b"w1")]
+    assert told(turns.unreachable(broker, b"c", broker.turn - 1, now=0)) == [withdraw(worker=b"w1")]
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 3}
     assert books(broker) == ([b"echo"], [b"w1", b"w2"], 0, 2, [2])
     assert feed(broker, final(1, b"w1"), final(2, b"w2")) == [answer(2, client=b"d")]
@@ -1096,7 +1097,7 @@ def test_a_client_that_did_not_keep_up_hears_nothing_more():
     # it has missed messages; so it finds this broker silent, connects anew and sends again what is outstanding
     broker = broker_with(b"w")
     feed(broker, request(1), request(2))
-    assert told(broker.gone(b"c", now=0)) == [withdraw()]
+    assert told(turns.gone(broker, b"c", now=0)) == [withdraw()]
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
     assert feed(broker, client_heartbeat(), request(3), cancel(1), cancel(9), request(service=b"\n")) == []
     assert books(broker) == ([b"echo"], [b"w"], 0, 1, [])
@@ -1108,14 +1109,14 @@ def test_a_client_that_did_not_keep_up_hears_nothing_more():
 
 def test_a_worker_that_did_not_keep_up_may_come_back():
     broker = broker_with(b"w")
-    broker.gone(b"w", now=0)
+    turns.gone(broker, b"w", now=0)
     assert feed(broker, ready(), request(), final()) == [work(), answer()]
 
 
 def test_not_all_that_did_not_keep_up_are_remembered():
     broker = broker_with()
     for number in range(MAX_GIVEN_UP + 1):
-        broker.gone(b"c%d" % number, now=0)
+        turns.gone(broker, b"c%d" % number, now=0)
     assert len(broker._clients._given_up) == MAX_GIVEN_UP
     assert feed(broker, client_heartbeat(b"c0"), client_heartbeat(b"c1")) == [beaten(b"c0")]
 
@@ -1123,7 +1124,7 @@ def test_not_all_that_did_not_keep_up_are_remembered():
 def test_a_worker_that_cannot_be_reached_with_a_cancel_is_gone():
     broker = broker_with(b"w")
     feed(broker, request(), cancel())
-    assert broker.unreachable(b"w", broker.turn - 1, now=0) == []
+    assert turns.unreachable(broker, b"w", broker.turn - 1, now=0) == []
     assert broker.stats.lost == {Loss.UNREACHABLE: 1}
     assert books(broker) == ([], [], 0, 0, [])
 
@@ -1131,7 +1132,7 @@ def test_a_worker_that_cannot_be_reached_with_a_cancel_is_gone():
 def test_a_gone_worker_that_was_its_own_client_leaves_nothing():
     broker = broker_with(b"w", b"v")
     feed(broker, request(client=b"w"))
-    broker.gone(b"w", now=0)
+    turns.gone(broker, b"w", now=0)
     assert books(broker) == ([b"echo"], [b"v"], 0, 0, [])
     assert holds_nothing(broker)
 
@@ -1142,7 +1143,7 @@ def test_a_gone_worker_that_was_its_own_client_leaves_nothing():
 def test_a_draining_broker_takes_no_more_and_finishes_what_it_took():
     broker = broker_with(b"w")
     feed(broker, request(1), request(2))
-    assert told(broker.drain(0)) == [disconnected(b"c")]
+    assert told(turns.drain(broker, 0)) == [disconnected(b"c")]
     assert feed(broker, request(3)) == [error(503, DRAINING, 3)]
     assert feed(broker, final()) == [answer(1), work(2)]
     assert feed(broker, final(2)) == [answer(2), disconnected()]
@@ -1155,36 +1156,36 @@ def test_each_client_that_waits_for_something_is_told_once_that_the_broker_drain
     feed(broker, request(1), request(2), request(1, client=b"done", service=b"mmi.broker"))
     feed(broker, request(client=(b"proxy", b"hop"), service=b"sum"))
     feed(broker, [b"old", b"MDPC02", b"\x01", b"sum", b"x"])  # its dialect has no DISCONNECT
-    assert told(broker.drain(0)) == [disconnected(b"c"), disconnected((b"proxy", b"hop"))]
+    assert told(turns.drain(broker, 0)) == [disconnected(b"c"), disconnected((b"proxy", b"hop"))]
 
 
 def test_a_worker_is_sent_away_once_it_holds_nothing_and_nothing_waits_for_its_service():  # C9
     broker = broker_with(b"busy", b"idle")
     feed(broker, ready(b"of sum", b"sum"), ready(b"nil", b"none"), request(1))
-    assert told(broker.drain(0)) == list(map(disconnected, (b"c", b"idle", b"of sum", b"nil")))
+    assert told(turns.drain(broker, 0)) == list(map(disconnected, (b"c", b"idle", b"of sum", b"nil")))
     assert books(broker) == ([b"echo"], [b"busy"], 0, 1, [1])
     assert feed(broker, final(worker=b"busy")) == [answer(1), disconnected(b"busy")]
     assert broker.stats.lost == {Loss.CLOSING: 4}
     assert books(broker) == ([], [], 0, 0, [])
-    assert broker.tick(100) == []
+    assert turns.tick(broker, 100) == []
 
 
 def test_a_worker_with_a_queue_is_not_sent_away():
     broker = broker_with(b"w1", b"w2")
     feed(broker, *[request(number) for number in range(1, 5)])
-    assert told(broker.drain(0)) == [disconnected(b"c")]
+    assert told(turns.drain(broker, 0)) == [disconnected(b"c")]
     assert feed(broker, final(1, b"w1")) == [answer(1), work(3, b"w1")]
     assert feed(broker, final(2, b"w2")) == [answer(2), work(4, b"w2")]
     assert feed(broker, final(3, b"w1")) == [answer(3), disconnected(b"w1")]
-    assert broker.gone(b"w2", now=0) == []  # what it held waits for a worker; none is told to come back
+    assert turns.gone(broker, b"w2", now=0) == []  # what it held waits for a worker; none is told to come back
     assert broker.drained
 
 
 def test_a_request_that_comes_back_is_done_by_a_worker_that_is_still_there():
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(1), request(2))
-    assert told(broker.drain(0)) == [disconnected(b"c")]
-    assert broker.gone(b"w1", now=0) == []
+    assert told(turns.drain(broker, 0)) == [disconnected(b"c")]
+    assert turns.gone(broker, b"w1", now=0) == []
     assert feed(broker, final(2, b"w2")) == [answer(2), work(3, b"w2", attempt=2)]
     assert feed(broker, final(3, b"w2")) == [answer(1), disconnected(b"w2")]
 
@@ -1192,33 +1193,33 @@ def test_a_request_that_comes_back_is_done_by_a_worker_that_is_still_there():
 def test_a_worker_without_credit_is_sent_away_when_it_has_some_or_is_due_a_heartbeat():
     broker = broker_with(b"w", b"v")
     feed(broker, credit(0), credit(0, b"v"))
-    assert broker.drain(0) == []
+    assert turns.drain(broker, 0) == []
     assert feed(broker, credit(1)) == [disconnected()]
-    assert broker.tick(0.9) == []
-    assert told(broker.tick(1.1)) == [disconnected(b"v")]
+    assert turns.tick(broker, 0.9) == []
+    assert told(turns.tick(broker, 1.1)) == [disconnected(b"v")]
     assert books(broker) == ([], [], 0, 0, [])
 
 
 def test_a_worker_without_credit_finishes_what_it_holds():
     broker = broker_with(b"w")
     feed(broker, request(1), credit(0))
-    assert told(broker.drain(0)) == [disconnected(b"c")]
-    assert told(broker.tick(1.1)) == [beaten()]
+    assert told(turns.drain(broker, 0)) == [disconnected(b"c")]
+    assert told(turns.tick(broker, 1.1)) == [beaten()]
     assert feed(broker, final(), now=1.2) == [answer(1)]
-    assert told(broker.tick(2.3)) == [disconnected()]
+    assert told(turns.tick(broker, 2.3)) == [disconnected()]
 
 
 def test_a_worker_that_was_leaving_is_told_once():
     broker = broker_with(b"w")
     feed(broker, request(1), leave())
-    assert told(broker.drain(0)) == [disconnected(b"c")]
+    assert told(turns.drain(broker, 0)) == [disconnected(b"c")]
     assert feed(broker, final()) == [answer(1), disconnected()]
     assert broker.stats.lost == {Loss.DISCONNECTED: 1}
 
 
 def test_a_draining_broker_sends_new_workers_away(caplog):
     broker = new_broker()
-    broker.drain(0)
+    turns.drain(broker, 0)
     with caplog.at_level(logging.WARNING):
         assert feed(broker, ready()) == [disconnected()]
         assert feed(broker, together(ready(), credit(2))) == [disconnected()]  # once, whatever else is in the message
@@ -1231,7 +1232,7 @@ def test_at_the_end_every_client_is_told_and_every_worker():  # C9
     broker = broker_with(b"w1", b"w2")
     feed(broker, request(1), request(2), cancel(2), request(3, ttl=5000), request(4, wait=False))
     feed(broker, request(5, service=b"sum"), [b"old", b"MDPC02", b"\x01", b"echo", b"x"])
-    sent = told(broker.close(now=1))
+    sent = told(turns.close(broker, now=1))
     assert sent[-2:] == [disconnected(b"w1"), disconnected(b"w2")]
     assert sorted(sent[:-2]) == [*[error(503, CLOSING, number) for number in (1, 3, 4, 5)], withdraw(worker=b"w1")]
     assert books(broker) == ([b"echo"], [], 1, 0, [])
@@ -1263,11 +1264,11 @@ def test_a_broker_forgets_all_that_ended():
         held = {worker.key: address for worker in broker.registry.workers.values() for address in worker.held}
         feed(broker, partial(held[b"w1"], b"w1"), now=now)
         feed(broker, failure(held[b"w2"], b"w2"), now=now)
-        broker.gone(b"w1", now + 0.5)
+        turns.gone(broker, b"w1", now + 0.5)
         feed(broker, ready(b"w1"), now=now + 0.5)
         for worker in (b"w1", b"w2"):
             feed(broker, heartbeat(worker), now=now + 4)
-        broker.tick(now + 4)
+        turns.tick(broker, now + 4)
         for worker in list(broker.registry.workers.values()):
             for address in list(worker.held):
                 feed(broker, final(address, worker.key), now=now + 5)
@@ -1284,7 +1285,7 @@ def test_a_broker_forgets_all_that_ended():
 def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed():
     broker = broker_with()
     feed(broker, request())
-    broker.gone(b"c", 1.0)
+    turns.gone(broker, b"c", 1.0)
     assert feed(broker, client_heartbeat(), now=GIVEN_UP) == []
     assert feed(broker, client_heartbeat(), now=2 * GIVEN_UP - 1.0) == []  # it has still not noticed
     assert feed(broker, client_heartbeat(), now=3 * GIVEN_UP) == [beaten(b"c")]  # nothing said lately was ignored
@@ -1294,7 +1295,7 @@ def test_a_client_that_missed_messages_hears_nothing_until_it_has_surely_noticed
 def test_each_client_behind_a_proxy_that_did_not_keep_up_notices_by_itself():
     broker = broker_with()
     one, two = (b"p", b"1"), (b"p", b"2")
-    broker.gone(b"p", 0.0)
+    turns.gone(broker, b"p", 0.0)
     assert feed(broker, client_heartbeat(one), now=GIVEN_UP - 1.0) == []
     assert feed(broker, client_heartbeat(two), now=GIVEN_UP) == [beaten(two)]  # it said nothing before
     assert feed(broker, client_heartbeat(one), now=GIVEN_UP) == []
@@ -1303,8 +1304,8 @@ def test_each_client_behind_a_proxy_that_did_not_keep_up_notices_by_itself():
 
 def test_an_identity_that_is_gone_may_be_used_again():
     broker = broker_with()
-    broker.gone(b"c", 1.0)
-    broker.unreachable(b"c", broker.turn - 1, 1.0)
+    turns.gone(broker, b"c", 1.0)
+    turns.unreachable(broker, b"c", broker.turn - 1, 1.0)
     assert feed(broker, client_heartbeat(), now=1.0) == [beaten(b"c")]
 
 
@@ -1312,16 +1313,16 @@ def test_a_request_that_was_not_even_sent_yet_is_no_attempt():
     """All connections of one process end together, and the broker is about to send HEARTBEAT to each."""
     broker = broker_with(b"w", b"w2", b"w3", max_attempts=1, heartbeat=1.0)
     feed(broker, request())
-    assert len(broker.tick(2.0)) == 3
-    placed = told(broker.unreachable(b"w", broker.turn - 1, 2.0))  # this one had it: that is the one attempt
+    assert len(turns.tick(broker, 2.0)) == 3
+    placed = told(turns.unreachable(broker, b"w", broker.turn - 1, 2.0))  # this one had it: that is the one attempt
     assert placed[0][:4] == (b"c", "ERROR", 1, 502)
     broker = broker_with(b"w", b"w2", b"w3", max_attempts=2, heartbeat=1.0)
     feed(broker, request())
-    broker.tick(2.0)
+    turns.tick(broker, 2.0)
     missed = broker.turn - 1
-    assert told(broker.unreachable(b"w", missed, 2.0)) == [work(2, b"w2", attempt=2)]
-    assert told(broker.unreachable(b"w2", missed, 2.0)) == [work(3, b"w3", attempt=2)]
-    assert broker.unreachable(b"w3", missed, 2.0) == []  # it waits for the next worker
+    assert told(turns.unreachable(broker, b"w", missed, 2.0)) == [work(2, b"w2", attempt=2)]
+    assert told(turns.unreachable(broker, b"w2", missed, 2.0)) == [work(3, b"w3", attempt=2)]
+    assert turns.unreachable(broker, b"w3", missed, 2.0) == []  # it waits for the next worker
     assert broker.registry.queued == 1
 
 
@@ -1366,18 +1367,18 @@ def test_an_error_and_the_end_of_its_worker_in_one_turn():
 
 def test_the_end_of_the_broker_in_the_middle_of_a_turn():
     broker = broker_with(b"w")
-    broker.take(request(1), 0)
-    assert told(broker.close(0)) == [error(503, CLOSING), disconnected()]
+    broker.receive(request(1), 0)
+    assert told(turns.close(broker, 0)) == [error(503, CLOSING), disconnected()]
     assert broker.registry.services == {}
 
 
 def test_a_time_that_passes_in_the_middle_of_a_turn():
     broker = new_broker()
-    broker.take(request(1, ttl=100), 0)
-    broker.take(ready(), 1)
-    broker.take(request(2), 1)
-    broker.take(request(3), 1)
-    assert told(broker.flush(1)) == [error(408, FREE), work()]
+    broker.receive(request(1, ttl=100), 0)
+    broker.receive(ready(), 1)
+    broker.receive(request(2), 1)
+    broker.receive(request(3), 1)
+    assert told(broker.take_messages()) == [error(408, FREE), work()]
 
 
 # ── messages of many records ─────────────────────────────────────────────────────────────────────────────────────────
@@ -1386,24 +1387,24 @@ def test_a_time_that_passes_in_the_middle_of_a_turn():
 def test_messages_have_the_layout_of_the_specification():
     broker = broker_with(b"w")
     records = struct.pack(">IBQIBHHI1s", 23, 2, 1, 0, 1, 0, 1, 1, b"x")
-    assert broker.receive(request(7), 0) == [[b"w", b"", b"MDPWX1", b"\x09", records]]
+    assert turns.receive(broker, request(7), 0) == [[b"w", b"", b"MDPWX1", b"\x09", records]]
     records = struct.pack(">IBQHI1s", 16, 3, 7, 1, 1, b"x")
-    assert broker.receive(final(), 0) == [[b"c", b"", b"MDPCX1", b"\x09", records]]
+    assert turns.receive(broker, final(), 0) == [[b"c", b"", b"MDPCX1", b"\x09", records]]
     records = struct.pack(">IBQ", 9, 6, 0)
-    assert broker.receive(leave(), 0) == [[b"w", b"", b"MDPWX1", b"\x09", records]]
+    assert turns.receive(broker, leave(), 0) == [[b"w", b"", b"MDPWX1", b"\x09", records]]
 
 
 def test_each_peer_gets_one_message_of_all_that_happened_in_a_turn():
     broker = broker_with(b"w", b"v")
     feed(broker, credit(2), credit(2, b"v"))
-    broker.take(together(request(1), request(2)), 0)
-    broker.take(together(request(1, client=b"d"), request(2, client=b"d")), 0)
-    sent = broker.flush(0)
+    broker.receive(together(request(1), request(2)), 0)
+    broker.receive(together(request(1, client=b"d"), request(2, client=b"d")), 0)
+    sent = broker.take_messages()
     assert told(sent) == [work(1), work(3), work(2, b"v"), work(4, b"v")]
     assert len(sent) == 2
-    broker.take(together(final(1), partial(3), final(3)), 0)
-    broker.take(together(cancel(2), request(3), request(4), request(5)), 0)
-    sent = broker.flush(0)
+    broker.receive(together(final(1), partial(3), final(3)), 0)
+    broker.receive(together(cancel(2), request(3), request(4), request(5)), 0)
+    sent = broker.take_messages()
     assert told(sent) == [
         answer(1), error(499, "cancelled", 2), part(1, client=b"d"), answer(1, client=b"d"), withdraw(2, b"v"),
         work(5), work(6),
@@ -1415,16 +1416,16 @@ def test_what_one_message_cannot_hold_goes_in_several():
     broker = new_broker()
     feed(broker, ready(credit=1000))
     for first in (0, 100, 200):
-        broker.take(together(*map(request, range(first, first + 100))), 0)
-    assert [len(told([each])) for each in broker.flush(0)] == [256, 44]
+        broker.receive(together(*map(request, range(first, first + 100))), 0)
+    assert [len(told([each])) for each in broker.take_messages()] == [256, 44]
 
 
 def test_a_large_frame_is_passed_on_as_an_attachment():
     large = memoryview(b"L" * wire.SHARED)
     broker = broker_with(b"w")
-    (sent,) = broker.receive([*packed(b"c", CX1, request_of(1, b"echo", None)), large], 0)
+    (sent,) = turns.receive(broker, [*packed(b"c", CX1, request_of(1, b"echo", None)), large], 0)
     assert sent[5] is large
-    (sent,) = broker.receive([*packed(b"w", WX1, record(4, 1, body_of(b"small", None))), large], 0)
+    (sent,) = turns.receive(broker, [*packed(b"w", WX1, record(4, 1, body_of(b"small", None))), large], 0)
     assert sent[5] is large
     assert told([sent]) == [(b"c", "FINAL", 1, b"small", bytes(large))]
 
@@ -1464,11 +1465,11 @@ def test_duplicated_replies_match_nothing():  # C32
 def test_peers_behind_a_proxy_get_messages_of_their_own():  # C36
     one, two = (b"p", b"1"), (b"p", b"2")
     broker = broker_with(one, two)
-    sent = broker.receive(together(request(1, client=(b"p", b"c")), request(2, client=(b"p", b"c"))), 0)
+    sent = turns.receive(broker, together(request(1, client=(b"p", b"c")), request(2, client=(b"p", b"c"))), 0)
     assert [each[:4] for each in sent] == [[*one, b"", WX1], [*two, b"", WX1]]
     for each in (final(2, two), final(1, one)):
-        broker.take(each, 0)
-    (sent,) = broker.flush(0)
+        broker.receive(each, 0)
+    (sent,) = broker.take_messages()
     assert sent[:4] == [b"p", b"c", b"", CX1]
     assert told([sent]) == [answer(2, client=(b"p", b"c")), answer(1, client=(b"p", b"c"))]
 
@@ -1491,6 +1492,6 @@ def test_peers_of_all_dialects_in_one_turn():
 def test_a_probe_is_a_heartbeat_to_all_peers_of_a_connection():
     broker = broker_with(b"w", (b"p", b"w"))
     feed(broker, request(1), request(client=(b"p", b"hop")), request(client=b"p"))
-    assert told(broker.probe(b"w", now=0)) == [beaten(b"w")]
-    assert told(broker.probe(b"c", now=0)) == [beaten(b"c")]
-    assert told(broker.probe(b"p", now=0)) == [beaten((b"p", b"w")), beaten(b"p"), beaten((b"p", b"hop"))]
+    assert told(turns.probe(broker, b"w", now=0)) == [beaten(b"w")]
+    assert told(turns.probe(broker, b"c", now=0)) == [beaten(b"c")]
+    assert told(turns.probe(broker, b"p", now=0)) == [beaten((b"p", b"w")), beaten(b"p"), beaten((b"p", b"hop"))]

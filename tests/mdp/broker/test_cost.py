@@ -5,6 +5,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from support import turns
 from support import x1_messages as x1
 from support.x1_messages import cancel, client_heartbeat, credit, failure, final, heartbeat, leave, release, together
 
@@ -81,10 +82,10 @@ def broker_with(messages):
     # The log writes the first WORKER_LINES registrations of a period and counts the others.  Without these workers,
     # a small crowd would be below that bound and a large one above, and the steps would differ in this alone.
     for _ in range(WORKER_LINES):
-        broker.receive(ready(b"early"), 0)
-        broker.receive([b"early", b"MDPW02", b"\x06"], 0)
+        turns.receive(broker, ready(b"early"), 0)
+        turns.receive(broker, [b"early", b"MDPW02", b"\x06"], 0)
     for message in messages:
-        broker.receive(message, 0)
+        turns.receive(broker, message, 0)
     return broker
 
 
@@ -136,8 +137,8 @@ def reply_to(broker, sent):
 
 
 def a_request_and_its_reply(broker):
-    sent = broker.receive(request(b"new"), 0)
-    return sent + broker.receive(the_reply(broker, sent), 0)
+    sent = turns.receive(broker, request(b"new"), 0)
+    return sent + turns.receive(broker, the_reply(broker, sent), 0)
 
 
 def the_reply(broker, sent):
@@ -146,43 +147,43 @@ def the_reply(broker, sent):
 
 
 def a_batch_of_requests_and_replies(broker):
-    sent = broker.receive(together(*[numbered(n, b"new", b"other") for n in range(5)]), 0)
-    broker.receive(x1.ready(b"newer", b"other", credit=5), 0)
+    sent = turns.receive(broker, together(*[numbered(n, b"new", b"other") for n in range(5)]), 0)
+    turns.receive(broker, x1.ready(b"newer", b"other", credit=5), 0)
     with uncounted():
         held = list(broker.registry.workers[b"newer"].held)
-    sent += broker.receive(together(*[final(address, b"newer") for address in held]), 0)
-    return sent + broker.receive(leave(b"newer"), 0)
+    sent += turns.receive(broker, together(*[final(address, b"newer") for address in held]), 0)
+    return sent + turns.receive(broker, leave(b"newer"), 0)
 
 
 def a_worker_comes_and_goes(broker):
-    sent = broker.receive(ready(b"new"), 0)
-    return sent + broker.receive([b"new", b"MDPW02", b"\x06"], 0)
+    sent = turns.receive(broker, ready(b"new"), 0)
+    return sent + turns.receive(broker, [b"new", b"MDPW02", b"\x06"], 0)
 
 
 def a_worker_behind_the_proxy_comes_and_goes(broker):
-    sent = broker.receive(ready_x1((b"p", b"new")), 0)
-    return sent + broker.receive(leave((b"p", b"new")), 0)
+    sent = turns.receive(broker, ready_x1((b"p", b"new")), 0)
+    return sent + turns.receive(broker, leave((b"p", b"new")), 0)
 
 
 def a_worker_lives(broker):
     worker = next(iter(broker.registry.workers.values()))
     if worker.header == b"MDPWX1":
-        return broker.receive(heartbeat(worker.key), 0)
-    return broker.receive([*worker.route, worker.header, b"\x05"], 0)
+        return turns.receive(broker, heartbeat(worker.key), 0)
+    return turns.receive(broker, [*worker.route, worker.header, b"\x05"], 0)
 
 
 def a_worker_changes_its_credit(broker):
-    sent = broker.receive(ready_x1(b"new", 0), 0)
+    sent = turns.receive(broker, ready_x1(b"new", 0), 0)
     for value in (1, 0):
-        sent += broker.receive(credit(value, b"new"), 0)
+        sent += turns.receive(broker, credit(value, b"new"), 0)
     return sent
 
 
 def a_request_is_released(broker):
-    sent = broker.receive(ready_x1(b"new"), 0)
+    sent = turns.receive(broker, ready_x1(b"new"), 0)
     if sent:
-        sent += broker.receive(credit(0, b"new"), 0)
-        sent += broker.receive(release(address_in(sent), b"new"), 0)
+        sent += turns.receive(broker, credit(0, b"new"), 0)
+        sent += turns.receive(broker, release(address_in(sent), b"new"), 0)
     return sent
 
 
@@ -193,12 +194,12 @@ def address_in(sent):
 
 
 def a_client_goes(broker):
-    broker.receive(request(b"new", b"nobody"), 0)
-    return broker.gone(b"new", 0)
+    turns.receive(broker, request(b"new", b"nobody"), 0)
+    return turns.gone(broker, b"new", 0)
 
 
 def nothing_is_due(broker):
-    return [broker.deadline(), *broker.tick(0.5)]
+    return [broker.deadline(), *turns.tick(broker, 0.5)]
 
 
 NEW = 1 << 40
@@ -206,29 +207,29 @@ NEW = 1 << 40
 
 
 def a_numbered_request_fails(broker):
-    sent = broker.receive(numbered(NEW, b"new", ttl=60_000, key=1), 0)
+    sent = turns.receive(broker, numbered(NEW, b"new", ttl=60_000, key=1), 0)
     if sent and b"MDPWX1" in sent[0][:4]:
         with uncounted():
             worker, _, address, *_ = x1.told(sent)[0]
-        sent += broker.receive(failure(address, worker), 0)
+        sent += turns.receive(broker, failure(address, worker), 0)
     return sent
 
 
 def a_numbered_request_is_cancelled(broker):
-    sent = broker.receive(numbered(NEW, b"new"), 0)
-    return sent + broker.receive(cancel(NEW, client=b"new"), 0)
+    sent = turns.receive(broker, numbered(NEW, b"new"), 0)
+    return sent + turns.receive(broker, cancel(NEW, client=b"new"), 0)
 
 
 def a_cancel_of_nothing(broker):
-    return broker.receive(cancel(NEW), 0)
+    return turns.receive(broker, cancel(NEW), 0)
 
 
 def a_client_asks_for_a_sign_of_life(broker):
-    return broker.receive(client_heartbeat(), 0)
+    return turns.receive(broker, client_heartbeat(), 0)
 
 
 def garbage(broker):
-    return broker.receive([b"c1", b"?"], 0)
+    return turns.receive(broker, [b"c1", b"?"], 0)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +272,7 @@ def test_the_cost_of_a_cancel_does_not_depend_on_the_queue(queue):
         numbered = broker.registry.numbered
         request = numbered[len(numbered) // 2]
         message = cancel(request.number, client=request.client.key)
-        steps, sent = steps_of(lambda broker: broker.receive(message, 0), broker)
+        steps, sent = steps_of(lambda broker: turns.receive(broker, message, 0), broker)
         return steps, len(sent)
 
     costs(FEW)  # warm-up: fills caches

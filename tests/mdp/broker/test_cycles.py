@@ -3,6 +3,7 @@
 import gc
 import logging
 
+from support import turns
 from support.x1_messages import cancel, feed, final, leave, ready, request
 
 from zmdp.mdp.broker.machine import Broker
@@ -26,12 +27,12 @@ def live_through_everything(broker):
         if number % 3 == 0:
             feed(broker, leave(worker), now=now)
         elif number % 3 == 1:
-            broker.unreachable(worker, broker.turn, now)
-        broker.tick(now)
+            turns.unreachable(broker, worker, broker.turn, now)
+        turns.tick(broker, now)
         if number % 2:
-            broker.gone(client, now)
-    broker.tick(now + 1000)
-    broker.close(now + 1001)
+            turns.gone(broker, client, now)
+    turns.tick(broker, now + 1000)
+    turns.close(broker, now + 1001)
 
 
 def test_no_cycles_are_left():

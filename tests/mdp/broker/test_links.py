@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support import turns
 from support.peers import body_of, record
 from support.x1_messages import (
     answer,
@@ -27,6 +28,7 @@ from support.x1_messages import (
 
 from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
+from zmdp.mdp.broker.events import CloseLink, OpenLink, WorkerForgotten
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import State
 from zmdp.mdp.limits import Limits
@@ -52,7 +54,7 @@ class Mesh:
         self.brokers[name] = Broker(limits, now=self.now, name=name, first_address=len(self.brokers) * 1000 + 1)
         self.sent[name] = []
         if permissions:
-            self.brokers[name].grant(permissions, self.now)
+            turns.grant(self.brokers[name], permissions, self.now)
 
     def __getitem__(self, name):
         return self.brokers[name]
@@ -68,7 +70,7 @@ class Mesh:
         self._connections += 1
         there = b"link-%d" % self._connections
         self._ends[name, identity], self._ends[other, there] = (other, there), (name, identity)
-        self.route(name, self.brokers[name].link_opened(identity, self.now))
+        self.route(name, turns.link_opened(self.brokers[name], identity, self.now))
 
     def route(self, name, messages, role=None):
         """Deliver what `name` sends, and everything that is sent because of that."""
@@ -82,7 +84,7 @@ class Mesh:
             other, there = end
             broker = self.brokers[other]
             role = broker.roles.named("brokers") if broker.roles.named("brokers") is not broker.roles.nobody else None
-            waiting += [(other, each) for each in broker.receive([there, *message[1:]], self.now, role)]
+            waiting += [(other, each) for each in turns.receive(broker, [there, *message[1:]], self.now, role)]
 
     def receive(self, name, *messages, role=None):
         """Have `name` take in `messages` in a turn, then return what it and the others have sent to their peers."""
@@ -90,8 +92,8 @@ class Mesh:
         self.sent = {each: [] for each in self.brokers}
         broker = self.brokers[name]
         for message in messages:
-            broker.take(message, self.now, broker.roles.named(role) if role else None)
-        self.route(name, broker.flush(self.now))
+            broker.receive(message, self.now, broker.roles.named(role) if role else None)
+        self.route(name, broker.take_messages())
         return self.sent
 
     def cut(self, name, identity):
@@ -101,7 +103,7 @@ class Mesh:
         self.sent = {each: [] for each in self.brokers}
         for end, at in ((name, identity), (other, there)):
             if end in self.brokers:
-                self.route(end, self.brokers[end].unreachable(at, self.brokers[end].turn, self.now))
+                self.route(end, turns.unreachable(self.brokers[end], at, self.brokers[end].turn, self.now))
         return self.sent
 
     def wait(self, seconds=0.1):
@@ -109,13 +111,18 @@ class Mesh:
         self.sent = {each: [] for each in self.brokers}
         self.now += seconds
         for name, broker in self.brokers.items():
-            self.route(name, broker.tick(self.now))
+            self.route(name, turns.tick(broker, self.now))
         return self.sent
 
     def ask(self, name, question, body=b"", role=None):
         """Return the JSON that `name` answers to `mmi.*`."""
         sent = self.receive(name, request(77, service=question, body=body), role=role)[name]
         return json.loads(sent[0][-1])
+
+
+def link_events(broker):
+    """What `broker` asks its shell to do about links."""
+    return [event for event in broker.take_events() if not isinstance(event, WorkerForgotten)]
 
 
 def pair(**settings):
@@ -247,11 +254,12 @@ def test_a_link_is_opened_again_after_a_pause_and_for_ever():
     mesh = pair()
     mesh.cut("a", mesh.identity)
     for _ in range(20):
-        assert mesh["a"].links_to_close() == [mesh.identity]
-        assert mesh["a"].links_due(mesh.now) == []
+        turns.tick(mesh["a"], mesh.now)
+        assert link_events(mesh["a"]) == [CloseLink(mesh.identity)]
         mesh.now = mesh["a"].links.by_identity[mesh.identity].retry_at
-        assert mesh["a"].links_due(mesh.now) == [mesh.identity]
-        mesh["a"].link_failed(mesh.identity, "nothing answers", mesh.now)
+        turns.tick(mesh["a"], mesh.now)
+        assert link_events(mesh["a"]) == [OpenLink(mesh.identity)]
+        turns.link_failed(mesh["a"], mesh.identity, "nothing answers", mesh.now)
     mesh.now += 10
     mesh.open("a", mesh.identity, "b")
     mesh.receive("b", ready(b"w2"))
@@ -279,8 +287,8 @@ def test_a_request_goes_to_another_broker_when_a_worker_dies():
     sent = mesh.receive("a", request())
     at, other = ("b", "c") if work(sent["b"]) else ("c", "b")
     mesh.sent = {each: [] for each in mesh.brokers}
-    mesh.route(at, mesh[at].unreachable(b"w", 0, mesh.now))
-    mesh.route(at, mesh[at].unreachable(b"w", mesh[at].turn, mesh.now))
+    mesh.route(at, turns.unreachable(mesh[at], b"w", 0, mesh.now))
+    mesh.route(at, turns.unreachable(mesh[at], b"w", mesh[at].turn, mesh.now))
     assert len(work(mesh.sent[other])) == 1
 
 
@@ -298,7 +306,7 @@ def test_at_most_max_attempts_workers_die_of_a_request_at_all_brokers_together()
         ((name, worker),) = [(name, worker) for name in "bc" for worker in (b"w1", b"w2") if work(sent[name], worker)]
         mesh.sent = sent = {each: [] for each in mesh.brokers}
         turn = mesh[name].turn
-        mesh.route(name, mesh[name].unreachable(worker, turn, mesh.now))
+        mesh.route(name, turns.unreachable(mesh[name], worker, turn, mesh.now))
         died += 1
     assert died == 3
     assert sent["a"] == [error(502, "its worker was lost, and this was attempt 3 of 3 (max_attempts)")]
@@ -309,7 +317,7 @@ def test_a_request_waits_at_its_first_broker_when_no_worker_is_left():
     mesh.receive("a", request())
     sent = mesh.receive("b", leave())  # it leaves, and then dies
     mesh.sent = {each: [] for each in mesh.brokers}
-    mesh.route("b", mesh["b"].unreachable(b"w", mesh["b"].turn, mesh.now))
+    mesh.route("b", turns.unreachable(mesh["b"], b"w", mesh["b"].turn, mesh.now))
     assert sent["a"] == mesh.sent["a"] == []
     assert (mesh["a"].registry.queued, mesh["b"].registry.queued) == (1, 0)
     sent = mesh.receive("a", ready())
@@ -326,7 +334,7 @@ def test_without_wait_it_is_told_that_no_worker_is_left():
 def test_a_draining_broker_withdraws_its_services_and_returns_requests():
     mesh = pair()
     mesh.receive("a", request(1))
-    mesh.route("b", mesh["b"].drain(mesh.now))
+    mesh.route("b", turns.drain(mesh["b"], mesh.now))
     sent = mesh.receive("a", request(2))  # before the announcement arrives
     assert sent["a"] == []
     mesh.wait()
@@ -339,7 +347,7 @@ def test_a_closing_broker_returns_what_it_has():
     mesh = pair()
     mesh.receive("a", request(1))
     mesh.sent = {each: [] for each in mesh.brokers}
-    mesh.route("b", mesh["b"].close(mesh.now))
+    mesh.route("b", turns.close(mesh["b"], mesh.now))
     assert mesh.sent["a"] == []
     assert mesh["a"].registry.queued == 1
     assert mesh.ask("a", b"mmi.brokers")["links"][0]["trouble"] == "the other broker has shut down"
@@ -511,7 +519,7 @@ def test_a_new_connection_of_a_link_replaces_the_old_one():
     mesh = pair()
     mesh.receive("b", request(service=b"other"))
     (there,) = mesh["b"].links.by_identity
-    mesh.route("a", mesh["a"].unreachable(mesh.identity, mesh["a"].turn, mesh.now))  # b has not noticed yet
+    mesh.route("a", turns.unreachable(mesh["a"], mesh.identity, mesh["a"].turn, mesh.now))  # b has not noticed yet
     mesh.now += 1
     mesh.open("a", mesh.identity, "b")
     mesh.wait()
@@ -542,10 +550,10 @@ def test_what_other_brokers_announce_is_limited():
 def test_something_that_does_not_know_links_is_no_broker():
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://old")
-    mesh["a"].link_opened(identity, mesh.now)
-    mesh["a"].receive(granted(b"501", identity), mesh.now)
+    turns.link_opened(mesh["a"], identity, mesh.now)
+    turns.receive(mesh["a"], granted(b"501", identity), mesh.now)
     assert trouble(mesh, "a") == ["that broker does not know links, or its answer is malformed"]
-    mesh["a"].link_opened(identity, mesh.now)
+    turns.link_opened(mesh["a"], identity, mesh.now)
     mesh.wait(5.0)
     assert trouble(mesh, "a") == ["it does not answer as a broker; silent for 5 s"]
 
@@ -578,7 +586,7 @@ def test_a_connection_that_is_no_link_any_longer_is_told_so():
     packed = batch.Batch((b"x",), b"MDPCL1")
     packed.request_to_broker(1, 0, b"echo", b'{"via":["b"]}', [b"x"])
     (message,) = packed.messages()
-    assert mesh["a"].receive(message, mesh.now) == [ends(NO_LINK)]
+    assert turns.receive(mesh["a"], message, mesh.now) == [ends(NO_LINK)]
 
 
 # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -594,7 +602,7 @@ ACCESS = {
 def secured(**others):
     mesh = Mesh("a", "b", permissions=ACCESS)
     if others:
-        mesh["b"].grant({**ACCESS, **others}, mesh.now)
+        turns.grant(mesh["b"], {**ACCESS, **others}, mesh.now)
     mesh.identity = mesh.link("a", "b", role="brokers")
     mesh.receive("b", ready(), ready(b"w2", b"secret"), ready(b"w3", b"other"), role="workers")
     mesh.wait()
@@ -635,7 +643,8 @@ def test_a_broker_announces_only_what_its_role_may_offer():
 def test_a_link_ends_with_its_role():
     mesh = secured()
     mesh.sent = {each: [] for each in mesh.brokers}
-    mesh.route("b", mesh["b"].grant({name: role for name, role in ACCESS.items() if name != "brokers"}, mesh.now))
+    others = {name: role for name, role in ACCESS.items() if name != "brokers"}
+    mesh.route("b", turns.grant(mesh["b"], others, mesh.now))
     assert "may not link" in trouble_of(mesh)[0]
 
 
@@ -668,9 +677,9 @@ def probed(mesh):
 
 def test_a_broker_answers_probes_only_when_its_links_have_announced_everything():
     mesh, identity = held_back()
-    asked = mesh["a"].link_opened(identity, mesh.now)
+    asked = turns.link_opened(mesh["a"], identity, mesh.now)
     assert probed(mesh) == STAYS_AWAY
-    hello, announced = mesh["b"].receive([b"link", *asked[0][1:]], mesh.now)
+    hello, announced = turns.receive(mesh["b"], [b"link", *asked[0][1:]], mesh.now)
     mesh.route("b", [hello])
     assert mesh["a"].links.at(identity)
     assert probed(mesh) == STAYS_AWAY  # it is linked, but a request with `wait: false` would fail here
@@ -681,9 +690,9 @@ def test_a_broker_answers_probes_only_when_its_links_have_announced_everything()
 
 def test_a_broker_whose_link_fails_answers_probes():
     mesh, identity = held_back()
-    mesh["a"].link_opened(identity, mesh.now)
+    turns.link_opened(mesh["a"], identity, mesh.now)
     assert probed(mesh) == STAYS_AWAY
-    mesh["a"].link_failed(identity, "nothing is listening there", mesh.now)
+    turns.link_failed(mesh["a"], identity, "nothing is listening there", mesh.now)
     assert probed(mesh) == COMES_BACK
 
 
@@ -696,8 +705,8 @@ def test_a_second_link_between_two_brokers_does_not_delay_answers_to_probes():
 
 def test_a_link_to_a_broker_that_drains_does_not_delay_answers_to_probes_for_long():
     mesh, identity = held_back()
-    mesh.route("b", mesh["b"].drain(mesh.now))
-    mesh.route("a", mesh["a"].link_opened(identity, mesh.now))
+    mesh.route("b", turns.drain(mesh["b"], mesh.now))
+    mesh.route("a", turns.link_opened(mesh["a"], identity, mesh.now))
     assert mesh["a"].links.at(identity)
     mesh.wait()
     assert probed(mesh) == STAYS_AWAY
@@ -733,7 +742,7 @@ class Other:
         self.sent = []
         self.broker = Broker(limits, now=NOW, name="a", first_address=1)
         if permissions:
-            self.broker.grant(permissions, NOW)
+            turns.grant(self.broker, permissions, NOW)
         self.role = self.broker.roles.named("brokers") if permissions else None
         self.identity = b"x"
         if opens:
@@ -749,12 +758,12 @@ class Other:
 
     def open(self):
         """Establish the link, if it is one that `a` opens."""
-        self.broker.link_opened(b"x", self.now)
+        turns.link_opened(self.broker, b"x", self.now)
         self.take(granted(hello("x")))
 
     def take(self, message):
         """Have `a` take in a message over the link."""
-        return self._split(self.broker.receive(message, self.now, self.role))
+        return self._split(turns.receive(self.broker, message, self.now, self.role))
 
     def say(self, header, *records):
         """The same for a message of those records."""
@@ -767,16 +776,16 @@ class Other:
     def receive(self, *messages):
         """Have `a` take in messages of others, in a turn."""
         for message in messages:
-            self.broker.take(message, self.now, self.broker.roles.named("workers") if self.role else None)
-        return self._split(self.broker.flush(self.now))
+            self.broker.receive(message, self.now, self.broker.roles.named("workers") if self.role else None)
+        return self._split(self.broker.take_messages())
 
     def lose(self):
         """End the connection of the link."""
-        return self._split(self.broker.unreachable(b"x", self.broker.turn, self.now))
+        return self._split(turns.unreachable(self.broker, b"x", self.broker.turn, self.now))
 
     def wait(self, seconds=0.1):
         self.now += seconds
-        return self._split(self.broker.tick(self.now))
+        return self._split(turns.tick(self.broker, self.now))
 
     def _split(self, messages):
         answers = []
@@ -896,7 +905,7 @@ def test_a_request_over_a_link_has_the_limits_of_every_broker():
 
 def test_records_that_cannot_be_attributed_are_counted():
     other = Other()
-    assert other.take([b"x", AS_CLIENT, b"\x09", b"\0\0\0"]) == []
+    assert other.receive([b"x", AS_CLIENT, b"\x09", b"\0\0\0"]) == []
     assert other.broker.stats.invalid == {"bad-record": 1}
     assert other.say(AS_WORKER, ("credit", 5)) == []
     assert other.broker.stats.invalid == {"bad-record": 1, "unknown-command": 1}
@@ -1060,7 +1069,7 @@ def test_a_request_whose_links_break_again_and_again_ends():
         assert passed.body == [b"x"]
         assert other.sent == []
         other.lose()
-        assert other.broker.links_to_close() == [b"x"]
+        assert link_events(other.broker) == [CloseLink(b"x")]
         sent = other.sent
         other.now = other.link.retry_at
         other.open()
@@ -1211,7 +1220,7 @@ def test_the_deadline_is_when_something_can_be_announced():
     assert mesh.now < due <= mesh.now + 0.05
     assert b"other" not in mesh["a"].registry.reachable
     mesh.now = due
-    mesh.route("b", mesh["b"].tick(due))
+    mesh.route("b", turns.tick(mesh["b"], due))
     assert b"other" in mesh["a"].registry.reachable
     assert mesh["b"].links.deadline() > due + 0.5
 
@@ -1253,10 +1262,10 @@ def test_a_malformed_request_for_a_link_is_refused(body):
 def test_a_malformed_answer_establishes_no_link(body):
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://x")
-    mesh["a"].link_opened(identity, mesh.now)
-    assert mesh["a"].receive(granted(body, identity), mesh.now) == []
+    turns.link_opened(mesh["a"], identity, mesh.now)
+    assert turns.receive(mesh["a"], granted(body, identity), mesh.now) == []
     assert trouble(mesh, "a") == ["that broker does not know links, or its answer is malformed"]
-    assert mesh["a"].links_to_close() == [identity]
+    assert link_events(mesh["a"]) == [CloseLink(identity)]
 
 
 def test_a_link_is_not_asked_for_through_a_proxy():
@@ -1268,7 +1277,7 @@ def test_a_link_is_not_asked_for_through_a_proxy():
 
 def test_only_x1_has_links():
     broker = Broker(now=NOW, name="a")
-    assert broker.receive([b"x", b"MDPC02", b"\x01", b"mmi.link", hello("b")], NOW) == []
+    assert turns.receive(broker, [b"x", b"MDPC02", b"\x01", b"mmi.link", hello("b")], NOW) == []
     assert broker.links.by_identity == {}
     assert broker.stats.dropped == {"not-allowed": 1}
 
@@ -1276,15 +1285,15 @@ def test_only_x1_has_links():
 def test_an_answer_with_this_brokers_name_establishes_no_link():
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://x")
-    mesh["a"].link_opened(identity, mesh.now)
-    mesh["a"].receive(granted(hello("a"), identity), mesh.now)
+    turns.link_opened(mesh["a"], identity, mesh.now)
+    turns.receive(mesh["a"], granted(hello("a"), identity), mesh.now)
     assert trouble(mesh, "a") == ["both brokers are named a: start one with another --name"]
 
 
 def test_only_the_answer_establishes_a_link():
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://x")
-    mesh["a"].link_opened(identity, mesh.now)
+    turns.link_opened(mesh["a"], identity, mesh.now)
     for frames in (
         [b"", b"MDPCX1"],
         [b"", b"MDPCX1", b"\x09", b""],
@@ -1292,10 +1301,10 @@ def test_only_the_answer_establishes_a_link():
         [b"", b"MDPWX1", b"\x09", record(3, 1, body_of(hello("x")))],
         [b"nonsense"],
     ):
-        assert mesh["a"].receive([identity, *frames], mesh.now) == []
+        assert turns.receive(mesh["a"], [identity, *frames], mesh.now) == []
         assert mesh["a"].links.at(identity) is None
     assert trouble(mesh, "a") == [""]
-    mesh["a"].receive(granted(hello("x"), identity), mesh.now)
+    turns.receive(mesh["a"], granted(hello("x"), identity), mesh.now)
     assert mesh["a"].links.at(identity).name == "x"
 
 
@@ -1313,17 +1322,17 @@ def test_a_link_is_told_only_once_that_it_has_ended():
     other = Other(opens=True)
     other.say(AS_WORKER, offers())
     for _ in range(2):
-        assert other.take(ends()) == []
+        assert other.receive(ends()) == []
         assert other.link.trouble == "the other broker has shut down"
-    assert other.broker.links_to_close() == [b"x"]
-    assert other.broker.receive(ends(b"why", b"nobody"), NOW) == []
+    assert link_events(other.broker) == [CloseLink(b"x")]
+    assert turns.receive(other.broker, ends(b"why", b"nobody"), NOW) == []
 
 
 def test_a_link_that_is_ended_again_and_again_pauses_for_longer_and_longer():
     other = Other(opens=True)
 
     def pause():
-        other.take(ends(b"enough"))
+        other.receive(ends(b"enough"))
         assert other.link.trouble == "the other broker has ended it: enough"
         seconds = other.link.retry_at - other.now
         other.now = other.link.retry_at
@@ -1339,13 +1348,13 @@ def test_a_link_that_is_ended_again_and_again_pauses_for_longer_and_longer():
 
 def test_a_link_to_a_broker_that_has_shut_down_is_opened_again_soon():
     other = Other(opens=True)
-    other.take(ends())
+    other.receive(ends())
     assert other.link.retry_at - other.now <= 0.1
 
 
 def test_a_link_whose_messages_were_lost_ends():
     other = passing()
-    other._split(other.broker.gone(b"x", other.now))
+    other._split(turns.gone(other.broker, b"x", other.now))
     assert other.link is None
     assert outstanding(other) == (1, 0)
     assert other.sent == []
@@ -1353,42 +1362,43 @@ def test_a_link_whose_messages_were_lost_ends():
 
 def test_a_link_is_probed():
     other = Other()
-    assert other.broker.probe(b"x", other.now) == [[b"x", AS_WORKER]]
+    assert turns.probe(other.broker, b"x", other.now) == [[b"x", AS_WORKER]]
     other.lose()
-    assert other.broker.probe(b"x", other.now) == []
+    assert turns.probe(other.broker, b"x", other.now) == []
 
 
 def test_a_broker_that_drains_opens_no_links():
     mesh = Mesh("a")
     identity = mesh["a"].add_link("peer", None, "tcp://x")
-    assert mesh["a"].links_due(mesh.now) == [identity]
-    mesh["a"].drain(mesh.now)
-    assert mesh["a"].links_due(mesh.now + 100) == []
+    turns.drain(mesh["a"], mesh.now)
+    turns.tick(mesh["a"], mesh.now + 100)
+    assert link_events(mesh["a"]) == []
+    assert mesh["a"].links.by_identity[identity].state is State.DOWN
     assert mesh["a"].links.deadline() is None
 
 
 def test_a_broker_that_closes_says_so_only_over_links_that_are_up():
     other = Other()
     other.broker.add_link("peer", None, "tcp://y")
-    assert other.broker.close(other.now) == [ends()]
+    assert turns.close(other.broker, other.now) == [ends()]
 
 
 def test_a_link_has_the_role_that_the_other_brokers_key_has_now():
     broker = Broker(now=NOW, name="a")
-    broker.grant(ACCESS, NOW)
+    turns.grant(broker, ACCESS, NOW)
     role = broker.roles.named("brokers")
     identity = broker.add_link("peer", broker.roles.named("shop"), "tcp://x", b"x")
-    broker.link_opened(identity, NOW, role)
-    broker.receive(granted(hello("x")), NOW, role)
+    turns.link_opened(broker, identity, NOW, role)
+    turns.receive(broker, granted(hello("x")), NOW, role)
     packed = batch.Batch(X, AS_WORKER)
     packed.ready(1, b"echo", b'{"hops":1,"free":1}')
-    assert broker.receive(packed.messages()[0], NOW, role) == []
+    assert turns.receive(broker, packed.messages()[0], NOW, role) == []
     assert list(broker.registry.reachable) == [b"echo"]  # which a shop may not offer
 
 
 def test_a_link_stays_while_its_role_may_link():
     mesh = secured()
-    mesh.route("b", mesh["b"].grant(ACCESS, mesh.now))
+    mesh.route("b", turns.grant(mesh["b"], ACCESS, mesh.now))
     assert trouble_of(mesh) == [""]
     assert len(work(mesh.receive("a", request(), role="shop")["b"])) == 1
 

@@ -11,9 +11,10 @@ import zmq
 from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually
 from support.zmtp import RawPeer
 
+from zmdp.mdp import wire
 from zmdp.mdp.broker.outbox import Outbox
 from zmdp.mdp.broker.ports import PREFIX_BYTES, Port, new_prefix
-from zmdp.mdp.broker.server import MAX_TURN_MESSAGES, Server
+from zmdp.mdp.broker.server import MAX_TURN_MESSAGES, Server, ServerSettings
 from zmdp.mdp.errors import BindError, SettingError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.transport.multipart import receive, send
@@ -47,7 +48,7 @@ class DealerPort(Port):
         return None if message is None else [self.prefix, *message]
 
     def deliver(self, message, now):
-        self.broker.take(message, now)
+        self.broker.receive(message, now)
 
     def send(self, message):
         self.ready = True
@@ -92,23 +93,23 @@ def test_a_port_of_another_kind():
                     peer.send_multipart([b"MDPC02", b"\x01", b"mmi.service", b"%d" % number])
                 for _ in range(count):
                     assert peer.recv_multipart() == [b"MDPC02", b"\x03", b"mmi.service", b"404"]
-        server.remove_port(port)
+        server._sockets.remove(port)
         assert port.socket.closed
-        assert server._port_of(port.prefix) is server._main
+        assert server._sockets.at(port.prefix) is server._sockets.main
         assert server.broker.stats.internal_errors == 0
 
 
 @interpreted
 def test_a_bug_in_a_port_does_not_end_the_loop(monkeypatch):
-    with Server((TCP,), pirates=[(TCP, "echo")]) as server, running(server):
-        right = server.broker.take_pirate
+    with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server, running(server):
+        right = server.broker._receive_command
 
-        def fails_once(message, service, now, role=None):
-            if b"bug" in message:
+        def fails_once(command, role, now):
+            if isinstance(command, wire.Request):
                 raise RuntimeError("a bug")
-            right(message, service, now, role)
+            right(command, role, now)
 
-        monkeypatch.setattr(server.broker, "take_pirate", fails_once)
+        monkeypatch.setattr(server.broker, "_receive_command", fails_once)
         with RawPeer(server.pirate_endpoints[0]) as peer:
             peer.send(b"", b"bug")
             peer.send(b"\x01")
@@ -118,7 +119,7 @@ def test_a_bug_in_a_port_does_not_end_the_loop(monkeypatch):
 
 def test_messages_from_many_peers_at_many_ports():
     pirates = [(TCP, f"service-{number}") for number in range(5)]
-    with Server((TCP,), pirates=pirates) as server, running(server):
+    with Server((TCP,), ServerSettings(pirates=pirates)) as server, running(server):
         ends = server.pirate_endpoints
         workers = [RawPeer(each).send(b"\x01") for each in ends]
         clients = [RawPeer(each) for _ in range(10) for each in ends]
@@ -138,7 +139,10 @@ def test_messages_from_many_peers_at_many_ports():
 
 
 def test_connections_are_limited_for_all_sockets_together():
-    with Server((TCP,), pirates=[(TCP, "echo")], limits=Limits(max_connections=2)) as server, running(server):
+    with (
+        Server((TCP,), ServerSettings(pirates=[(TCP, "echo")], limits=Limits(max_connections=2))) as server,
+        running(server),
+    ):
         one, two = RawPeer(server.endpoints[0]), RawPeer(server.pirate_endpoints[0])
         eventually(lambda: server.connections.totals.open == 2)
         for count, endpoint in enumerate((server.endpoints[0], server.pirate_endpoints[0]), 1):
@@ -157,24 +161,24 @@ def test_connections_are_limited_for_all_sockets_together():
 
 def test_a_message_that_arrives_while_another_is_sent():
     """Sending may consume the signal of its arrival, so the port is asked again."""
-    with Server((TCP,), pirates=[(TCP, "echo")]) as server, RawPeer(server.pirate_endpoints[0]) as peer:
-        (port,) = server._ports.values()
+    with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server, RawPeer(server.pirate_endpoints[0]) as peer:
+        (port,) = server._sockets.ports.values()
         peer.send(b"\x01")
         while not server.broker.registry.workers:
             select.select([port.descriptor], [], [], TIMEOUT_SECONDS)
-            server._take_turn(time.monotonic())
+            server._turn(time.monotonic())
         assert not port.ready
         (worker,) = server.broker.registry.workers.values()
         peer.send(b"\x02")
         select.select([port.descriptor], [], [], TIMEOUT_SECONDS)
         assert port.send([*worker.route, b"\x02"]) == 0
         assert port.ready
-        eventually(lambda: (server._take_turn(time.monotonic()), server.broker.stats.heartbeats)[1])
+        eventually(lambda: (server._turn(time.monotonic()), server.broker.stats.heartbeats)[1])
 
 
 def test_chosen_routing_ids_are_forgotten():  # C39
-    with Server((TCP,), pirates=[(TCP, "echo")]) as server, running(server):
-        (port,) = server._ports.values()
+    with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server, running(server):
+        (port,) = server._sockets.ports.values()
         with RawPeer(server.pirate_endpoints[0], b"me") as peer:
             peer.send(b"\x01")
             eventually(lambda: server.broker.registry.workers)
@@ -185,9 +189,9 @@ def test_chosen_routing_ids_are_forgotten():  # C39
 
 def test_what_waits_at_ports_counts():
     """The peer for which most waits is found at any socket."""
-    with Server((TCP,), pirates=[(TCP, "echo")]) as server:
-        (port,) = server._ports.values()
-        outbox = Outbox(Limits(max_outbox_bytes=20_000_000), server._ports)
+    with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server:
+        (port,) = server._sockets.ports.values()
+        outbox = Outbox(Limits(max_outbox_bytes=20_000_000), server._sockets.ports)
         with RawPeer(server.pirate_endpoints[0]) as peer:
             peer.send(b"", b"hello")
             message = eventually(port.receive)
@@ -199,7 +203,7 @@ def test_what_waits_at_ports_counts():
             assert list(port.waiting()) == [message[0]]
             outbox.drop(message[0])
             assert (outbox.overfull(), port.waiting()) == (None, {})
-            server._port_of(message[0]).end(message[0])
+            server._sockets.at(message[0]).end(message[0])
             peer.wait_for_end()
         eventually(lambda: port.send([message[0], b"", b"x"]) == EHOSTUNREACH)
 
@@ -214,11 +218,11 @@ def test_what_waits_at_ports_counts():
 )
 def test_endpoints_and_services_are_checked(pirates, error, text):
     with pytest.raises(error, match=text.replace("*", r"\*")):
-        Server((TCP,), pirates=pirates)
+        Server((TCP,), ServerSettings(pirates=pirates))
 
 
 def test_an_endpoint_in_use():
-    with Server((TCP,), pirates=[(TCP, "echo")]) as server:
+    with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server:
         for given in ((server.endpoints[0], "x"), (server.pirate_endpoints[0], "x")):
             with pytest.raises(BindError, match="another program is listening there"):
-                Server((TCP,), pirates=[given])
+                Server((TCP,), ServerSettings(pirates=[given]))

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support import turns
 from support import x1_messages as x1
 from support.x1_messages import (
     answer,
@@ -42,12 +43,12 @@ def broker_with(**roles):
         **roles,
     }
     broker = Broker(now=0, first_address=1)
-    broker.grant({name: Permissions(name=name, **permissions) for name, permissions in given.items()}, now=0)
+    turns.grant(broker, {name: Permissions(name=name, **permissions) for name, permissions in given.items()}, now=0)
     return broker
 
 
 def receive(broker, role, message):
-    return told(broker.receive(message, 0, broker.roles.named(role)))
+    return told(turns.receive(broker, message, 0, broker.roles.named(role)))
 
 
 def ready(service=b"echo", worker=b"w", **settings):
@@ -113,7 +114,7 @@ def test_new_permissions_hold_at_once():
     receive(broker, "farm", ready(b"sum", b"v"))
     receive(broker, "shop", request())
     granted = {"farm": Permissions(name="farm", offer=("sum",)), "shop": Permissions(name="shop", call=("sum",))}
-    assert told(broker.grant(granted, now=0)) == [refusal("farm")]
+    assert told(turns.grant(broker, granted, now=0)) == [refusal("farm")]
     assert broker.registry.queued == 1  # what was accepted goes on
     assert receive(broker, "shop", request(2))[0][:4] == error(403, number=2)
     assert receive(broker, "ops", request(client=b"o"))[0][:4] == error(403, client=b"o")  # no longer a role
@@ -224,7 +225,7 @@ def held_by_a_worker():
 def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):
     broker = held_by_a_worker()
     before = broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes
-    assert broker.receive(message, 1, broker.roles.named("ops")) == []
+    assert turns.receive(broker, message, 1, broker.roles.named("ops")) == []
     assert (broker.stats.other_role, broker.stats.invalid) == (1, {})
     assert (broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes) == before
     assert receive(broker, "farm", final(body=b"right")) == [answer(body=b"right")]

@@ -1,6 +1,7 @@
 """The server's loop, what can be said of it without its clock."""
 
 import ctypes
+import math
 import threading
 import time
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from types import MethodType
 
 import pytest
 import zmq
+from support import turns
 from support.peers import ready_of
 from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS
 from support.x1_messages import request
@@ -18,18 +20,27 @@ from support.zmtp import RawPeer
 from zmdp.mdp.broker.backlog import Backlog
 from zmdp.mdp.broker.connections import default_max_connections
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.server import Server
+from zmdp.mdp.broker.server import Server, ServerSettings
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.transport.multipart import send
 
 
 def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
     """Else it would take a long sleep for its process having been held up, and be late with what is due."""
-    with Server(("inproc://server",), limits=Limits(heartbeat=2, expiry=60)) as server:
-        assert server._wait(0.0, None) is None
-        server.broker.receive([b"c", b"MDPC02", b"\x01", b"nobody", b"x"], 0.0)
-        assert server._wait(0.0, None) == 2000
-        assert server._wait(59.0, None) in range(900, 1100)
+    with Server(("inproc://server",), ServerSettings(limits=Limits(heartbeat=2, expiry=60))) as server:
+        server._tick_at = 0.0  # its clock has another beginning than this test's
+        assert server._wait(0.0) is None
+        turns.receive(server.broker, [b"c", b"MDPC02", b"\x01", b"nobody", b"x"], 0.0)
+        assert server._wait(0.0) == 2000
+        assert server._wait(59.0) in range(900, 1100)
+
+
+def take_in(server, now):
+    """Take in a turn's messages, and do what is due.  Return whether there may be more."""
+    more = server._receive(now)
+    server.broker.tick(now, server._backlog.heard)
+    server._end_turn(now)
+    return more
 
 
 @pytest.mark.pure_only  # compiled code does not look up constants
@@ -41,7 +52,7 @@ def test_no_worker_is_dead_whose_messages_were_not_taken_in(monkeypatch):
             peer.connect("inproc://server")
         peers[-1].send_multipart([b"MDPW02", b"\x01", b"echo"])
         while not server.broker.registry.workers:
-            server._take_turn(0.0)
+            server._turn(0.0)
         server._backlog = Backlog(0.0)
         server.connections.totals.open = len(peers)  # inproc connections are not counted
         for peer in peers[:-1]:
@@ -49,12 +60,10 @@ def test_no_worker_is_dead_whose_messages_were_not_taken_in(monkeypatch):
                 peer.send_multipart([b"MDPC02", b"\x01", b"other", b"x"])
         peers[-1].send_multipart([b"MDPW02", b"\x05"])
         for turn in range(13):
-            server._take_turn(10.0 + turn)
-            server._tick(10.0 + turn)
+            take_in(server, 10.0 + turn)
             assert server.broker.registry.workers
-        while server._take_turn(30.0):
+        while take_in(server, 30.0):
             pass
-        server._tick(30.0)
         assert not server.broker.registry.workers
 
 
@@ -63,20 +72,20 @@ def test_it_has_as_many_connections_as_the_limit_of_open_files_allows():
     with Server(("inproc://server",)) as server:
         assert (server.limits.max_connections, server.limits.max_connections_per_address) == (room, room // 2)
         assert server.broker.limits is server.limits
-    with Server(("inproc://server",), limits=Limits(max_connections=7)) as server:
+    with Server(("inproc://server",), ServerSettings(limits=Limits(max_connections=7))) as server:
         assert (server.limits.max_connections, server.limits.max_connections_per_address) == (7, 3)
 
 
 def test_it_warns_if_there_are_not_enough_descriptors(caplog):
     room = default_max_connections()
-    with Server(("inproc://server",), limits=Limits(max_connections=room + 1)):
+    with Server(("inproc://server",), ServerSettings(limits=Limits(max_connections=room + 1))):
         pass
     text = "max_connections is %d, but the limit of open files leaves room for %d: raise it (ulimit -n)"
     assert caplog.messages == [text % (room + 1, room)]
 
 
 @pytest.mark.pure_only  # compiled methods cannot be replaced
-@pytest.mark.parametrize("method", ["flush", "tick"])
+@pytest.mark.parametrize("method", ["_settle", "_tick"])
 def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
     right, failed = getattr(Broker, method), threading.Event()
 
@@ -87,7 +96,7 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
         return right(self, *arguments)
 
     with (
-        Server(("tcp://127.0.0.1:*",), limits=Limits(heartbeat=0.05, liveness=1000)) as server,
+        Server(("tcp://127.0.0.1:*",), ServerSettings(limits=Limits(heartbeat=0.05, liveness=1000))) as server,
         zmq.Context() as context,
     ):
         monkeypatch.setattr(server.broker, method, MethodType(fails_once, server.broker))
@@ -112,15 +121,19 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
 
 
 def turn(server):
-    assert server._socket.poll(TIMEOUT_MS)
-    server._take_turn(time.monotonic())
+    assert router(server).poll(TIMEOUT_MS)
+    server._turn(time.monotonic())
+
+
+def router(server):
+    return server._sockets.main.socket
 
 
 def leave(server, peer, fence):
     """Close the connection of the peer `me`, and wait until its routing id is free; the monitor is not read."""
     peer.close()
-    while send(server._socket, [b"me", b""]) != EHOSTUNREACH:
-        server._socket.poll(1)
+    while send(router(server), [b"me", b""]) != EHOSTUNREACH:
+        router(server).poll(1)
     for _ in range(3):
         fence.send(b"MDPC02", b"\x01", b"mmi.fence", b"")
         turn(server)
@@ -145,49 +158,81 @@ def test_c39_a_reply_does_not_reach_a_peer_that_has_just_taken_the_id(slow):
         turn(server)
         fence.recv()
         if slow:
-            assert server._outbox.add([b"me", b"another secret"], 0)
+            assert server._delivery.outbox.add([b"me", b"another secret"], 0)
         leave(server, victim, fence)
-        assert not server._gone
+        assert not server._delivery.gone
         with RawPeer(server.endpoints[0], b"me") as thief:
             worker.send(b"MDPW02", b"\x04", address, b"", b"the reply")
             turn(server)
             if slow:
-                server._flush_outbox()
+                server._delivery.retry(math.inf)
             thief.send(b"MDPC02", b"\x01", b"mmi.service", b"echo")
             turn(server)
             assert thief.recv() == [b"MDPC02", b"\x03", b"mmi.service", b"200"]
+
+
+def test_c39_a_reply_of_the_same_turn_does_not_reach_a_peer_that_has_taken_the_id():
+    with (
+        Server(("tcp://127.0.0.1:*",)) as server,
+        RawPeer(server.endpoints[0], b"me") as victim,
+        RawPeer(server.endpoints[0]) as worker,
+        RawPeer(server.endpoints[0]) as fence,
+    ):
+        fence.send(b"MDPC02", b"\x01", b"mmi.fence", b"")
+        turn(server)
+        fence.recv()
+        worker.send(b"MDPW02", b"\x01", b"echo")
+        turn(server)
+        victim.send(b"MDPC02", b"\x01", b"echo", b"a secret")
+        turn(server)
+        address = worker.recv()[2]
+        leave(server, victim, fence)
+        worker.send(b"MDPW02", b"\x04", address, b"", b"the reply")
+        receive_in_turn(server)
+        with RawPeer(server.endpoints[0], b"me") as thief:
+            thief.send(b"MDPC02", b"\x01", b"mmi.service", b"echo")
+            receive_in_turn(server)
+            server._end_turn(time.monotonic())
+            assert thief.recv() == [b"MDPC02", b"\x03", b"mmi.service", b"200"]
+
+
+def receive_in_turn(server):
+    """Have the machine take in what arrives, without ending its turn."""
+    assert router(server).poll(TIMEOUT_MS)
+    server._receive(time.monotonic())
 
 
 @pytest.mark.pure_only  # compiled methods cannot be replaced
 def test_c17_a_worker_that_dies_within_a_turn_has_tried_what_it_received(monkeypatch):
     """Otherwise a request that kills its workers would get one more."""
     with (
-        Server(("tcp://127.0.0.1:*",), limits=Limits(max_attempts=1)) as server,
+        Server(("tcp://127.0.0.1:*",), ServerSettings(limits=Limits(max_attempts=1))) as server,
         RawPeer(server.endpoints[0], b"me") as victim,
     ):
         victim.send(b"", b"MDPWX1", b"\x09", ready_of(b"echo", 2))
         turn(server)
-        sends = server._try
+        port = server._sockets.main
+        sends = port.send
 
         def dies_of_it(message):
             errno = sends(message)
             victim.close()
-            while send(server._socket, [b"me", b""]) != EHOSTUNREACH:
-                server._socket.poll(1)
+            while send(router(server), [b"me", b""]) != EHOSTUNREACH:
+                router(server).poll(1)
             return errno
 
-        monkeypatch.setattr(server, "_try", dies_of_it)
+        monkeypatch.setattr(port, "send", dies_of_it)
         for number in (1, 2):  # so large that each is a message of its own
-            server.broker.take(request(number, body=bytes(600_000)), time.monotonic())
-        server._send_all(server.broker.flush(time.monotonic()), time.monotonic())
-        server._lose_gone(time.monotonic(), drained=True)
+            server.broker.receive(request(number, body=bytes(600_000)), time.monotonic())
+        server._end_turn(time.monotonic())
+        server._report_lost(time.monotonic(), drained=True)
         assert server.broker.stats.dropped == {"workers-lost": 2}
 
 
 def test_c39_a_request_is_not_tried_by_whoever_has_taken_the_id_of_a_worker():
     """It is not counted as an attempt either."""
     with (
-        Server(("tcp://127.0.0.1:*",), limits=Limits(max_attempts=1)) as server,
+        Server(("tcp://127.0.0.1:*",), ServerSettings(limits=Limits(max_attempts=1))) as server,
         RawPeer(server.endpoints[0], b"me") as victim,
         RawPeer(server.endpoints[0]) as client,
     ):
@@ -198,11 +243,12 @@ def test_c39_a_request_is_not_tried_by_whoever_has_taken_the_id_of_a_worker():
         turn(server)
         leave(server, victim, client)
         assert b"me" in server.connections.chosen
-        assert not server._gone
+        assert not server._delivery.gone
         with RawPeer(server.endpoints[0], b"me") as thief:
             client.send(b"MDPC02", b"\x01", b"echo", b"a secret")
             turn(server)
-            assert server._lose_gone(time.monotonic(), drained=True)
+            assert server._report_lost(time.monotonic(), drained=True)
+            server._end_turn(time.monotonic())
             registry = server.broker.registry
             assert (registry.running, registry.queued, server.broker.stats.dropped) == (0, 1, {})
             thief.send(b"MDPC02", b"\x01", b"mmi.service", b"echo")
@@ -249,12 +295,12 @@ def test_what_a_peer_sent_before_it_left_is_taken_in_however_much_others_send():
             worker.send(b"MDPW02", b"\x03", address, b"", b"part")
         worker.send(b"MDPW02", b"\x04", address, b"", b"last")
         worker.close()
-        while send(server._socket, [b"me", b""]) != EHOSTUNREACH:
-            server._socket.poll(1)
-        while b"me" not in server._gone:
-            server._look(time.monotonic())
-        while server._gone:
-            more = server._take_turn(time.monotonic())
-            server._lose_gone(time.monotonic(), drained=not more)
+        while send(router(server), [b"me", b""]) != EHOSTUNREACH:
+            router(server).poll(1)
+        while b"me" not in server._delivery.gone:
+            server._sockets.look(time.monotonic())
+            server._end_turn(time.monotonic())
+        while server._delivery.gone:
+            server._turn(time.monotonic())
         assert [client.recv() for _ in range(parts)] == [[b"MDPC02", b"\x02", b"parts", b"part"]] * parts
         assert client.recv() == [b"MDPC02", b"\x03", b"parts", b"last"]

@@ -11,7 +11,7 @@ from support.processes import TIMEOUT_MS
 from zmq.utils.monitor import recv_monitor_message
 
 from zmdp.mdp.access import load
-from zmdp.mdp.broker.server import Server
+from zmdp.mdp.broker.server import Server, ServerSettings
 from zmdp.mdp.errors import BindError
 from zmdp.mdp.keys import create_keys, load_keys
 from zmdp.mdp.testing import running_broker
@@ -61,7 +61,7 @@ def test_only_known_keys_are_admitted(folder, keys, context, logged, bind):
             assert logged(f"unknown key {keys['web'].public.decode()}")
         with client(context, endpoint, keys["shop"]) as shop:
             assert shop.recv_multipart()[-1] == b"403"
-    assert server.gate.counts.keys() >= {"admitted", "unknown-key"}
+    assert server.door.gate.counts.keys() >= {"admitted", "unknown-key"}
     assert server.broker.stats.mmi >= 1
 
 
@@ -146,11 +146,11 @@ def test_addresses_that_others_reach_are_refused_before_anything_is_bound(endpoi
 @pytest.mark.parametrize("endpoint", ["tcp://127.0.0.1:*", "tcp://127.1.2.3:*", "tcp://lo:*", "inproc://broker"])
 def test_addresses_on_this_machine_need_no_access_control(endpoint):
     with Server((endpoint,)) as server:
-        assert server.gate is None
+        assert server.door.gate is None
 
 
 def test_other_addresses_are_allowed_with_access_control_or_without_security(folder):
-    with Server(("tcp://0.0.0.0:*",), insecure=True):
+    with Server(("tcp://0.0.0.0:*",), ServerSettings(insecure=True)):
         pass
     with Server(("tcp://0.0.0.0:*",), access=load(folder / "access.toml")):
         pass
@@ -161,7 +161,9 @@ def test_other_addresses_are_allowed_with_access_control_or_without_security(fol
 def test_ipc_sockets_have_the_permissions_that_were_asked_for(tmp_path, mode, expected, name):
     before = os.umask(0o027)
     try:
-        with Server((f"ipc://{name.format(tmp_path)}",), **({} if mode is None else {"ipc_mode": mode})) as server:
+        with Server(
+            (f"ipc://{name.format(tmp_path)}",), ServerSettings(**({} if mode is None else {"ipc_mode": mode}))
+        ) as server:
             path = Path(server.endpoints[0].removeprefix("ipc://"))
             assert stat.S_IMODE(path.stat().st_mode) == expected
             if name == "*":

@@ -4,6 +4,7 @@ import json
 import logging
 
 import pytest
+from support import turns
 from support import x1_messages as x1
 from support.x1_messages import cancel, leave, ready, request, told, withdraw
 
@@ -42,13 +43,13 @@ class World:
     def after(self, seconds, *messages):
         """Pass messages to the broker after that time; return what it sends."""
         self.now += seconds
-        return [sent for message in messages for sent in self.broker.receive(message, self.now)]
+        return [sent for message in messages for sent in turns.receive(self.broker, message, self.now)]
 
     def ask(self, name, body=b"", *, role=None, asker=b"admin"):
         """Return what the administrator is answered, and what else is sent because of it."""
         self.asked += 1
         question = request(self.asked, client=asker, service=name, body=body)
-        sent = told(self.broker.receive(question, self.now, role))
+        sent = told(turns.receive(self.broker, question, self.now, role))
         (answer,) = [each for each in sent if each[0] == asker]
         others = [each for each in sent if each[0] != asker]
         return answer, others
@@ -104,8 +105,8 @@ def test_an_id_stays_while_the_state_changes(world):
 
 
 def test_requests_of_the_current_turn_wait(world):
-    world.broker.take(ready(), world.now)
-    world.broker.take(request(), world.now)
+    world.broker.receive(ready(), world.now)
+    world.broker.receive(request(), world.now)
     rows, more = world.broker.watch.in_flight(b"", lambda name: True, 10, world.now)
     assert ([row["state"] for row in rows], more) == (["waiting"], 0)
 
@@ -176,7 +177,7 @@ def test_a_second_frame_says_where_a_page_begins(world, frame, expected):
 
 
 def test_each_role_sees_its_services_only(world):
-    world.broker.grant({"shop": Permissions("shop", call=("echo",), mmi="service")}, world.now)
+    turns.grant(world.broker, {"shop": Permissions("shop", call=("echo",), mmi="service")}, world.now)
     world.after(0, request(), request(2, service=b"secret"))
     role = world.broker.roles.named("shop")
     rows, _ = world.broker.watch.in_flight(b"", role.sees, 10, world.now)
@@ -257,7 +258,7 @@ def test_the_ids_of_the_last_lists_are_remembered(world):
 @pytest.mark.parametrize("name", [b"mmi.cancel", b"mmi.tail"])
 def test_only_administrators_may_cancel_and_follow(world, name):
     permissions = {"boss": Permissions("boss", admin=True), "watcher": Permissions("watcher", mmi="all")}
-    world.broker.grant(permissions, world.now)
+    turns.grant(world.broker, permissions, world.now)
     boss, watcher = (world.broker.roles.named(each) for each in permissions)
     assert world.ask(name, role=boss)[0][1] == "FINAL"
     answer, _ = world.ask(name, role=watcher, asker=b"another")
@@ -303,9 +304,9 @@ def test_a_tail_tells_of_workers_that_were_lost(world):
     tail = world.tail()["tail"]
     world.after(0, ready(), request(options=b'{"wait":false}'))
     world.now += 1
-    world.broker.unreachable(b"w", 100, world.now)
+    turns.unreachable(world.broker, b"w", 100, world.now)
     world.after(1, request(2, client=b"gone"))
-    world.broker.unreachable(b"gone", 100, world.now)
+    turns.unreachable(world.broker, b"gone", 100, world.now)
     lost, gone = world.tail(tail=tail)["requests"]
     assert (lost["outcome"], lost["worker"], lost["worker_seconds"]) == ("502", 1, 1.0)
     assert (gone["outcome"], gone["worker"], gone["worker_seconds"]) == ("client-gone", None, None)
@@ -343,9 +344,9 @@ def test_a_tail_ends_that_nobody_asks_for(world):
     tail = world.tail()["tail"]
     world.after(KEPT)
     again = world.tail(tail=tail)["tail"]
-    world.broker.tick(world.now + KEPT)
+    turns.tick(world.broker, world.now + KEPT)
     assert (again, world.broker.watch.active) == (tail, True)
-    world.broker.tick(world.now + KEPT + 0.01)
+    turns.tick(world.broker, world.now + KEPT + 0.01)
     assert not world.broker.watch.active
     assert world.tail(tail=tail)["tail"] != tail
 
@@ -416,12 +417,12 @@ def test_slow_requests_are_logged(caplog):
 def test_lines_about_requests_and_workers_have_fields(caplog):
     caplog.set_level(logging.INFO)
     world = World(limits=Limits(max_queue=1))
-    world.broker.grant({"shop": Permissions("shop", call=("*",), offer=("*",))}, world.now)
+    turns.grant(world.broker, {"shop": Permissions("shop", call=("*",), offer=("*",))}, world.now)
     shop = world.broker.roles.named("shop")
     for message in (ready(), request(), request(2), request(3, options=NAMED)):
-        world.broker.receive(message, world.now, shop)
-    world.broker.receive(cancel(), world.now, shop)
-    world.broker.receive(leave(), world.now, shop)
+        turns.receive(world.broker, message, world.now, shop)
+    turns.receive(world.broker, cancel(), world.now, shop)
+    turns.receive(world.broker, leave(), world.now, shop)
     worker = {"service": "echo", "worker": 1, "role": "shop"}
     assert [(record.message, fields(record)) for record in caplog.records] == [
         ("worker 1 offers echo, credit 1 (X1)", worker),

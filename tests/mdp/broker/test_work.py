@@ -10,6 +10,7 @@ import sys
 import tracemalloc
 
 import pytest
+from support import turns
 
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.wire import batch
@@ -58,13 +59,13 @@ class Single:
     def __init__(self, waiting):
         self.waiting = waiting
         self.broker = Broker(now=0)
-        self.broker.receive([b"w", b"MDPW02", b"\x01", b"echo"], 0)
-        (self.work,) = [sent for _ in range(waiting + 1) for sent in self.broker.receive(request(), 0)]
+        turns.receive(self.broker, [b"w", b"MDPW02", b"\x01", b"echo"], 0)
+        (self.work,) = [sent for _ in range(waiting + 1) for sent in turns.receive(self.broker, request(), 0)]
 
     def exchange(self, meter):
         final = [b"w", b"MDPW02", b"\x04", self.work[3], b"", BODY]
         for message in [request(), final] if self.waiting else [final, request()]:
-            for sent in meter.call(self.broker.receive, message, 0):
+            for sent in meter.call(turns.receive, self.broker, message, 0):
                 if sent[0] == b"w":
                     self.work = sent
         return 1
@@ -81,11 +82,11 @@ class Batches:
         self.broker = Broker(now=0)
         packed = batch.Batch((b"w", b""), b"MDPWX1")
         packed.ready(size, b"echo", b"")
-        self.broker.receive(packed.messages()[0], 0)
+        turns.receive(self.broker, packed.messages()[0], 0)
         self.number = 0
-        (self.work,) = self.broker.receive(self.requests(size), 0)
+        (self.work,) = turns.receive(self.broker, self.requests(size), 0)
         if waiting:
-            assert self.broker.receive(self.requests(waiting), 0) == []
+            assert turns.receive(self.broker, self.requests(waiting), 0) == []
         self.waiting = waiting
 
     def requests(self, count):
@@ -104,7 +105,7 @@ class Batches:
     def exchange(self, meter):
         asked, answered = self.requests(self.size), self.finals()
         for message in [asked, answered] if self.waiting else [answered, asked]:
-            for sent in meter.call(self.broker.receive, message, 0):
+            for sent in meter.call(turns.receive, self.broker, message, 0):
                 if sent[0] == b"w":
                     self.work = sent
         assert len(batch.to_worker(self.work, 2)) == self.size
@@ -163,7 +164,7 @@ def test_a_request_that_waits_holds_no_more_memory_than_it_did(message, count, b
 
     def feed(numbers):
         for number in numbers:  # frames as they come from a socket: each its own
-            broker.receive([bytes(bytearray(frame)) for frame in message(number)], number * count / 10_000)
+            turns.receive(broker, [bytes(bytearray(frame)) for frame in message(number)], number * count / 10_000)
 
     feed(range(1000 // count))
     gc.collect()

@@ -1,0 +1,201 @@
+"""The sockets of a broker, and how its loop waits for them: the main ROUTER and the ports beside it."""
+
+import select
+import socket
+from contextlib import suppress
+from typing import Final
+
+from .ports import NO_MONITOR, PREFIX_BYTES, Port, RouterPort
+
+PORT_INTERVAL: Final = 0.0005
+"""Seconds between two checks for messages at ports while messages keep coming at the main ROUTER."""
+
+
+class Sockets:
+    """The main ROUTER and the ports of a broker.
+
+    `wake` interrupts the wait from any thread, or from a signal handler.
+    """
+
+    def __init__(self, main: RouterPort) -> None:
+        self.main = main
+        self.ports: dict[bytes, Port] = {}
+        """The sockets beside the main ROUTER, by prefix."""
+        self._probing: list[Port] = [main]
+        """Those that probe peers."""
+        self._check_at = 0.0
+        """When to find out again which ports are ready, while messages keep coming."""
+        self._wake_in, self._wake_out = _pair()
+        self.wake_descriptor = self._wake_in.fileno()
+        """Where a byte that is written wakes the loop."""
+        self._poller = _Poller(main, self._wake_out)
+        self._closed = False
+
+    def add(self, port: Port) -> None:
+        """Serve the peers at `port` too."""
+        self.ports[port.prefix] = port
+        self._poller.add(port)
+        self._plan_probes()
+
+    def remove(self, port: Port) -> None:
+        """Close a port, whose peers the machine knows to be gone."""
+        del self.ports[port.prefix]
+        self._poller.remove(port)
+        self._plan_probes()
+        port.close()
+
+    def _plan_probes(self) -> None:
+        self._probing = [self.main, *(each for each in self.ports.values() if each.probes)]
+
+    def at(self, identity: bytes) -> Port:
+        """Return the socket at which a peer is connected."""
+        return self.ports.get(identity[:PREFIX_BYTES], self.main) if self.ports else self.main
+
+    # ── what has arrived ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def ready_ports(self, now: float) -> list[Port]:
+        """Return the ports at which messages may have arrived."""
+        if not self.ports:
+            return []
+        if now >= self._check_at:
+            self._check_at = now + PORT_INTERVAL
+            self._poller.check()
+        return [port for port in self.ports.values() if port.ready]
+
+    def take_ended(self) -> list[bytes]:
+        """Return the peers whose connections have ended; what they sent before may still have to be received."""
+        ended = self.main.take_ended()
+        for port in self._probing[1:]:
+            ended += port.take_ended()
+        return ended
+
+    def look(self, now: float) -> None:
+        """Read what the monitors report."""
+        self.main.look(now)
+        for port in list(self.ports.values()):
+            port.look(now)
+
+    def to_probe(self, now: float) -> list[bytes]:
+        """Return the identities of the peers to probe now."""
+        identities = self.main.to_probe(now)
+        for port in self._probing[1:]:
+            identities = identities + port.to_probe(now)
+        return identities
+
+    def deadline(self) -> float | None:
+        """Return when `to_probe` is due, or None."""
+        due = None
+        for port in self._probing:
+            other = port.deadline()
+            if other is not None and (due is None or other < due):
+                due = other
+        return due
+
+    # ── waiting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def wait_for(self, descriptor: int) -> None:
+        """Wait for another descriptor too."""
+        self._poller.register(descriptor)
+
+    def wait(self, timeout: int | None) -> bool:
+        """Wait at most `timeout` milliseconds.  Return whether a monitor has events."""
+        has_events = self._poller.wait(timeout)
+        if self._poller.woken:
+            self.clear_wake()
+        return has_events
+
+    def wake(self) -> None:
+        """End the wait."""
+        with suppress(OSError):  # a wake-up is under way already, or the loop has ended
+            self._wake_in.send(b"!")
+
+    def clear_wake(self) -> None:
+        """Forget that the wait was to end."""
+        # A signal's handler runs here at the latest: only interpreted code, such as `suppress`, checks for signals.
+        with suppress(BlockingIOError):
+            self._wake_out.recv(4096)
+
+    def close(self) -> None:
+        """Close everything.  Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for port in self.ports.values():
+            port.close()
+        self.main.close()
+        self._poller.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+
+class _Poller:
+    """Wait for ZeroMQ sockets that have just been drained, a plain socket, monitors, and other descriptors.
+
+    A ZeroMQ socket's descriptor becomes readable on the next event; `zmq_poll` would check the socket again first.
+    """
+
+    def __init__(self, main: RouterPort, other: socket.socket) -> None:
+        self.woken = False
+        """Whether the plain socket was readable after the last wait."""
+        self._other = other.fileno()
+        self._monitor = main.monitor
+        self._ports: dict[int, Port] = {}
+        """The ports by the descriptors of their sockets."""
+        self._ports_poll = select.epoll()
+        """The sockets and the monitors of all ports.  However many there are, they are one descriptor to wait for."""
+        self._poll = select.poll()
+        for descriptor in (self._other, main.descriptor, main.monitor, self._ports_poll.fileno()):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def register(self, descriptor: int) -> None:
+        """Wait for a descriptor too."""
+        self._poll.register(descriptor, select.POLLIN)
+
+    def add(self, port: Port) -> None:
+        """Wait for a port too."""
+        self._ports[port.descriptor] = port
+        self._ports_poll.register(port.descriptor, select.EPOLLIN)
+        if port.monitor != NO_MONITOR:
+            self._ports_poll.register(port.monitor, select.EPOLLIN)
+
+    def remove(self, port: Port) -> None:
+        """Wait for a port no longer; call it before the port is closed."""
+        del self._ports[port.descriptor]
+        self._ports_poll.unregister(port.descriptor)
+        if port.monitor != NO_MONITOR:
+            self._ports_poll.unregister(port.monitor)
+
+    def check(self) -> bool:
+        """Find out which ports are ready, without waiting.  Return whether one of their monitors has events."""
+        has_events = False
+        for descriptor, _ in self._ports_poll.poll(0):
+            port = self._ports.get(descriptor)
+            if port is None:
+                has_events = True
+            else:
+                port.ready = True
+        return has_events
+
+    def wait(self, timeout: int | None) -> bool:
+        """Wait at most `timeout` milliseconds.  Return whether a monitor has events."""
+        has_events = self.woken = False
+        for descriptor, _ in self._poll.poll(timeout):
+            if descriptor == self._monitor:
+                has_events = True
+            elif descriptor == self._other:
+                self.woken = True
+            elif descriptor == self._ports_poll.fileno():
+                has_events |= self.check()
+        return has_events
+
+    def close(self) -> None:
+        """Free the descriptor."""
+        self._ports_poll.close()
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """Return two sockets that are connected to each other and do not block."""
+    pair = socket.socketpair()
+    for each in pair:
+        each.setblocking(False)
+    return pair

@@ -1,0 +1,53 @@
+"""Turns of a broker's machine in which one thing happens: each function returns the messages that it sends then."""
+
+from typing import Any
+
+
+def receive(broker: Any, message: Any, now: float, role: Any = None) -> Any:
+    broker.receive(message, now, role)
+    return broker.take_messages()
+
+
+def tick(broker: Any, now: float, heard: float | None = None) -> Any:
+    broker.tick(now, heard)
+    return broker.take_messages()
+
+
+def unreachable(broker: Any, identity: bytes, turn: int, now: float) -> Any:
+    broker.unreachable(identity, turn, now)
+    return broker.take_messages()
+
+
+def gone(broker: Any, identity: bytes, now: float) -> Any:
+    broker.gone(identity, now)
+    return broker.take_messages()
+
+
+def probe(broker: Any, identity: bytes, now: float) -> Any:
+    broker.probe(identity, now)
+    return broker.take_messages()
+
+
+def grant(broker: Any, permissions: Any, now: float) -> Any:
+    broker.grant(permissions, now)
+    return broker.take_messages()
+
+
+def drain(broker: Any, now: float) -> Any:
+    broker.drain(now)
+    return broker.take_messages()
+
+
+def close(broker: Any, now: float) -> Any:
+    broker.close(now)
+    return broker.take_messages()
+
+
+def link_opened(broker: Any, identity: bytes, now: float, role: Any = None) -> Any:
+    broker.link_opened(identity, now, role)
+    return broker.take_messages()
+
+
+def link_failed(broker: Any, identity: bytes, why: str, now: float) -> Any:
+    broker.link_failed(identity, why, now)
+    return broker.take_messages()
