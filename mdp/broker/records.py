@@ -238,7 +238,7 @@ class Worker(TimerNode):
 
     __slots__ = (
         "batch", "busy_seconds", "credit", "dialect", "done", "free", "gives_up", "header", "held", "host", "id",
-        "key", "last_seen", "last_sent", "leaving", "name", "oversized_reply_at", "pid", "pool", "pooled",
+        "key", "last_seen", "last_sent", "leaving", "misaddressed", "name", "oversized_reply_at", "pid", "pool", "pooled",
         "pooled_load", "role", "route", "service", "since", "suspects", "unreached_from", "version",
     )  # fmt: skip
 
@@ -293,6 +293,8 @@ class Worker(TimerNode):
         """The first turn whose messages it did not receive; -1 if it received everything."""
         self.oversized_reply_at: float | None = None
         """When it sent a FINAL over the limits, if it has not sent a valid one since (0.2, 0.1)."""
+        self.misaddressed = 0
+        """Replies to what cannot be an address of this broker, since it was given a request last."""
         self.since = now
         self.last_seen = now
         self.last_sent = now
@@ -305,6 +307,7 @@ class Worker(TimerNode):
         """Record that it is sent a request."""
         self.last_sent = now
         self.oversized_reply_at = None
+        self.misaddressed = 0
 
     @property
     def load(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 
 from .. import wire
 from ..timers import Timers
-from ..wire import Message, batch
+from ..wire import Message, Reason, batch
 from .drops import Drop
 from .events import WorkerForgotten
 from .journal import WORKER_LINES, Loss, Refusal
@@ -17,6 +17,8 @@ from .shared import Shared
 
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
+MAX_MISADDRESSED: Final = 100
+"""Replies in a row to what cannot be an address of this broker, after which a worker is sent away (C18)."""
 
 
 class _SentAway(Exception):
@@ -229,6 +231,10 @@ class WorkerDialog:
             if self._shared.first_address <= address < self._requests.next_address:
                 self._stats.late += 1  # C32: late or duplicated; it matches no live request
                 return None
+        elif worker.misaddressed < MAX_MISADDRESSED:
+            worker.misaddressed += 1
+            self._requests.count_invalid(Reason.BAD_ADDRESS, now)  # C18: it cannot be an address of this broker
+            return None
         return self._unexpected(command, Refusal.WRONG_CLIENT if worker.held else Refusal.NO_REQUEST, role, now)
 
     def _seen(self, command: Any, role: Role, now: float) -> Worker | None:

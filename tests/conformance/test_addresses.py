@@ -194,3 +194,57 @@ def test_c32_no_peer_learns_a_workers_routing_id(bench: Bench, worker_kind: Call
     client.request(b"echo", b"hello")
     worker.final(worker.work(b"hello"), b"world")
     assert client.recv() == [b"MDPC02", b"\x03", b"echo", b"world"]
+
+
+def test_c18_a_partial_to_undefined_after_each_final_costs_no_caller_its_reply(bench: Bench) -> None:
+    # Seen: nodejs-mdp02's worker with an asynchronous handler.  Told to go, it reconnects with a handler pending, and
+    # answers the next request with the old body: 13 of 160 callers received somebody else's reply.
+    clients = [bench.client() for _ in range(160)]
+    worker = bench.worker(b"echo")
+    for number, client in enumerate(clients):
+        client.request(b"echo", b"%d" % number)
+        client.sync()
+    for number in range(160):
+        worker.final(worker.work(b"%d" % number), b"reply to %d" % number)
+        worker.partial(b"undefined", b"reply to %d" % number)
+    worker.nothing()
+    for number, client in enumerate(clients):
+        client.final(b"echo", b"reply to %d" % number)
+        client.nothing()
+    assert bench.stats()["invalid"] == {"bad-address": 160}
+    assert bench.stats()["disconnected"] == bench.stats()["lost"] == {}
+
+
+@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
+@pytest.mark.parametrize("address", [b"undefined", b"007", b"-1", b"18446744073709551616", b"\0\1\2\3\4", b"1.0"])
+def test_c18_an_address_that_the_broker_cannot_have_given_makes_a_reply_invalid(
+    bench: Bench, worker_kind: Callable[..., Any], address: bytes
+) -> None:
+    client, worker = bench.client(), registered(bench, worker_kind)
+    worker.final(address, b"idle")
+    client.request(b"echo", b"hello")
+    given = worker.work(b"hello")
+    worker.final(address, b"busy")
+    worker.final(given, b"world")
+    client.final(b"echo", b"world")
+    worker.nothing()
+    client.nothing()
+    assert bench.stats()["invalid"] == {"bad-address": 2}
+    assert bench.stats()["disconnected"] == {}
+
+
+@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
+def test_c18_only_a_flood_of_such_addresses_ends_the_workers_registration(
+    bench: Bench, worker_kind: Callable[..., Any]
+) -> None:
+    worker = registered(bench, worker_kind)
+    for _ in range(100):
+        worker.final(b"undefined", b"x")
+    worker.nothing()
+    worker.final(b"undefined", b"x")
+    worker.disconnected()
+    assert bench.stats()["disconnected"] == {"reply-without-request": 1}
+    assert bench.status(b"echo") == b"404"
+    worker.ready(b"echo")
+    worker.sync()
+    assert bench.status(b"echo") == b"200"

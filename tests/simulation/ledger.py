@@ -569,7 +569,10 @@ class Ledger:
         held = seat.held.get(command.id)
         if held is not None:
             return seat, held.ticket
-        if command.id in self.issued:
+        if not isinstance(command.id, int):
+            self.stats.invalid[Reason.BAD_ADDRESS] += 1
+            self._events["a reply to what cannot be an address"] += 1
+        elif command.id in self.issued:
             self.stats.late += 1
             self._events[f"late {type(command).__name__}"] += 1
         else:

@@ -1147,6 +1147,9 @@ class BrokerMachine(RuleBasedStateMachine):
             self.reply(worker, what, self.address, b"wrong")
         else:
             self.say(worker, worker.frames(worker.command(what), b"nobody", b"", b"wrong"))
+            if worker in self.hired:
+                self.hired[worker].seen = self.now
+                return  # C18: it is invalid
         self.refuse(worker)  # C14, C18
 
     def disconnect(self, worker):
