@@ -5,7 +5,6 @@ from ..codes import Code
 from ..wire import Message, Reason, batch
 from .admission import Admission
 from .drops import Drop
-from .exchange import Exchange
 from .given_up import GivenUp
 from .links import Links
 from .records import NEVER, Client, Request, Service, key_of
@@ -17,9 +16,7 @@ from .shared import Shared
 class ClientDialog:
     """The dialog of one broker with its clients."""
 
-    def __init__(
-        self, shared: Shared, links: Links, requests: Requests, admission: Admission, exchange: Exchange
-    ) -> None:
+    def __init__(self, shared: Shared, links: Links, requests: Requests, admission: Admission) -> None:
         self._shared = shared
         self._registry = shared.registry
         self._stats = shared.stats
@@ -27,7 +24,6 @@ class ClientDialog:
         self._links = links
         self._requests = requests
         self._admission = admission
-        self._exchange = exchange
         self._given_up = GivenUp()
         self._max_message, self._max_frames = shared.limits.max_message, shared.limits.max_frames
 
@@ -82,10 +78,6 @@ class ClientDialog:
             client, command.header, service, command.body,
             number=number, delimited=delimited, options=options, deadline=deadline,
         )  # fmt: skip
-        if own and name == wire.HELLO:
-            self._exchange.asked(request, now)
-            self._registry.refuse(request)
-            return
         if (client.role.restricted or options.claims) and (denial := self._authorise(request)) is not None:
             self._requests.report(request, denial, now)
             self._registry.refuse(request)

@@ -8,7 +8,7 @@ from typing import cast
 
 from .. import wire
 from ..codes import Code
-from ..wire import BROKER, Message, Reason, batch
+from ..wire import BROKER, Message, Reason, batch, x1
 from ..wire.options import MAX_HOPS
 from .admission import Admission
 from .drops import Drop
@@ -37,18 +37,33 @@ class Exchange:
 
     # ── links ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def asked(self, request: Request, now: float) -> None:
-        """Answer another broker that asks for a link over one of its connections."""
-        link, refusal = None, "only X1 has links"
-        if request.number is not None:
-            link, refusal = self._links.asked(request.client, list(request.body))
+    def _asked(self, message: Message, found: wire.Batched, role: Role, now: float) -> bool:
+        """Answer another broker that asks for a link over this connection.  Return False if it says something else.
+
+        A client cannot ask for a link in the name of others: no client, gateway or Titanic sends this header.
+        """
+        if found.bare or found.header != wire.CL1:
+            return False
+        said = batch.from_client(message, found.at, found.route, self._max_message, self._max_frames)
+        command = next(iter(said), None)
+        if not isinstance(command, wire.Request) or command.service != wire.HELLO:
+            return False
+        answer = batch.Batch(found.route, wire.WL1)
+        link, refusal = self._links.asked(self._registry.client(found.route, role), role, list(command.body))
         if link is None:
             self._stats.dropped[Drop.NOT_ALLOWED] += 1
             self._journal.note(now, logging.WARNING, "link-refused", "refused a link: %s", refusal)
-            if request.number is not None:
-                self._outgoing.error(request.client, request.number, Code.NOT_ALLOWED.value, refusal.encode(), [])
-            return
-        self._outgoing.reply(request, True, self._links.answer())
+            answer.error(x1.WORKER_ERROR, command.id, Code.NOT_ALLOWED.value, refusal.encode(), [])
+        else:
+            answer.reply(x1.WORKER_FINAL, command.id, self._links.answer())
+        for each in answer.messages():
+            self._outgoing.add(each)
+        if link is not None:
+            self._begin(link, now)
+        return True
+
+    def _begin(self, link: Link, now: float) -> None:
+        """Begin to use a link for which the other broker has asked."""
         replaced = self._links.replaced_by(link)
         if replaced is not None:
             self.lose(replaced, "the other broker has opened another connection", now)
@@ -57,6 +72,8 @@ class Exchange:
     def receive(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
         """Take in what another broker says, as a client of this one or as a worker."""
         link = self._links.at(message[0])
+        if link is None and self._asked(message, found, role, now):
+            return
         if link is None or link.role is not role:
             # For example, one that was given up because it was silent.  A DISCONNECT is not answered: two brokers would
             # answer each other without end.

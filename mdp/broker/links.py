@@ -1,9 +1,9 @@
 """Links to other brokers: how they are opened, agreed upon, kept and ended (C44).
 
-A link is one connection, which one of the two brokers opens (`--peer`, `--parent`).  The one that opens it asks the
-other for `mmi.link`, as any X1 client would, and the answer establishes the link.  From then on each of the two is both
-a client of the other (`MDPCL1`: REQUEST, CANCEL) and a worker of it (`MDPWL1`: PARTIAL, FINAL, ERROR, RELEASE, and
-READY to announce the services that it can reach).
+A link is one connection, which one of the two brokers opens (`--peer`, `--parent`).  Each of the two is both a client
+of the other (`MDPCL1`: REQUEST, CANCEL) and a worker of it (`MDPWL1`: PARTIAL, FINAL, ERROR, RELEASE, and READY to
+announce the services that it can reach).  The one that opens the connection first asks the other for `mmi.link`, and
+the answer establishes the link.
 
 Like the rest of the machine, this has no socket and no clock.  `Announcements` says what can be reached over links, and
 `Exchange` what passes over them.
@@ -96,7 +96,7 @@ class Links:
         hello = self._hello()
         hello["kind"] = _REVERSE[link.kind].value
         hello["link"] = link.key[1]
-        asked = batch.Batch((identity, b""), wire.CX1)
+        asked = batch.Batch((identity,), wire.CL1)
         asked.request_to_broker(1, 0, HELLO, b"", [json.dumps(hello).encode()])
         for message in asked.messages():
             self._outgoing.add(message)
@@ -108,9 +108,11 @@ class Links:
     def answered(self, link: Link, message: Message, now: float) -> None:
         """Take in the answer to the request for a link."""
         found = wire.decode_broker(message[1:])
-        if not isinstance(found, wire.Batched) or found.bare or found.header != wire.CX1:
+        if not isinstance(found, wire.Batched) or found.bare or found.header != wire.WL1:
             return
-        command = next(iter(batch.to_client(message, found.at + 1)), None)
+        limits = self._limits
+        said = batch.from_worker(message, found.at + 1, (), limits.max_message, limits.max_frames)
+        command = next(iter(said), None)
         if isinstance(command, wire.Error):
             self._refused(link, command.text.decode(errors="replace"), now)
         elif isinstance(command, wire.Reply) and command.final:
@@ -125,14 +127,17 @@ class Links:
             else:
                 self.up(link, now)
 
-    def asked(self, client: Client, body: list[bytes]) -> tuple[Link | None, str]:
-        """Answer another broker that asks for a link.  Return the link, or why it is refused."""
+    def asked(self, client: Client, role: Role, body: list[bytes]) -> tuple[Link | None, str]:
+        """Decide on another broker's request for a link, over the connection of `client`, whose key has that role.
+
+        Return the link, or why it is refused.
+        """
         identity = client.key
-        hello = _parse(body[0])
+        hello = _parse(bytes(body[0]))
         if hello is None or not isinstance(identity, bytes):
             return None, "malformed request for a link, or one through a proxy"
-        if client.role.restricted and not client.role.link:
-            text = f"role {client.role.name} may not link brokers: it needs link = true in the broker's access file"
+        if role.restricted and not role.link:
+            text = f"role {role.name} may not link brokers: it needs link = true in the broker's access file"
             return None, text
         if client.requests or identity in self.by_identity:
             return None, "a connection that is a link already, or has outstanding requests, cannot become a link"
@@ -142,7 +147,7 @@ class Links:
         trouble = self._trouble_with(name, instance)
         if trouble:
             return None, trouble
-        link = Link(identity, Kind(hello["kind"]), client.role, opens=False)
+        link = Link(identity, Kind(hello["kind"]), role, opens=False)
         link.name, link.instance, link.key = name, instance, (name, hello["link"])
         self.by_identity[identity] = link
         return link, ""

@@ -69,7 +69,7 @@ class Broker:
         self._requests = Requests(shared, self.links.announcements, self.watch)
         admission = Admission(shared, self._requests, self._answer)
         self._exchange = Exchange(shared, self.links, self._requests, admission)
-        self._clients = ClientDialog(shared, self.links, self._requests, admission, self._exchange)
+        self._clients = ClientDialog(shared, self.links, self._requests, admission)
         self._workers = WorkerDialog(shared, self._requests)
         self._now = now
         """When the shell last told something."""

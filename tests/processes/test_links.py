@@ -266,7 +266,6 @@ def test_settings_that_cannot_work_are_refused(folder, access, key, text):
 
 READY, REQUEST, PARTIAL, FINAL, CANCEL, DISCONNECT, ERROR, RELEASE = 1, 2, 3, 4, 5, 6, 7, 11
 HELLO = {"name": "liar", "instance": "1", "heartbeat": 1.0, "kind": "peer", "link": 1}
-CLIENT_FINAL, CLIENT_ERROR = 3, 4
 NOT_ALLOWED = (403).to_bytes(2, "big")
 STEADY = ("--heartbeat", "600")
 
@@ -283,16 +282,16 @@ class Liar:
 
     def ask(self, body):
         """Ask for a link, and return the command of the answer and its fields."""
-        self.say(b"MDPCX1", request_of(1, b"mmi.link", body))
+        self.say(b"MDPCL1", request_of(1, b"mmi.link", body))
         while True:
             message = self.socket.recv_multipart()
-            if message[:2] == [b"MDPCX1", b"\x09"]:  # else it is a heartbeat
+            if message[:2] == [b"MDPWL1", b"\x09"]:  # else it is a heartbeat
                 ((command, _, fields),) = records_of(message, 0)
                 return command, fields
 
     def opened(self):
         command, _ = self.ask(json.dumps(HELLO).encode())
-        assert command == CLIENT_FINAL
+        assert command == FINAL
         return self
 
     def say(self, header, *records):
@@ -381,7 +380,7 @@ def test_only_a_key_with_link_may_speak_as_a_broker(folder):
     with keyed(folder, "a", *STEADY) as (_, at):
         with undisturbed(at, folder) as client, liar(at, folder.keys("operator")) as peer:
             command, fields = peer.ask(json.dumps(HELLO).encode())
-            assert (command, fields[:2]) == (CLIENT_ERROR, NOT_ALLOWED)
+            assert (command, fields[:2]) == (ERROR, NOT_ALLOWED)
             assert b"it needs link = true" in fields
             peer.say(b"MDPWL1", announced(b"far"))
             message = peer.socket.recv_multipart()
@@ -407,7 +406,7 @@ def test_malformed_requests_for_a_link_are_refused():
     with broker("--name", "a", *STEADY) as (running, at), undisturbed(at) as client, liar(at) as peer:
         for body in GARBAGE:
             command, fields = peer.ask(body)
-            assert (command, fields[:2]) == (CLIENT_ERROR, NOT_ALLOWED), body
+            assert (command, fields[:2]) == (ERROR, NOT_ALLOWED), body
             assert fields[4 : -len(body_of())]  # a text
         assert json.loads(client.request("mmi.brokers")[0])["links"] == []
         peer.opened()  # still
@@ -455,7 +454,7 @@ def test_garbage_over_a_link_is_counted_and_disturbs_nobody():
             ):
                 peer.socket.send_multipart([header, *frames])
         peer.taken()
-        peer.say(b"MDPCX1", request_of(1, b"mmi.link", json.dumps(HELLO).encode()))
+        peer.say(b"MDPCL1", request_of(1, b"mmi.link", json.dumps(HELLO).encode()))
         peer.taken()
         peer.say(b"MDPWL1", record(DISCONNECT, 0, b"\xff\xfe" * 1000))
         eventually(lambda: not json.loads(client.request("mmi.brokers")[0])["links"])

@@ -42,7 +42,9 @@ class Crossing:
                 self._sent_as_worker(command)
 
     def _sent_as_client(self, command: Any) -> None:
-        if isinstance(command, wire.Request):
+        if isinstance(command, wire.Request) and command.service == wire.HELLO:
+            self._events["link asked for"] += 1
+        elif isinstance(command, wire.Request):
             via = command.options.values().get("via")
             check(isinstance(via, list), "C44: {} passes on {} without via", self._name, command)
             assert isinstance(via, list)

@@ -46,7 +46,7 @@ class Liar(Process):
             "link": 1,
         }
         body = rng.choice([json.dumps(hello).encode()] * 5 + [b"{", b"[]", b"{}", b'{"name":7}'])
-        self._dealer.send([b"", wire.CX1, wire.BATCH, request_of(1, wire.HELLO, body)])
+        self._dealer.send([wire.CL1, wire.BATCH, request_of(1, wire.HELLO, body)])
 
     def _beat(self) -> None:
         if self.world.calm:

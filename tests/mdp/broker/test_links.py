@@ -1,10 +1,11 @@
 """Linked brokers: their machines, connected by lists of messages (C44)."""
 
 import json
+import struct
 
 import pytest
 from support import turns
-from support.peers import body_of, record
+from support.peers import body_of, record, request_of
 from support.x1_messages import (
     answer,
     beaten,
@@ -17,7 +18,6 @@ from support.x1_messages import (
     final,
     heartbeat,
     leave,
-    packed,
     part,
     partial,
     ready,
@@ -483,10 +483,8 @@ def test_of_two_links_between_two_brokers_one_is_used():
 
 def test_a_link_cannot_become_another():
     mesh = pair()
-    hello = {"name": "c", "instance": "c", "link": 1}
-    asked = request(client=b"link-1", service=b"mmi.link", body=json.dumps(hello).encode())
-    (refused,) = feed(mesh["b"], asked, now=mesh.now)
-    assert b"cannot become a link" in refused[-1]
+    (answered,) = mesh["b"].receive(asks_link(hello("c"), b"link-1"), mesh.now)
+    assert answered[-1][4] == 7  # ERROR
     assert len(work(mesh.receive("a", request())["b"])) == 1
 
 
@@ -726,9 +724,20 @@ def ends(text=b"", identity=b"x"):
     return [identity, AS_WORKER, b"\x09", record(6, 0, text)]
 
 
+def asks_link(body, *route):
+    """A request for a link."""
+    return [*(route or X), AS_CLIENT, b"\x09", request_of(1, b"mmi.link", body)]
+
+
 def granted(body, identity=b"x"):
     """The answer to a request for a link."""
-    return packed(identity, b"MDPCX1", record(3, 1, body_of(body)))
+    return [identity, AS_WORKER, b"\x09", record(4, 1, body_of(body))]
+
+
+def denied(text, *route):
+    """The refusal of a link."""
+    told = struct.pack(">HH", 403, len(text)) + text.encode() + body_of()
+    return [*(route or X), AS_WORKER, b"\x09", record(7, 1, told)]
 
 
 class Other:
@@ -749,7 +758,7 @@ class Other:
             self.identity = self.broker.add_link(kind, self.role, "tcp://x", b"x")
             self.open()
         else:
-            self.take(request(client=b"x", service=b"mmi.link", body=hello("x", kind=kind)))
+            self.take(asks_link(hello("x", kind=kind)))
         assert self.link.state is State.UP
 
     @property
@@ -1251,9 +1260,8 @@ MALFORMED = {
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_request_for_a_link_is_refused(body):
     broker = Broker(now=NOW, name="a")
-    asked = request(client=b"x", service=b"mmi.link", body=body)
     text = "malformed request for a link, or one through a proxy"
-    assert feed(broker, asked, now=NOW) == [error(403, text, client=b"x")]
+    assert broker.receive(asks_link(body), NOW) == [denied(text)]
     assert broker.links.by_identity == {}
     assert broker.stats.dropped == {"not-allowed": 1}
 
@@ -1270,16 +1278,29 @@ def test_a_malformed_answer_establishes_no_link(body):
 
 def test_a_link_is_not_asked_for_through_a_proxy():
     broker = Broker(now=NOW, name="a")
-    (answered,) = feed(broker, request(client=(b"proxy", b"x"), service=b"mmi.link", body=hello("b")), now=NOW)
-    assert answered[-1] == b"malformed request for a link, or one through a proxy"
+    proxied = b"proxy", b"x", b""
+    text = "malformed request for a link, or one through a proxy"
+    assert broker.receive(asks_link(hello("b"), *proxied), NOW) == [denied(text, *proxied)]
     assert broker.links.by_identity == {}
 
 
-def test_only_x1_has_links():
+def test_a_connection_with_outstanding_requests_cannot_become_a_link():
     broker = Broker(now=NOW, name="a")
-    assert turns.receive(broker, [b"x", b"MDPC02", b"\x01", b"mmi.link", hello("b")], NOW) == []
+    assert feed(broker, request(client=b"x"), now=NOW) == []
+    text = "a connection that is a link already, or has outstanding requests, cannot become a link"
+    assert turns.receive(broker, asks_link(hello("b")), NOW) == [denied(text)]
+    assert broker.registry.queued == 1
+
+
+def test_a_clients_request_for_a_link_is_one_for_an_unknown_service():
+    """Who calls services over a connection that others share cannot make it a link."""
+    broker = Broker(now=NOW, name="a")
+    asked = request(client=b"x", service=b"mmi.link", body=hello("b"))
+    assert feed(broker, asked, now=NOW) == [answer(body=b"501", client=b"x")]
+    assert turns.receive(broker, [b"y", b"MDPC02", b"\x01", b"mmi.link", hello("b")], NOW) == [
+        [b"y", b"MDPC02", b"\x03", b"mmi.link", b"501"]
+    ]
     assert broker.links.by_identity == {}
-    assert broker.stats.dropped == {"not-allowed": 1}
 
 
 def test_an_answer_with_this_brokers_name_establishes_no_link():
@@ -1295,10 +1316,10 @@ def test_only_the_answer_establishes_a_link():
     identity = mesh["a"].add_link("peer", None, "tcp://x")
     turns.link_opened(mesh["a"], identity, mesh.now)
     for frames in (
-        [b"", b"MDPCX1"],
-        [b"", b"MDPCX1", b"\x09", b""],
-        [b"", b"MDPCX1", b"\x09", record(2, 1, body_of(hello("x")))],
-        [b"", b"MDPWX1", b"\x09", record(3, 1, body_of(hello("x")))],
+        [AS_WORKER],
+        [AS_WORKER, b"\x09", b""],
+        [AS_WORKER, b"\x09", record(3, 1, body_of(hello("x")))],
+        [b"", b"MDPCX1", b"\x09", record(3, 1, body_of(hello("x")))],
         [b"nonsense"],
     ):
         assert turns.receive(mesh["a"], [identity, *frames], mesh.now) == []

@@ -275,3 +275,12 @@ class TestOrigins:
                 assert problem(http.post("/services/echo", headers=bad)) == (403, "origin-not-allowed")
                 assert "access-control-allow-origin" not in http.options("/services/echo", headers=bad).headers
                 assert http.get("/services", headers=good).headers["access-control-allow-origin"]
+
+
+HELLO = {"name": "mallory", "instance": "1", "kind": "peer", "link": 1}
+
+
+def test_a_caller_cannot_make_the_gateways_connection_a_link(broker, http):
+    assert http.post("/services/mmi.link", json=HELLO).content == b"501"
+    assert broker.broker.links.by_identity == {}
+    assert http.post("/services/echo", content=b"still here").content == b"still here"

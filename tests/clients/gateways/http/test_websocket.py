@@ -146,6 +146,13 @@ def test_one_request(ws):
     assert ws.hear() == b'{"id":2,"final":[2]}\n\x00\xff'
 
 
+def test_a_caller_cannot_make_the_gateways_connection_a_link(ws):
+    ws.say(id=1, service="mmi.link", body={"name": "mallory", "instance": "1", "kind": "peer", "link": 1})
+    assert ws.hear() == {"id": 1, "final": 501}
+    ws.say(id=2, service="echo", body="still here")
+    assert ws.hear() == {"id": 2, "final": "still here"}
+
+
 def test_many_requests_at_once(ws):
     for number in range(500):
         ws.say(id=number, service="echo", body=number, wait=True)
