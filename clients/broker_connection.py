@@ -1,10 +1,15 @@
 """One connection of an X1 client to a broker: the requests that are outstanding there, and the heartbeats."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from ..mdp import wire
 from ..mdp.wire import Message, batch, x1
 from .call import Call
+
+LARGE_REQUEST_BYTES: Final = 1 << 20
+"""Size above which a request is not sent before the broker has told its limits: libzmq closes connections over which
+frames far beyond them come, and with them everything else that is outstanding there."""
 
 
 class BrokerConnection:
@@ -31,6 +36,10 @@ class BrokerConnection:
         """When the first unanswered HEARTBEAT was sent."""
         self.beat_at = 0.0
         """When to send the next HEARTBEAT, or to give up the broker."""
+        self._limits: wire.Limits | None = None
+        """What the broker accepts, once it has told."""
+        self._large: dict[Any, Call] = {}
+        """Large requests that wait for that."""
         self._heartbeat = heartbeat
         self._patience = patience
         self._batch: Any = _new_batch()
@@ -45,15 +54,57 @@ class BrokerConnection:
         self.calls[call.number] = call
         call.connection = self
         if self.lost is None:
-            ttl, deadline = 0, call.deadline
-            if deadline is not None:
-                ttl = min(max(1, round((deadline - now) * 1000)), batch.MAX_TTL_MS)
-            self._batch.request_to_broker(call.number, ttl, call.service, call.options, call.body)
-            self.unsent += 1
+            self._send(call, now)
+
+    def _send(self, call: Call, now: float) -> None:
+        """Send a request; a large one only if the broker has told its limits, and after it has."""
+        if self._limits is None and wire.size_of(call.body) > LARGE_REQUEST_BYTES:
+            if not self._large:
+                self._batch.signal(x1.CLIENT_LIMITS, 0)
+                self.unsent += 1
+            self._large[call.number] = call
+            return
+        ttl, deadline = 0, call.deadline
+        if deadline is not None:
+            ttl = min(max(1, round((deadline - now) * 1000)), batch.MAX_TTL_MS)
+        self._batch.request_to_broker(call.number, ttl, call.service, call.options, call.body)
+        self.unsent += 1
+
+    def told_limits(self, limits: wire.Limits, now: float) -> list[Call]:
+        """Send the large requests that the broker accepts, and return the others."""
+        self._limits = limits
+        large, self._large = self._large, {}
+        exceeding = []
+        for call in large.values():
+            if self.refuses(call.body) is None:
+                self._send(call, now)
+            else:
+                exceeding.append(call)
+        return exceeding
+
+    def refuses(self, body: Sequence[bytes]) -> str | None:
+        """Return which limit of the broker a body is known to exceed, or None."""
+        limits = self._limits
+        if limits is None or (len(body) <= limits.max_frames and wire.size_of(body) <= limits.max_bytes):
+            return None
+        return f"a request may have up to {limits.max_bytes} bytes in {limits.max_frames} frames"
+
+    def forget(self, call: Call) -> None:
+        """Remove a request that has ended, or goes to another broker."""
+        del self.calls[call.number]
+        if self._large:
+            self._large.pop(call.number, None)
+
+    def take_large(self) -> list[Call]:
+        """Remove and return the large requests, which have not been sent."""
+        large, self._large = self._large, {}
+        for number in large:
+            del self.calls[number]
+        return list(large.values())
 
     def cancel(self, call: Call) -> None:
         """Tell the broker that nobody waits for a request any more."""
-        if self.lost is None:
+        if self.lost is None and call.number not in self._large:
             self._batch.signal(x1.CLIENT_CANCEL, call.number)
             self.unsent += 1
 
@@ -72,6 +123,7 @@ class BrokerConnection:
         """Use the connection no longer.  What was not sent yet is discarded."""
         self.lost = reason
         self._batch = _new_batch()
+        self._large = {}
         self._heartbeat_unsent = False
         self.unsent = 0
 

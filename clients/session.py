@@ -120,13 +120,20 @@ class ClientSession:
             options: Further options of the request.
             receiver: Where to deliver the outcomes.
 
-        Raises `SettingError` for an argument that cannot be sent.
+        Raises `SettingError` for an argument that cannot be sent, and `RequestRejected` for a body that is known to
+        exceed the broker's limits.
         """
         raw = b""
         if options or headers or not wait:
             raw = encode_options(options, headers, wait)
         if len(body) > batch.MAX_BODY_FRAMES:
             raise SettingError(f"the body has {len(body)} frames: it may have at most {batch.MAX_BODY_FRAMES}")
+        if self._limits is not None and self._exceeds(body, self._limits):
+            raise _too_large(service, self._limits)
+        current = self.current
+        refused = current.refuses(body)
+        if refused is not None:
+            raise _too_large(service, refused)
         self._last_number += 1
         call = Call(self._last_number, service, body, raw)
         call.stream = stream
@@ -136,7 +143,6 @@ class ClientSession:
         if timeout is not None:
             call.deadline = now + timeout
         self._set_due(call, now)
-        current = self.current
         if not self.outstanding and current.lost is not None:
             self.retry_at = min(self.retry_at, now + self.failover.backoff)
         current.add(call, now)
@@ -161,6 +167,8 @@ class ClientSession:
 
     def _forget(self, call: Call) -> None:
         call.ended = True
+        if call in self._large:
+            self._large.remove(call)
         self._due.clear(call)
         self.outstanding -= 1
         self._take_from_connection(call)
@@ -168,7 +176,7 @@ class ClientSession:
     def _take_from_connection(self, call: Call) -> None:
         """Remove a request from its connection.  One that was left ends with its last request."""
         connection = call.connection
-        del connection.calls[call.number]
+        connection.forget(call)
         if not connection.calls and connection is not self.current and connection.lost is None:
             self._old.remove(connection)
             connection.lost = "nothing is outstanding there"  # a CANCEL may still have to be sent
@@ -249,13 +257,15 @@ class ClientSession:
             text = f"service {service!r} cannot be called through {self.current.endpoint}: {reason}"
             self._fail(call, BrokerUnreachable(text, service=service))
 
-    def _leave(self, reason: str, retry_at: float) -> None:
+    def _leave(self, reason: str, now: float, retry_at: float) -> None:
         """Make the current connection an old one, or if nothing is outstanding there, end it."""
         left = self.current
         self.current = self._new_connection(left.endpoint, reason)
         self.current.heard = left.heard
         self._trouble = reason
         self.retry_at = retry_at
+        for call in left.take_large():
+            self._send_again(call, now)
         if left.calls:
             self._old.append(left)
         else:
@@ -270,7 +280,7 @@ class ClientSession:
     def probed(self, answered: bool, now: float) -> None:
         """Report whether the first broker takes requests: if so, the client returns to it."""
         if self.failover.probed(answered, now) and self.current.lost is None:
-            self._leave("the first broker is back", now)
+            self._leave("the first broker is back", now, now)
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -310,6 +320,9 @@ class ClientSession:
                     refused.append(call)
                 else:
                     self._fail(call, error_of(call, command))
+            elif isinstance(command, wire.Limits):
+                for call in connection.told_limits(command, now):
+                    self._fail(call, _too_large(call.service, str(connection.refuses(call.body))))
             elif isinstance(command, wire.Disconnect):
                 drains = self._several
         if drains or refused:
@@ -318,7 +331,7 @@ class ClientSession:
     def _drained(self, connection: BrokerConnection, refused: list[Call], now: float) -> None:
         """Leave a broker that drains, and send to the next what it has refused."""
         if connection is self.current:
-            self._leave("the broker drains", self.failover.drained(now))
+            self._leave("the broker drains", now, self.failover.drained(now))
         for call in refused:
             if not call.ended:  # else the same message has ended it
                 self._move(call, now)
@@ -416,3 +429,8 @@ class ClientSession:
         if silence:
             text += f"; the broker has been silent for {silence:.1f} s"
         return RequestTimeout(text, service=service)
+
+
+def _too_large(service: bytes, why: str) -> RequestRejected:
+    name = service.decode()
+    return RequestRejected(f"service {name!r}: {why}", service=name, code=Code.TOO_LARGE)

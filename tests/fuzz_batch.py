@@ -63,7 +63,7 @@ def add(random: Random, batch: Any) -> None:
     elif kind == 3:
         batch.error(random.choice([4, 7]), number, integer(random, 2), random.choice([b"", b"why", b"\xff"]), body)
     elif kind == 4:
-        batch.signal(random.choice([5, 8, 11, 0, 99]), number)
+        batch.signal(random.choice([5, 6, 8, 11, 0, 99]), number)
     elif kind == 5:
         batch.ready(integer(random, 4), service, options)
     else:

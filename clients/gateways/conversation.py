@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol, cast
 
 import zmq
 
-from ...mdp.errors import ClosedError, ServiceError, SettingError
+from ...mdp.errors import ClosedError, RequestRejected, ServiceError, SettingError
 from ...workers.handling import Last
 from ...workers.request import Request
 from ..call import Call, Outcome
@@ -206,7 +206,7 @@ class Conversation:
                 outgoing, effect.service, *effect.body, timeout=effect.timeout, wait=effect.wait,
                 headers=effect.headers, options=effect.options,
             )  # fmt: skip
-        except (SettingError, ClosedError) as error:
+        except (SettingError, ClosedError, RequestRejected) as error:
             self._machine.answered(effect.number, error)
             return
         self._calls[effect.number] = outgoing

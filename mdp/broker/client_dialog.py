@@ -47,13 +47,18 @@ class ClientDialog:
         if found.bare:
             self._heartbeat(client)
             return
+        asks_for_limits = False
         for command in batch.from_client(message, found.at, found.route, self._max_message, self._max_frames):
             if isinstance(command, wire.Request):
                 self._request(command, client, now)
             elif isinstance(command, wire.Cancel):
                 self._cancel(command, client, now)
+            elif isinstance(command, wire.Limits):
+                asks_for_limits = True
             else:
                 self._invalid(command, client, now)
+        if asks_for_limits:
+            self._outgoing.say(client, wire.limits(client.route, self._max_message, self._max_frames))
 
     def _client(self, route: wire.Route, role: Role) -> Client | None:
         """Return the client with that route; None if it belongs to another role (C45)."""

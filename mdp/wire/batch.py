@@ -10,12 +10,13 @@ big-endian:
     ERROR                 u16 code, u16+text, body (at most one frame: the detail)
     READY                 u32 credit, u8+service, u16+options (the id is 0)
     CREDIT                u32 credit (the id is 0)
-    CANCEL, RELEASE       nothing
+    LIMITS to a client    u64 max_bytes, u32 max_frames (the id is 0)
+    CANCEL, RELEASE       nothing, as in LIMITS of a client
     DISCONNECT            text, to the end of the record (the id is 0)
     body   := u16 n, n × (u32 length, bytes); length FFFFFFFF: the frame is the next attachment (`SHARED` bytes or more)
 
-A ttl of 0 means that there is none.  `x1` has the numbers of the commands.  `wire.heartbeat` and `wire.disconnect`
-encode HEARTBEAT and DISCONNECT, which are messages of their own.
+A ttl of 0 means that there is none.  `x1` has the numbers of the commands.  `wire.heartbeat`, `wire.disconnect` and
+`wire.limits` encode HEARTBEAT, DISCONNECT and the broker's LIMITS, which are messages of their own.
 
 There are two implementations, which write the same bytes and read the same commands: `batch_cython`, if it was
 compiled, and `batch_python`.
@@ -25,15 +26,15 @@ compiled, and `batch_python`.
       .request_to_worker(address, ttl, attempt, options, body)     an attempt above 255 is sent as 255
       .reply(command, id, body)                          PARTIAL or FINAL, by its byte in that direction
       .error(command, id, code, text, detail)            ERROR; the text is cut at 65,535 bytes
-      .signal(command, id)                               CANCEL or RELEASE
+      .signal(command, id)                               CANCEL, RELEASE, or LIMITS of a client
       .ready(credit, service, options)  .credit(credit)  READY, CREDIT
       .messages()                                        return everything added, as messages to send; start again
       len(batch)                                         0 if nothing was added since
 
-    from_client(message, at, route, max_body, max_frames)    Request, Cancel, Invalid
+    from_client(message, at, route, max_body, max_frames)    Request, Cancel, Limits, Invalid
     from_worker(message, at, route, max_body, max_frames)    Ready, Reply, Error, Oversized, Credit, Release,
                                                              Disconnect, Invalid
-    to_client(message, at)                                   Reply, Error, Disconnect, Invalid
+    to_client(message, at)                                   Reply, Error, Disconnect, Limits, Invalid
     to_worker(message, at)                                   Request, Cancel, Disconnect, Invalid
 
 A method of `Batch` raises, and adds nothing, if a record cannot hold what is given: options of more than

@@ -36,6 +36,7 @@ cdef enum:
     CLIENT_FINAL = 3
     CLIENT_ERROR = 4
     CLIENT_CANCEL = 5
+    CLIENT_LIMITS = 6
     CLIENT_DISCONNECT = 7
     # from and to a worker
     WORKER_READY = 1
@@ -49,6 +50,7 @@ cdef enum:
     WORKER_RELEASE = 11
 
 cdef object _Cancel = wire.Cancel, _Credit = wire.Credit, _Error = wire.Error, _Invalid = wire.Invalid
+cdef object _Limits = wire.Limits
 cdef object _Oversized = wire.Oversized, _disconnected = x1.disconnected, _Release = wire.Release, _Reply = wire.Reply
 cdef object _Request = wire.Request
 cdef object _valid_service = wire.valid_service, _parse_options = wire.parse_options, _ready_with = x1.ready_with
@@ -449,6 +451,8 @@ cdef object _from_client(_Reader reader):
     cdef bytes service
     if reader.command == CLIENT_CANCEL:
         return _Cancel(reader.route, CX1, reader.id) if reader.at == reader.end else BAD_RECORD
+    if reader.command == CLIENT_LIMITS:
+        return _Limits(reader.route, CX1) if reader.at == reader.end else BAD_RECORD
     if reader.command != CLIENT_REQUEST:
         return UNKNOWN_COMMAND
     if not reader.has(5):
@@ -565,6 +569,10 @@ cdef object _to_client(_Reader reader):
         return _Reply(NO_ROUTE, CX1, final, reader.id, reader.body)
     if reader.command == CLIENT_DISCONNECT:
         return reader.disconnect(CX1)
+    if reader.command == CLIENT_LIMITS:
+        if reader.end - reader.at != 12:
+            return BAD_RECORD
+        return _Limits(NO_ROUTE, CX1, get64(reader.at), get32(reader.at + 8))
     if reader.command != CLIENT_ERROR:
         return UNKNOWN_COMMAND
     if not reader.has(4):

@@ -244,11 +244,14 @@ def from_client(message: Message, at: int, route: Route, max_body: int, max_fram
     return _decode(_Reader(message, at, route, max_body, max_frames), _from_client, wire.Invalid)
 
 
-def _from_client(reader: _Reader) -> wire.Request | wire.Cancel | wire.Invalid:
+def _from_client(reader: _Reader) -> wire.Request | wire.Cancel | wire.Limits | wire.Invalid:
     route, number = reader.route, reader.id
     if reader.command == x1.CLIENT_CANCEL:
         reader.read_end()
         return wire.Cancel(route, wire.CX1, number)
+    if reader.command == x1.CLIENT_LIMITS:
+        reader.read_end()
+        return wire.Limits(route, wire.CX1)
     if reader.command != x1.CLIENT_REQUEST:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
     ttl, named = reader.numbers(_LONG_AND_BYTE)
@@ -325,7 +328,7 @@ def to_client(message: Message, at: int) -> list[Any]:
     return _decode(_Reader(message, at, (), wire.NO_LIMIT, wire.NO_LIMIT), _to_client, _unanswerable)
 
 
-def _to_client(reader: _Reader) -> wire.Reply | wire.Error | wire.Disconnect | wire.Invalid:
+def _to_client(reader: _Reader) -> wire.Reply | wire.Error | wire.Disconnect | wire.Limits | wire.Invalid:
     command, number = reader.command, reader.id
     if command in {x1.CLIENT_FINAL, x1.CLIENT_PARTIAL}:
         reader.read_body()
@@ -334,6 +337,10 @@ def _to_client(reader: _Reader) -> wire.Reply | wire.Error | wire.Disconnect | w
         return wire.Reply((), wire.CX1, command == x1.CLIENT_FINAL, number, reader.body)
     if command == x1.CLIENT_DISCONNECT:
         return x1.disconnected((), wire.CX1, reader.take(reader.end - reader.at))
+    if command == x1.CLIENT_LIMITS:
+        max_bytes, max_frames = reader.numbers(x1.LIMITS)
+        reader.read_end()
+        return wire.Limits((), wire.CX1, max_bytes, max_frames)
     if command != x1.CLIENT_ERROR:
         raise _UnreadableError(Reason.UNKNOWN_COMMAND)
     code, length = reader.numbers(_CODE_AND_SHORT)

@@ -226,6 +226,15 @@ class Cancel(NamedTuple):
     id: int
 
 
+class Limits(NamedTuple):
+    """LIMITS (X1): from a client, the question how large a request may be; from the broker, the answer."""
+
+    route: Route
+    header: bytes
+    max_bytes: int = 0
+    max_frames: int = 0
+
+
 class Ready(NamedTuple):
     """A worker's READY: it offers `service` (C7), and in X1 holds up to `credit` requests."""
 

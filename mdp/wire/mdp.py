@@ -36,7 +36,7 @@ from .commands import (
 from .envelope import bare, check_addressed, frame_of, id_of, route_before
 from .names import MAX_NAME, valid_service
 from .options import NO_OPTIONS
-from .x1 import disconnect_record
+from .x1 import disconnect_record, limits_record
 
 X1: Final = frozenset({CX1, WX1, CL1, WL1})
 
@@ -187,6 +187,11 @@ def disconnect(route: Route, header: bytes, text: bytes = EMPTY) -> Message:
     if header in X1:
         return [*route, header, BATCH, disconnect_record(header, text)]
     return [] if header == WPP else [*route, header, CODES[header][Kind.DISCONNECT]]
+
+
+def limits(route: Route, max_bytes: int, max_frames: int) -> Message:
+    """Encode LIMITS, to an X1 client."""
+    return [*route, CX1, BATCH, limits_record(max_bytes, max_frames)]
 
 
 ERROR_MARK: Final = b"zmdp.error"

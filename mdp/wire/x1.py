@@ -13,6 +13,7 @@ CLIENT_PARTIAL: Final = 2
 CLIENT_FINAL: Final = 3
 CLIENT_ERROR: Final = 4
 CLIENT_CANCEL: Final = 5
+CLIENT_LIMITS: Final = 6
 CLIENT_DISCONNECT: Final = 7
 # … and from and to a worker.
 WORKER_READY: Final = 1
@@ -32,6 +33,15 @@ HEAD: Final = Struct(">IBQ")
 """The beginning of a record: its size (of what follows the size), its command and its id."""
 SIZE_BYTES: Final = 4
 """Bytes of the size."""
+
+
+LIMITS: Final = Struct(">QI")
+"""The fields of the broker's LIMITS."""
+
+
+def limits_record(max_bytes: int, max_frames: int) -> bytes:
+    """Return the record of the broker's LIMITS."""
+    return HEAD.pack(HEAD.size - SIZE_BYTES + LIMITS.size, CLIENT_LIMITS, 0) + LIMITS.pack(max_bytes, max_frames)
 
 
 def disconnect_record(header: bytes, text: bytes) -> bytes:

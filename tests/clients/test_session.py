@@ -935,3 +935,64 @@ def test_a_large_request_that_keeps_losing_connections_is_rejected() -> None:
     assert (number, kind) == (2, RequestRejected)
     assert "lost 3 times with a request of 1048577 bytes for service 'echo' outstanding" in text
     assert session.outstanding == 1  # the other one
+
+
+LARGE = b"x" * (module.LARGE_REQUEST_BYTES + 1)
+ASKING_FOR_LIMITS = ("LIMITS",)
+
+
+def limits(max_bytes: int = len(LARGE), max_frames: int = 1024) -> list[bytes]:
+    """LIMITS, from the broker."""
+    return wire.limits((b"",), max_bytes, max_frames)
+
+
+def test_a_large_request_is_sent_once_the_broker_has_told_its_limits() -> None:
+    session = connected()
+    session.request(b"echo", [LARGE], 100.0)
+    session.request(b"echo", [LARGE], 100.0)
+    session.request(b"echo", [b"small"], 100.0)
+    assert sent(session) == [ASKING_FOR_LIMITS, request(3, body=b"small")]
+    session.receive(limits(), 100.0)
+    assert sent(session) == [request(1, body=LARGE), request(2, body=LARGE)]
+    session.request(b"echo", [LARGE], 100.0)
+    assert sent(session) == [request(4, body=LARGE)]
+
+
+@pytest.mark.parametrize("told", [limits(max_bytes=len(LARGE) - 1), limits(max_frames=1)])
+def test_a_request_over_the_limits_is_not_sent(told: list[bytes]) -> None:
+    session = connected()
+    call = session.request(b"echo", [LARGE, b""], 100.0)
+    small = session.request(b"echo", [b"small"], 100.0)
+    assert len(sent(session)) == 2
+    session.receive(told, 100.0)
+    assert sent(session) == []
+    ((failed, error),) = session.events
+    assert (failed, type(error), call.ended, small.ended) == (call, RequestRejected, True, False)
+    assert "a request may have up to" in str(error)
+    with pytest.raises(RequestRejected):
+        session.request(b"echo", [LARGE, b""], 100.0)
+
+
+def test_a_large_request_that_was_not_sent_is_cancelled_without_a_word() -> None:
+    session = connected()
+    session.cancel(session.request(b"echo", [LARGE], 100.0))
+    session.request(b"echo", [LARGE], 100.0, timeout=1.0)
+    assert set(sent(session)) == {ASKING_FOR_LIMITS}
+    session.tick(102.0)
+    session.take_messages()
+    session.receive(limits(), 102.0)
+    assert sent(session) == []
+    assert is_empty(session)
+
+
+def test_the_next_broker_is_asked_for_its_own_limits() -> None:
+    session = connected()
+    session.request(b"echo", [LARGE], 100.0)
+    session.receive(limits(), 100.0)
+    assert sent(session) == [ASKING_FOR_LIMITS, request(1, body=LARGE)]
+    session.lose("closed", 101.0)
+    session.connected("tcp://there", 101.0)
+    assert sent(session) == [ASKING_FOR_LIMITS]
+    session.receive(limits(max_bytes=7), 101.0)
+    ((_, error),) = session.events
+    assert isinstance(error, RequestRejected)

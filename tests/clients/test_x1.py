@@ -92,22 +92,32 @@ def test_a_forked_process_must_create_its_own_client(endpoint):
         assert client.request("echo", b"parent") == [b"parent"]
 
 
-def test_a_request_that_keeps_breaking_the_connection_is_rejected():
+def test_a_request_that_is_too_large_disturbs_no_other_over_its_connection():
     with (
         running_broker(limits=Limits(max_message=100_000)) as server,
         Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client,
     ):
-        executed = []
+        executed, may_end = [], threading.Event()
 
-        def slow(request):
+        def stream(request):
             executed.append(request[0])
-            return list(request)
+            yield b"one"
+            may_end.wait(TIMEOUT_SECONDS)
+            return b"end"
 
-        with Worker("echo", slow, broker=server.endpoints[0]):
-            assert client.request("echo", b"first") == [b"first"]
-            with pytest.raises(RequestRejected, match="with a request of 3000000 bytes"):
-                client.request("echo", b"x" * 3_000_000)
-            assert client.request("echo", b"last") == [b"last"]
+        with Worker("stream", stream, broker=server.endpoints[0]):
+            parts = client.stream("stream", b"first")
+            assert next(parts) == [b"one"]
+            for _ in range(2):  # the limits are asked for, then known
+                with pytest.raises(
+                    RequestRejected, match="a request may have up to 100000 bytes in 1024 frames"
+                ) as caught:
+                    client.request("stream", b"x" * 3_000_000)
+                assert (caught.value.code, caught.value.service) == (413, "stream")
+            may_end.set()
+            assert next(parts) == [b"end"]
+            assert executed == [b"first"]
+            assert server.connections.counts["ended"] == 0
 
 
 def test_a_callback_that_raises_does_not_affect_other_futures(endpoint, logged):

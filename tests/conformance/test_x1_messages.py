@@ -59,6 +59,11 @@ def test_the_layouts_of_x1(bench: Bench) -> None:
     client.send(b"", b"MDPCX1")
     assert client.recv() == [b"", b"MDPCX1"]
     worker.send(b"", b"MDPWX1")
+    # LIMITS: command 6, id 0, and from the broker the most bytes and frames of a body
+    client.send(*CLIENT, b"\0\0\0\x09\x06\0\0\0\0\0\0\0\0")
+    assert client.recv() == [
+        *CLIENT, b"\0\0\0\x15" b"\x06" b"\0\0\0\0\0\0\0\0" b"\0\0\0\0\x04\0\0\0" b"\0\0\x04\0"
+    ]  # fmt: skip
     # DISCONNECT: command 6, id 0, and a text, which may be empty
     worker.send(*WORKER, b"\0\0\0\x10\x06\0\0\0\0\0\0\0\0goodbye")
     assert worker.recv() == [*WORKER, b"\0\0\0\x09\x06\0\0\0\0\0\0\0\0"]

@@ -45,7 +45,7 @@ FIRST_ADDRESS, NEXT_FIRST_ADDRESS = 417, 5301
 
 # ── examples ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-NAMES = ("REQUEST", "PARTIAL", "FINAL", "ERROR", "CANCEL", "DISCONNECT", "READY", "CREDIT", "RELEASE")
+NAMES = ("REQUEST", "PARTIAL", "FINAL", "ERROR", "CANCEL", "LIMITS", "DISCONNECT", "READY", "CREDIT", "RELEASE")
 COMMANDS = {name: tuple(getattr(x1, f"{side}_{name}", None) for side in ("CLIENT", "WORKER")) for name in NAMES}
 """The codes between client and broker, and between worker and broker."""
 TOKEN = re.compile(r"""([0-9]+) × "(.)"|"(.*?)"(?= |$)|(\S+)""")
@@ -166,6 +166,8 @@ def message_of(heading, commands):
         return head
     if first[0] == "DISCONNECT":
         return wire.disconnect(tuple(head[:-1]), head[-1], first[1].strip('"').encode() if len(first) > 1 else b"")
+    if first[0] == "LIMITS" and len(first) > 1:
+        return wire.limits(tuple(head[:-1]), int(first[1]), int(first[2]))
     packed = batch.Batch(tuple(head[:-1]), head[-1])
     for name, *words in commands:
         add(packed, name, head[-1] in {wire.WX1, wire.WL1}, words)
@@ -192,6 +194,8 @@ def add(packed, name, of_worker, words):
         packed.error(command, int(rest[0]), int(rest[1]), quoted[0], quoted[1:])
     elif name in {"CANCEL", "RELEASE"}:
         packed.signal(command, int(rest[0]))
+    elif name == "LIMITS":
+        packed.signal(command, 0)
     else:
         packed.reply(command, int(rest[0]), quoted)
 
@@ -364,9 +368,9 @@ def test_every_command_has_its_row_and_an_example_for_each_direction(heading, he
 
 VALUES = {
     "ttl": 30000, "service": b"echo", "options": b'{"a":1}', "attempt": 3, "code": 422, "text": b"why", "credit": 64,
-    "body": [b"one", b"", b"x" * 8192],
+    "body": [b"one", b"", b"x" * 8192], "max_bytes": 1 << 26, "max_frames": 1024,
 }  # fmt: skip
-SIZES = {"u8": 1, "u16": 2, "u32": 4}
+SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8}
 
 
 def packed_as_described(code, number, fields):
@@ -394,11 +398,13 @@ def packed_as_described(code, number, fields):
 @pytest.mark.parametrize(("heading", "name", "ways", "code", "fields"), RECORDS)
 def test_a_record_is_packed_as_its_row_says(heading, name, ways, code, fields):
     header, command = SIDES[heading], bytes.fromhex(code)
-    number = 0 if name in {"READY", "CREDIT", "DISCONNECT"} else 1 << 40
+    number = 0 if name in {"READY", "CREDIT", "LIMITS", "DISCONNECT"} else 1 << 40
     packed = batch.Batch((b"",), header)
     v = VALUES
     if name == "DISCONNECT":
         messages = [wire.disconnect((b"",), header, v["text"])]
+    elif (name, ways) == ("LIMITS", "broker → client"):
+        messages = [wire.limits((b"",), v["max_bytes"], v["max_frames"])]
     else:
         {
             ("REQUEST", wire.CX1): lambda: packed.request_to_broker(
@@ -411,6 +417,7 @@ def test_a_record_is_packed_as_its_row_says(heading, name, ways, code, fields):
             ("FINAL", header): lambda: packed.reply(command[0], number, v["body"]),
             ("ERROR", header): lambda: packed.error(command[0], number, v["code"], v["text"], v["body"]),
             ("CANCEL", header): lambda: packed.signal(command[0], number),
+            ("LIMITS", header): lambda: packed.signal(command[0], number),
             ("RELEASE", header): lambda: packed.signal(command[0], number),
             ("READY", header): lambda: packed.ready(v["credit"], v["service"], v["options"]),
             ("CREDIT", header): lambda: packed.credit(v["credit"]),
@@ -537,7 +544,7 @@ BAD_RECORDS = {
     "fewer than 13 bytes": b"\0" * 12,
     "`size` is below 9": (8).to_bytes(4) + b"\5" + (7).to_bytes(8),
     "the fields do not fit": (10).to_bytes(4) + b"\5" + (7).to_bytes(8) + b"x",
-    "the code is not": (9).to_bytes(4) + b"\6" + (7).to_bytes(8),
+    "the code is not": (9).to_bytes(4) + b"\7" + (7).to_bytes(8),
     "the fields are readable": (19).to_bytes(4) + b"\1" + (7).to_bytes(8) + b"\0\0\0\0" + b"\1e" + b"\0\0" + b"\0\0",
     "attachments are left over": b"",
 }

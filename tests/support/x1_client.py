@@ -54,9 +54,11 @@ def unpack(message: list[bytes]) -> list[Any]:
     return commands
 
 
-def read(command: wire.Request | wire.Cancel) -> Command:
+def read(command: wire.Request | wire.Cancel | wire.Limits) -> Command:
     if isinstance(command, wire.Cancel):
         return "CANCEL", command.id
+    if isinstance(command, wire.Limits):
+        return ("LIMITS",)
     options = command.options
     return "REQUEST", command.id, command.service, command.body, command.ttl, options.values()
 

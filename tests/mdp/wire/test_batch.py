@@ -428,6 +428,9 @@ READ = {  # direction, records, attachments; and what is read
     "ERROR with a detail to a client": (
         "to_client", error(4, text=b"", rest=body(b"d")), [], [wire.Error((), CX1, 7, 500, b"", [b"d"])]
     ),
+    "LIMITS to a client": (
+        "to_client", record(6, 0, bytes(5) + b"\1\0\0\0\0\4\0"), [], [wire.Limits((), CX1, 1 << 16, 1024)]
+    ),
     "DISCONNECT to a client": ("to_client", record(7, 0), [], [wire.Disconnect((), CX1)]),
     "DISCONNECT with a text to a client": ("to_client", record(7, 0, b"why"), [], [wire.Disconnect((), CX1, b"why")]),
     # to a worker
@@ -615,7 +618,11 @@ WRONG = {  # direction, records, attachments; and what is read
     # records of the broker
     "REQUEST to a client": ("to_client", record(1, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
     "CANCEL to a client": ("to_client", record(5, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
-    "a worker's DISCONNECT to a client": ("to_client", record(6, 7), [], [Invalid(Reason.UNKNOWN_COMMAND)]),
+    "LIMITS to a client, too short": ("to_client", record(6, 7, bytes(11)), [], UNREADABLE),
+    "LIMITS to a client, too long": ("to_client", record(6, 7, bytes(13)), [], UNREADABLE),
+    "LIMITS of a client with fields": (
+        "from_client", record(6, 7, bytes(12)), [], [Invalid(Reason.BAD_RECORD, ROUTE, 7)]
+    ),
     "FINAL to a client, truncated": ("to_client", record(3, 7, b"\0\1\0"), [], UNREADABLE),
     "FINAL to a client, no body": ("to_client", record(3, 7, body()), [], [Invalid(Reason.NO_BODY)]),
     "ERROR to a client, no code": ("to_client", record(4, 7, b"\0\0\0"), [], UNREADABLE),
@@ -673,7 +680,8 @@ def test_the_fuzzer_reaches_every_command_and_every_reason():
     """Else it would say nothing."""
     read = [command for seed in range(300) for commands in fuzz_batch.fuzz(seed) for command in commands]
     assert {type(command).__name__ for command in read} == {
-        "Cancel", "Credit", "Disconnect", "Error", "Invalid", "Oversized", "Ready", "Release", "Reply", "Request",
+        "Cancel", "Credit", "Disconnect", "Error", "Invalid", "Limits", "Oversized", "Ready", "Release", "Reply",
+        "Request",
     }  # fmt: skip
     assert {command.reason for command in read if isinstance(command, Invalid)} == {
         Reason.BAD_CODE, Reason.BAD_OPTIONS, Reason.BAD_RECORD, Reason.BAD_SERVICE, Reason.NO_BODY, Reason.TOO_LARGE,
