@@ -64,7 +64,7 @@ class Histogram:
 class ServiceMetrics:
     """The counts of one service since the broker started."""
 
-    __slots__ = ("at_worker", "in_queue", "name", "other", "redispatched", "reply_bytes", "request_bytes")
+    __slots__ = ("at_worker", "in_queue", "name", "other", "redispatched", "reply_bytes", "request_bytes", "served")
 
     def __init__(self, name: bytes) -> None:
         self.name = name
@@ -81,6 +81,8 @@ class ServiceMetrics:
         """Bytes of the bodies that were sent to workers."""
         self.reply_bytes = 0
         """Bytes of the bodies that were sent to clients."""
+        self.served = False
+        """Whether the service has had a worker.  Until then, nothing is counted here, but in `Metrics.others`."""
 
     def ended(self, outcome: str) -> None:
         """Count a request that was not answered with a FINAL."""
@@ -115,6 +117,7 @@ class ServiceMetrics:
             "redispatched": self.redispatched,
             "request_bytes": self.request_bytes,
             "reply_bytes": self.reply_bytes,
+            "served": self.served,
         }
 
 
@@ -130,7 +133,7 @@ class Metrics:
         self.by_name: dict[bytes, ServiceMetrics] = {}
         """Those of services that exist, and of the last `MAX_FORGOTTEN` that are gone."""
         self.others = ServiceMetrics(b"")
-        """Those of all others: services that are long gone, and names that never were a service."""
+        """Those of all others: services that are long gone, and names that never had a worker."""
         self._forgotten: dict[bytes, None] = {}
         self._names: list[bytes] | None = None
         """The names in order, if they have not changed since they were asked for."""

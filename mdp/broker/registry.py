@@ -92,10 +92,16 @@ class Registry:
             service.unsettled = True
             if service.name not in self.services and self.reachable.get(service.name, service) is service:
                 self.services[service.name] = service
-                service.metrics = self.metrics.of(service.name)
+                if self.metrics.of(service.name).served or service.schedule.remotes:
+                    self._count_by_name(service)
                 if not service.schedule.remotes:
                     self.unserved[service] = None
             self.unsettled.append(service)
+
+    def _count_by_name(self, service: Service) -> None:
+        """Count what happens at `service` under its name.  Before it has had a worker, clients have made it up."""
+        service.metrics = self.metrics.of(service.name)
+        service.metrics.served = True
 
     def take_unsettled(self) -> list[Service]:
         """Return the services to look at, which are to be reported with `settled` or `unfinished`."""
@@ -152,6 +158,7 @@ class Registry:
         worker.service.available += 1
         self._update(worker)
         self._served(worker.service)
+        self._count_by_name(worker.service)
         self._availability_changed(worker.service)
 
     def set_credit(self, worker: Worker, credit: int) -> None:
@@ -211,6 +218,8 @@ class Registry:
         remote = Remote(link, service)
         service.schedule.remotes.append(remote)
         self._served(service)
+        if name in self.services:
+            self._count_by_name(service)
         return remote
 
     def update_remote(self, remote: Remote, credit: int, free: int, hops: int) -> None:

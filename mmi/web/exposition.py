@@ -26,7 +26,7 @@ _REASONS: Final = {
 
 
 class Selection:
-    """Decides which services have label values of their own.
+    """Decides which services have label values of their own: among those that have, or have had, a worker.
 
     Whoever has been counted among the others stays there: their sum must never decrease.
     """
@@ -40,8 +40,8 @@ class Selection:
         """Return the names of services that are shown by name."""
         self._named &= services.keys()
         self._folded &= services.keys()
-        for name in services:
-            if name in self._named or name in self._folded:
+        for name, row in services.items():
+            if name in self._named or name in self._folded or not row["served"]:
                 continue
             (self._named if len(self._named) < self._maximum and name != OTHER else self._folded).add(name)
         return self._named

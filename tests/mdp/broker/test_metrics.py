@@ -60,17 +60,36 @@ def test_a_request_is_counted_with_its_times_and_bytes(world):
     assert world.echo() == {
         "name": "echo", "workers": 1, "idle": 0, "credit": 0, "running": 1, "queued": 1, "oldest_seconds": 0.0,
         "outcomes": {}, "queue_seconds": times(), "worker_seconds": times(), "redispatched": 0,
-        "request_bytes": 5, "reply_bytes": 0,
+        "request_bytes": 5, "reply_bytes": 0, "served": True,
     }  # fmt: skip
     second = world.after(0.25, final(address_in(first), body=b"1234567"))
     world.after(2, final(address_in(second), body=b"1"))
     assert world.echo() == {
         "name": "echo", "workers": 1, "idle": 1, "credit": 1, "running": 0, "queued": 0, "oldest_seconds": 0.0,
         "outcomes": {"ok": 2}, "queue_seconds": times(0.25), "worker_seconds": times(0.75, 2),
-        "redispatched": 0, "request_bytes": 8, "reply_bytes": 8,
+        "redispatched": 0, "request_bytes": 8, "reply_bytes": 8, "served": True,
     }  # fmt: skip
     (worker,) = world.broker.registry.workers.values()
     assert (worker.done, worker.busy_seconds) == (2, 2.75)
+
+
+def test_what_happens_at_a_service_that_never_had_a_worker_is_not_counted_by_its_name(world):
+    world.after(0, request(), request(2))
+    world.after(1, cancel())
+    assert (world.echo()["queued"], world.echo()["outcomes"], world.echo()["served"]) == (1, {}, False)
+    assert world.metrics()["others"]["outcomes"] == {"499": 1}
+    world.after(1, final(address_in(world.after(1, ready()))))
+    assert (world.echo()["outcomes"], world.echo()["served"]) == ({"ok": 1}, True)
+    assert world.metrics()["others"]["outcomes"] == {"499": 1}  # a sum never decreases
+    world.after(1, leave(), request(3), cancel(3))  # it has had one
+    assert world.echo()["outcomes"] == {"ok": 1, "499": 1}
+
+
+def test_names_that_clients_make_up_are_not_kept(world):
+    for number in range(100):
+        world.after(0, request(number, service=b"made-up-%d" % number), cancel(number))
+    assert world.metrics()["services"] == []
+    assert world.metrics()["others"]["outcomes"] == {"499": 100}
 
 
 def test_other_ends_are_counted_by_code(world):

@@ -35,6 +35,7 @@ def row(name, *, ok=0, queued=0, workers=1, buckets=()):
         "name": name, "workers": workers, "idle": 0, "credit": 1, "running": 0, "queued": queued,
         "oldest_seconds": 2.5 if queued else 0.0, "outcomes": {"ok": ok} if ok else {}, "queue_seconds": times,
         "worker_seconds": times, "redispatched": 0, "request_bytes": 10, "reply_bytes": 20,
+        "served": True,
     }  # fmt: skip
 
 
@@ -93,11 +94,21 @@ def test_services_beyond_a_number_are_added_up():
 
 def test_what_was_counted_among_the_others_stays_there():
     selection = Selection(maximum=2)
-    assert selection.choose({"a": {}, OTHER: {}, "b": {}, "c": {}}) == {"a", "b"}
-    assert selection.choose({"b": {}, "c": {}}) == {"b"}  # c's counts are in the sum already
-    assert selection.choose({"b": {}, "c": {}, "d": {}}) == {"b", "d"}
-    assert selection.choose({"b": {}, "d": {}}) == {"b", "d"}
-    assert selection.choose({"b": {}, "c": {}}) == {"b", "c"}  # c was gone in between, and its counts with it
+
+    def choose(names):
+        return selection.choose({name: {"served": True} for name in names.split()})
+
+    assert choose(f"a {OTHER} b c") == {"a", "b"}
+    assert choose("b c") == {"b"}  # c's counts are in the sum already
+    assert choose("b c d") == {"b", "d"}
+    assert choose("b d") == {"b", "d"}
+    assert choose("b c") == {"b", "c"}  # c was gone in between, and its counts with it
+
+
+def test_a_service_has_a_label_from_its_first_worker_on():
+    selection = Selection()
+    assert selection.choose({"a": {"served": False}}) == set()
+    assert selection.choose({"a": {"served": True}}) == {"a"}
 
 
 @pytest.fixture(scope="module")
