@@ -227,7 +227,21 @@ class Exchange:
         attempt = link.attempts.get(command.id) if isinstance(command.id, int) else None
         if attempt is None:
             self._stats.late += 1  # C32
-        elif isinstance(command, wire.Reply):
+            return
+        if not link.answered:
+            link.answered = not isinstance(command, wire.Release)
+            for remote in link.remotes.values():  # which may take more from now on
+                self._registry.touch(remote.service)
+        self._answered(link, attempt, command, now)
+
+    def _answered(
+        self,
+        link: Link,
+        attempt: Attempt,
+        command: wire.Reply | wire.Error | wire.Release | wire.Oversized,
+        now: float,
+    ) -> None:
+        if isinstance(command, wire.Reply):
             self._requests.replied(attempt, command, now)
         elif isinstance(command, wire.Release):
             self._returned(link, attempt, 0, now)

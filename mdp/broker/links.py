@@ -192,6 +192,7 @@ class Links:
         """Record that both brokers have agreed on the link."""
         link.state = State.UP
         link.trouble = ""
+        link.answered = False
         link.backoff = BACKOFF[0]
         link.last_seen = link.up_since = now
         link.heartbeat_at = now + self._limits.heartbeat

@@ -26,6 +26,8 @@ FRAME_OVERHEAD: Final = 64
 """Bytes charged for each frame beside its content."""
 CLIENT_OVERHEAD: Final = 1536
 """Bytes charged for a client that has requests."""
+MAX_UNANSWERED: Final = 4
+"""Requests that may be at another broker that has not answered any yet: it may claim more than it can do."""
 NEVER: Final = 1e300
 """Seconds; later than any clock reading."""
 PeerKey = bytes | Route
@@ -421,9 +423,9 @@ class Link:
     """One link, from this broker's point of view."""
 
     __slots__ = (
-        "announced", "attempts", "backoff", "batch", "client", "dirty", "heartbeat_at", "identity", "instance", "key",
-        "kind", "last_seen", "name", "opens", "penalty", "received", "remotes", "retry_at", "role", "sent", "standby",
-        "state", "trouble", "untried", "up_since", "where",
+        "announced", "answered", "attempts", "backoff", "batch", "client", "dirty", "heartbeat_at", "identity",
+        "instance", "key", "kind", "last_seen", "name", "opens", "penalty", "received", "remotes", "retry_at", "role",
+        "sent", "standby", "state", "trouble", "untried", "up_since", "where",
     )  # fmt: skip
 
     def __init__(self, identity: bytes, kind: Kind, role: Role, *, opens: bool, where: str = "") -> None:
@@ -457,6 +459,8 @@ class Link:
         """The credit, free credit and hops announced for each service."""
         self.dirty: dict[bytes, None] = {}
         """Services whose announcement may have to change."""
+        self.answered = False
+        """The other broker has answered a request since the link is up."""
         self.last_seen = 0.0
         self.heartbeat_at = 0.0
         self.up_since = 0.0
@@ -473,6 +477,11 @@ class Link:
         """Number of requests passed on over it so far."""
         self.received = 0
         """Number of requests that came over it so far."""
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether another request may be passed on over this link."""
+        return self.answered or len(self.attempts) < MAX_UNANSWERED
 
     def joins(self, other: Link) -> bool:
         """Return whether what comes over this link may go over `other`, and the reverse.

@@ -266,7 +266,12 @@ class Schedule:
         if is_pinned(request):
             return None
         for remote in self.remotes:
-            if remote.free and may_pass(request, remote.link) and (best is None or remote.precedes(best)):
+            if (
+                remote.free
+                and remote.link.takes_more
+                and may_pass(request, remote.link)
+                and (best is None or remote.precedes(best))
+            ):
                 best = remote
         return best
 
@@ -276,7 +281,12 @@ class Schedule:
         while True:
             best: Remote | None = None
             for remote in self.remotes:
-                if remote.free and remote not in tried and (best is None or remote.precedes(best)):
+                if (
+                    remote.free
+                    and remote.link.takes_more
+                    and remote not in tried
+                    and (best is None or remote.precedes(best))
+                ):
                     best = remote
             if best is None:
                 return None

@@ -18,6 +18,7 @@ from support.x1_messages import (
     final,
     heartbeat,
     leave,
+    packed,
     part,
     partial,
     ready,
@@ -30,7 +31,7 @@ from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.events import CloseLink, OpenLink, WorkerForgotten
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import State
+from zmdp.mdp.broker.records import MAX_UNANSWERED, State
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import batch
 
@@ -1506,3 +1507,44 @@ def test_a_tail_and_the_log_tell_of_requests_that_were_passed_on(caplog):
     (line,) = [record for record in caplog.records if record.message.startswith("slow")]
     assert line.message == "slow request for service echo: 0.000 s in the queue, 2.000 s at broker b: ok"
     assert (line.request_id, hasattr(line, "worker")) == ("mine", False)
+
+
+# ── a broker that claims more than it does ───────────────────────────────────────────────────────────────────────────
+
+
+def given_ids(said):
+    """The ids of the requests in what was sent over a link."""
+    return [each.id for each in said if isinstance(each, wire.Request)]
+
+
+def asked(count):
+    """That many requests in one message."""
+    return packed(b"c", b"MDPCX1", *(request_of(number, b"echo", b"x") for number in range(1, count + 1)))
+
+
+def test_a_broker_that_never_answers_gets_few_requests():
+    other = Other()
+    other.say(AS_WORKER, offers(credit=1_000_000, free=1_000_000), offers(b"other", credit=9, free=9))
+    given = given_ids(other.take(asked(9)))
+    assert len(given) == MAX_UNANSWERED
+    assert given_ids(other.take(request(10, service=b"other"))) == []
+    assert other.broker.registry.queued == 6
+    feed(other.broker, ready(credit=9), now=other.now)
+    assert other.broker.registry.queued == 1  # local workers do the rest
+
+
+def test_a_broker_that_has_answered_gets_what_it_can_take():
+    other = Other()
+    other.say(AS_WORKER, offers(credit=9, free=9), offers(b"other", credit=9, free=9))
+    first, *_ = given_ids(other.take(asked(9)))
+    assert given_ids(other.take(request(10, service=b"other"))) == []
+    given = given_ids(other.say(AS_WORKER, ("reply", 3, first, [b"part"])))
+    assert len(given) == 10 - MAX_UNANSWERED
+
+
+def test_what_is_returned_makes_room_at_a_broker_that_has_not_answered():
+    other = Other()
+    other.say(AS_WORKER, offers(credit=9, free=9), offers(b"other", credit=9, free=9))
+    first, *_ = given_ids(other.take(asked(4)))
+    assert given_ids(other.take(request(10, service=b"other"))) == []
+    assert len(given_ids(other.say(AS_WORKER, ("signal", 11, first)))) == 1
