@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .broker_connection import BrokerConnection
 
 LARGE_REQUEST_BYTES: Final = 1 << 20
-"""Size from which a request may be the cause of a broker closing connections."""
+"""Size above which a request is not sent before the broker has told its limits: libzmq closes connections over which
+frames far beyond them come, and with them everything else that is outstanding there."""
 MAX_LOSSES: Final = 3
 """Connections that may be lost while such a request is outstanding."""
 

@@ -128,8 +128,6 @@ class ClientSession:
             raw = encode_options(options, headers, wait)
         if len(body) > batch.MAX_BODY_FRAMES:
             raise SettingError(f"the body has {len(body)} frames: it may have at most {batch.MAX_BODY_FRAMES}")
-        if self._limits is not None and self._exceeds(body, self._limits):
-            raise _too_large(service, self._limits)
         current = self.current
         refused = current.refuses(body)
         if refused is not None:
@@ -167,8 +165,6 @@ class ClientSession:
 
     def _forget(self, call: Call) -> None:
         call.ended = True
-        if call in self._large:
-            self._large.remove(call)
         self._due.clear(call)
         self.outstanding -= 1
         self._take_from_connection(call)

@@ -229,7 +229,8 @@ class Exchange:
             self._stats.late += 1  # C32
             return
         if not link.answered:
-            link.answered = not isinstance(command, wire.Release)
+            if not isinstance(command, wire.Release):
+                link.has_answered()
             for remote in link.remotes.values():  # which may take more from now on
                 self._registry.touch(remote.service)
         self._answered(link, attempt, command, now)

@@ -240,8 +240,8 @@ class Worker(TimerNode):
 
     __slots__ = (
         "batch", "busy_seconds", "credit", "dialect", "done", "free", "gives_up", "header", "held", "host", "id",
-        "key", "last_seen", "last_sent", "leaving", "misaddressed", "name", "oversized_reply_at", "pid", "pool", "pooled",
-        "pooled_load", "role", "route", "service", "since", "suspects", "unreached_from", "version",
+        "key", "last_seen", "last_sent", "leaving", "misaddressed", "name", "oversized_reply_at", "pid", "pool",
+        "pooled", "pooled_load", "role", "route", "service", "since", "suspects", "unreached_from", "version",
     )  # fmt: skip
 
     def __init__(
@@ -482,6 +482,10 @@ class Link:
     def takes_more(self) -> bool:
         """Whether another request may be passed on over this link."""
         return self.answered or len(self.attempts) < MAX_UNANSWERED
+
+    def has_answered(self) -> None:
+        """Record that the other broker answers requests."""
+        self.answered = True
 
     def joins(self, other: Link) -> bool:
         """Return whether what comes over this link may go over `other`, and the reverse.

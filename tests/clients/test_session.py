@@ -937,7 +937,7 @@ def test_a_large_request_that_keeps_losing_connections_is_rejected() -> None:
     assert session.outstanding == 1  # the other one
 
 
-LARGE = b"x" * (module.LARGE_REQUEST_BYTES + 1)
+LARGE = b"x" * (LARGE_REQUEST_BYTES + 1)
 ASKING_FOR_LIMITS = ("LIMITS",)
 
 

@@ -518,7 +518,7 @@ HUNG = "its handler has neither returned nor yielded for 30 s (handler_timeout)"
 def give_up(broker, worker=b"w"):
     """A worker leaves because a handler hangs, and closes its socket while it holds the request."""
     assert feed(broker, wire.disconnect((worker,), wire.WX1, HUNG.encode())) == []
-    return told(broker.gone(worker, now=0))
+    return told(turns.gone(broker, worker, 0))
 
 
 def test_a_client_is_told_that_a_handler_hung():
@@ -533,7 +533,7 @@ def test_a_client_is_told_that_a_handler_hung_before_its_time_passed():
     broker = broker_with(b"w")
     feed(broker, request(ttl=1000))
     assert give_up(broker) == []
-    assert told(broker.tick(1.011)) == [error(408, f"{NOBODY}; a worker gave it up before: {HUNG}")]
+    assert told(turns.tick(broker, 1.011)) == [error(408, f"{NOBODY}; a worker gave it up before: {HUNG}")]
     assert holds_nothing(broker)
     assert not broker.registry.given_up
 

@@ -484,7 +484,7 @@ def test_of_two_links_between_two_brokers_one_is_used():
 
 def test_a_link_cannot_become_another():
     mesh = pair()
-    (answered,) = mesh["b"].receive(asks_link(hello("c"), b"link-1"), mesh.now)
+    (answered,) = turns.receive(mesh["b"], asks_link(hello("c"), b"link-1"), mesh.now)
     assert answered[-1][4] == 7  # ERROR
     assert len(work(mesh.receive("a", request())["b"])) == 1
 
@@ -1262,7 +1262,7 @@ MALFORMED = {
 def test_a_malformed_request_for_a_link_is_refused(body):
     broker = Broker(now=NOW, name="a")
     text = "malformed request for a link, or one through a proxy"
-    assert broker.receive(asks_link(body), NOW) == [denied(text)]
+    assert turns.receive(broker, asks_link(body), NOW) == [denied(text)]
     assert broker.links.by_identity == {}
     assert broker.stats.dropped == {"not-allowed": 1}
 
@@ -1281,7 +1281,7 @@ def test_a_link_is_not_asked_for_through_a_proxy():
     broker = Broker(now=NOW, name="a")
     proxied = b"proxy", b"x", b""
     text = "malformed request for a link, or one through a proxy"
-    assert broker.receive(asks_link(hello("b"), *proxied), NOW) == [denied(text, *proxied)]
+    assert turns.receive(broker, asks_link(hello("b"), *proxied), NOW) == [denied(text, *proxied)]
     assert broker.links.by_identity == {}
 
 
