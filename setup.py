@@ -44,6 +44,7 @@ MACHINES = [
     "zmdp/mdp/broker/client_dialog.py",
     "zmdp/mdp/broker/connections.py",
     "zmdp/mdp/broker/delivery.py",
+    "zmdp/mdp/broker/directory.py",
     "zmdp/mdp/broker/door.py",
     "zmdp/mdp/broker/drops.py",
     "zmdp/mdp/broker/events.py",

@@ -19,7 +19,7 @@ MAX_STALE_NUMBERS: Final = 64
 class TimerNode(Node):
     """A node that can be in one `Timers` at a time, and in one `LinkedList`.
 
-    `registry.Request` sets these attributes itself, which is faster: one is created for each request.
+    `records.Request` sets these attributes itself, which is faster: one is created for each request.
     """
 
     __slots__ = ("bucket", "later", "sooner")

@@ -58,8 +58,8 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
         # C26: busy workers count; a service without a worker is 404.
         if not sees(body[0]):
             return [b"403"]
-        service = broker.registry.services.get(body[0])
-        offered = (service is not None and service.available) or body[0] in broker.registry.reachable
+        service = broker.directory.services.get(body[0])
+        offered = (service is not None and service.available) or body[0] in broker.directory.reachable
         return [b"200" if offered and not body[0].startswith(MMI) else b"404"]
     paged, describe = _PAGED.get(name), _ANSWERS.get(name)
     if paged is not None:
@@ -72,7 +72,7 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
 
 
 def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, Any]:
-    services = {**broker.registry.reachable, **broker.registry.services}
+    services = {**broker.directory.reachable, **broker.directory.services}
     named = [services[wanted]] if wanted in services else () if wanted else services.values()
     found = [service for service in named if sees(service.name) and not service.name.startswith(MMI)]
     return _rows(
@@ -104,13 +104,13 @@ def _number(body: list[bytes]) -> int | None:
 
 
 def _workers(broker: Broker, body: list[bytes], sees: Sees, now: float) -> dict[str, Any] | None:
-    registry = broker.registry
+    directory = broker.directory
     wanted = body[0]
     after = _number(body) if len(body) > 1 else 0
     if after is None:
         return None
-    service = registry.services.get(wanted)
-    named = (service.workers if service else ()) if wanted else registry.workers.values()
+    service = directory.services.get(wanted)
+    named = (service.workers if service else ()) if wanted else directory.workers.values()
     # In the order of their ids, in which they were registered.
     workers = [worker for worker in named if worker.id > after and sees(worker.service.name)]
     return _rows(
@@ -146,11 +146,11 @@ def _rows(title: str, count: int, rows: Iterable[dict[str, Any]]) -> dict[str, A
 
 
 def _stats(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
-    registry = broker.registry
+    directory, registry = broker.directory, broker.registry
     return {
         "up_seconds": round(now - broker.started, 3),
-        "services": len(registry.services),
-        "workers": len(registry.workers),
+        "services": len(directory.services),
+        "workers": len(directory.workers),
         "queued": registry.queued,
         "running": registry.running,
         "request_bytes": registry.request_bytes,
@@ -159,18 +159,18 @@ def _stats(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
 
 
 def _metrics(broker: Broker, after: bytes, sees: Sees, now: float) -> dict[str, Any]:
-    registry = broker.registry
-    page = registry.metrics.page(after, METRICS_ROWS)
+    directory = broker.directory
+    page = directory.metrics.page(after, METRICS_ROWS)
     return {
         "up_seconds": round(now - broker.started, 3),
-        "bounds": registry.metrics.bounds,
+        "bounds": directory.metrics.bounds,
         "services": [
-            {"name": show(each.name), **_now(registry.services.get(each.name), now), **each.as_dict()}
+            {"name": show(each.name), **_now(directory.services.get(each.name), now), **each.as_dict()}
             for each in page
             if sees(each.name)
         ],
         "next": page[-1].name.hex() if len(page) == METRICS_ROWS else None,
-        "others": registry.metrics.others.as_dict(),
+        "others": directory.metrics.others.as_dict(),
         "roles": [
             {
                 "name": role.name,
@@ -217,7 +217,7 @@ def _brokers(broker: Broker, _: bytes, __: Sees, now: float) -> dict[str, Any]:
     links = broker.links.by_identity.values()
     reached = [
         {"name": show(name.removeprefix(BROKER)), "hops": best.hops, "over": best.link.name}
-        for name, service in broker.registry.reachable.items()
+        for name, service in broker.directory.reachable.items()
         if name.startswith(BROKER)
         for best in [min(service.schedule.remotes, key=lambda remote: remote.hops)]
     ]

@@ -22,6 +22,7 @@ class Admission:
 
     def __init__(self, shared: Shared, requests: Requests, answer: Answer) -> None:
         self._shared = shared
+        self._directory = shared.directory
         self._registry = shared.registry
         self._requests = requests
         self._answer = answer
@@ -65,7 +66,7 @@ class Admission:
         if role.accepted - role.ended >= role.max_outstanding:
             return Drop.ROLE_OUTSTANDING
         charge = request.charge if client.requests else request.charge + client.charge
-        alone = not registry.proxies and isinstance(client.key, bytes)
+        alone = not self._directory.proxies and isinstance(client.key, bytes)
         used = client.request_bytes if alone else registry.used_by(client)
         if registry.request_bytes + used + charge > self._max_bytes:
             return Drop.MEMORY_FULL
@@ -81,15 +82,15 @@ class Admission:
 
     def _refusal_to_wait(self, request: Request, waiting: int) -> Drop | None:
         """Return why `request` cannot wait together with the `waiting` others, or None."""
-        registry, service, client = self._registry, request.service, request.client
+        directory, service, client = self._directory, request.service, request.client
         schedule, role = service.schedule, client.role
         if not service.available and not schedule.can_pass_on(request):
             if request.way is not None and request.way.addressed:
                 return Drop.NO_BROKER
             if not request.options.wait:
                 return Drop.NO_WORKER
-        if service.name not in registry.services and not schedule.remotes:
-            if len(registry.services) >= self._max_services:
+        if service.name not in directory.services and not schedule.remotes:
+            if len(directory.services) >= self._max_services:
                 return Drop.TOO_MANY_SERVICES
             if client.named >= self._max_unserved:
                 return Drop.TOO_MANY_UNSERVED

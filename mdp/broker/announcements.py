@@ -36,7 +36,7 @@ class Announcements:
         """Services that can no longer be reached over some link.  `Exchange` empties it."""
         self._own = BROKER + shared.name.encode()
         self._limits = shared.limits
-        self._registry = shared.registry
+        self._directory = shared.directory
         self._outgoing = shared.outgoing
         self._journal = shared.journal
         self._links = links
@@ -119,8 +119,8 @@ class Announcements:
             return 0, 0, 0
         if name == self._own:
             return BROKER_CREDIT, BROKER_CREDIT, 1
-        registry = self._registry
-        service = registry.services.get(name) or registry.reachable.get(name)
+        directory = self._directory
+        service = directory.services.get(name) or directory.reachable.get(name)
         if service is None:
             return 0, 0, 0
         credit = free = hops = held = 0
@@ -146,9 +146,9 @@ class Announcements:
 
         This broker's name comes last, and shows the other that it has heard all.
         """
-        registry = self._registry
-        local = [service.name for service in registry.services.values() if service.available]
-        link.dirty.update(dict.fromkeys([*link.announced, *local, *registry.reachable, self._own]))
+        directory = self._directory
+        local = [service.name for service in directory.services.values() if service.available]
+        link.dirty.update(dict.fromkeys([*link.announced, *local, *directory.reachable, self._own]))
         self._dirty = True
 
     # ── what others announce ─────────────────────────────────────────────────────────────────────────────────────────
@@ -166,15 +166,15 @@ class Announcements:
         if remote is None:
             if not self._may_announce(link, name, hops, now):
                 return True
-            remote = link.remotes[name] = self._registry.add_remote(link, name)
+            remote = link.remotes[name] = self._directory.add_remote(link, name)
         credit = min(command.credit, BROKER_CREDIT)
-        self._registry.update_remote(remote, credit, min(command.free, credit), hops)
+        self._directory.update_remote(remote, credit, min(command.free, credit), hops)
         self.changed(remote.service)
         return True
 
     def _may_announce(self, link: Link, name: bytes, hops: int, now: float) -> bool:
         """Return whether the other broker may announce a service that it has not announced before."""
-        reachable = self._registry.reachable
+        reachable = self._directory.reachable
         if hops > MAX_HOPS:
             why = f"it is more than {MAX_HOPS} links away"
         elif name not in reachable and len(reachable) >= self._limits.max_services * (1 + name.startswith(BROKER)):
@@ -194,6 +194,6 @@ class Announcements:
     def withdraw(self, remote: Remote) -> None:
         """Forget that a service can be reached over a link.  Requests that are there go on."""
         del remote.link.remotes[remote.service.name]
-        self._registry.remove_remote(remote)
+        self._directory.remove_remote(remote)
         self.withdrawn_services.append(remote.service)
         self.changed(remote.service)

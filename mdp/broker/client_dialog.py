@@ -18,6 +18,7 @@ class ClientDialog:
 
     def __init__(self, shared: Shared, links: Links, requests: Requests, admission: Admission) -> None:
         self._shared = shared
+        self._directory = shared.directory
         self._registry = shared.registry
         self._stats = shared.stats
         self._outgoing = shared.outgoing
@@ -62,7 +63,7 @@ class ClientDialog:
 
     def _client(self, route: wire.Route, role: Role) -> Client | None:
         """Return the client with that route; None if it belongs to another role (C45)."""
-        client = self._registry.client(route, role)
+        client = self._directory.client(route, role)
         if client.role is role:
             return client
         self._stats.other_role += 1
@@ -76,7 +77,7 @@ class ClientDialog:
             self._invalid(wire.Invalid(Reason.NUMBER_IN_USE, command.route, number), client, now)
             return
         own = name.startswith(wire.MMI)
-        service = Service(name) if own else self._registry.service(name)
+        service = Service(name) if own else self._directory.service(name)
         deadline = NEVER if command.ttl is None else now + command.ttl
         delimited = len(command.route) > 1
         request = Request(
@@ -133,13 +134,13 @@ class ClientDialog:
 
     def probe(self, identity: bytes) -> None:
         """Send a HEARTBEAT to the clients behind that routing id that wait for a reply."""
-        for client in self._registry.clients_at(identity):
+        for client in self._directory.clients_at(identity):
             if client.numbered and client.link is None:
                 self._outgoing.say(client, wire.heartbeat(client.route, wire.CX1))
 
     def drain(self) -> None:
         """Tell the clients that wait for a reply that the broker drains."""
-        for client in self._registry.clients.values():
+        for client in self._directory.clients.values():
             if client.numbered and client.link is None:
                 self._outgoing.say(client, wire.disconnect(client.route, wire.CX1))
 
@@ -153,5 +154,5 @@ class ClientDialog:
 
     def gone(self, identity: bytes, now: float) -> None:
         """Drop the requests of the clients behind that routing id."""
-        for client in self._registry.clients_at(identity):
+        for client in self._directory.clients_at(identity):
             self._requests.client_gone(client, now)

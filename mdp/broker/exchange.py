@@ -25,6 +25,7 @@ class Exchange:
     def __init__(self, shared: Shared, links: Links, requests: Requests, admission: Admission) -> None:
         limits = shared.limits
         self._name = shared.name
+        self._directory = shared.directory
         self._registry = shared.registry
         self._roles = shared.roles
         self._stats = shared.stats
@@ -172,7 +173,7 @@ class Exchange:
             return
         name = command.service
         own = name.startswith(wire.MMI)
-        service = Service(name) if own else self._registry.service(name)
+        service = Service(name) if own else self._directory.service(name)
         deadline = NEVER if command.ttl is None else now + command.ttl
         # A request waits at the first broker, unless it is addressed to this one or there are workers here.
         wait = given.wait and given.broker == self._name
@@ -232,7 +233,7 @@ class Exchange:
             if not isinstance(command, wire.Release):
                 link.has_answered()
             for remote in link.remotes.values():  # which may take more from now on
-                self._registry.touch(remote.service)
+                self._directory.touch(remote.service)
         self._answered(link, attempt, command, now)
 
     def _answered(
@@ -272,6 +273,6 @@ class Exchange:
         self._registry.hand_back(attempt, died)
         remote = link.remotes.get(attempt.request.service.name)
         if remote is not None:  # else it has withdrawn the service meanwhile
-            self._registry.update_remote(remote, 0, 0, remote.hops)
+            self._directory.update_remote(remote, 0, 0, remote.hops)
         if not attempt.abandoned:
             self._requests.place_again(attempt, now)

@@ -50,6 +50,7 @@ class Links:
         other broker has announced all that it offers."""
         self._shared = shared
         self._limits = shared.limits
+        self._directory = shared.directory
         self._registry = shared.registry
         self._outgoing = shared.outgoing
         self._journal = shared.journal
@@ -197,7 +198,7 @@ class Links:
         link.last_seen = link.up_since = now
         link.heartbeat_at = now + self._limits.heartbeat
         self.opening.pop(link.identity, None)
-        self._registry.linked[link.identity] = link.client
+        self._directory.linked[link.identity] = link.client
         self._journal.note(
             now, logging.INFO, "link-up", "linked to broker %s (%s)%s", link.name, link.kind.value,
             f" at {link.where}" if link.where else "",
@@ -247,7 +248,7 @@ class Links:
         self._plan()
         if not was_up:
             return []
-        self._registry.linked.pop(link.identity, None)
+        self._directory.linked.pop(link.identity, None)
         for remote in list(link.remotes.values()):
             self.announcements.withdraw(remote)
         attempts = list(link.attempts.values())

@@ -63,7 +63,8 @@ class Broker:
         secret = secrets.token_bytes(16) if first_address is None else instance.encode()
         rng = random.Random(instance)  # noqa: S311 - jitter, not cryptography
         shared = self._shared = Shared(self.limits, name, first, logger or logging.getLogger("zmdp.broker"))
-        self.roles, self.registry, self.stats = shared.roles, shared.registry, shared.stats
+        self.roles, self.stats = shared.roles, shared.stats
+        self.directory, self.registry = shared.directory, shared.registry
         self.links = Links(shared, instance, rng)
         self.watch = Watch(shared, secret, slow)
         self._requests = Requests(shared, self.links.announcements, self.watch)
@@ -90,8 +91,21 @@ class Broker:
         Without access control there is no role: everybody may do everything.
         """
         self._now = now
+        if role is None:
+            role = self.roles.everyone
         try:
-            self._receive(message, now, self.roles.everyone if role is None else role)
+            if self._opening and message[0] in self._opening:
+                self.links.answered(self._opening[message[0]], message, now)
+                return
+            command = wire.decode_peer(message, self._max_message, self._max_frames)
+            if not isinstance(command, wire.Batched):
+                self._receive_command(command, role, now)
+            elif command.header == wire.CX1:
+                self._clients.receive_batch(message, command, role, now)
+            elif command.header == wire.WX1:
+                self._workers.receive_batch(message, command, role, now)
+            else:
+                self._exchange.receive(message, command, role, now)
         except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
             self._failed(now)
 
@@ -103,22 +117,6 @@ class Broker:
             self._receive_command(command, self.roles.everyone if role is None else role, now)
         except Exception:  # noqa: BLE001 - as above
             self._failed(now)
-
-    def _receive(self, message: Message, now: float, role: Role) -> None:
-        if self._opening:
-            link = self._opening.get(message[0])
-            if link is not None:
-                self.links.answered(link, message, now)
-                return
-        command = wire.decode_peer(message, self._max_message, self._max_frames)
-        if not isinstance(command, wire.Batched):
-            self._receive_command(command, role, now)
-        elif command.header == wire.CX1:
-            self._clients.receive_batch(message, command, role, now)
-        elif command.header == wire.WX1:
-            self._workers.receive_batch(message, command, role, now)
-        else:
-            self._exchange.receive(message, command, role, now)
 
     def _receive_command(self, command: wire.FromPeer | wire.Invalid, role: Role, now: float) -> None:
         """Take in a message that is one command, as in every dialect but X1."""
@@ -225,19 +223,19 @@ class Broker:
         return self._shared.take_events()
 
     def _settle(self, now: float) -> None:
-        registry = self.registry
+        directory = self.directory
         self._workers.dismiss_finished(now)
-        if registry.unsettled:
-            unsettled = registry.take_unsettled()
+        if directory.unsettled:
+            unsettled = directory.take_unsettled()
             for service in unsettled:
                 try:
                     self._requests.settle(service, now)
                     if self._shared.draining:
                         self._workers.dismiss_idle(service, now)
-                    registry.settled(service)
+                    directory.settled(service)
                 except Exception:  # noqa: BLE001 - a bug, which must not affect other services
                     self._failed(now)
-                    registry.unfinished(service)
+                    directory.unfinished(service)
             if self._linked:
                 announcements = self.links.announcements
                 for service in unsettled:
@@ -275,8 +273,8 @@ class Broker:
         self._shared.drain()
         self.links.withdraw_all()
         self._clients.drain()
-        for service in list(self.registry.services.values()):
-            self.registry.touch(service)
+        for service in list(self.directory.services.values()):
+            self.directory.touch(service)
 
     @property
     def draining(self) -> bool:

@@ -44,8 +44,8 @@ class Client:
     """A client that has requests here."""
 
     __slots__ = (
-        "batch", "charge", "key", "link", "named", "numbered", "request_bytes", "requests", "role", "route", "running",
-        "waiting",
+        "batch", "charge", "key", "link", "named", "numbered", "proxy", "request_bytes", "requests", "role", "route",
+        "running", "waiting",
     )  # fmt: skip
 
     def __init__(self, key: PeerKey, role: Role, link: Link | None = None) -> None:
@@ -53,6 +53,8 @@ class Client:
         self.role = role
         self.link = link
         """The link, if this client is another broker."""
+        self.proxy: Proxy | None = None
+        """The connection over which it has requests, if others use it too."""
         self.charge = CLIENT_OVERHEAD
         """Bytes charged for it while it has requests."""
         self.request_bytes = 0

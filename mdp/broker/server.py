@@ -216,7 +216,7 @@ class Server:
 
     def _turns_for(self, messages: int) -> int:
         """Return the number of turns in which so many messages of each peer are taken in: sockets give peers turns."""
-        peers = self.connections.totals.open + len(self.broker.registry.workers) + 1  # workers may be inproc
+        peers = self.connections.totals.open + len(self.broker.directory.workers) + 1  # workers may be inproc
         return peers * messages // MAX_TURN_MESSAGES + 1
 
     def _report_replaced(self, port: Port, now: float) -> None:

@@ -3,6 +3,7 @@
 import logging
 
 from ..limits import Limits
+from .directory import Directory
 from .events import Event
 from .journal import Journal, Stats
 from .outgoing import Outgoing
@@ -22,7 +23,8 @@ class Shared:
         self.name = name
         self.first_address = first_address
         self.roles = Roles()
-        self.registry = Registry(limits.expiry)
+        self.directory = Directory()
+        self.registry = Registry(self.directory, limits.expiry)
         self.stats = Stats()
         self.journal = Journal(logger)
         self.outgoing = Outgoing()

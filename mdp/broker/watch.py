@@ -50,6 +50,7 @@ class Watch:
     def __init__(self, shared: Shared, secret: bytes, slow: float | None = None) -> None:
         self.active = slow is not None
         """Whether `ended` is to be called at the end of a request."""
+        self._directory = shared.directory
         self._registry = shared.registry
         self._journal = shared.journal
         self._first_address = shared.first_address
@@ -139,8 +140,8 @@ class Watch:
 
     def _services(self, name: bytes, sees: Sees) -> list[Service]:
         """Return the service of that name, or all if it is empty, of those that the client may know of."""
-        registry = self._registry
-        known = {**registry.reachable, **registry.services}
+        directory = self._directory
+        known = {**directory.reachable, **directory.services}
         services = [known[name]] if name in known else [] if name else list(known.values())
         return [service for service in services if sees(service.name)]
 
@@ -181,7 +182,7 @@ class Watch:
         place = self._listed.get(id_)
         if place is not None:
             key, number = place
-            client = self._registry.clients.get(key)
+            client = self._directory.clients.get(key)
             if client is None:
                 return None
             if number is not None:
@@ -192,8 +193,8 @@ class Watch:
         if not (id_.isascii() and id_.isdigit() and len(id_) < 20):
             return None
         address = int(id_)
-        holders = [each.held for each in self._registry.workers.values()]
-        holders += [each.link.attempts for each in self._registry.linked.values() if each.link is not None]
+        holders = [each.held for each in self._directory.workers.values()]
+        holders += [each.link.attempts for each in self._directory.linked.values() if each.link is not None]
         for held in holders:
             attempt = held.get(address)
             if attempt is not None:

@@ -31,6 +31,7 @@ class WorkerDialog:
     def __init__(self, shared: Shared, requests: Requests) -> None:
         self._shared = shared
         self._limits = shared.limits
+        self._directory = shared.directory
         self._registry = shared.registry
         self._stats = shared.stats
         self._outgoing = shared.outgoing
@@ -82,37 +83,37 @@ class WorkerDialog:
 
     def _worker(self, route: wire.Route, role: Role) -> Worker | None:
         """Return the registered worker that sent the current message, unless it belongs to another role (C45)."""
-        worker = self._registry.workers.get(key_of(route))
+        worker = self._directory.workers.get(key_of(route))
         return worker if worker is not None and worker.role is role else None
 
     def _is_foreign(self, command: Any, role: Role) -> bool:
         """Return whether `command` is about a worker of another role; it is ignored and counted then (C45)."""
-        worker = self._registry.workers.get(key_of(command.route))
+        worker = self._directory.workers.get(key_of(command.route))
         if worker is None or worker.role is role:
             return False
         self._stats.other_role += 1
         return True
 
     def _ready(self, command: wire.Ready, role: Role, now: float) -> None:
-        registry, limits = self._registry, self._limits
+        directory, limits = self._directory, self._limits
         if self._is_foreign(command, role):
             return
         if self._worker(command.route, role) is not None:
             self._unexpected(command, Refusal.SECOND_READY, role, now)
         elif command.service.startswith(wire.MMI):
             self._unexpected(command, Refusal.RESERVED_NAME, role, now)
-        elif len(registry.workers) >= limits.max_workers:
+        elif len(directory.workers) >= limits.max_workers:
             self._unexpected(command, Refusal.TOO_MANY_WORKERS, role, now)
         elif not role.may_offer(command.service):
             self._unexpected(command, Refusal.NOT_ALLOWED, role, now, command.service)
-        elif command.service not in registry.services and not self._make_room(now):
+        elif command.service not in directory.services and not self._make_room(now):
             self._unexpected(command, Refusal.TOO_MANY_SERVICES, role, now)
         elif self._shared.draining and command.header == wire.WX1:
             self._refuse(command.route, command.header, Refusal.DRAINING, role, now)
             raise _SentAway
         else:
             self._registered += 1
-            service = registry.service(command.service)
+            service = directory.service(command.service)
             # Third-party workers reconnect as soon as they get DISCONNECT, so `_beat` sends it only after an interval.
             credit = 0 if self._shared.draining else min(command.credit, limits.max_credit)
             worker = Worker(
@@ -121,7 +122,7 @@ class WorkerDialog:
             worker.name, worker.host = command.name, command.host
             worker.pid, worker.version = command.pid, command.version
             worker.dialect = command.dialect
-            registry.add_worker(worker)
+            directory.add_worker(worker)
             self._beats.set(worker, now + limits.heartbeat)
             dialect = wire.DIALECTS[worker.header]
             text = "worker %s offers %s, credit %d (%s)"
@@ -132,21 +133,21 @@ class WorkerDialog:
 
     def _make_room(self, now: float) -> bool:
         """Return whether there is room for one more service.  One that only has waiting requests makes way (C41)."""
-        registry = self._registry
-        if len(registry.services) < self._limits.max_services:
+        directory = self._directory
+        if len(directory.services) < self._limits.max_services:
             return True
-        service = registry.newest_unserved()
+        service = directory.newest_unserved()
         if service is None:
             return False
         for request in service.schedule.requests:
             self._requests.drop(request, Drop.TOO_MANY_SERVICES, now)
-        registry.forget(service)
+        directory.forget(service)
         return True
 
     def _credit(self, command: wire.Credit, role: Role, now: float) -> None:
         worker = self._seen(command, role, now)
         if worker is not None:
-            self._registry.set_credit(worker, min(command.credit, self._limits.max_credit))
+            self._directory.set_credit(worker, min(command.credit, self._limits.max_credit))
 
     def _release(self, command: wire.Release, role: Role, now: float) -> None:
         attempt = self._attempt(command, role, now)
@@ -206,7 +207,7 @@ class WorkerDialog:
         elif not worker.leaving:
             worker.last_seen = now
             worker.gives_up = command.text
-            self._registry.leave(worker)
+            self._directory.leave(worker)
             if not worker.service.available:
                 self._requests.drop_no_wait(worker.service, now)
             if not worker.held:
@@ -214,7 +215,7 @@ class WorkerDialog:
 
     def _left(self, worker: Worker, now: float) -> None:
         """Answer the DISCONNECT of a worker that is leaving and no longer holds any request."""
-        if self._registry.workers.get(worker.key) is worker:  # else it was lost in the same turn
+        if self._directory.workers.get(worker.key) is worker:  # else it was lost in the same turn
             self._outgoing.say(worker, wire.disconnect(worker.route, worker.header))
             self._lose([(worker, Loss.DISCONNECTED)], now)
 
@@ -239,7 +240,7 @@ class WorkerDialog:
 
     def _seen(self, command: Any, role: Role, now: float) -> Worker | None:
         """Return the registered worker that sent `command`, a sign of life (C13); disconnect any other peer (C14)."""
-        worker = self._registry.workers.get(key_of(command.route))
+        worker = self._directory.workers.get(key_of(command.route))
         if worker is None:
             self._unexpected(command, Refusal.NOT_REGISTERED, role, now)
         if worker.role is not role:
@@ -259,7 +260,7 @@ class WorkerDialog:
         self, route: wire.Route, header: bytes, reason: Refusal, role: Role, now: float, service: bytes = b""
     ) -> None:
         """Disconnect a peer, and forget it if it is a registered worker."""
-        worker = self._registry.workers.get(key_of(route))
+        worker = self._directory.workers.get(key_of(route))
         if worker is not None:
             self._outgoing.close_batch(worker)
         self._refuse(route, header, reason, role, now, service)
@@ -311,7 +312,7 @@ class WorkerDialog:
 
     def probe(self, identity: bytes, now: float) -> None:
         """Send a HEARTBEAT to the workers behind that routing id."""
-        for worker in self._registry.workers_at(identity):
+        for worker in self._directory.workers_at(identity):
             worker.told(now)
             self._outgoing.say(worker, wire.heartbeat(worker.route, worker.header))
 
@@ -319,16 +320,16 @@ class WorkerDialog:
 
     def unreachable(self, identity: bytes, turn: int) -> None:
         """Record that the workers behind that routing id have received nothing of `turn` and since."""
-        for worker in self._registry.workers_at(identity):
+        for worker in self._directory.workers_at(identity):
             worker.unreached_from = turn
 
     def gone(self, identity: bytes, now: float) -> None:
         """Lose the workers behind that routing id, which are no longer connected."""
-        self._lose([(worker, Loss.UNREACHABLE) for worker in self._registry.workers_at(identity)], now)
+        self._lose([(worker, Loss.UNREACHABLE) for worker in self._directory.workers_at(identity)], now)
 
     def revoke(self, now: float) -> None:
         """Disconnect the workers whose roles may no longer offer their services."""
-        for worker in list(self._registry.workers.values()):
+        for worker in list(self._directory.workers.values()):
             if not worker.role.may_offer(worker.service.name):
                 name = worker.service.name
                 self._expel(worker.route, worker.header, Refusal.NOT_ALLOWED, worker.role, now, name)
@@ -352,7 +353,7 @@ class WorkerDialog:
 
     def close(self, now: float) -> None:
         """Send every worker away."""
-        for worker in list(self._registry.workers.values()):
+        for worker in list(self._directory.workers.values()):
             if farewell := wire.disconnect(worker.route, worker.header):
                 self._outgoing.say(worker, farewell)
             for attempt in self._forget(worker, Loss.CLOSING, now):

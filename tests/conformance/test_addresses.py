@@ -176,7 +176,7 @@ def test_c32_no_worker_sees_a_routing_id(
     client.request(b"echo", b"hello")
     message = worker.command()
     assert not any(SECRET in frame for frame in message)
-    (peer,) = bench.server.broker.registry.clients
+    (peer,) = bench.server.broker.directory.clients
     assert peer == SECRET  # or nothing was proved
 
 

@@ -199,7 +199,7 @@ class BrokerShell(Process):
 
     def tick(self) -> None:
         self._take_in()
-        if self.world.chance(0.5):
+        if self.machine.turn % 2:  # half of the times, what is due is done in the turn of the messages
             self._end_turn()
         self._driven.tick(self.world.now)
         self._end_turn()

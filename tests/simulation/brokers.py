@@ -113,13 +113,13 @@ class LinkedBroker(BrokerShell):
 
     def reaches(self, services: Iterable[bytes]) -> bool:
         """Return whether it knows a worker of each of these, its own or another broker's."""
-        registry = self.machine.registry
-        known = {name for name, service in registry.services.items() if service.available} | registry.reachable.keys()
+        directory = self.machine.directory
+        known = {name for name, service in directory.services.items() if service.available} | directory.reachable.keys()
         return known.issuperset(services)
 
     def worker(self, route: Route) -> Worker | None:
         """Return the registered worker with that route."""
-        return self.machine.registry.workers.get(key_of((*route, b"")))
+        return self.machine.directory.workers.get(key_of((*route, b"")))
 
     # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -219,9 +219,9 @@ class LinkedBroker(BrokerShell):
 
     def _check_services(self) -> None:
         """Check that there is one service of each name, and that it counts what other brokers may be given."""
-        registry = self.machine.registry
-        for name, service in {**registry.services, **registry.reachable}.items():
-            check(registry.services.get(name, service) is service, "{}: there are two services {!r}", self.name, name)
+        directory = self.machine.directory
+        for name, service in {**directory.services, **directory.reachable}.items():
+            check(directory.services.get(name, service) is service, "{}: there are two services {!r}", self.name, name)
             beyond = sum(remote.free for remote in service.schedule.remotes)
             check(service.schedule.beyond == beyond, "{}: wrong count of free credit for {!r}", self.name, name)
 
@@ -238,20 +238,20 @@ class LinkedBroker(BrokerShell):
     @property
     def left(self) -> bool:
         """Whether any peer or request is left."""
-        registry = self.machine.registry
-        return bool(registry.services or registry.workers or registry.clients)
+        directory = self.machine.directory
+        return bool(directory.services or directory.workers or directory.clients)
 
     def check_empty(self) -> None:
         """Check that nothing is left."""
         self.check_idle()
         machine, name = self.machine, self.name
-        registry = machine.registry
-        check(registry.services == {} and registry.workers == {}, f"{name}: a service or worker is left")
-        reachable = [service for service in registry.reachable if not service.startswith(b"mmi.broker.")]
+        directory, registry = machine.directory, machine.registry
+        check(directory.services == {} and directory.workers == {}, f"{name}: a service or worker is left")
+        reachable = [service for service in directory.reachable if not service.startswith(b"mmi.broker.")]
         check(reachable == [], f"{name}: {reachable} can still be reached")
-        check(registry.proxies == {}, f"{name}: a connection is left")
+        check(directory.proxies == {}, f"{name}: a connection is left")
         check((registry.queued, registry.request_bytes, registry.running) == (0, 0, 0), f"{name}: a count is not 0")
         check(registry.numbered == [], f"{name}: a number is left")
-        check(registry.clients == {}, f"{name}: a client is left")
+        check(directory.clients == {}, f"{name}: a client is left")
         buckets = {**machine._workers._beats._buckets, **registry.expiries._buckets}
         check(buckets == {}, f"{name}: a timer's bucket is left")

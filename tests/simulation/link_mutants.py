@@ -109,10 +109,10 @@ def silent(links: Links, now: float, heard: float) -> list[Link]:
     return []
 
 
-def never_again(links: Links, now: float) -> list[bytes]:
+def never_again(links: Links, link: Link, now: float, begin: Any = Links._open) -> None:
     """A link that has ended is not opened again."""
-    due = [link for link in links.by_identity.values() if link.opens and link.state == "down" and not link.trouble]
-    return [link.identity for link in due]
+    if not link.trouble:
+        begin(links, link, now)
 
 
 def alone(link: Link, other: Link) -> bool:
@@ -124,7 +124,7 @@ LINK_MUTANTS = [
     ("mesh5", scheduling, "may_pass", send_back, "C44"),
     ("tree", wire, "options_for_link", unsigned_way, "C44"),
     ("tree", Remote, "precedes", farthest, "is served by"),
-    ("mesh2", Admission, "_address", anywhere, "has not ended with WorkerLost 502"),
+    ("mesh2", Admission, "_address", anywhere, "is served by"),
     ("mesh2", Exchange, "_authorise_passed", role_of_the_link, "is on behalf of"),
     ("mesh2", Links, "down", forget_lost, "not recovered"),
     ("mesh2", Exchange, "_answered_by", take_for_another, "C18"),
@@ -135,7 +135,7 @@ LINK_MUTANTS = [
     ("tree", Announcements, "_announce", never_withdraw, "can still be reached"),
     ("mesh2", Announcements, "changed", announce_once, "can still be reached"),
     ("mesh2", Links, "tick", silent, "time stands still"),
-    ("mesh2", Links, "due", never_again, "time stands still"),
+    ("mesh2", Links, "_open", never_again, "time stands still"),
     ("tree", Link, "joins", alone, "not served though all is well"),
 ]
 """Topology, class or module, name, replacement, and text that the failure must contain."""

@@ -53,7 +53,7 @@ class Referee:
     def __init__(self, broker: Broker, events: Counter[str]) -> None:
         self.broker = broker
         self.limits = broker.limits
-        self.ledger = Ledger(broker.limits, broker.registry.services, events)
+        self.ledger = Ledger(broker.limits, broker.directory.services, events)
         self._now = 0.0
         self._busy = False
         """Something but heartbeats has happened in this turn."""
@@ -146,7 +146,7 @@ class Referee:
         self._beaten = {seat: seat.last_sent for seat in ledger.seats.values()}
         self._ticked = True
         self.broker.tick(now)
-        workers = {_peer(worker.key) for worker in self.broker.registry.workers.values()}
+        workers = {_peer(worker.key) for worker in self.broker.directory.workers.values()}
         lost = [seat for place, seat in ledger.seats.items() if place not in workers]
         for seat in [each for each in lost if ledger.draining and not (each.credit or each.held)]:
             if now < seat.last_seen + ledger.patience(seat) - EPSILON:
@@ -317,7 +317,7 @@ class Referee:
             assert isinstance(address, int)
             check(address not in ledger.issued, "C32: the address {} was given out before", address)
             ledger.issued.add(address)
-            worker = self.broker.registry.workers.get(to[0] if len(peer_of(to)) == 1 else peer_of(to))
+            worker = self.broker.directory.workers.get(to[0] if len(peer_of(to)) == 1 else peer_of(to))
             attempt = None if worker is None else worker.held.get(address)
             check(attempt is not None, "C32: the broker does not know the address {} that it gave {}", address, seat)
             ticket = ledger.tickets.get(_key(attempt.request))
@@ -395,7 +395,7 @@ class Referee:
 
     def _order_of(self, service: bytes) -> list[list[tuple[Peer, list[bytes]]]]:
         """How requests wait at the broker."""
-        found = self.broker.registry.services.get(service)
+        found = self.broker.directory.services.get(service)
         if found is None:
             return [[], []]
         lines = found.schedule.suspects, found.schedule.queue
@@ -428,14 +428,15 @@ class Referee:
 
     def _tickets(self) -> Iterator[Key]:
         """The requests that have not ended, as the broker's registry has them."""
-        registry = self.broker.registry
-        for client in registry.clients.values():
+        directory, registry = self.broker.directory, self.broker.registry
+        for client in directory.clients.values():
             for request in [*registry.waiting_for(client), *client.running]:
                 yield _key(request)
 
     def _books(self) -> None:
         """The registry is what the ledger says: each request is in exactly one place, and the counts are right."""
         ledger, registry, limits = self.ledger, self.broker.registry, self.limits
+        directory = self.broker.directory
         found = Counter(self._tickets())
         twice = [key for key, number in found.items() if number > 1]
         check(not twice, "{} are in two places", twice)
@@ -444,7 +445,7 @@ class Referee:
         check(not found.keys() - ledger.tickets.keys(), "a request lives on after its end")
         self._workers()
         self._clients()
-        for name, service in registry.services.items():
+        for name, service in directory.services.items():
             workers = [seat for seat in ledger.seats.values() if seat.service == name]
             check(bool(workers or service.waiting), "nothing is left of {!r}, but its name", name)
             check(not service.arrived and not service.unsettled, "{!r} is not settled", name)
@@ -456,8 +457,8 @@ class Referee:
             expected = {each.key for each in ledger.waiting.get(name, ()) if not each.options.wait}
             check(no_wait == expected, "{!r}: {} are not to wait, {} are", name, no_wait, expected)
             check(not expected or service.available > 0, "X1: {} waits, but not for any worker", expected)
-        check(registry.services.keys() == ledger.services_now, "the services are not those that are in use")
-        check(len(registry.services) <= limits.max_services, "more than max_services services")
+        check(directory.services.keys() == ledger.services_now, "the services are not those that are in use")
+        check(len(directory.services) <= limits.max_services, "more than max_services services")
         queued = [ticket for ticket in ledger.tickets.values() if ticket.waits]
         check(registry.queued == len(queued), "the count of queued requests is wrong")
         check(
@@ -471,11 +472,11 @@ class Referee:
             check(value == expected_value, "stats.{} is {}, not {}", name, value, expected_value)
 
     def _workers(self) -> None:
-        registry, seats = self.broker.registry, self.ledger.seats
-        found = [worker.route for worker in registry.workers.values()]
+        directory, seats = self.broker.directory, self.ledger.seats
+        found = [worker.route for worker in directory.workers.values()]
         check(found == [seat.route for seat in seats.values()], "the registered workers are not those that sent READY")
         check(len(seats) <= self.limits.max_workers, "more than max_workers workers")
-        for worker, seat in zip(registry.workers.values(), seats.values(), strict=True):
+        for worker, seat in zip(directory.workers.values(), seats.values(), strict=True):
             check(worker.held.keys() == seat.held.keys(), "{} does not hold what it was given", seat)
             check(worker.credit == seat.credit, "C6: {} has the credit {}, not {}", seat, worker.credit, seat.credit)
             check(worker.leaving == seat.leaving, "C16: {}: leaving is {}", seat, worker.leaving)
@@ -483,14 +484,14 @@ class Referee:
             check(not (seat.leaving and not seat.held), "C16: {} is leaving, holds nothing, and is kept", seat)
 
     def _clients(self) -> None:
-        registry, ledger = self.broker.registry, self.ledger
+        directory, registry, ledger = self.broker.directory, self.broker.registry, self.ledger
         open_requests = Counter(ticket.client for ticket in ledger.tickets.values())
-        found = {_peer(client.key): client.requests for client in registry.clients.values()}
+        found = {_peer(client.key): client.requests for client in directory.clients.values()}
         check(found == dict(open_requests), "the clients are not those that have requests")
         numbered = {(_peer(request.client.key), request.number) for request in registry.numbered}
         check(numbered == ledger.numbers.keys(), "X1: the numbers are not those of the requests")
         behind = {peer for peer in [*open_requests, *ledger.seats] if len(peer) > 1}
-        known = {_peer(key) for proxy in registry.proxies.values() for key in proxy.peers}
+        known = {_peer(key) for proxy in directory.proxies.values() for key in proxy.peers}
         check(behind == known, f"those behind proxies are {known}, not {behind}")
 
     def _punctual(self, now: float) -> None:

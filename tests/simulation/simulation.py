@@ -285,12 +285,12 @@ class Simulation(Scenario):
                 process.die()
         self.world.clock.run(self.limits.expiry + max(self.limits.patience, self.limits.busy_grace) + 30.0)
         machine, referee = self.broker.machine, self.broker.referee
-        registry = machine.registry
-        check(registry.services == {} and registry.workers == {}, "a service or worker is left")
-        check(registry.proxies == {}, "a connection is left")
+        directory, registry = machine.directory, machine.registry
+        check(directory.services == {} and directory.workers == {}, "a service or worker is left")
+        check(directory.proxies == {}, "a connection is left")
         check((registry.queued, registry.request_bytes, registry.running) == (0, 0, 0), "a count is not 0 at the end")
         check(registry.numbered == [], "X1: a number is left")
-        check(registry.clients == {}, "a client is left")
+        check(directory.clients == {}, "a client is left")
         check(machine.deadline() is None, "a timer is left")
         buckets = {**machine._workers._beats._buckets, **registry.expiries._buckets}
         check(buckets == {}, "a timer's bucket is left")

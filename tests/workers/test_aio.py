@@ -716,7 +716,7 @@ def test_a_restart_of_the_broker_is_one_line_for_all_connections(caplog):
                 await asyncio.sleep(0)
             await asyncio.to_thread(first.stop)
         with running_broker(at, limits=limits) as second:
-            while len(second.broker.registry.workers) < 8:
+            while len(second.broker.directory.workers) < 8:
                 await asyncio.sleep(0)
             worker.stop()
             await worker.wait()

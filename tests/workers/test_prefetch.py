@@ -4,6 +4,7 @@ import random
 from collections import defaultdict
 
 import pytest
+from support import turns
 
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
@@ -42,7 +43,7 @@ class Preempted:
                 self.answered.append(identity)
 
     def ask(self, number):
-        self.route(self.broker.receive([b"c%d" % number, b"MDPC02", b"\x01", b"s", b"x"], self.now))
+        self.route(turns.receive(self.broker, [b"c%d" % number, b"MDPC02", b"\x01", b"s", b"x"], self.now))
 
     def end(self, who, request):
         """End a request, unless its handler is preempted."""
@@ -56,7 +57,7 @@ class Preempted:
         self.now += self.rng.choice((1e-5, 1e-4, 1e-3, 0.05, 0.5))
         who = self.rng.choice([*self.workers, b"broker"])
         if who == b"broker":
-            self.route(self.broker.tick(self.now))
+            self.route(turns.tick(self.broker, self.now))
             return
         session = self.workers[who]
         for message in self.inbox.pop(who, ()):
@@ -71,7 +72,7 @@ class Preempted:
                 self.attempts.append(request.attempt)
                 self.end(who, request)
         for message in session.take_messages():
-            self.route(self.broker.receive([who, *message], self.now))
+            self.route(turns.receive(self.broker, [who, *message], self.now))
 
 
 @pytest.mark.parametrize("threads", [1, 3])

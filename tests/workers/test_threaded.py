@@ -170,7 +170,7 @@ def test_a_stuck_handler_harms_no_other_request(logged):
             hang_reply = client.submit("job", b"hang")
             assert logged("a handler has neither returned nor yielded for 2 s")
             with Worker("job", second, **settings):
-                eventually(lambda: len(server.broker.registry.workers) == 2)
+                eventually(lambda: len(server.broker.directory.workers) == 2)
                 neighbour.set()  # now the first worker leaves the connection
                 assert hang_reply.result(TIMEOUT_SECONDS)[-1] == b"second"
                 assert neighbour_reply.result(TIMEOUT_SECONDS)[-1] == b"first"

@@ -202,7 +202,7 @@ def test_a_service_that_returns(server, monkeypatch):
     with closing(asking(server, (Chunk("up", each) for each in (first, second)), timeout=3)) as found:
         codes.append({answer(each).code for each in next(found).outcomes})
         with worker(server, up):
-            eventually(lambda: server.broker.registry.workers)
+            eventually(lambda: server.broker.directory.workers)
             (last,) = found
     assert codes == [{404}]
     assert last.outcomes[-1] == b"X"
@@ -249,7 +249,7 @@ def test_replies_with_the_wrong_number_of_frames(server):
             answers = ask(server, [b"x", b"y"], rows_per_request=most)
             assert answers == [Answer([b"part", b"x"], 200), Answer([b"part", b"y"], 200)]
     with worker(server, handler, protocol="0.2"):
-        eventually(lambda: server.broker.registry.workers)
+        eventually(lambda: server.broker.directory.workers)
         message = "the reply has 3 frames; a request of 2 rows needs 2 frames"
         assert ask(server, [b"x", b"y"], rows_per_request=2) == [Answer(None, 500, message)] * 2
 
@@ -314,7 +314,7 @@ def test_a_worker_that_does_not_understand_packs_appears_later(server):
         for _ in range(6):
             yield Chunk("up", [b"x"] * 300)
         with worker(server, lambda request: request[0].upper(), protocol="0.2"):
-            eventually(lambda: len(server.broker.registry.workers) == 2)
+            eventually(lambda: len(server.broker.directory.workers) == 2)
             for _ in range(6):
                 yield Chunk("up", [b"x"] * 300)
 

@@ -92,8 +92,8 @@ def turn(broker, *messages, now=0):
 
 def books(broker):
     """What the broker holds: (services, workers, requests that wait, requests that workers hold)."""
-    registry = broker.registry
-    return list(registry.services), list(registry.workers), registry.queued, registry.running
+    directory, registry = broker.directory, broker.registry
+    return list(directory.services), list(directory.workers), registry.queued, registry.running
 
 
 # ── requests and replies ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -453,7 +453,7 @@ def test_a_worker_is_silent_only_until_when_the_broker_has_heard_everybody(busy)
     assert turns.tick(broker, 5, 2.9) == [heartbeat()]
     assert turns.tick(broker, 5.9, 2.9) == []
     assert turns.tick(broker, 6.1, 2.9) == [heartbeat()]
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.directory.workers) == [b"w"]
     turns.receive(broker, heartbeat(), now=6.1)
     assert turns.tick(broker, 9, 9) == [heartbeat()]
     turns.tick(broker, 10, 9.2)
@@ -490,16 +490,16 @@ def test_the_grace_ends_with_the_request():  # C34
     assert feed(broker, final(), now=20) == [answer()]
     turns.tick(broker, 21.06)
     turns.tick(broker, 22.9)
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.directory.workers) == [b"w"]
     turns.tick(broker, 23.2)
-    assert list(broker.registry.workers) == []
+    assert list(broker.directory.workers) == []
 
 
 def test_a_grace_shorter_than_the_liveness_shortens_nothing():  # C34
     broker = broker_with(b"w", heartbeat=1, liveness=5, busy_grace=1)
     feed(broker, request())
     turns.tick(broker, 4.9)
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.directory.workers) == [b"w"]
 
 
 @pytest.mark.parametrize("sign", [heartbeat(), partial(), final()], ids=["HEARTBEAT", "PARTIAL", "FINAL"])
@@ -509,9 +509,9 @@ def test_any_command_is_a_sign_of_life(sign):  # C13
     turns.receive(broker, sign, now=2)
     turns.tick(broker, 2)
     turns.tick(broker, 4.9)
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.directory.workers) == [b"w"]
     turns.tick(broker, 5.06)
-    assert list(broker.registry.workers) == []
+    assert list(broker.directory.workers) == []
 
 
 @pytest.mark.parametrize(
@@ -521,7 +521,7 @@ def test_other_messages_are_no_sign_of_life(message):  # C13, C15
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     turns.receive(broker, message, now=2)
     turns.tick(broker, 3.06)
-    assert list(broker.registry.workers) == []
+    assert list(broker.directory.workers) == []
 
 
 def test_all_dead_workers_go_at_once_and_the_living_stay():
@@ -529,7 +529,7 @@ def test_all_dead_workers_go_at_once_and_the_living_stay():
     broker = broker_with(b"w1", b"w2", b"w3", b"w4", heartbeat=1, liveness=3)
     feed(broker, heartbeat(b"w1"), heartbeat(b"w3"), now=2)
     assert turns.tick(broker, 3.1) == [heartbeat(b"w1"), heartbeat(b"w3")]
-    assert list(broker.registry.workers) == [b"w1", b"w3"]
+    assert list(broker.directory.workers) == [b"w1", b"w3"]
 
 
 def test_a_request_is_not_handed_from_one_dead_worker_to_the_next():  # C13, C17
@@ -663,7 +663,7 @@ def test_a_worker_may_disconnect_before_ready():  # C10
     assert turns.receive(broker, disconnect(), now=0) == []
     assert broker.stats.disconnected == {}
     assert turns.receive(broker, ready(), now=0) == []
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.directory.workers) == [b"w"]
 
 
 def test_nothing_is_sent_to_a_worker_after_its_disconnect():  # C16
@@ -784,7 +784,7 @@ def test_what_did_not_reach_a_connection_is_told_by_its_turn(envelope, later, lo
     assert turns.receive(broker, request(), now=0) == [[b"w", *envelope, *work()[1:]]]
     assert turns.unreachable(broker, b"w", broker.turn - 1 + later, now=0) == []
     assert broker.stats.dropped == lost
-    assert broker.registry.workers == {}
+    assert broker.directory.workers == {}
 
 
 # ── replies over the limits ──────────────────────────────────────────────────────────────────────────────────────────
@@ -904,7 +904,7 @@ def test_a_gone_worker_that_was_its_own_client_leaves_nothing(others):
     broker = broker_with(b"w", *others)
     turns.receive(broker, request(b"w"), now=0)
     turns.gone(broker, b"w", now=0)
-    assert (broker.registry.queued, list(broker.registry.workers)) == (0, others)
+    assert (broker.registry.queued, list(broker.directory.workers)) == (0, others)
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 1}
 
 
@@ -1009,7 +1009,7 @@ def test_a_client_shares_it_with_those_behind_its_connection():  # C36, C40
         broker = new_broker(max_request_bytes=100_000)
         feed(broker, *[first] * 20, *[second] * 80)
         assert 45_000 < broker.registry.request_bytes <= 51_000
-        assert len(broker.registry.clients) == 2
+        assert len(broker.directory.clients) == 2
 
 
 def test_many_small_frames_are_charged_for_what_they_take():  # C40
@@ -1050,7 +1050,7 @@ def test_services_without_a_worker_are_bounded_for_each_client():  # C41
     feed(broker, *[request(service=b"random%d" % n) for n in range(3)], request(service=b"random0"))
     assert broker.stats.dropped == {Drop.TOO_MANY_UNSERVED: 1}
     feed(broker, request(b"other", service=b"random3"))
-    assert len(broker.registry.services) == 3
+    assert len(broker.directory.services) == 3
 
 
 def test_workers_are_bounded():
@@ -1058,7 +1058,7 @@ def test_workers_are_bounded():
     assert turns.receive(broker, ready(b"w3"), now=0) == [disconnect(b"w3")]
     assert broker.stats.disconnected == {Refusal.TOO_MANY_WORKERS: 1}
     assert feed(broker, disconnect(b"w1"), ready(b"w3")) == []
-    assert list(broker.registry.workers) == [b"w2", b"w3"]
+    assert list(broker.directory.workers) == [b"w2", b"w3"]
 
 
 # ── turns of many messages ───────────────────────────────────────────────────────────────────────────────────────────
@@ -1346,7 +1346,7 @@ def test_a_request_that_always_fails_to_be_dispatched_is_dropped(monkeypatch):
     broker.receive(request(), 0)
     for _ in range(4):
         assert broker.take_messages() == []
-    assert (broker.registry.queued, broker.registry.running, broker.registry.unsettled) == (0, 0, [])
+    assert (broker.registry.queued, broker.registry.running, broker.directory.unsettled) == (0, 0, [])
     assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
     assert broker.stats.internal_errors == 3
 

@@ -59,13 +59,13 @@ def held(broker):
     """The numbers of the requests that each worker holds."""
     return {
         worker.key: [attempt.request.number for attempt in worker.held.values()]
-        for worker in broker.registry.workers.values()
+        for worker in broker.directory.workers.values()
     }
 
 
 def waiting(broker):
     """The numbers of the requests that wait for echo: the suspects, then the others, in the order of their turns."""
-    schedule = broker.registry.services[b"echo"].schedule
+    schedule = broker.directory.services[b"echo"].schedule
     return [
         [request.number for turn in queue._turns for request in turn.requests]
         for queue in (schedule.suspects, schedule.queue)
@@ -127,7 +127,7 @@ def test_credit_is_bounded(how):
     broker = broker_with(*[(b"w", 1)] * (how(1) == credit(1)), max_credit=2)
     feed(broker, how((1 << 32) - 1))
     assert len(feed(broker, *map(request, range(1, 5)))) == 2
-    assert broker.registry.workers[b"w"].credit == 2
+    assert broker.directory.workers[b"w"].credit == 2
 
 
 def test_credit_from_a_stranger():  # C14
@@ -142,7 +142,7 @@ def test_credit_and_release_are_signs_of_life(message):  # C13
     feed(broker, request(1))
     feed(broker, message, now=2)
     turns.tick(broker, 4.9)
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.directory.workers) == [b"w"]
 
 
 # ── which worker ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -247,7 +247,7 @@ def test_a_released_request_whose_time_has_passed():
     broker = broker_with((b"w", 1), heartbeat=10)
     feed(broker, request(1, ttl=1000))
     assert errors(feed(broker, release(1), now=1)) == [(b"c", 1, 408)]
-    assert broker.registry.clients == {}
+    assert broker.directory.clients == {}
 
 
 def test_a_released_request_expires_as_one_that_waits():  # C12
@@ -273,7 +273,7 @@ def test_a_request_that_does_not_wait_is_released_by_the_last_worker_that_leaves
 def test_an_idle_worker_that_leaves_is_answered_at_once():
     broker = broker_with((b"w", 4))
     assert feed(broker, leave()) == [disconnected()]
-    assert (broker.registry.workers, broker.registry.services) == ({}, {})
+    assert (broker.directory.workers, broker.directory.services) == ({}, {})
     assert broker.stats.lost == {Loss.DISCONNECTED: 1}
 
 
@@ -343,7 +343,7 @@ def test_a_worker_that_holds_nothing_leaves_and_returns_in_one_turn():
     broker = broker_with((b"w", 1))
     assert turn(broker, leave(), ready()) == [disconnected()]
     assert broker.stats.lost == {Loss.DISCONNECTED: 1}
-    assert len(broker.registry.workers) == 1
+    assert len(broker.directory.workers) == 1
 
 
 def test_credit_after_the_last_reply_of_one_that_leaves():
@@ -422,7 +422,7 @@ def test_a_released_suspect_makes_room_for_the_next():
     turns.gone(broker, b"w", now=0)
     assert feed(broker, ready(b"v", credit=2)) == [work(3, 1, b"v", attempt=2)]
     assert feed(broker, release(3, b"v")) == [work(4, 1, b"v", attempt=2)]  # it goes to the front
-    assert broker.registry.workers[b"v"].suspects == 1
+    assert broker.directory.workers[b"v"].suspects == 1
 
 
 def test_a_suspect_goes_before_what_its_client_and_others_asked_for():
@@ -501,14 +501,14 @@ def test_an_envelope_of_an_empty_frame_is_no_other_worker():  # C36
     without = [b"w", *ready()[2:]]
     assert [each[:2] for each in turns.receive(broker, without, 0)] == [[b"w", b"MDPWX1"]]
     assert broker.stats.disconnected == {Refusal.SECOND_READY: 1}
-    assert broker.registry.workers == {}
+    assert broker.directory.workers == {}
 
 
 def test_what_is_unexpected_of_one_is_no_matter_of_the_others():  # C14
     broker = broker_with((A, 1), (B, 1))
     assert feed(broker, ready(A), final(99, B)) == [disconnected(A), disconnected(B)]
     assert broker.stats.disconnected == {Refusal.SECOND_READY: 1, Refusal.NO_REQUEST: 1}
-    assert broker.registry.proxies == {}
+    assert broker.directory.proxies == {}
 
 
 def test_each_worker_behind_a_proxy_has_its_own_heartbeats():  # C13
@@ -518,7 +518,7 @@ def test_each_worker_behind_a_proxy_has_its_own_heartbeats():  # C13
     for moment in (2, 3):
         feed(broker, heartbeat(A), now=moment)
         turns.tick(broker, moment + 0.1)
-    assert list(broker.registry.workers) == [A]
+    assert list(broker.directory.workers) == [A]
 
 
 @pytest.mark.parametrize("how", ["gone", "unreachable"])
@@ -530,7 +530,7 @@ def test_with_a_proxy_all_that_is_behind_it_is_lost(how):  # C17
         assert turns.gone(broker, b"p", now=0) == []
     else:
         assert turns.unreachable(broker, b"p", broker.turn, now=0) == []
-    assert (broker.registry.workers, broker.registry.proxies) == ({}, {})
+    assert (broker.directory.workers, broker.directory.proxies) == ({}, {})
     assert sorted(waiting(broker)[0]) == [1, 2, 3]
     assert broker.stats.lost == {Loss.UNREACHABLE: 3}
     assert broker.stats.dropped == {Drop.CLIENT_GONE: 2}
@@ -541,19 +541,19 @@ def test_two_clients_behind_a_proxy_may_use_the_same_number():  # C36
     assert feed(broker, request(1, A), request(1, B)) == [work(1), work(2, 1)]
     assert errors(feed(broker, request(1, B))) == [(B, 1, 400)]
     assert feed(broker, final(2), final(1)) == [answer(1, client=B), answer(1, client=A)]
-    assert broker.registry.proxies == {}
+    assert broker.directory.proxies == {}
 
 
 def test_a_connection_may_be_client_and_worker_and_proxy():
     broker = broker_with((b"p", 1), (A, 1))
     feed(broker, request(1, b"p"), request(2, A), request(3, (b"p", b"9")))
-    assert set(broker.registry.proxies[b"p"].peers) == {A, (b"p", b"9")}
+    assert set(broker.directory.proxies[b"p"].peers) == {A, (b"p", b"9")}
     assert feed(broker, final(1, b"p"), final(2, A), final(3, b"p")) == [
         answer(1, client=b"p"), work(3, worker=b"p"), answer(2, client=A), answer(3, client=(b"p", b"9")),
     ]  # fmt: skip
-    assert set(broker.registry.proxies[b"p"].peers) == {A}  # the worker is still there
+    assert set(broker.directory.proxies[b"p"].peers) == {A}  # the worker is still there
     feed(broker, leave(A))
-    assert broker.registry.proxies == {}
+    assert broker.directory.proxies == {}
 
 
 def test_the_dialect_of_a_worker_is_that_of_its_ready():  # C14
@@ -561,7 +561,7 @@ def test_the_dialect_of_a_worker_is_that_of_its_ready():  # C14
     other = [*A, b"", b"MDPW02"]
     assert feed(broker, [*other, b"\x05"]) == [[*other, b"\x06"]]
     assert broker.stats.disconnected == {Refusal.WRONG_DIALECT: 1}
-    assert list(broker.registry.workers) == [B]
+    assert list(broker.directory.workers) == [B]
 
 
 def test_workers_behind_a_proxy_are_workers_for_max_workers():

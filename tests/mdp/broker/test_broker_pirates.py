@@ -102,7 +102,7 @@ def test_a_reply_that_is_too_large_can_be_followed_by_one_that_fits():  # C15
     feed(broker, CALL)
     assert feed(broker, final(2, body=b"x" * 1001)) == []
     now = 0.0
-    while broker.registry.workers:
+    while broker.directory.workers:
         now += 1
         assert turns.tick(broker, now) in ([HEARTBEAT], [])
     assert broker.stats.dropped == {"reply-too-large": 1}
@@ -117,9 +117,9 @@ def test_roles_that_may_not_offer_or_call():  # C45
     assert broker.stats.disconnected == {"not-allowed": 1}
     assert broker.stats.dropped == {"not-allowed": 1}
     feed(broker, READY, role=farm)
-    assert len(broker.registry.workers) == 1
+    assert len(broker.directory.workers) == 1
     assert turns.grant(broker, {"nobody": Permissions("nobody"), "farm": Permissions("farm")}, 0) == []
-    assert not broker.registry.workers
+    assert not broker.directory.workers
 
 
 def test_the_end_is_silent():  # C16

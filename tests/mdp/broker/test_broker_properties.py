@@ -35,14 +35,14 @@ def waiting_in(service):
 
 def picture(broker):
     """All that the broker holds, as one value to compare."""
-    registry = broker.registry
+    directory, registry = broker.directory, broker.registry
     return (
         {
             name: ([w.id for w in service.workers], list(map(id, waiting_in(service))), service.schedule.capacity)
-            for name, service in registry.services.items()
+            for name, service in directory.services.items()
         },
-        {key: (list(w.held), w.credit, w.leaving, w.last_seen, w.last_sent) for key, w in registry.workers.items()},
-        {key: list(client.numbered) for key, client in registry.clients.items()},
+        {key: (list(w.held), w.credit, w.leaving, w.last_seen, w.last_sent) for key, w in directory.workers.items()},
+        {key: list(client.numbered) for key, client in directory.clients.items()},
         (registry.queued, registry.request_bytes, registry.running),
         (broker.stats.dropped.copy(), broker.stats.disconnected.copy(), broker.stats.lost.copy()),
         (broker._workers._beats.next_due(), registry.expiries.next_due()),
@@ -51,9 +51,9 @@ def picture(broker):
 
 def check_books(broker):
     """Between two turns the registry agrees with itself, and keeps nothing that it need not keep."""
-    registry = broker.registry
+    directory, registry = broker.directory, broker.registry
     assert not broker.stats.internal_errors
-    services, workers = registry.services.values(), registry.workers.values()
+    services, workers = directory.services.values(), directory.workers.values()
     waiting = [request for service in services for request in waiting_in(service)]
     attempts = [attempt for worker in workers for attempt in worker.held.values()]
     running = [attempt.request for attempt in attempts]
@@ -64,15 +64,15 @@ def check_books(broker):
         *broker._shared.outgoing._messages,
         *broker._shared.outgoing._open,
         *registry.finished,
-        *registry.unsettled,
+        *directory.unsettled,
     ] == []
     assert not any(service.arrived or service.unsettled for service in services)
-    assert not any(peer.batch for peer in [*workers, *registry.clients.values()])
+    assert not any(peer.batch for peer in [*workers, *directory.clients.values()])
 
     # Requests: each has one place, and is counted there.
     assert registry.queued == len(waiting)
     requests = sum(request.charge for request in outstanding)
-    assert registry.request_bytes == requests + sum(client.charge for client in registry.clients.values())
+    assert registry.request_bytes == requests + sum(client.charge for client in directory.clients.values())
     assert registry.running == len(running) == sum(service.running for service in services)
     assert len({*waiting, *running}) == len(waiting) + len(running)
     assert all(request.attempt is None and request.queued for request in waiting)
@@ -85,7 +85,7 @@ def check_books(broker):
 
     # Clients: known while they have a request.
     clients = {request.client for request in outstanding}
-    assert registry.clients == {client.key: client for client in clients}
+    assert directory.clients == {client.key: client for client in clients}
     for client in clients:
         mine = [request for request in outstanding if request.client is client]
         assert client.requests == len(mine)
@@ -94,15 +94,15 @@ def check_books(broker):
         assert sorted(client.running, key=id) == sorted(held, key=id)
         assert sorted(registry.waiting_for(client), key=id) == sorted((r for r in mine if r not in held), key=id)
         assert set(client.waiting) == {r.service.schedule.queue_of(r) for r in mine if r not in held}
-    assert registry.numbered == [r for client in registry.clients.values() for r in client.numbered.values()]
-    behind = {key for key in [*registry.clients, *registry.workers] if not isinstance(key, bytes)}
-    assert {key for proxy in registry.proxies.values() for key in proxy.peers} == behind
-    assert all(proxy.peers for proxy in registry.proxies.values())
-    assert all(key[0] == identity for identity, proxy in registry.proxies.items() for key in proxy.peers)
+    assert registry.numbered == [r for client in directory.clients.values() for r in client.numbered.values()]
+    behind = {key for key in [*directory.clients, *directory.workers] if not isinstance(key, bytes)}
+    assert {key for proxy in directory.proxies.values() for key in proxy.peers} == behind
+    assert all(proxy.peers for proxy in directory.proxies.values())
+    assert all(key[0] == identity for identity, proxy in directory.proxies.items() for key in proxy.peers)
 
     # Workers: within their credit when they were given the last, and no more than one suspect each.
     assert {worker for service in services for worker in service.workers} == set(workers)
-    assert list(registry.workers) == [worker.key for worker in workers]
+    assert list(directory.workers) == [worker.key for worker in workers]
     for worker in workers:
         suspects = [attempt for attempt in worker.held.values() if attempt.request.attempts]
         assert worker.suspects == len(suspects) <= 1
@@ -269,7 +269,7 @@ def test_any_bytes_are_survived_in_turns_of_many_messages(rounds):  # C15, C43
         check_books(broker)
     turns.close(broker, now=9)
     check_books(broker)
-    assert broker.registry.workers == {}
+    assert broker.directory.workers == {}
 
 
 # ── all workers of a machine at once ─────────────────────────────────────────────────────────────────────────────────
@@ -288,7 +288,7 @@ def test_when_workers_die_together_no_request_is_lost_or_given_to_the_dead(worke
     for number in range(3 * len(workers) + waiting):
         turns.receive(broker, [b"c%d" % number, C02, b"\x01", b"echo", b"x"], now=0)
     for number, (kept, _) in enumerate(workers):
-        held = list(broker.registry.workers[b"w%d" % number].held)
+        held = list(broker.directory.workers[b"w%d" % number].held)
         for address in held[kept:]:
             turns.receive(broker, x1.final(address, b"w%d" % number), now=0)
     alive = {b"w%d" % number for number, (_, lives) in enumerate(workers) if lives}
@@ -297,7 +297,7 @@ def test_when_workers_die_together_no_request_is_lost_or_given_to_the_dead(worke
     unfinished = broker.registry.queued + broker.registry.running
     sent = turns.tick(broker, later)
     assert {message[0] for message in sent} <= alive
-    assert set(broker.registry.workers) == alive
+    assert set(broker.directory.workers) == alive
     assert broker.registry.queued + broker.registry.running == unfinished
     assert broker.stats.dropped == {}
     check_books(broker)
@@ -821,7 +821,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 hired.sent = self.now
                 self.due[worker.identity,].append(("frames", *beat))
         # C13: silent for `liveness` intervals is dead
-        dead = [worker for worker in self.hired if worker.key not in self.broker.registry.workers]
+        dead = [worker for worker in self.hired if worker.key not in self.broker.directory.workers]
         assert len(dead) <= 1
         for worker in dead:
             assert self.now >= self.hired[worker].seen + self.patience(worker)
@@ -1186,15 +1186,15 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_model_agrees(self):
-        registry = self.broker.registry
+        directory = self.broker.directory
         assert {
             worker.key: (list(hired.held), hired.credit, hired.leaving) for worker, hired in self.hired.items()
-        } == {key: (list(worker.held), worker.credit, worker.leaving) for key, worker in registry.workers.items()}
+        } == {key: (list(worker.held), worker.credit, worker.leaving) for key, worker in directory.workers.items()}
         for worker, hired in self.hired.items():
-            for address, attempt in registry.workers[worker.key].held.items():
+            for address, attempt in directory.workers[worker.key].held.items():
                 assert attempt.abandoned or attempt.request.body[0] == hired.held[address].body
         for name in SERVICES:
-            service = registry.services.get(name)
+            service = directory.services.get(name)
             assert [asked.body for asked in self.waiting(name)] == [
                 request.body[0] for request in (waiting_in(service) if service else [])
             ]
@@ -1210,7 +1210,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.hired, self.lines = {}, defaultdict(list)
         sent = turns.close(self.broker, self.now)
         self.end_turn(sent, in_order=False)
-        assert self.broker.registry.workers == {}
+        assert self.broker.directory.workers == {}
         assert self.broker.registry.numbered == []  # X1: each has ended in exactly one FINAL or ERROR
         check_books(self.broker)
 

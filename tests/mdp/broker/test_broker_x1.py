@@ -76,15 +76,15 @@ def broker_with(*workers, **limits):
 
 def books(broker):
     """What the broker holds: (services, workers, requests that wait, requests that workers hold, X1 requests)."""
-    registry = broker.registry
+    directory, registry = broker.directory, broker.registry
     numbers = sorted(request.number for request in registry.numbered)
-    return list(registry.services), list(registry.workers), registry.queued, registry.running, numbers
+    return list(directory.services), list(directory.workers), registry.queued, registry.running, numbers
 
 
 def holds_nothing(broker):
     """Whether nothing at all is kept of the requests there were."""
-    registry = broker.registry
-    kept = registry.numbered, registry.queued, registry.request_bytes, registry.running, registry.clients
+    directory, registry = broker.directory, broker.registry
+    kept = registry.numbered, registry.queued, registry.request_bytes, registry.running, directory.clients
     return not any([*kept, len(broker.registry.expiries), broker.registry.expiries.next_due()])
 
 
@@ -273,7 +273,7 @@ def test_records_that_cannot_be_read_are_a_sign_of_life():  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     assert feed(broker, [*heartbeat(), b"\x09", b"?"], now=2) == []
     turns.tick(broker, 4.9)
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.directory.workers) == [b"w"]
 
 
 def test_records_of_a_stranger_that_cannot_be_read_are_not_answered():  # C15
@@ -358,7 +358,7 @@ def test_a_worker_that_comes_in_the_instant_in_which_the_time_passes_is_idle():
     broker = broker_with()
     feed(broker, request(ttl=1000))
     assert feed(broker, ready(), now=1) == [error(408, FREE)]
-    assert broker.registry.services[b"echo"].schedule.capacity == 1
+    assert broker.directory.services[b"echo"].schedule.capacity == 1
     assert holds_nothing(broker)
 
 
@@ -479,7 +479,7 @@ def test_who_does_not_wait_waits_while_workers_are_busy():
     assert feed(broker, request(1), request(2, wait=False)) == [work()]
     assert feed(broker, final()) == [answer(1), work(2, options=b'{"wait": false}')]
     assert feed(broker, final(2)) == [answer(2)]
-    assert broker.registry.services[b"echo"].no_wait == {}
+    assert broker.directory.services[b"echo"].no_wait == {}
 
 
 def falls_silent(broker):
@@ -501,7 +501,7 @@ def test_who_does_not_wait_is_told_when_the_last_worker_leaves(goes):
     assert goes(broker) == [error(404, NO_WORKER, 2), error(404, NO_WORKER, 4, client=b"d")]
     assert [each.number for each in broker.registry.numbered] == [1, 3]
     assert broker.stats.dropped == {Drop.NO_WORKER: 2}
-    assert broker.registry.services[b"echo"].no_wait == {}
+    assert broker.directory.services[b"echo"].no_wait == {}
 
 
 def test_who_does_not_wait_waits_as_long_as_any_worker_is_there():
@@ -877,7 +877,7 @@ def test_options_that_are_too_long_take_no_credit(credit):
     broker, (refused, given) = limited(ready(credit=credit), asked, call=("*",), offer=("*",))
     assert refused[1:4] == ("ERROR", 1, 413)
     assert given == work(options=b'{"user":"shop"}')
-    assert broker.registry.services[b"echo"].schedule.capacity == credit - 1
+    assert broker.directory.services[b"echo"].schedule.capacity == credit - 1
 
 
 def test_every_reason_has_its_code():
@@ -918,7 +918,7 @@ def test_an_error_is_a_sign_of_life():  # C13
     feed(broker, request())
     feed(broker, failure(), now=2)
     turns.tick(broker, 4.9)
-    assert list(broker.registry.workers) == [b"w"]
+    assert list(broker.directory.workers) == [b"w"]
 
 
 def test_an_error_of_a_stranger():  # C14
@@ -1000,7 +1000,7 @@ def test_an_end_over_the_limits_is_an_end(end):  # C15
     assert feed(broker, end, now=2) == [OVER_LIMIT, work(2, body=b"next")]
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
     turns.tick(broker, 4.9)
-    assert list(broker.registry.workers) == [b"w"]  # C13: it was a sign of life
+    assert list(broker.directory.workers) == [b"w"]  # C13: it was a sign of life
     assert feed(broker, final(2), now=4.9) == [answer(2)]
     assert holds_nothing(broker)
 
@@ -1070,14 +1070,14 @@ def test_a_client_heartbeat_is_no_sign_of_life_of_a_worker():  # C13
     broker = broker_with(b"w", heartbeat=1, liveness=3)
     feed(broker, client_heartbeat(b"w"), now=2)
     turns.tick(broker, 3.06)
-    assert list(broker.registry.workers) == []
+    assert list(broker.directory.workers) == []
 
 
 def test_nothing_is_left_of_a_client_that_spoke_once():
     broker = new_broker()
     feed(broker, client_heartbeat(), cancel(5))
-    registry = broker.registry
-    assert (registry.clients, registry.proxies, registry.services) == ({}, {}, {})
+    directory = broker.directory
+    assert (directory.clients, directory.proxies, directory.services) == ({}, {}, {})
 
 
 # ── clients that are gone ────────────────────────────────────────────────────────────────────────────────────────────
@@ -1261,7 +1261,7 @@ def test_a_broker_forgets_all_that_ended():
         for number in range(10):
             feed(broker, request(number, ttl=1000 + 100 * number, wait=number % 2 == 0), now=now)
         feed(broker, cancel(3), now=now)
-        held = {worker.key: address for worker in broker.registry.workers.values() for address in worker.held}
+        held = {worker.key: address for worker in broker.directory.workers.values() for address in worker.held}
         feed(broker, partial(held[b"w1"], b"w1"), now=now)
         feed(broker, failure(held[b"w2"], b"w2"), now=now)
         turns.gone(broker, b"w1", now + 0.5)
@@ -1269,7 +1269,7 @@ def test_a_broker_forgets_all_that_ended():
         for worker in (b"w1", b"w2"):
             feed(broker, heartbeat(worker), now=now + 4)
         turns.tick(broker, now + 4)
-        for worker in list(broker.registry.workers.values()):
+        for worker in list(broker.directory.workers.values()):
             for address in list(worker.held):
                 feed(broker, final(address, worker.key), now=now + 5)
         assert holds_nothing(broker)
@@ -1277,7 +1277,7 @@ def test_a_broker_forgets_all_that_ended():
         for worker in (b"w1", b"w2"):
             feed(broker, heartbeat(worker), now=now + 8)
     feed(broker, leave(b"w1"), leave(b"w2"), now=300)
-    assert broker.registry.services == {}
+    assert broker.directory.services == {}
     assert broker._workers._beats.next_due() is None
     assert broker.deadline() is None
 
@@ -1369,7 +1369,7 @@ def test_the_end_of_the_broker_in_the_middle_of_a_turn():
     broker = broker_with(b"w")
     broker.receive(request(1), 0)
     assert told(turns.close(broker, 0)) == [error(503, CLOSING), disconnected()]
-    assert broker.registry.services == {}
+    assert broker.directory.services == {}
 
 
 def test_a_time_that_passes_in_the_middle_of_a_turn():
@@ -1436,7 +1436,7 @@ def test_disconnect_comes_last():
     assert turn(broker, cancel(1), leave(), failure(code=499)) == [
         error(499, "cancelled"), withdraw(), disconnected(),
     ]  # fmt: skip
-    assert broker.registry.workers == {}
+    assert broker.directory.workers == {}
 
 
 def test_what_is_unexpected_disconnects_after_what_was_said():  # C14
@@ -1451,7 +1451,7 @@ def test_one_disconnect_answers_all_records_of_a_message():  # C14
     feed(broker, credit(2), request(1), request(2))
     assert feed(broker, together(final(1), final(999), final(2), credit(5), ready())) == [answer(1), disconnected()]
     assert broker.stats.disconnected == {Refusal.WRONG_CLIENT: 1}
-    assert (broker.registry.workers, broker.registry.queued) == ({}, 1)
+    assert (broker.directory.workers, broker.registry.queued) == ({}, 1)
 
 
 def test_duplicated_replies_match_nothing():  # C32

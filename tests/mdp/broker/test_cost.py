@@ -127,9 +127,9 @@ CROWDS = {
 
 def reply_to(broker, sent):
     """Return the FINAL of the worker that has just got a request, or of `w`."""
-    registry = broker.registry
+    directory = broker.directory
     key = sent[0][0] if sent else b"w"
-    workers = [worker for worker in registry.workers_at(key) if worker.held]
+    workers = [worker for worker in directory.workers_at(key) if worker.held]
     worker = max(workers, key=lambda worker: max(worker.held))
     if worker.header == b"MDPWX1":
         return final(max(worker.held), worker.key)
@@ -150,7 +150,7 @@ def a_batch_of_requests_and_replies(broker):
     sent = turns.receive(broker, together(*[numbered(n, b"new", b"other") for n in range(5)]), 0)
     turns.receive(broker, x1.ready(b"newer", b"other", credit=5), 0)
     with uncounted():
-        held = list(broker.registry.workers[b"newer"].held)
+        held = list(broker.directory.workers[b"newer"].held)
     sent += turns.receive(broker, together(*[final(address, b"newer") for address in held]), 0)
     return sent + turns.receive(broker, leave(b"newer"), 0)
 
@@ -166,7 +166,7 @@ def a_worker_behind_the_proxy_comes_and_goes(broker):
 
 
 def a_worker_lives(broker):
-    worker = next(iter(broker.registry.workers.values()))
+    worker = next(iter(broker.directory.workers.values()))
     if worker.header == b"MDPWX1":
         return turns.receive(broker, heartbeat(worker.key), 0)
     return turns.receive(broker, [*worker.route, worker.header, b"\x05"], 0)

@@ -150,8 +150,8 @@ def test_a_request_is_passed_on_to_the_broker_with_the_worker():
     assert json.loads(sent["b"][0][5]) == {"headers": {"h": "v"}}
     assert mesh.receive("b", partial(address))["a"] == [part()]
     assert mesh.receive("b", final(address))["a"] == [answer()]
-    assert not mesh["a"].registry.clients
-    assert not mesh["b"].registry.clients
+    assert not mesh["a"].directory.clients
+    assert not mesh["b"].directory.clients
     assert mesh["a"].registry.running == mesh["b"].registry.running == 0
 
 
@@ -215,7 +215,7 @@ def test_the_errors_of_handlers_and_brokers_pass():
     (address,) = work(mesh.receive("a", request(2, ttl=500))["b"])
     sent = mesh.wait(1.0)
     assert sent["a"] == [error(408, "its time passed while a worker held it", 2)]
-    assert not mesh["b"].registry.clients
+    assert not mesh["b"].directory.clients
 
 
 def test_the_ttl_is_what_is_left():
@@ -235,7 +235,7 @@ def test_a_request_is_placed_again_when_its_link_breaks():
     mesh = pair()
     mesh.receive("a", request())
     sent = mesh.cut("a", mesh.identity)
-    assert not mesh["b"].registry.clients
+    assert not mesh["b"].directory.clients
     assert sent["b"] == [withdraw(1001)]
     assert mesh["a"].registry.queued == 1
     (address,) = work(mesh.receive("a", ready())["a"])
@@ -388,7 +388,7 @@ def test_a_request_tells_the_brokers_that_it_has_passed():
     for _ in range(5):
         mesh.wait()
     mesh.receive("a1", request())
-    (held,) = mesh["b1"].registry.workers.values()
+    (held,) = mesh["b1"].directory.workers.values()
     (attempt,) = held.held.values()
     assert attempt.request.way.via == ("a1", "a", "r", "b")
 
@@ -543,7 +543,7 @@ def test_what_other_brokers_announce_is_limited():
             mesh.receive(name, ready(b"w-" + service, service))
     for _ in range(3):
         mesh.wait()
-    assert len(mesh["a"].registry.reachable) == 4
+    assert len(mesh["a"].directory.reachable) == 4
 
 
 def test_something_that_does_not_know_links_is_no_broker():
@@ -895,7 +895,7 @@ def test_a_malformed_request_over_a_link_is_answered(record, reason):
     assert other.say(AS_CLIENT, record) == [refused(400, f"broker a: malformed: {reason}")]
     assert other.sent == []
     assert other.broker.stats.invalid == {reason: 1}
-    assert not other.broker.registry.clients
+    assert not other.broker.directory.clients
 
 
 def test_a_number_is_in_use_over_a_link_as_well():
@@ -1036,7 +1036,7 @@ def test_a_cancelled_request_is_not_placed_again_when_its_link_breaks():
     other.receive(cancel())
     other.lose()
     assert outstanding(other) == (0, 0)
-    assert not other.broker.registry.clients
+    assert not other.broker.directory.clients
 
 
 def test_a_reply_in_pieces_is_put_together_for_a_client_that_takes_one():
@@ -1118,7 +1118,7 @@ def test_what_must_not_wait_waits_for_a_local_worker_when_a_link_breaks():
     other.lose()
     assert other.sent == []
     assert outstanding(other) == (1, 1)
-    assert b"echo" not in other.broker.registry.reachable
+    assert b"echo" not in other.broker.directory.reachable
     other.receive(final(1))
     assert len(work(other.sent)) == 1
 
@@ -1180,20 +1180,20 @@ def test_what_waits_for_this_broker_does_not_hold_up_others():
 def test_what_was_not_announced_may_be_withdrawn():
     other = Other()
     assert other.say(AS_WORKER, offers(hops=0)) == []
-    assert other.broker.registry.reachable == {}
+    assert other.broker.directory.reachable == {}
     assert other.link.state is State.UP
 
 
 def test_a_service_that_is_too_far_away_is_ignored():
     other = Other()
     other.say(AS_WORKER, offers(b"near", hops=16), offers(b"far", hops=17))
-    assert list(other.broker.registry.reachable) == [b"near"]
+    assert list(other.broker.directory.reachable) == [b"near"]
 
 
 def test_other_brokers_do_not_offer_what_this_one_answers():
     other = Other()
     other.say(AS_WORKER, offers(b"mmi.stats"), offers(b"mmi.link"), offers(b"mmi.broker.y"))
-    assert list(other.broker.registry.reachable) == [b"mmi.broker.y"]
+    assert list(other.broker.directory.reachable) == [b"mmi.broker.y"]
 
 
 def test_a_broker_announces_a_limited_number_of_services():
@@ -1203,17 +1203,17 @@ def test_a_broker_announces_a_limited_number_of_services():
     mesh.receive("b", ready(b"w1", b"one"), ready(b"w2", b"two"))
     for _ in range(3):
         mesh.wait()
-    assert len(mesh["a"].registry.reachable) == 2
+    assert len(mesh["a"].directory.reachable) == 2
 
 
 def test_many_services_are_announced_in_parts():
     mesh = Mesh("a", "b")
     mesh.receive("b", *(ready(b"w%d" % number, b"s%d" % number) for number in range(1500)))
     mesh.link("a", "b")
-    assert len(mesh["a"].registry.reachable) == 1000
+    assert len(mesh["a"].directory.reachable) == 1000
     assert probed(mesh) == STAYS_AWAY
     mesh.wait()
-    assert len(mesh["a"].registry.reachable) == 1501
+    assert len(mesh["a"].directory.reachable) == 1501
     assert probed(mesh) == COMES_BACK
 
 
@@ -1228,10 +1228,10 @@ def test_the_deadline_is_when_something_can_be_announced():
     mesh.receive("b", ready(b"w2", b"other"))
     due = mesh["b"].deadline()
     assert mesh.now < due <= mesh.now + 0.05
-    assert b"other" not in mesh["a"].registry.reachable
+    assert b"other" not in mesh["a"].directory.reachable
     mesh.now = due
     mesh.route("b", turns.tick(mesh["b"], due))
-    assert b"other" in mesh["a"].registry.reachable
+    assert b"other" in mesh["a"].directory.reachable
     assert mesh["b"].links.deadline() > due + 0.5
 
 
@@ -1337,7 +1337,7 @@ def test_a_link_that_is_down_takes_no_messages():
     assert other.link.state is State.DOWN
     assert other.broker.links.at(b"x") is None
     assert other.say(AS_WORKER, offers()) == [wire.Disconnect(X, b"MDPWX1", NO_LINK)]
-    assert other.broker.registry.reachable == {}
+    assert other.broker.directory.reachable == {}
 
 
 def test_a_link_is_told_only_once_that_it_has_ended():
@@ -1415,7 +1415,7 @@ def test_a_link_has_the_role_that_the_other_brokers_key_has_now():
     packed = batch.Batch(X, AS_WORKER)
     packed.ready(1, b"echo", b'{"hops":1,"free":1}')
     assert turns.receive(broker, packed.messages()[0], NOW, role) == []
-    assert list(broker.registry.reachable) == [b"echo"]  # which a shop may not offer
+    assert list(broker.directory.reachable) == [b"echo"]  # which a shop may not offer
 
 
 def test_a_link_stays_while_its_role_may_link():

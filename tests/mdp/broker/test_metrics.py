@@ -69,7 +69,7 @@ def test_a_request_is_counted_with_its_times_and_bytes(world):
         "outcomes": {"ok": 2}, "queue_seconds": times(0.25), "worker_seconds": times(0.75, 2),
         "redispatched": 0, "request_bytes": 8, "reply_bytes": 8, "served": True,
     }  # fmt: skip
-    (worker,) = world.broker.registry.workers.values()
+    (worker,) = world.broker.directory.workers.values()
     assert (worker.done, worker.busy_seconds) == (2, 2.75)
 
 
@@ -119,7 +119,7 @@ def test_the_age_of_the_oldest_request_is_told(world):
 def test_the_counts_of_a_service_outlive_it(world):
     world.after(0, ready())
     world.after(1, final(address_in(world.after(0, request()))), leave())
-    assert world.broker.registry.services == {}
+    assert world.broker.directory.services == {}
     assert (world.echo()["workers"], world.echo()["outcomes"]) == (0, {"ok": 1})
     world.after(0, ready())
     world.after(1, final(address_in(world.after(0, request()))))

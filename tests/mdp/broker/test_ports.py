@@ -113,7 +113,7 @@ def test_a_bug_in_a_port_does_not_end_the_loop(monkeypatch):
         with RawPeer(server.pirate_endpoints[0]) as peer:
             peer.send(b"", b"bug")
             peer.send(b"\x01")
-            eventually(lambda: server.broker.registry.workers)
+            eventually(lambda: server.broker.directory.workers)
         assert server.broker.stats.internal_errors == 1
 
 
@@ -135,7 +135,7 @@ def test_messages_from_many_peers_at_many_ports():
                 assert client.recv() == [b"", b"%d" % number]
         for peer in workers + clients:
             peer.close()
-        eventually(lambda: not server.broker.registry.workers)
+        eventually(lambda: not server.broker.directory.workers)
 
 
 def test_connections_are_limited_for_all_sockets_together():
@@ -153,7 +153,7 @@ def test_connections_are_limited_for_all_sockets_together():
         eventually(lambda: server.connections.totals.open == 1)
         with RawPeer(server.pirate_endpoints[0]) as three:
             three.send(b"\x01")
-            eventually(lambda: server.broker.registry.workers)
+            eventually(lambda: server.broker.directory.workers)
         two.close()
         eventually(lambda: server.connections.totals.open == 0)
         assert server.connections.totals.addresses == {}
@@ -164,11 +164,11 @@ def test_a_message_that_arrives_while_another_is_sent():
     with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server, RawPeer(server.pirate_endpoints[0]) as peer:
         (port,) = server._sockets.ports.values()
         peer.send(b"\x01")
-        while not server.broker.registry.workers:
+        while not server.broker.directory.workers:
             select.select([port.descriptor], [], [], TIMEOUT_SECONDS)
             server._turn(time.monotonic())
         assert not port.ready
-        (worker,) = server.broker.registry.workers.values()
+        (worker,) = server.broker.directory.workers.values()
         peer.send(b"\x02")
         select.select([port.descriptor], [], [], TIMEOUT_SECONDS)
         assert port.send([*worker.route, b"\x02"]) == 0
@@ -181,9 +181,9 @@ def test_chosen_routing_ids_are_forgotten():  # C39
         (port,) = server._sockets.ports.values()
         with RawPeer(server.pirate_endpoints[0], b"me") as peer:
             peer.send(b"\x01")
-            eventually(lambda: server.broker.registry.workers)
+            eventually(lambda: server.broker.directory.workers)
             assert list(port.connections.chosen) == [b"me"]
-        eventually(lambda: not server.broker.registry.workers)
+        eventually(lambda: not server.broker.directory.workers)
         eventually(lambda: not port.connections.chosen)
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from zmdp.mdp.broker.directory import Directory
 from zmdp.mdp.broker.records import (
     CLIENT_OVERHEAD,
     FRAME_OVERHEAD,
@@ -26,14 +27,21 @@ CLIENT = CLIENT_OVERHEAD
 
 def request(registry, client=b"c", body=b"x", service=b"echo", **more):
     """A request that has been accepted: queued, unless there is credit for it."""
-    made = Request(registry.client((client,), EVERYONE), C02, registry.service(service), [body], **more)
+    made = Request(
+        registry.directory.client((client,), EVERYONE), C02, registry.directory.service(service), [body], **more
+    )
     registry.accept(made, NOW)
     return made
 
 
 def numbered(registry, number=1, client=b"c", options=NO_OPTIONS):
     made = Request(
-        registry.client((client,), EVERYONE), CX1, registry.service(b"echo"), [b"x"], number=number, options=options
+        registry.directory.client((client,), EVERYONE),
+        CX1,
+        registry.directory.service(b"echo"),
+        [b"x"],
+        number=number,
+        options=options,
     )
     registry.accept(made, NOW)
     return made
@@ -41,13 +49,13 @@ def numbered(registry, number=1, client=b"c", options=NO_OPTIONS):
 
 def registry_with(*routes, credit=1):
     """A registry, and workers of echo."""
-    registry = Registry()
+    registry = Registry(Directory())
     made = [
-        Worker(route, WX1, registry.service(b"echo"), EVERYONE, credit=credit, id=n, now=0)
+        Worker(route, WX1, registry.directory.service(b"echo"), EVERYONE, credit=credit, id=n, now=0)
         for n, route in enumerate(routes, 1)
     ]
     for worker in made:
-        registry.add_worker(worker)
+        registry.directory.add_worker(worker)
     return registry, *made
 
 
@@ -104,41 +112,41 @@ def test_a_worker_is_named_for_people():
 def test_peers_behind_a_proxy_are_found():  # C36
     registry, first, second, own = registry_with((b"p", b"1", b""), (b"p", b"2", b""), (b"p",))
     one, two = (
-        Request(registry.client(route, EVERYONE), C02, own.service, [b"x"])
+        Request(registry.directory.client(route, EVERYONE), C02, own.service, [b"x"])
         for route in ((b"p", b"1", b""), (b"p", b""))
     )
     for each in (one, two):
         registry.accept(each, NOW)
-    assert registry.workers_at(b"p") == [own, first, second]
-    assert registry.clients_at(b"p") == [two.client, one.client]
-    assert registry.workers_at(b"?") == registry.clients_at(b"?") == []
+    assert registry.directory.workers_at(b"p") == [own, first, second]
+    assert registry.directory.clients_at(b"p") == [two.client, one.client]
+    assert registry.directory.workers_at(b"?") == registry.directory.clients_at(b"?") == []
     registry.remove_worker(first)
-    assert registry.workers_at(b"p") == [own, second]
-    assert registry.clients_at(b"p") == [two.client, one.client]
+    assert registry.directory.workers_at(b"p") == [own, second]
+    assert registry.directory.clients_at(b"p") == [two.client, one.client]
     registry.drop(one, NOW)
     registry.remove_worker(second)
-    assert registry.proxies == {}
+    assert registry.directory.proxies == {}
 
 
 # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_service_is_made_once():
-    registry = Registry()
+    registry = Registry(Directory())
     request(registry)
-    assert registry.service(b"echo") is registry.service(b"echo")
-    assert list(registry.services) == [b"echo"]
+    assert registry.directory.service(b"echo") is registry.directory.service(b"echo")
+    assert list(registry.directory.services) == [b"echo"]
 
 
 def test_a_service_is_not_known_before_it_has_a_worker_or_a_request():
-    registry = Registry()
-    service = registry.service(b"echo")
-    assert registry.services == {}
-    registry.refuse(Request(registry.client((b"c",), EVERYONE), CX1, service, [b"x"], number=1))
-    assert registry.services == {}
+    registry = Registry(Directory())
+    service = registry.directory.service(b"echo")
+    assert registry.directory.services == {}
+    registry.refuse(Request(registry.directory.client((b"c",), EVERYONE), CX1, service, [b"x"], number=1))
+    assert registry.directory.services == {}
     assert registry.ended_lately(Client(b"c", EVERYONE), 1)
-    registry.add_worker(Worker((b"w",), WX1, service, EVERYONE, credit=1, id=1, now=0))
-    assert registry.services == {b"echo": service}
+    registry.directory.add_worker(Worker((b"w",), WX1, service, EVERYONE, credit=1, id=1, now=0))
+    assert registry.directory.services == {b"echo": service}
 
 
 def test_a_service_with_nothing_left_is_forgotten():
@@ -146,17 +154,17 @@ def test_a_service_with_nothing_left_is_forgotten():
     service = worker.service
 
     def is_kept():
-        registry.settled(service)
-        return registry.services == {b"echo": service}
+        registry.directory.settled(service)
+        return registry.directory.services == {b"echo": service}
 
     assert is_kept()
     waiting = request(registry)
     assert service.arrived == [waiting]
     registry.remove_worker(worker)
     assert is_kept()
-    registry.touch(service)
+    registry.directory.touch(service)
     registry.drop(waiting, NOW)
-    assert registry.services == {b"echo": service}  # until it is settled
+    assert registry.directory.services == {b"echo": service}  # until it is settled
     assert not is_kept()
     assert not is_kept()
 
@@ -166,8 +174,8 @@ def test_every_transition_has_its_service_looked_at():
     service = worker.service
 
     def is_touched():
-        touched = registry.take_unsettled()
-        registry.settled(service)
+        touched = registry.directory.take_unsettled()
+        registry.directory.settled(service)
         return touched == [service]
 
     assert is_touched()
@@ -179,9 +187,9 @@ def test_every_transition_has_its_service_looked_at():
     assert is_touched()
     registry.enqueue(made, NOW, front=True)
     assert is_touched()
-    registry.set_credit(worker, 5)
+    registry.directory.set_credit(worker, 5)
     assert is_touched()
-    registry.leave(worker)
+    registry.directory.leave(worker)
     assert is_touched()
     registry.remove_worker(worker)
     assert is_touched()
@@ -190,7 +198,7 @@ def test_every_transition_has_its_service_looked_at():
 def test_a_leaving_worker_is_reported_when_it_has_finished():
     registry, worker = registry_with((b"w",), credit=2)
     first, second = (assign(registry, request(registry), worker, address) for address in (1, 2))
-    registry.leave(worker)
+    registry.directory.leave(worker)
     registry.release(first)
     assert registry.finished == []
     registry.release(second)
@@ -204,7 +212,7 @@ def test_an_idle_worker_leaves_nothing():
     registry, worker = registry_with((b"w",))
     assert (worker.service.available, worker.service.schedule.capacity) == (1, 1)
     assert registry.remove_worker(worker) == []
-    assert (registry.workers, worker.service.workers) == ({}, {})
+    assert (registry.directory.workers, worker.service.workers) == ({}, {})
     assert (worker.service.available, worker.service.schedule.capacity) == (0, 0)
 
 
@@ -214,12 +222,12 @@ def test_a_busy_worker_leaves_what_it_holds():
     assert (worker.load, registry.running, worker.service.running, worker.service.dispatched) == (2, 2, 2, 2)
     assert registry.remove_worker(worker) == attempts
     assert (worker.load, registry.running, worker.service.running) == (0, 0, 0)
-    assert list(registry.client((b"c",), EVERYONE).running) == []
+    assert list(registry.directory.client((b"c",), EVERYONE).running) == []
 
 
 def test_a_worker_that_is_leaving_counts_no_more():
     registry, worker = registry_with((b"w",), credit=3)
-    registry.leave(worker)
+    registry.directory.leave(worker)
     assert (worker.service.available, worker.service.schedule.capacity) == (0, 0)
     assert registry.remove_worker(worker) == []
     assert worker.service.available == 0
@@ -232,7 +240,7 @@ def test_the_course_of_a_request():
     registry, worker = registry_with((b"w",))
     made = request(registry)
     client, schedule = made.client, worker.service.schedule
-    assert registry.clients == {b"c": client}
+    assert registry.directory.clients == {b"c": client}
     assert registry.take_arrived(worker.service) == [made]
     registry.enqueue(made, NOW)
     assert (registry.queued, schedule.waiting, made.attempt) == (1, 1, None)
@@ -246,7 +254,7 @@ def test_the_course_of_a_request():
     registry.release(attempt)
     assert (worker.held, made.attempt, schedule.capacity) == ({}, None, 1)
     registry.drop(made, NOW)
-    assert (registry.clients, client.requests) == ({}, 0)
+    assert (registry.directory.clients, client.requests) == ({}, 0)
 
 
 def test_a_request_that_is_finished_while_a_worker_holds_it_is_abandoned():
@@ -257,13 +265,13 @@ def test_a_request_that_is_finished_while_a_worker_holds_it_is_abandoned():
     registry.drop(made, NOW)
     assert attempt.abandoned
     assert attempt.collected is None
-    assert (registry.clients, registry.running, worker.load) == ({}, 1, 1)
+    assert (registry.directory.clients, registry.running, worker.load) == ({}, 1, 1)
     registry.release(attempt)
     assert (registry.running, worker.load) == (0, 0)
 
 
 def test_waiting_requests_are_counted_with_their_bytes():
-    registry = Registry()
+    registry = Registry(Directory())
     waiting = request(registry, body=b"1234567", options=Options(b'{"wait":true}'))
     assert waiting.charge == len(b'1234567{"wait":true}') + CHARGED
     assert (registry.queued, registry.request_bytes) == (1, waiting.charge + CLIENT)
@@ -272,14 +280,14 @@ def test_waiting_requests_are_counted_with_their_bytes():
 
 
 def test_what_came_back_goes_first():  # C17
-    registry = Registry()
+    registry = Registry(Directory())
     for client, body in ((b"c", b"1"), (b"c", b"2"), (b"d", b"x")):
         request(registry, client, body)
     returned = request(registry, b"d", b"!")
     returned.service.schedule.queue.remove(returned)
     registry.expiries.clear(returned)
     registry.enqueue(returned, NOW, front=True)
-    queue = registry.services[b"echo"].schedule.queue
+    queue = registry.directory.services[b"echo"].schedule.queue
     assert [queue.take().body for _ in range(4)] == [(b"!",), (b"1",), (b"x",), (b"2",)]
 
 
@@ -301,7 +309,7 @@ def test_suspects_are_counted():  # C17
 
 
 def test_what_waits_for_a_client_is_found_in_all_queues():
-    registry = Registry()
+    registry = Registry(Directory())
     one, two, three = request(registry), request(registry, service=b"sum"), request(registry)
     other = request(registry, b"d")
     client = one.client
@@ -315,24 +323,24 @@ def test_what_waits_for_a_client_is_found_in_all_queues():
 
 
 def test_a_client_is_known_while_it_has_requests():
-    registry = Registry()
-    client = registry.client((b"c", b""), EVERYONE)
-    assert registry.clients == {}
-    assert registry.client((b"c",), EVERYONE) is not client
-    one, two = (Request(client, C02, registry.service(b"echo"), [b"x"]) for _ in range(2))
+    registry = Registry(Directory())
+    client = registry.directory.client((b"c", b""), EVERYONE)
+    assert registry.directory.clients == {}
+    assert registry.directory.client((b"c",), EVERYONE) is not client
+    one, two = (Request(client, C02, registry.directory.service(b"echo"), [b"x"]) for _ in range(2))
     registry.accept(one, NOW)
     registry.accept(two, NOW)
-    assert registry.client((b"c", b""), EVERYONE) is registry.client((b"c",), EVERYONE) is client
+    assert registry.directory.client((b"c", b""), EVERYONE) is registry.directory.client((b"c",), EVERYONE) is client
     registry.drop(one, NOW)
-    assert registry.clients == {b"c": client}
+    assert registry.directory.clients == {b"c": client}
     registry.drop(two, NOW)
-    assert registry.clients == {}
+    assert registry.directory.clients == {}
     registry.accept(one, NOW)
-    assert registry.clients == {b"c": client}
+    assert registry.directory.clients == {b"c": client}
 
 
 def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
-    registry = Registry()
+    registry = Registry(Directory())
     one, _, three = (
         numbered(registry, 1, options=NO_WAIT),
         numbered(registry, 2),
@@ -343,7 +351,7 @@ def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
     registry.drop(three, NOW)
     assert list(service.no_wait) == [one]
     worker = Worker((b"w",), WX1, service, EVERYONE, credit=1, id=1, now=0)
-    registry.add_worker(worker)
+    registry.directory.add_worker(worker)
     assert registry.take_next(service, NOW) == (one, worker)
     assert service.no_wait == {}
     registry.enqueue(one, NOW, front=True)
@@ -354,7 +362,7 @@ def test_those_that_are_not_to_wait_are_known_as_long_as_they_do():
 
 
 def test_a_number_that_ended_is_free_and_remembered():
-    registry = Registry()
+    registry = Registry(Directory())
     outstanding, other = numbered(registry), numbered(registry, 2, b"d")
     client = outstanding.client
     assert registry.numbered == [outstanding, other]
@@ -369,7 +377,7 @@ def test_a_number_that_ended_is_free_and_remembered():
 
 
 def test_at_least_so_many_numbers_are_remembered_and_at_most_twice_as_many():
-    registry, client, service = Registry(), Client(b"c", EVERYONE), Service(b"echo")
+    registry, client, service = Registry(Directory()), Client(b"c", EVERYONE), Service(b"echo")
     for number in range(5 * REMEMBERED):
         registry.refuse(Request(client, CX1, service, [b"x"], number=number))
         assert registry.ended_lately(client, max(0, number - REMEMBERED + 1))

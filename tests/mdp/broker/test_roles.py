@@ -77,8 +77,8 @@ def test_a_request_that_is_not_allowed_leaves_no_trace():
     broker = broker_with()
     assert receive(broker, "shop", request(service=b"secret"))[0][:4] == error(403)
     assert receive(broker, "shop", [b"d", C02, b"\x01", b"secret", b"x"]) == []
-    registry = broker.registry
-    assert (registry.services, registry.clients, registry.request_bytes, registry.queued) == ({}, {}, 0, 0)
+    directory, registry = broker.directory, broker.registry
+    assert (directory.services, directory.clients, registry.request_bytes, registry.queued) == ({}, {}, 0, 0)
     assert broker.stats.dropped == {Drop.NOT_ALLOWED: 2}
 
 
@@ -92,7 +92,7 @@ def test_a_worker_that_may_not_offer_its_service_is_disconnected(role, named):
     broker = broker_with()
     assert receive(broker, role, ready()) == [refusal(named)]
     assert broker.stats.disconnected == {Refusal.NOT_ALLOWED: 1}
-    assert (broker.registry.services, broker.registry.workers) == ({}, {})
+    assert (broker.directory.services, broker.directory.workers) == ({}, {})
 
 
 def test_a_worker_of_a_dialect_without_texts_is_only_disconnected():
@@ -224,10 +224,10 @@ def held_by_a_worker():
 )
 def test_what_another_role_says_about_a_peer_is_ignored_and_counted(message):
     broker = held_by_a_worker()
-    before = broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes
+    before = broker.directory.workers[b"w"].last_seen, broker.registry.request_bytes
     assert turns.receive(broker, message, 1, broker.roles.named("ops")) == []
     assert (broker.stats.other_role, broker.stats.invalid) == (1, {})
-    assert (broker.registry.workers[b"w"].last_seen, broker.registry.request_bytes) == before
+    assert (broker.directory.workers[b"w"].last_seen, broker.registry.request_bytes) == before
     assert receive(broker, "farm", final(body=b"right")) == [answer(body=b"right")]
 
 

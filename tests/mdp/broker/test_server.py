@@ -51,7 +51,7 @@ def test_no_worker_is_dead_whose_messages_were_not_taken_in(monkeypatch):
         for peer in peers:
             peer.connect("inproc://server")
         peers[-1].send_multipart([b"MDPW02", b"\x01", b"echo"])
-        while not server.broker.registry.workers:
+        while not server.broker.directory.workers:
             server._turn(0.0)
         server._backlog = Backlog(0.0)
         server.connections.totals.open = len(peers)  # inproc connections are not counted
@@ -61,10 +61,10 @@ def test_no_worker_is_dead_whose_messages_were_not_taken_in(monkeypatch):
         peers[-1].send_multipart([b"MDPW02", b"\x05"])
         for turn in range(13):
             take_in(server, 10.0 + turn)
-            assert server.broker.registry.workers
+            assert server.broker.directory.workers
         while take_in(server, 30.0):
             pass
-        assert not server.broker.registry.workers
+        assert not server.broker.directory.workers
 
 
 def test_it_has_as_many_connections_as_the_limit_of_open_files_allows():
@@ -90,7 +90,7 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
     right, failed = getattr(Broker, method), threading.Event()
 
     def fails_once(self, *arguments):
-        if not failed.is_set() and self.registry.unsettled + list(self.registry.workers.values()):
+        if not failed.is_set() and self.directory.unsettled + list(self.directory.workers.values()):
             failed.set()
             raise RuntimeError("a bug")
         return right(self, *arguments)

@@ -206,7 +206,7 @@ def test_a_running_request_is_cancelled_at_its_client_and_its_worker(world):
     (row,) = world.requests()
     assert cancelled(world, row["id"]) == [x1.error(499, "cancelled"), withdraw(FIRST)]
     assert world.json(b"mmi.cancel", row["id"].encode()) == {"cancelled": False}
-    assert world.broker.registry.workers[b"w"].held  # until the worker says that it has stopped
+    assert world.broker.directory.workers[b"w"].held  # until the worker says that it has stopped
 
 
 def test_a_request_is_cancelled_by_the_address_that_its_worker_knows(world):

@@ -1,6 +1,7 @@
 """Any client, any worker: the machines of each dialect with one another, on a clock and a wire made here."""
 
 import pytest
+from support import turns
 
 from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.reply import Reply
@@ -136,7 +137,7 @@ class World:
         """Carry messages until there are none."""
         while sent := [[identity, *each] for identity, peer in self.peers.items() for each in peer.take_messages()]:
             for message in sent:
-                self.carry(self.broker.receive(message, self.now))
+                self.carry(turns.receive(self.broker, message, self.now))
 
     def carry(self, messages):
         for identity, *message in messages:
@@ -145,12 +146,12 @@ class World:
     def gone(self, identity):
         """That peer is not connected any more."""
         del self.peers[identity]
-        self.carry(self.broker.gone(identity, self.now))
+        self.carry(turns.gone(self.broker, identity, self.now))
         self.settle()
 
     def pass_time(self, seconds):
         self.now += seconds
-        self.carry(self.broker.tick(self.now))
+        self.carry(turns.tick(self.broker, self.now))
         self.settle()
 
     @property
@@ -280,10 +281,10 @@ def test_a_reply_that_is_sent_twice_reaches_nobody_else(client, worker):  # C32
     server.final(first, [b"1"])
     repeated = server.take_messages()
     for message in repeated:
-        world.carry(world.broker.receive([b"worker", *message], 0))
+        world.carry(turns.receive(world.broker, [b"worker", *message], 0))
     assert (caller.told, list(server.request)) == ([("FINAL", [b"1"])], [b"y"])
     for message in repeated:
-        world.carry(world.broker.receive([b"worker", *message], 0))
+        world.carry(turns.receive(world.broker, [b"worker", *message], 0))
     assert other.told == []
     assert len(caller.told) == 1
 

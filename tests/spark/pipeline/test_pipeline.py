@@ -239,7 +239,7 @@ def test_a_worker_is_killed(spark):
         at = server.endpoints[0]
         started = [process("mdworker", "zmdp.workers.sleep:worker", *QUICK, MDP_BROKER=at) for _ in range(2)]
         with started[0] as first, started[1]:
-            eventually(lambda: len(server.broker.registry.workers) == 2)
+            eventually(lambda: len(server.broker.directory.workers) == 2)
             df = spark.range(0, 100, 1, 2).selectExpr("'50' AS milliseconds")
             replies = call_service(df, "sleep", input="milliseconds", broker=at)
             found = []

@@ -1,0 +1,233 @@
+"""Who is there: the services of a broker, and the workers and clients that offer and call them.
+
+No frames, no clock, no socket.  Every operation takes constant time, whatever the number of peers.
+"""
+
+from __future__ import annotations
+
+from ..wire import Route
+from .metrics import Metrics
+from .records import Client, Link, PeerKey, Proxy, Remote, Service, Worker, key_of
+from .roles import Role
+
+
+class Directory:
+    """All services, workers and clients of a broker; `Registry` has their requests.
+
+    A service in which something arrived or became free is listed in `unsettled`, so that the broker looks at it at the
+    end of its turn.
+    """
+
+    def __init__(self) -> None:
+        self.services: dict[bytes, Service] = {}
+        self.reachable: dict[bytes, Service] = {}
+        """The services that other brokers offer."""
+        self.linked: dict[PeerKey, Client] = {}
+        """The clients that are other brokers."""
+        self.metrics = Metrics()
+        self.unserved: dict[Service, None] = {}
+        """Those without a worker, which are known only because requests wait for them (C41); the newest last."""
+        self.workers: dict[PeerKey, Worker] = {}
+        self.clients: dict[PeerKey, Client] = {}
+        """Those that have a request here."""
+        self.proxies: dict[bytes, Proxy] = {}
+        """By routing id."""
+        self.unsettled: list[Service] = []
+        """Services that changed in this turn: requests may be dispatchable, or nothing may be left of them."""
+
+    # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def service(self, name: bytes) -> Service:
+        """Return the service of that name; a new one is known once it has a worker or a request."""
+        service = self.services.get(name)
+        if service is None and self.reachable:
+            service = self.reachable.get(name)
+        return Service(name, self.metrics.others) if service is None else service
+
+    def touch(self, service: Service) -> None:
+        """Make the broker look at `service` at the end of its turn."""
+        if not service.unsettled:
+            service.unsettled = True
+            if service.name not in self.services and self.reachable.get(service.name, service) is service:
+                self.services[service.name] = service
+                if self.metrics.of(service.name).served or service.schedule.remotes:
+                    self._count_by_name(service)
+                if not service.schedule.remotes:
+                    self.unserved[service] = None
+            self.unsettled.append(service)
+
+    def _count_by_name(self, service: Service) -> None:
+        """Count what happens at `service` under its name.  Before it has had a worker, clients have made it up."""
+        service.metrics = self.metrics.of(service.name)
+        service.metrics.served = True
+
+    def take_unsettled(self) -> list[Service]:
+        """Return the services to look at, which are to be reported with `settled` or `unfinished`."""
+        unsettled, self.unsettled = self.unsettled, []
+        return unsettled
+
+    def unfinished(self, service: Service) -> None:
+        """Make the broker look at `service` again, at which it has failed."""
+        service.unsettled = False
+        self.touch(service)
+
+    def settled(self, service: Service) -> None:
+        """Record that nothing more of `service` can be dispatched now; forget it if nothing is left of it."""
+        service.unsettled = False
+        self.forget_if_empty(service)
+
+    def forget_if_empty(self, service: Service) -> None:
+        """Forget a service if nothing is left of it."""
+        if not (service.workers or service.waiting or service.unsettled or service.running):
+            self.forget(service)
+
+    def forget(self, service: Service) -> None:
+        """Forget a service of which nothing is left; if it is touched again, it is a new one."""
+        if self.services.get(service.name) is service:
+            del self.services[service.name]
+            self.metrics.forget(service.name)
+        self._served(service)
+
+    def _served(self, service: Service) -> None:
+        """Record that `service` has a worker, or is forgotten."""
+        self.unserved.pop(service, None)
+        if service.named_by is not None:
+            service.named_by.named -= 1
+            service.named_by = None
+
+    def newest_unserved(self) -> Service | None:
+        """Return the newest service without a worker."""
+        return next(reversed(self.unserved), None)
+
+    def named(self, service: Service, client: Client) -> None:
+        """Record that a service is known only because that client calls it (C41)."""
+        service.named_by = client
+        client.named += 1
+
+    # ── clients ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def client(self, route: Route, role: Role) -> Client:
+        """Return the client with that route; a new one, of `role`, is known once a request of it is accepted."""
+        key = key_of(route)
+        client = self.clients.get(key)
+        if client is None and self.linked:
+            client = self.linked.get(key)
+        return Client(key, role) if client is None else client
+
+    def add_client(self, client: Client) -> None:
+        """Register a client, whose first request is accepted."""
+        self.clients[client.key] = client
+        self._add_behind(client.key)
+        if not isinstance(client.key, bytes):
+            client.proxy = self.proxies[client.key[0]]
+
+    def remove_client(self, client: Client) -> None:
+        """Forget a client, whose last request has ended."""
+        del self.clients[client.key]
+        self._remove_behind(client.key)
+
+    # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add_worker(self, worker: Worker) -> None:
+        """Register a worker."""
+        self.workers[worker.key] = worker
+        self._add_behind(worker.key)
+        worker.service.workers[worker] = None
+        worker.service.available += 1
+        self._update(worker)
+        self._served(worker.service)
+        self._count_by_name(worker.service)
+        self._availability_changed(worker.service)
+
+    def set_credit(self, worker: Worker, credit: int) -> None:
+        """Change how many requests a worker may hold."""
+        worker.credit = credit
+        self._update(worker)
+
+    def leave(self, worker: Worker) -> None:
+        """Stop giving requests to a worker."""
+        worker.leaving = True
+        worker.service.available -= 1
+        self._update(worker)
+        self._availability_changed(worker.service)
+
+    def remove_worker(self, worker: Worker) -> None:
+        """Forget a worker, which holds nothing."""
+        if not worker.leaving:
+            worker.leaving = True
+            worker.service.available -= 1
+        self._update(worker)
+        del self.workers[worker.key]
+        self._remove_behind(worker.key)
+        service = worker.service
+        del service.workers[worker]
+        if not service.workers and not service.schedule.remotes:
+            self.unserved[service] = None  # until its requests have ended
+        self._availability_changed(service)
+
+    def _update(self, worker: Worker) -> None:
+        if isinstance(worker, Remote):
+            worker.service.schedule.update_remote(worker)
+        else:
+            worker.service.schedule.update(worker)
+        self.touch(worker.service)
+
+    def _availability_changed(self, service: Service) -> None:
+        for remote in service.schedule.remotes:
+            remote.decide()
+            self._update(remote)
+
+    # ── what other brokers offer ─────────────────────────────────────────────────────────────────────────────────────
+
+    def add_remote(self, link: Link, name: bytes) -> Remote:
+        """Record that a service can be reached over a link; its credit is set with `update_remote`."""
+        service = self.service(name)
+        self.reachable[name] = service
+        remote = Remote(link, service)
+        service.schedule.remotes.append(remote)
+        self._served(service)
+        if name in self.services:
+            self._count_by_name(service)
+        return remote
+
+    def update_remote(self, remote: Remote, credit: int, free: int, hops: int) -> None:
+        """Record what the other broker has announced."""
+        remote.announced(credit, free, hops)
+        self._update(remote)
+
+    def remove_remote(self, remote: Remote) -> None:
+        """Record that a service cannot be reached over a link any longer.  Requests that are there go on."""
+        service = remote.service
+        remote.leaving = True
+        self._update(remote)  # which also keeps the service, to which these requests may return
+        service.schedule.remotes.remove(remote)
+        if not service.schedule.remotes:
+            self.reachable.pop(service.name, None)
+            if not service.workers and service.name in self.services:
+                self.unserved[service] = None  # until its requests have ended
+
+    # ── connections ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def workers_at(self, identity: bytes) -> list[Worker]:
+        """Return the workers whose messages come from the connection with that routing id."""
+        return [self.workers[key] for key in self._keys_at(identity) if key in self.workers]
+
+    def clients_at(self, identity: bytes) -> list[Client]:
+        """Return the clients whose messages come from the connection with that routing id."""
+        return [self.clients[key] for key in self._keys_at(identity) if key in self.clients]
+
+    def _keys_at(self, identity: bytes) -> list[PeerKey]:
+        proxy = self.proxies.get(identity)
+        return [identity] if proxy is None else [identity, *proxy.peers]
+
+    def _add_behind(self, key: PeerKey) -> None:
+        if not isinstance(key, bytes):
+            self.proxies.setdefault(key[0], Proxy()).peers[key] = None
+
+    def _remove_behind(self, key: PeerKey) -> None:
+        """Forget a peer behind a proxy unless it is still a client or a worker."""
+        if not isinstance(key, bytes) and key not in self.workers and key not in self.clients:
+            proxy = self.proxies[key[0]]
+            del proxy.peers[key]
+            if not proxy.peers:
+                del self.proxies[key[0]]
