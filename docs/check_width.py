@@ -15,7 +15,7 @@ LINK_TARGET = re.compile(r"(?<=\])\([^)]*\)|<?https?://\S+")
 
 def pages() -> list[Path]:
     """Return the pages that people write."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     return sorted(page for page in found if page.name not in GENERATED)
 
 

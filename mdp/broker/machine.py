@@ -109,11 +109,16 @@ class Broker:
         except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
             self._failed(now)
 
-    def receive_pirate(self, message: Message, service: bytes, now: float, role: Role | None = None) -> None:
-        """Take in a message without a header, from a port where clients call `service` and workers offer it."""
+    def receive_pirate(
+        self, message: Message, service: bytes, now: float, role: Role | None = None, *, workers: bool = False
+    ) -> None:
+        """Take in a message without a header, from a port where clients call `service` and workers offer it.
+
+        A port for `workers` only has no clients.
+        """
         self._now = now
         try:
-            command = wire.decode_pirate(message, service, self._max_message, self._max_frames)
+            command = wire.decode_pirate(message, service, self._max_message, self._max_frames, workers=workers)
             self._receive_command(command, self.roles.everyone if role is None else role, now)
         except Exception:  # noqa: BLE001 - as above
             self._failed(now)

@@ -293,7 +293,10 @@ class RouterPort(Port):
 
 
 class PiratePort(RouterPort):
-    """A ROUTER for Lazy Pirate clients, which call `service`, and Paranoid Pirate workers, which offer it."""
+    """A ROUTER for Lazy Pirate clients, which call `service`, and Paranoid Pirate workers, which offer it.
+
+    One for `workers` only has Simple Pirate workers, too, and no clients.
+    """
 
     def __init__(
         self,
@@ -302,6 +305,8 @@ class PiratePort(RouterPort):
         main: RouterPort,
         context: zmq.Context[zmq.Socket[bytes]],
         logger: logging.Logger,
+        *,
+        workers: bool = False,
     ) -> None:
         super().__init__(
             context,
@@ -312,13 +317,14 @@ class PiratePort(RouterPort):
         )
         self.service = service
         self._broker = broker
+        self._workers = workers
 
     def deliver(self, message: Message, now: float) -> None:
         """Let the machine take in a message that `receive` returned."""
         role = None
         if self.users is not None:
             role = self.users.get(self.connections.user, self._broker.roles.nobody)
-        self._broker.receive_pirate(message, self.service, now, role)
+        self._broker.receive_pirate(message, self.service, now, role, workers=self._workers)
 
 
 def keep_alive(socket: zmq.Socket[bytes]) -> None:

@@ -123,7 +123,7 @@ class Requests:
         self._stats.dispatched += 1
         address = self.next_address
         self.next_address = address + 1
-        doubtful = now - worker.last_seen > self._doubtful_after
+        doubtful = now - worker.last_seen > self._doubtful_after and worker.header != wire.WSP
         self._registry.assign(request, worker, address, self.turn, now, doubtful=doubtful)
         worker.given(now)
         if worker.header == wire.WX1:

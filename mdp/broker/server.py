@@ -57,7 +57,9 @@ class ServerSettings:
     limits: Limits = field(default_factory=Limits)
     pirates: Sequence[tuple[str, str | bytes]] = ()
     """Further endpoints, each with the service that peers without a protocol of their own call or offer there
-    (docs/pirates.md)."""
+    (docs/interoperability/pirates.md)."""
+    pirate_workers: Sequence[tuple[str, str | bytes]] = ()
+    """Those where they only offer it."""
     name: str = ""
     """Its name among the brokers to which it is linked; by default the host's name and the first port."""
     links: Sequence[LinkTo] = ()
@@ -76,8 +78,8 @@ class Server:
     """A broker that listens on one or more endpoints.
 
     `binds` are ZeroMQ endpoints (`tcp://HOST:PORT`, `ipc://PATH`, `inproc://NAME`).  TCP port `*` means any free port;
-    `endpoints` has the actual one, `pirate_endpoints` those of pirates.  An `inproc://` endpoint can be reached only
-    through the same `context`.
+    `endpoints` has the actual one, `pirate_endpoints` and `pirate_worker_endpoints` those of pirates.  An `inproc://`
+    endpoint can be reached only through the same `context`.
 
     With `access`, only the keys that it lists may connect, except through `inproc://`, which has no keys.  Without it,
     an endpoint that other machines can reach is refused unless the settings are `insecure`.
@@ -118,15 +120,20 @@ class Server:
         try:
             self.door.open(access, self._context)
             self.endpoints = [main.bind(endpoint, settings.ipc_mode) for endpoint in binds]
-            self.pirate_endpoints = [self._open_pirate(endpoint, service) for endpoint, service in settings.pirates]
+            self.pirate_endpoints = [self._open_pirate(*each) for each in settings.pirates]
+            self.pirate_worker_endpoints = [self._open_pirate(*each, workers=True) for each in settings.pirate_workers]
             self._links = LinkPorts(self.broker, settings.links, self.door, self._context)
         except BaseException:
             self.close()
             raise
 
-    def _open_pirate(self, endpoint: str, service: str | bytes) -> str:
-        """Listen for clients of `service` that have no header, and their workers; return the actual endpoint."""
-        port = PiratePort(self.broker, service_name(service), self._sockets.main, self._context, log)
+    def _open_pirate(self, endpoint: str, service: str | bytes, *, workers: bool = False) -> str:
+        """Listen for clients of `service` that have no header, and their workers, or only for these.
+
+        Return the actual endpoint.
+        """
+        name = service_name(service)
+        port = PiratePort(self.broker, name, self._sockets.main, self._context, log, workers=workers)
         self.add_port(port)
         if self.door.gate is not None:
             port.protect(self.door.gate)
@@ -378,7 +385,7 @@ def _check(binds: Sequence[str], settings: ServerSettings, access: Access | None
     if not valid_name(name):
         raise SettingError(f"name is {name!r}: it must be printable, without spaces, and at most 64 bytes long")
     if access is None and not settings.insecure:
-        for endpoint in (*binds, *(endpoint for endpoint, _ in settings.pirates)):
+        for endpoint in (*binds, *(endpoint for endpoint, _ in (*settings.pirates, *settings.pirate_workers))):
             check_local(endpoint)
 
 

@@ -10,7 +10,7 @@ from ..wire import Message, Reason, batch
 from .drops import Drop
 from .events import WorkerForgotten
 from .journal import WORKER_LINES, Loss, Refusal
-from .records import Attempt, Service, Worker, key_of
+from .records import NEVER, Attempt, Service, Worker, key_of
 from .requests import Requests
 from .roles import Role
 from .shared import Shared
@@ -242,6 +242,9 @@ class WorkerDialog:
         """Return the registered worker that sent `command`, a sign of life (C13); disconnect any other peer (C14)."""
         worker = self._directory.workers.get(key_of(command.route))
         if worker is None:
+            if command.header == wire.WSP:
+                self._ready_again(command, role, now)
+                return None
             self._unexpected(command, Refusal.NOT_REGISTERED, role, now)
         if worker.role is not role:
             self._stats.other_role += 1  # C45
@@ -250,6 +253,11 @@ class WorkerDialog:
             self._unexpected(command, Refusal.WRONG_DIALECT, role, now)
         worker.last_seen = now
         return worker
+
+    def _ready_again(self, command: wire.Reply, role: Role, now: float) -> None:
+        """Register a Simple Pirate that was given up: its late reply says that it waits for the next request."""
+        self._stats.late += 1
+        self._ready(wire.Ready(command.route, command.header, command.service), role, now)
 
     def _unexpected(self, command: Any, reason: Refusal, role: Role, now: float, service: bytes = b"") -> NoReturn:
         """Disconnect and forget a peer that sent a valid but unexpected command (C14).  Raises `_SentAway`."""
@@ -313,8 +321,12 @@ class WorkerDialog:
     def probe(self, identity: bytes, now: float) -> None:
         """Send a HEARTBEAT to the workers behind that routing id."""
         for worker in self._directory.workers_at(identity):
-            worker.told(now)
-            self._outgoing.say(worker, wire.heartbeat(worker.route, worker.header))
+            self._send_heartbeat(worker, now)
+
+    def _send_heartbeat(self, worker: Worker, now: float) -> None:
+        worker.told(now)
+        if beat := wire.heartbeat(worker.route, worker.header):
+            self._outgoing.say(worker, beat)
 
     # ── the end of workers ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -361,8 +373,12 @@ class WorkerDialog:
                     self._registry.drop(attempt.request, now)
 
     def _patience(self, worker: Worker) -> float:
-        """Return the seconds of silence after which a worker is dead.  Busy workers that do not speak X1 may be silent
-        for longer (C34)."""
+        """Return the seconds of silence after which a worker is dead.
+
+        Busy workers that do not speak X1 may be silent for longer (C34), and Simple Pirates that are idle for ever.
+        """
+        if worker.header == wire.WSP and not worker.held:
+            return NEVER
         if worker.held and worker.header != wire.WX1:
             return max(self._limits.patience, self._limits.busy_grace)
         return self._limits.patience
@@ -374,9 +390,8 @@ class WorkerDialog:
             self._dismiss(worker, now)
             return
         if now >= beats:
-            worker.told(now)
+            self._send_heartbeat(worker, now)
             beats = now + self._limits.heartbeat
-            self._outgoing.say(worker, wire.heartbeat(worker.route, worker.header))
         due = min(beats, worker.last_seen + self._patience(worker))
         self._beats.set(worker, max(due, now))  # it is past if the worker may have been heard, but was not taken in
 

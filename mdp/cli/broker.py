@@ -159,7 +159,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
         hint = spelling_hint(unknown[0], sorted(name.replace("_", "-") for name in known))
         raise click.BadParameter(f"{path}: there is no setting {unknown[0]!r}: {hint}")
     settings = {name: values[spelled] for name, spelled in spelling.items()}
-    for name in ("bind", "pirate", "peer"):
+    for name in ("bind", "pirate", "pirate_workers", "peer"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]
     context.params["config"] = path
@@ -194,6 +194,13 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     callback=_all_pirates,
     help="Endpoint for programs without a library: plain REQ sockets call SERVICE there, and workers that speak the "
     "Paranoid Pirate Protocol offer it. Can be repeated, or separate several with commas.",
+)
+@click.option(
+    "--pirate-workers",
+    type=_Pirates(),
+    multiple=True,
+    callback=_all_pirates,
+    help="Endpoint where such workers offer SERVICE, as well as Simple Pirates, whose REQ sockets look like clients.",
 )
 @click.option(
     "--name",
@@ -262,6 +269,7 @@ def cli(
     *,
     bind: tuple[str, ...],
     pirate: tuple[tuple[str, bytes], ...],
+    pirate_workers: tuple[tuple[str, bytes], ...],
     name: str | None,
     peer: tuple[LinkTo, ...],
     parent: LinkTo | None,
@@ -299,7 +307,7 @@ def cli(
         return _check(access, json=json)
     rules = load(access) if access else None
     settings = ServerSettings(
-        limits=Limits(**limits), pirates=pirate, name=name or default_name(bind), slow=slow,
+        limits=Limits(**limits), pirates=pirate, pirate_workers=pirate_workers, name=name or default_name(bind), slow=slow,
         links=[*peer, *([parent] if parent else [])], drain_timeout=drain_timeout, insecure=insecure, ipc_mode=ipc_mode,
     )  # fmt: skip
     log_to_stderr(log_level)
@@ -331,9 +339,12 @@ def cli(
             sys.stdout.flush()
             _log_access(rules, insecure=insecure)
             pirates = [
-                f"; pirates at {endpoint} call {show(service)}"
-                for endpoint, (_, service) in zip(server.pirate_endpoints, pirate, strict=True)
-            ]
+                f"; pirates at {endpoint} {do} {show(service)}"
+                for do, actual, given in (
+                    ("call", server.pirate_endpoints, pirate), ("offer", server.pirate_worker_endpoints, pirate_workers)
+                )
+                for endpoint, (_, service) in zip(actual, given, strict=True)
+            ]  # fmt: skip
             log.info(
                 "ready on %s%s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
                 ", ".join(endpoints), "".join(pirates), settings.limits.heartbeat, settings.limits.patience,

@@ -46,6 +46,7 @@ def running_broker(
     context: zmq.Context[zmq.Socket[bytes]] | None = None,
     access: Access | None = None,
     pirates: Sequence[tuple[str, str | bytes]] = (),
+    pirate_workers: Sequence[tuple[str, str | bytes]] = (),
     name: str = "",
     links: Sequence[LinkTo] = (),
 ) -> Iterator[Server]:
@@ -58,8 +59,9 @@ def running_broker(
     """
     endpoints: Sequence[str] = binds or (FREE_PORT,)
     settings = ServerSettings(
-        limits=limits or Limits(), pirates=pirates, name=name, links=links, drain_timeout=drain_timeout
-    )
+        limits=limits or Limits(), pirates=pirates, pirate_workers=pirate_workers, name=name, links=links,
+        drain_timeout=drain_timeout,
+    )  # fmt: skip
     with Server(endpoints, settings, access=access, context=context) as server:
         thread = threading.Thread(target=server.run, name="zmdp-broker", daemon=True)
         thread.start()

@@ -51,6 +51,7 @@ CL1: Final = b"MDPCL1"
 WL1: Final = b"MDPWL1"
 CPP: Final = b"PPP client"
 WPP: Final = b"PPP worker"
+WSP: Final = b"Simple Pirate worker"
 """Stand for a header in the commands of peers that have none (`pirate`); never on the wire."""
 EMPTY: Final = b""
 
@@ -102,7 +103,17 @@ BATCH: Final = b"\x09"
 KINDS: Final = {header: {code: kind for kind, code in codes.items()} for header, codes in CODES.items()}
 ONE_REPLY: Final = frozenset({C01, CPP})
 """The headers of clients that get the PARTIALs and the FINAL in one reply (C24)."""
-DIALECTS: Final = {C01: "0.1", C02: "0.2", CX1: "X1", W01: "0.1", W02: "0.2", WX1: "X1", CPP: "PPP", WPP: "PPP"}
+DIALECTS: Final = {
+    C01: "0.1",
+    C02: "0.2",
+    CX1: "X1",
+    W01: "0.1",
+    W02: "0.2",
+    WX1: "X1",
+    CPP: "PPP",
+    WPP: "PPP",
+    WSP: "Simple Pirate",
+}
 """The protocol version behind each header."""
 
 

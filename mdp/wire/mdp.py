@@ -20,6 +20,7 @@ from .commands import (
     W01,
     WL1,
     WPP,
+    WSP,
     WX1,
     FromBroker,
     FromPeer,
@@ -159,7 +160,7 @@ def ready(route: Route, header: bytes, service: bytes) -> Message:
 def request_to_worker(route: Route, header: bytes, address: RequestId, body: Sequence[Any]) -> Message:
     """Encode the broker's REQUEST to a worker (C7).  The body may contain memoryviews."""
     client = frame_of(address)
-    if header == WPP:
+    if header in {WPP, WSP}:
         return [*route, client, EMPTY, *body]
     if len(body) == 1 and len(route) == 1:  # a fast path for the common case
         return [route[0], header, b"\x02", client, EMPTY, body[0]]
@@ -172,9 +173,14 @@ def reply_to_broker(route: Route, header: bytes, kind: Kind, address: RequestId,
 
 
 def heartbeat(route: Route, header: bytes) -> Message:
-    """Encode a HEARTBEAT, to or from a worker (C7, C13), an X1 client, or over a link: in X1, a bare header."""
+    """Encode a HEARTBEAT, to or from a worker (C7, C13), an X1 client, or over a link: in X1, a bare header.
+
+    Simple Pirates know none: the result is then empty, and nothing is sent.
+    """
     if header in X1:
         return [*route, header]
+    if header == WSP:
+        return []
     code = CODES[header][Kind.HEARTBEAT]
     return [*route, code] if header == WPP else [*route, header, code]
 
@@ -182,11 +188,11 @@ def heartbeat(route: Route, header: bytes) -> Message:
 def disconnect(route: Route, header: bytes, text: bytes = EMPTY) -> Message:
     """Encode a DISCONNECT, to or from a worker (C7, C9), to an X1 client, or over a link; only X1 has a text.
 
-    PPP has no DISCONNECT: the result is then empty, and nothing is sent.
+    Pirates have no DISCONNECT: the result is then empty, and nothing is sent.
     """
     if header in X1:
         return [*route, header, BATCH, disconnect_record(header, text)]
-    return [] if header == WPP else [*route, header, CODES[header][Kind.DISCONNECT]]
+    return [] if header in {WPP, WSP} else [*route, header, CODES[header][Kind.DISCONNECT]]
 
 
 def limits(route: Route, max_bytes: int, max_frames: int) -> Message:

@@ -19,7 +19,7 @@ Start = Callable[..., Bench]
 def start() -> Iterator[Start]:
     """`start(*binds, **limits)` starts a broker, which stops without draining unless `drain_timeout` is given.
 
-    `pirates` are its pirate endpoints, each with a service.
+    `pirates` are its pirate endpoints, each with a service, and `pirate_workers` those for workers only.
 
     Unless a test sets `heartbeat`, no timer fires: the broker sends no HEARTBEAT and loses no silent worker.
     """
@@ -29,12 +29,17 @@ def start() -> Iterator[Start]:
         stack.callback(context.term)
 
         def run(
-            *binds: str, drain_timeout: float = 0.0, pirates: Sequence[tuple[str, bytes]] = (), **limits: Any
+            *binds: str,
+            drain_timeout: float = 0.0,
+            pirates: Sequence[tuple[str, bytes]] = (),
+            pirate_workers: Sequence[tuple[str, bytes]] = (),
+            **limits: Any,
         ) -> Bench:
             settings = Limits(**{"heartbeat": 60.0, **limits})
             running = running_broker(
-                *binds, limits=settings, drain_timeout=drain_timeout, context=context, pirates=pirates
-            )
+                *binds, limits=settings, drain_timeout=drain_timeout, context=context, pirates=pirates,
+                pirate_workers=pirate_workers,
+            )  # fmt: skip
             server = stack.enter_context(running)
             bench = Bench(server, context)
             stack.callback(bench.close)

@@ -1,4 +1,4 @@
-"""Pirate endpoints: Lazy Pirate clients and Paranoid Pirate workers, without a header (docs/pirates.md)."""
+"""Pirate endpoints: Lazy Pirate clients and Paranoid Pirate workers, which send no header (`wire.pirate`)."""
 
 import json
 from collections.abc import Callable

@@ -25,7 +25,7 @@ from zmdp.titanic import schema
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 DEFAULT = "tcp://127.0.0.1:5555"
 
 
@@ -239,9 +239,9 @@ def test_the_examples_of_the_wire_page(endpoint, capsys):
 
 def test_the_programs_of_the_pirates_page(tmp_path):
     """The worker, the client and `mdclient` run as separate programs, and print what the page shows."""
-    client, worker = blocks("docs/pirates.md", "python")
-    start, _ = blocks("docs/pirates.md", "sh")
-    (session,) = blocks("docs/pirates.md", "console")
+    client, worker = blocks("docs/interoperability/pirates.md", "python")
+    start, *_ = blocks("docs/interoperability/pirates.md", "sh")
+    (session,) = blocks("docs/interoperability/pirates.md", "console")
     at = free_endpoint()
     for program in (client, worker):
         assert program.count("tcp://127.0.0.1:5556") == 1

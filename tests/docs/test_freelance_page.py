@@ -11,7 +11,7 @@ from zmdp.workers.echo import worker
 from zmdp.workers.freelance import freelance_worker
 from zmdp.workers.freelance import session as freelance_session
 
-PAGE = (Path(__file__).parents[2] / "docs" / "freelance.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "interoperability" / "freelance.md").read_text()
 NAMES = ("tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556", "tcp://127.0.0.1:5557")
 
 
@@ -42,7 +42,7 @@ def test_the_examples_in_python(capsys):
     names = {}
     with freelance_worker(worker, endpoints[0]), freelance_worker(worker, endpoints[1]):
         for block in blocks("python", endpoints):
-            exec(compile(block, "docs/freelance.md", "exec"), names)
+            exec(compile(block, "docs/interoperability/freelance.md", "exec"), names)
     trips, alive = capsys.readouterr().out.splitlines()
     assert all(endpoint in trips and endpoint in alive for endpoint in endpoints[:2])
 

@@ -78,7 +78,7 @@ class Liar(Process):
 
     def _add_lie(self, packed: batch.Batch) -> None:
         rng = self.world.rng
-        address = max(0, rng.choice(self._seen) + rng.randint(-3, 3))
+        address = max(0, rng.choice(self._seen) - rng.randint(0, 3))  # not one that is on its way
         if address in self._held:
             address = 0
         match rng.randint(0, 5):

@@ -44,6 +44,31 @@ class ParanoidPirate(Peer):
         self.send(address, b"", *body)
 
 
+class SimplePirate(Peer):
+    """A worker on a REQ socket: the Guide's `spworker`."""
+
+    def __init__(self, context: zmq.Context[Any], endpoint: str, **settings: Any) -> None:
+        super().__init__(context, endpoint, **{**settings, "kind": zmq.REQ})
+
+    def work(self, *body: bytes) -> bytes:
+        """Expect a request with this body; return its address."""
+        address, *rest = self.recv()
+        assert rest == [b"", *body]
+        return address
+
+    def final(self, address: bytes, *body: bytes) -> None:
+        self.send(address, b"", *body)
+
+
+def simple(bench: Bench, ready: bytes = READY) -> SimplePirate:
+    """Return a Simple Pirate that the broker has registered."""
+    made: SimplePirate = bench.connect(SimplePirate, endpoint=bench.server.pirate_worker_endpoints[0])
+    before = bench.stats()["workers"]
+    made.send(ready)
+    bench.until(lambda: bench.stats()["workers"] == before + 1)
+    return made
+
+
 def lazy(bench: Bench, number: int = 0, **settings: Any) -> LazyPirate:
     """Return a client at the broker's pirate endpoint of that number."""
     made: LazyPirate = bench.connect(LazyPirate, endpoint=bench.server.pirate_endpoints[number], **settings)

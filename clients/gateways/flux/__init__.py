@@ -1,4 +1,4 @@
-"""The Flux gateway: Flux programs reach services, and offer some, through a UNIX socket (docs/flux.md).
+"""The Flux gateway: Flux programs reach services, and offer some, through a UNIX socket.
 
 messages.py, framing.py, payloads.py    the protocol, pure: bytes ↔ messages
 bodies.py, errors.py                    payloads ↔ bodies, errno ↔ errors

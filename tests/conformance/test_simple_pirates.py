@@ -1,0 +1,133 @@
+"""Simple Pirate workers, whose REQ sockets have a port of their own, as in the Guide (`wire.pirate`)."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+import zmq
+from support.peers import Bench
+from support.pirates import lazy, simple
+
+Start = Callable[..., Bench]
+PORT = "tcp://127.0.0.1:*"
+PORTS = {"pirates": [(PORT, b"echo")], "pirate_workers": [(PORT, b"echo")]}
+
+
+@pytest.fixture
+def queue(start: Start) -> Bench:
+    """A broker in place of the Guide's `spqueue`: a port for clients, and one for workers."""
+    return start(**PORTS)
+
+
+@pytest.mark.parametrize("ready", [b"\x01", b"READY"])
+def test_the_worker_of_the_guide_returns_what_it_gets(queue: Bench, ready: bytes) -> None:
+    client, worker = lazy(queue), simple(queue, ready)
+    for sequence in (b"1", b"2", b"3"):
+        client.call(sequence)
+        worker.send(*worker.recv())
+        client.answered(sequence)
+
+
+def test_the_frames_of_a_worker(queue: Bench) -> None:
+    """On a DEALER, so that every frame is seen."""
+    client, worker = queue.x1_client(), queue.peer(endpoint=queue.server.pirate_worker_endpoints[0])
+    worker.send(b"", b"\x01")
+    client.request(b"echo", b"hello", b"", b"frames")
+    empty, address, *rest = worker.recv()
+    assert (empty, rest) == (b"", [b"", b"hello", b"", b"frames"])
+    worker.send(b"", address, b"", b"world", b"back")
+    client.final(b"echo", b"world", b"back")
+    (row,) = json.loads(queue.mmi(b"mmi.workers", b"echo"))["workers"]
+    assert (row["protocol"], row["done"]) == ("Simple Pirate", 1)
+
+
+def test_a_paranoid_pirate_is_welcome_at_that_port(queue: Bench) -> None:
+    client, worker = lazy(queue), queue.peer(endpoint=queue.server.pirate_worker_endpoints[0])
+    worker.send(b"\x01")
+    client.call(b"hello")
+    address, *rest = worker.recv()
+    assert rest == [b"", b"hello"]
+    worker.send(address, b"", b"world")
+    client.answered(b"world")
+
+
+def test_an_idle_worker_is_silent_and_is_told_nothing(start: Start) -> None:
+    # Its socket would take a HEARTBEAT for a request.
+    queue = start(**PORTS, heartbeat=0.05, liveness=2)
+    client, worker, other = lazy(queue), simple(queue), queue.worker(b"other")
+    while len(json.loads(queue.mmi(b"mmi.workers", b""))["workers"]) == 2:  # until the other one is lost
+        queue.peer().sync()
+    client.call(b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    client.answered(b"world")
+    assert queue.stats()["lost"] == {"silent": 1}
+    del other
+
+
+def test_a_busy_worker_has_a_grace_and_may_come_back(start: Start) -> None:
+    # C17, C34, C32: its request goes to another, its late reply to nobody, and it waits for the next request.
+    queue = start(**PORTS, heartbeat=0.05, liveness=2, busy_grace=0.3)
+    client, slow = lazy(queue), simple(queue)
+    client.call(b"hello")
+    address = slow.work(b"hello")
+    queue.until(lambda: queue.stats()["lost"] == {"silent": 1})
+    slow.final(address, b"too late")
+    again = slow.work(b"hello")
+    assert again != address
+    slow.final(again, b"in time")
+    client.answered(b"in time")
+    assert queue.stats()["late"] == 1
+
+
+def test_the_request_of_a_worker_that_is_killed_goes_to_another(queue: Bench) -> None:
+    client, first = lazy(queue), simple(queue)
+    client.call(b"hello")
+    first.work(b"hello")
+    second = simple(queue)
+    first.close()
+    second.final(second.work(b"hello"), b"world")
+    client.answered(b"world")
+
+
+def test_an_idle_worker_that_is_gone_is_forgotten(queue: Bench) -> None:
+    worker = simple(queue)
+    worker.close()
+    queue.until(lambda: queue.stats()["workers"] == 0)
+
+
+INVALID = {
+    "nothing": ("too-few-frames", [b""]),
+    "another first word": ("unknown-command", [b"", b"HELLO"]),
+    "a HEARTBEAT": ("unknown-command", [b"", b"\x02"]),
+    "no delimiter": ("no-delimiter", [b"", b"1", b"x", b"x"]),
+    "no body": ("no-body", [b"", b"1", b""]),
+    "an empty address": ("bad-address", [b"", b"", b"", b"x"]),
+    "an address too long": ("bad-address", [b"", b"x" * 256, b"", b"x"]),
+}
+
+
+@pytest.mark.parametrize(("reason", "frames"), INVALID.values(), ids=INVALID)
+def test_invalid_messages_are_counted(queue: Bench, reason: str, frames: list[bytes]) -> None:
+    peer = queue.peer(endpoint=queue.server.pirate_worker_endpoints[0], kind=zmq.DEALER)
+    peer.send(*frames)
+    queue.until(lambda: queue.stats()["invalid"] == {reason: 1})
+    client, worker = lazy(queue), simple(queue)
+    client.call(b"hello")
+    worker.final(worker.work(b"hello"), b"world")
+    client.answered(b"world")
+
+
+def test_a_reply_that_is_too_large_ends_its_request(start: Start) -> None:
+    queue = start(**PORTS, max_message=1000)
+    client, worker = queue.x1_client(), simple(queue)
+    client.request(b"echo", b"hello")
+    worker.final(worker.work(b"hello"), b"x" * 1001)
+    assert "1000 bytes" in client.error(b"413")
+
+
+def test_a_drained_broker_lets_the_workers_go_without_a_word(start: Start) -> None:
+    queue = start(**PORTS, drain_timeout=10.0)
+    worker = simple(queue)
+    queue.server.stop()
+    queue.until(lambda: not queue.server.broker.registry.workers)
+    assert not worker.socket.poll(0)
