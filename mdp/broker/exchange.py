@@ -50,7 +50,7 @@ class Exchange:
         if not isinstance(command, wire.Request) or command.service != wire.HELLO:
             return False
         answer = batch.Batch(found.route, wire.WL1)
-        link, refusal = self._links.asked(self._registry.client(found.route, role), role, list(command.body))
+        link, refusal = self._links.asked(self._directory.client(found.route, role), role, list(command.body))
         if link is None:
             self._stats.dropped[Drop.NOT_ALLOWED] += 1
             self._journal.note(now, logging.WARNING, "link-refused", "refused a link: %s", refusal)

@@ -307,8 +307,9 @@ def cli(
         return _check(access, json=json)
     rules = load(access) if access else None
     settings = ServerSettings(
-        limits=Limits(**limits), pirates=pirate, pirate_workers=pirate_workers, name=name or default_name(bind), slow=slow,
-        links=[*peer, *([parent] if parent else [])], drain_timeout=drain_timeout, insecure=insecure, ipc_mode=ipc_mode,
+        limits=Limits(**limits), pirates=pirate, pirate_workers=pirate_workers, name=name or default_name(bind),
+        slow=slow, links=[*peer, *([parent] if parent else [])], drain_timeout=drain_timeout, insecure=insecure,
+        ipc_mode=ipc_mode,
     )  # fmt: skip
     log_to_stderr(log_level)
     _allow_many_connections()
