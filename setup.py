@@ -1,8 +1,8 @@
 """Build the optional compiled modules; everything else is in pyproject.toml.
 
-Cython compiles `mdp/*/*_cython.pyx`; mypyc compiles the protocol's state machines from the sources that also run
-uncompiled.  If a compiler is missing or fails, the build continues in pure Python and says so.  With `ZMDP_PURE=1`
-nothing is compiled; `mdp-broker --version` reports what is in use.
+Cython compiles `CYTHON`, of which `batch.py` also runs uncompiled; mypyc compiles `MACHINES`, which all do.  If a
+compiler is missing or fails, the build continues in pure Python and says so.  With `ZMDP_PURE=1` nothing is compiled;
+`mdp-broker --version` reports what is in use.
 """
 
 import os
@@ -17,7 +17,7 @@ from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 STAGE = Path("build", "machines")
-"""mypyc derives a module's name from its path, so here the folders have their installed names."""
+"""Compilers derive a module's name from its path, so here the folders have their installed names."""
 FOLDERS = {
     "zmdp": "src/zmdp",
     "zmdp/mdp": "mdp",
@@ -25,7 +25,7 @@ FOLDERS = {
     "zmdp/clients": "clients",
     "zmdp/workers": "workers",
 }
-CYTHON = ("transport/multipart_cython", "wire/batch_cython")
+CYTHON = ["zmdp/mdp/transport/multipart_cython.pyx", "zmdp/mdp/wire/batch.py"]
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 """The setuptools commands that compile.  pip runs others only for the metadata, which should be fast."""
 MACHINES = [
@@ -89,6 +89,7 @@ def extensions() -> list[Extension]:
         return []
     try:
         _check_compiler()
+        _stage()
         return [*_cython(), *_machines()]
     except (Exception, SystemExit) as error:  # whatever is missing or fails, pure Python works
         print(f"zmdp: nothing is compiled, so it runs in pure Python: {error!r}", file=sys.stderr)
@@ -105,23 +106,27 @@ def _check_compiler() -> None:
         command.run()
 
 
+def _stage() -> None:
+    shutil.rmtree(STAGE, ignore_errors=True)
+    for name, folder in FOLDERS.items():
+        for source in (HERE / folder).rglob("*.p*"):
+            if source.suffix in {".py", ".pyx", ".pxd"}:
+                staged = STAGE / name / source.relative_to(HERE / folder)
+                staged.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, staged)
+    shutil.copy2(HERE / "src/zmdp/py.typed", STAGE / "zmdp")
+
+
 def _cython() -> list[Extension]:
     from Cython.Build import cythonize
 
-    modules = [Extension(f"zmdp.mdp.{name}".replace("/", "."), [f"mdp/{name}.pyx"]) for name in CYTHON]
-    return cythonize(modules, build_dir="build")
+    with chdir(STAGE):
+        return [_moved(each) for each in cythonize(CYTHON)]
 
 
 def _machines() -> list[Extension]:
     from mypyc.build import mypycify
 
-    shutil.rmtree(STAGE, ignore_errors=True)
-    for name, folder in FOLDERS.items():
-        for source in (HERE / folder).rglob("*.py"):
-            staged = STAGE / name / source.relative_to(HERE / folder)
-            staged.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, staged)
-    shutil.copy2(HERE / "src/zmdp/py.typed", STAGE / "zmdp")
     with chdir(STAGE):
         return [
             _moved(each)

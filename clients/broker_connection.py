@@ -62,7 +62,7 @@ class BrokerConnection:
             return
         ttl, deadline = 0, call.deadline
         if deadline is not None:
-            ttl = min(max(1, round((deadline - now) * 1000)), batch.MAX_TTL_MS)
+            ttl = min(max(1, round((deadline - now) * 1000)), x1.MAX_TTL_MS)
         self._batch.request_to_broker(call.number, ttl, call.service, call.options, call.body)
         self.unsent += 1
 

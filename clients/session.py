@@ -126,8 +126,8 @@ class ClientSession:
         raw = b""
         if options or headers or not wait:
             raw = encode_options(options, headers, wait)
-        if len(body) > batch.MAX_BODY_FRAMES:
-            raise SettingError(f"the body has {len(body)} frames: it may have at most {batch.MAX_BODY_FRAMES}")
+        if len(body) > x1.MAX_BODY_FRAMES:
+            raise SettingError(f"the body has {len(body)} frames: it may have at most {x1.MAX_BODY_FRAMES}")
         current = self.current
         refused = current.refuses(body)
         if refused is not None:

@@ -155,7 +155,7 @@ def units() -> tuple[list[Job], list[Job]]:
     report = ("-m", "coverage", "report", "--fail-under=100", f"--include={','.join(COVERED)}")
     then = [
         command("coverage", "-m", "coverage", "combine", "-q"),
-        command("coverage of the core", *report, "--omit=*/mdp/wire/batch.py"),
+        command("coverage of the core", *report),
     ]
     return jobs, then
 

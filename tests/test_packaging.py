@@ -35,12 +35,14 @@ def test_the_marker_for_type_checkers_is_installed():
 
 def test_a_source_distribution_has_the_cython_sources():
     rules = [line.split() for line in (ROOT / "MANIFEST.in").read_text().splitlines()]
-    sources = [path.relative_to(ROOT) for top in PRODUCT for path in (ROOT / top).rglob("*.pyx")]
+    files = [path.relative_to(ROOT) for top in PRODUCT for path in (ROOT / top).rglob("*.p*")]
+    sources = [path for path in files if path.suffix in {".pxd", ".pyx"}]
     assert sources
     for path in sources:
         assert any(
             rule == "recursive-include" and path.parts[0] == folder and fnmatch(path.name, pattern)
-            for rule, folder, pattern in rules
+            for rule, folder, *patterns in rules
+            for pattern in patterns
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from .. import wire
 from ..codes import Code
-from ..wire import Reason, batch, size_of, x1
+from ..wire import Reason, size_of, x1
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND
@@ -335,4 +335,4 @@ def _ttl(request: Request, now: float) -> int:
     """Return the ttl of a request that is sent now, in whole milliseconds; 0 if it has none."""
     if request.deadline >= NEVER:
         return 0
-    return min(max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS)), batch.MAX_TTL_MS)
+    return min(max(1, math.ceil((request.deadline - now) * MS_PER_SECOND - ROUNDING_MS)), x1.MAX_TTL_MS)

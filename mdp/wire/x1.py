@@ -26,6 +26,20 @@ WORKER_CANCEL: Final = 8
 WORKER_CREDIT: Final = 10
 WORKER_RELEASE: Final = 11
 
+MAX_RECORDS: Final = 256
+"""Maximum number of records in a message."""
+MAX_RECORDS_BYTES: Final = 65536
+"""Maximum size in bytes of a message's records, unless there is only one."""
+MAX_ATTACHMENTS: Final = 64
+"""Maximum number of attachments of a message, unless it has only one record."""
+MAX_ATTACHED_BYTES: Final = 1 << 20
+"""Maximum size in bytes of a message's attachments, unless it has only one record."""
+MAX_BODY_FRAMES: Final = 0xFFFF
+"""Maximum number of frames of a body."""
+MAX_TTL_MS: Final = 0xFFFFFFFF
+"""The longest ttl that a record can hold, in milliseconds: 49 days."""
+ATTACHED: Final = 0xFFFFFFFF
+"""Stands in place of a frame's length if the frame is the next attachment."""
 MAX_TEXT: Final = 1000
 """Bytes of the text of a DISCONNECT that are read."""
 

@@ -44,7 +44,7 @@ from zmdp.mdp.errors import (
     WorkerLost,
     ZmdpError,
 )
-from zmdp.mdp.wire import batch
+from zmdp.mdp.wire import x1
 
 STRANGER = "the program that listens there has been silent for {} s; if it is not zmdp's broker, try protocol 0.2"
 
@@ -130,7 +130,7 @@ def test_a_request_has_its_options() -> None:
 
 
 def test_a_ttl_that_is_too_long_for_a_record_is_cut() -> None:
-    session, longest = connected(), batch.MAX_TTL_MS
+    session, longest = connected(), x1.MAX_TTL_MS
     for milliseconds in (longest, longest + 1, 1e18):
         session.request(b"echo", [b"x"], 100.0, timeout=milliseconds / 1000)
     assert sent(session) == [request(number, ttl=longest) for number in (1, 2, 3)]
@@ -165,7 +165,7 @@ def test_large_frames_are_attached() -> None:
         {"options": {"ttl": 1}},
         {"options": {"wait": True}, "wait": False, "headers": {1: "a"}},
         {"headers": {"a": 1}},
-        {"body": [b""] * (batch.MAX_BODY_FRAMES + 1)},
+        {"body": [b""] * (x1.MAX_BODY_FRAMES + 1)},
     ],
 )
 @pytest.mark.parametrize("session", [connected(), ClientSession()], ids=["connected", "not connected"])

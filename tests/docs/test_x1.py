@@ -30,7 +30,7 @@ from zmdp.mdp.broker.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import batch, batch_python, x1
+from zmdp.mdp.wire import batch, x1
 from zmdp.workers.credit import CreditController
 from zmdp.workers.session import WorkerSession
 
@@ -585,10 +585,10 @@ def test_numbers_in_the_text_match_the_code():
         (int(Limits().expiry), "{} seconds); this also ends with ERROR 408"),
         (Limits().max_attempts, "while holding the same request (zmdp: {})"),
         (int(given_up.GIVEN_UP), "for {} seconds)"),
-        (batch.MAX_RECORDS, "at most {} records"),
-        (batch.MAX_RECORDS_BYTES, "SHOULD have at most {} bytes together"),
-        (batch_python.MAX_ATTACHMENTS, "at most {} frames and"),
-        (batch_python.MAX_ATTACHED_BYTES, "frames and {} bytes"),
+        (x1.MAX_RECORDS, "at most {} records"),
+        (x1.MAX_RECORDS_BYTES, "SHOULD have at most {} bytes together"),
+        (x1.MAX_ATTACHMENTS, "at most {} frames and"),
+        (x1.MAX_ATTACHED_BYTES, "frames and {} bytes"),
         (x1.MAX_TEXT, "it has at most {} bytes"),
     ):
         assert said.format(number) in text, said

@@ -22,7 +22,7 @@ from zmdp.mdp.broker.registry import Registry
 from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.broker.scheduling import FairQueue, Pool, Schedule
 from zmdp.mdp.broker.worker_dialog import WorkerDialog
-from zmdp.mdp.wire.batch_python import Batch
+from zmdp.mdp.wire.batch import Batch
 from zmdp.workers.held import HeldRequests
 from zmdp.workers.session import WorkerSession
 

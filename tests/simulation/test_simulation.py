@@ -300,7 +300,6 @@ def test_there_are_encoders_to_look_for() -> None:
 def test_nobody_who_runs_or_judges_our_machines_writes_messages(name: str) -> None:
     assert used(name, "wire") & encoders() == set()
     assert used(name, "batch") <= {"from_client", "from_worker", "to_client", "to_worker"}
-    assert used(name, "batch_python") == set()
 
 
 @pytest.mark.parametrize("name", OURS)
