@@ -1,9 +1,20 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """`receive` and `send`, calling the libzmq that pyzmq has loaded (see `multipart`).
 
-This module is not linked with libzmq.  `dlsym` finds its functions through pyzmq's extension module, so both use the
-same library, whether it came with pyzmq's wheel or with the system.  The GIL is kept: nothing here blocks, and while it
-is held no other thread can close the socket.
+The sockets are pyzmq's, so they must be used through the libzmq that pyzmq has loaded, and at build time it is not known
+which that will be: a wheel of pyzmq contains its own, in a file with a hash in its name, while other builds use the
+system's.  So this module is not linked with libzmq.  `dlsym` finds libzmq's functions among the libraries that pyzmq's
+extension module depends on.
+
+Only the public interface of libzmq is used.  Its declarations are repeated from `zmq.h`, which wheels of pyzmq do not
+contain.  `zmq_msg_t` is one of them: callers allocate it, so its size is part of the interface.  Nothing here reads what
+is in it.
+
+pyzmq has Cython declarations of its own (`zmq.backend.cython`).  They need `zmq.h`, and they declare how
+pyzmq's classes lie in memory, which any version of pyzmq may change; this module is compiled once, and runs with all.
+What it uses of pyzmq is a public property: `Socket.underlying`, the address of a socket.
+
+The GIL is kept: nothing here blocks, and while it is held no other thread can close the socket.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
@@ -36,7 +47,7 @@ cdef extern from "dlfcn.h" nogil:
 
 cdef extern from *:
     """
-    /* zmq_msg_t of zmq.h: 64 bytes, aligned as a pointer.  Its size has been part of the ABI since libzmq 4.1. */
+    /* zmq_msg_t of zmq.h, since libzmq 4.1: 64 bytes, aligned as a pointer. */
     typedef union { unsigned char bytes[64]; void *aligned; } zmdp_msg_t;
 
     /* How many of the bytes sent to a peer libzmq has released; it outlives the peer. */
