@@ -33,7 +33,7 @@ from ..mdp.errors import (
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
 from ..mdp.timers import Timers
-from ..mdp.wire import Message, batch
+from ..mdp.wire import Message, batch, x1
 from .broker_connection import BrokerConnection
 from .call import Call, Outcome, encode_options, error_of, interruption, is_refused
 from .failover import Failover

@@ -49,14 +49,15 @@ class Exchange:
         command = next(iter(said), None)
         if not isinstance(command, wire.Request) or command.service != wire.HELLO:
             return False
+        number = command.id if isinstance(command.id, int) else 0
         answer = batch.Batch(found.route, wire.WL1)
         link, refusal = self._links.asked(self._directory.client(found.route, role), role, list(command.body))
         if link is None:
             self._stats.dropped[Drop.NOT_ALLOWED] += 1
             self._journal.note(now, logging.WARNING, "link-refused", "refused a link: %s", refusal)
-            answer.error(x1.WORKER_ERROR, command.id, Code.NOT_ALLOWED.value, refusal.encode(), [])
+            answer.error(x1.WORKER_ERROR, number, Code.NOT_ALLOWED.value, refusal.encode(), [])
         else:
-            answer.reply(x1.WORKER_FINAL, command.id, self._links.answer())
+            answer.reply(x1.WORKER_FINAL, number, self._links.answer())
         for each in answer.messages():
             self._outgoing.add(each)
         if link is not None:
