@@ -1,7 +1,6 @@
 """Checks the documentation: examples run, the reference matches `--help`, links and citations exist."""
 
 import importlib.util
-import inspect
 import io
 import json
 import logging
@@ -62,25 +61,40 @@ def run_python(page, endpoint):
 
 
 def test_the_first_example_of_the_readme(tmp_path):
-    """The worker and the client run as separate programs, and print what the page shows."""
+    """The service and its caller run as separate programs, and print what the page shows."""
     *programs, _, _ = blocks("README.md", "python")
     session, *_ = blocks("README.md", "console")
-    names = [program.splitlines()[0].removeprefix("# ") for program in programs]
-    assert [command for command, *_ in sessions(session.splitlines())] == [
-        "mdp-broker",
-        *(f"python {n}" for n in names),
-    ]
-    ((_, *printed),) = [each for each in sessions(session.splitlines()) if names[1] in each[0]]
-    with broker() as (_, at):
-        for name, program in zip(names, programs, strict=True):
-            told = program.replace('Worker("shout")', f'Worker("shout", broker="{at}")').replace(
-                "Client()", f'Client("{at}")'
-            )
-            assert told != program
-            (tmp_path / name).write_text(told)
-        with process(sys.executable, str(tmp_path / names[0])):
-            await_worker(at)
-            assert run(sys.executable, str(tmp_path / names[1])).stdout.decode().splitlines() == printed
+    for program in programs:
+        (tmp_path / program.splitlines()[0].removeprefix("# ")).write_text(program)
+    (start,), (serve,), (call, *printed) = sessions(session.splitlines())
+    assert start == "mdp-broker"
+    with broker() as (_, at), process(*shlex.split(serve), cwd=tmp_path, MDP_BROKER=at):
+        await_worker(at)
+        _, name = shlex.split(call)
+        done = run(sys.executable, str(tmp_path / name), MDP_BROKER=at)
+        assert done.stdout.decode().splitlines() == printed, done.stderr.decode()
+
+
+def test_the_examples_of_the_services_page(endpoint, tmp_path, monkeypatch):
+    """`images.py` runs as `mdworker` runs it, and the other examples call it."""
+    program, *others = blocks("docs/services.md", "python")
+    (tmp_path / "images.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("MDP_BROKER", endpoint)
+    database = {"TITANIC_DB": str(tmp_path / "titanic.db")}
+    with (
+        process("mdworker", "images:services", cwd=tmp_path) as worker,
+        process(
+            "titanic", "serve", "--heartbeat", "0.2", "--liveness", "50", MDP_BROKER=endpoint, **database
+        ) as titanic,
+    ):
+        worker.line("serving at")
+        titanic.line("serving")
+        names = {}
+        exec(compile(program, "docs/services.md", "exec"), names)
+        for each in others:
+            exec(compile(each, "docs/services.md", "exec"), names)
+        names["client"].close()
 
 
 def await_worker(endpoint):
@@ -89,8 +103,10 @@ def await_worker(endpoint):
         eventually(lambda: json.loads(client.request("mmi.stats")[0])["workers"])
 
 
-def test_the_endpoint_of_the_readme_is_the_default():
-    assert {inspect.signature(each).parameters["broker"].default for each in (Client, Worker)} == {DEFAULT}
+def test_the_endpoint_of_the_readme_is_the_default(monkeypatch):
+    monkeypatch.delenv("MDP_BROKER", raising=False)
+    with Client() as client:
+        assert (client.endpoint, Worker("echo").settings.endpoints) == (DEFAULT, [DEFAULT])
     assert f"`{DEFAULT}`, where `mdp-broker` listens" in " ".join((ROOT / "README.md").read_text().split())
 
 

@@ -46,6 +46,7 @@ from ..load import fetch_load, fetch_pids
 from ..mdworker import Worker
 from ..processes import END_SECONDS, Supervisor, command
 from ..scaling import Load, Slots
+from ..services import Services, ServicesWorker
 
 PARENT_CHECK_SECONDS: Final = 1.0
 """Interval at which a supervised process checks that its supervisor still exists."""
@@ -56,6 +57,7 @@ MAX_SHOWN: Final = 10
 """Maximum number of unfinished requests that the log names."""
 
 AnyWorker = Worker | AsyncWorker
+Offering = AnyWorker | ServicesWorker
 
 log = logging.getLogger("zmdp.worker")
 
@@ -80,14 +82,15 @@ class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in o
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.argument("target", metavar="MODULE:WORKER")
+@click.argument("target", metavar="MODULE:NAME")
 @brokers_option(
     "Broker to serve. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is served "
     "until the first is back.",
     default=False,
 )
 @key_options
-@click.option("--service", metavar="NAME", help="Service to offer; required if MODULE:WORKER is a function.")
+@click.option("--service", metavar="NAME", help="Service to offer; required if MODULE:NAME is a function.")
+@click.option("--only", multiple=True, metavar="NAME", help="Offer only this service of a Services. Can be repeated.")
 @click.option(
     "--codec",
     type=click.Choice(["json", "msgpack", "arrow"]),
@@ -157,6 +160,7 @@ def cli(
     broker: tuple[str, ...],
     keys: ClientKeys | None,
     service: str | None,
+    only: tuple[str, ...],
     codec: str | None,
     concurrency: int | None,
     processes: tuple[int, int],
@@ -173,7 +177,7 @@ def cli(
     log_level: str,
     supervised_by: int | None,
 ) -> int:
-    """Serve requests with MODULE:WORKER: a `zmdp.workers.Worker` or `AsyncWorker`, or a function of a request.
+    """Serve requests with MODULE:NAME: a `zmdp.Services`, a `zmdp.Worker` or `AsyncWorker`, or a function of a request.
 
     The module is looked up in the current directory, then among the installed packages.  Options override the settings
     in the module.
@@ -188,18 +192,26 @@ def cli(
     Exit codes:
       0  stopped, all requests were finished
       1  stopped before that, by --drain-timeout or a second signal; or --freelance cannot listen
-      2  invalid usage, or MODULE:WORKER cannot be used
+      2  invalid usage, or MODULE:NAME cannot be used
     """
     log_to_stderr(log_level)
     _check_freelance(freelance)
     _export_connection()
-    worker = _load(target, service, codec, None if freelance is None else DEFAULT_SERVICE)
+    found = load(target, "MODULE:NAME, for example zmdp.workers.echo:worker")
     options: dict[str, Any] = {
-        "name": worker.settings.name or target, "endpoints": broker or None, "keys": keys, "concurrency": concurrency,
+        "endpoints": broker or None, "keys": keys, "concurrency": concurrency,
         "heartbeat": heartbeat, "liveness": liveness, "handler_timeout": handler_timeout, "protocol": protocol,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
-    worker.settings = replace(worker.settings, **given)
+    if isinstance(found, Services):
+        services = _services_worker(found, target, only, given)
+        if processes == (1, 1) or supervised_by is not None:
+            return _serve(services, drain_timeout, supervised_by)
+        return _supervise(None, processes, idle, drain_timeout)
+    if only:
+        raise click.UsageError(f"--only requires a zmdp.Services, but {target} is not one")
+    worker = _as_worker(found, target, service, codec, None if freelance is None else DEFAULT_SERVICE)
+    worker.settings = replace(worker.settings, **{"name": worker.settings.name or target, **given})
     if freelance is not None:
         rules = None if access is None else load_access(access)
         worker = freelance_worker(worker, freelance, bind=bind, access=rules, insecure=insecure)
@@ -238,10 +250,33 @@ def _check_freelance(freelance: str | None) -> None:
             raise click.UsageError(f"{option.opts[0]} has no meaning with --freelance: {hint}", context)
 
 
-def _serve(worker: AnyWorker, drain_timeout: float, supervised_by: int | None) -> int:
-    service, concurrency = worker.service.decode(), worker.settings.concurrency
-    brokers = " or ".join(worker.settings.endpoints)
-    started = f"offering {service} at {brokers}, concurrency {concurrency}; Ctrl-C stops it"
+def _services_worker(services: Services, target: str, only: tuple[str, ...], given: dict[str, Any]) -> ServicesWorker:
+    """Return the worker of these services, with the settings that the command line gives."""
+    context = click.get_current_context()
+    for name in ("service", "codec", "freelance"):
+        if context.params[name] is not None:
+            raise click.UsageError(f"--{name} has no meaning with {target}, which has services with names and types")
+    least, most = context.params["processes"]
+    if least < most:
+        raise click.UsageError("--processes MIN-MAX follows the load of one service: give a Services a fixed number")
+    arguments = {"name": target, **given}
+    keys = arguments.pop("keys", None)
+    broker = arguments.pop("endpoints", None)
+    return services.worker(broker=broker, only=only, **({"key": keys} if keys is not None else {}), **arguments)
+
+
+def _described(worker: Offering) -> str:
+    """Return what a worker offers, and where."""
+    workers = worker.workers if isinstance(worker, ServicesWorker) else [worker]
+    names = ", ".join(each.service.decode() for each in workers[:MAX_SHOWN])
+    more = f" and {len(workers) - MAX_SHOWN} more" if len(workers) > MAX_SHOWN else ""
+    brokers = " or ".join(workers[0].settings.endpoints)
+    concurrency = f", concurrency {workers[0].settings.concurrency}" if len(workers) == 1 else ""
+    return f"{names}{more} at {brokers}{concurrency}"
+
+
+def _serve(worker: Offering, drain_timeout: float, supervised_by: int | None) -> int:
+    started = f"offering {_described(worker)}; Ctrl-C stops it"
     # A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
     # which also kills it if need be.
     with Shutdown(
@@ -251,7 +286,9 @@ def _serve(worker: AnyWorker, drain_timeout: float, supervised_by: int | None) -
         if supervised_by is not None:
             watching = (supervised_by, worker, shutdown)
             threading.Thread(target=_watch_supervisor, args=watching, name="supervisor", daemon=True).start()
-        if isinstance(worker, AsyncWorker):
+        if isinstance(worker, ServicesWorker):
+            asyncio.run(_serve_services(worker, started))
+        elif isinstance(worker, AsyncWorker):
             asyncio.run(_serve_async(worker, started))
         else:
             worker.start()
@@ -266,7 +303,13 @@ async def _serve_async(worker: AsyncWorker, started: str) -> None:
     await worker.wait()
 
 
-def _watch_supervisor(pid: int, worker: AnyWorker, shutdown: Shutdown) -> None:
+async def _serve_services(worker: ServicesWorker, started: str) -> None:
+    await worker.start()
+    log.info(started)
+    await worker.wait()
+
+
+def _watch_supervisor(pid: int, worker: Offering, shutdown: Shutdown) -> None:
     """Stop the worker when its supervisor has died.  Runs in a thread, because handlers may block the event loop."""
     while os.getppid() == pid:
         time.sleep(PARENT_CHECK_SECONDS)
@@ -275,7 +318,7 @@ def _watch_supervisor(pid: int, worker: AnyWorker, shutdown: Shutdown) -> None:
     worker.stop()
 
 
-def _unfinished(worker: AnyWorker) -> str:
+def _unfinished(worker: Offering) -> str:
     """Describe the requests whose handlers have not ended."""
     requests = worker.requests
     if not requests:
@@ -284,15 +327,17 @@ def _unfinished(worker: AnyWorker) -> str:
     names = ", ".join(shown + ["…"] * (len(requests) > MAX_SHOWN))
     freelance = isinstance(worker, FreelanceWorker | AsyncFreelanceWorker)
     then = "their clients try other servers" if freelance else "other workers get them"
-    return f"{counted(len(requests), 'request')} of {worker.service.decode()} ({names}); {then}"
+    services = ", ".join(sorted({request.service for request in requests})[:MAX_SHOWN])
+    return f"{counted(len(requests), 'request')} of {services} ({names}); {then}"
 
 
-def _supervise(worker: AnyWorker, processes: tuple[int, int], idle: float, drain_timeout: float) -> int:
+def _supervise(worker: AnyWorker | None, processes: tuple[int, int], idle: float, drain_timeout: float) -> int:
     least, most = processes
-    slots = Slots(least, most, lease=math.inf, idle=idle, concurrency=worker.settings.concurrency)
+    concurrency = 1 if worker is None else worker.settings.concurrency
+    slots = Slots(least, most, lease=math.inf, idle=idle, concurrency=concurrency)
     watch: Callable[[], tuple[Load, set[int]]] | None = None
     with ExitStack() as stack:
-        if least < most:
+        if least < most and worker is not None:  # services have a fixed number of processes
             settings = worker.settings
             if settings.protocol != "X1":
                 raise SettingError("--processes MIN-MAX needs X1, in which workers tell the broker their process ids")
@@ -317,9 +362,10 @@ def _supervise(worker: AnyWorker, processes: tuple[int, int], idle: float, drain
         return supervisor.run()
 
 
-def _load(target: str, service: str | None, codec: str | None, default_service: str | None = None) -> AnyWorker:
-    """Return the worker that MODULE:WORKER names, or make one of the function that it names."""
-    found = load(target, "MODULE:WORKER, for example zmdp.workers.echo:worker")
+def _as_worker(
+    found: object, target: str, service: str | None, codec: str | None, default_service: str | None = None
+) -> AnyWorker:
+    """Return `found`, which `target` names, if it is a worker, or make one of it if it is a function."""
     if isinstance(found, Worker | AsyncWorker):
         if codec is not None:
             raise SettingError(f"{target} is a worker, which has its own codec: remove --codec")
@@ -327,7 +373,7 @@ def _load(target: str, service: str | None, codec: str | None, default_service: 
             found.service = wire.service_name(service)
         return found
     if not callable(found):
-        expected = "a zmdp.workers.Worker or AsyncWorker, or a function with --service"
+        expected = "a zmdp.Services, a zmdp.Worker or AsyncWorker, or a function with --service"
         raise SettingError(f"{target} is of type {type(found).__name__}: expected {expected}")
     service = service or default_service
     if service is None:
