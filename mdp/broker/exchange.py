@@ -231,10 +231,7 @@ class Exchange:
             self._stats.late += 1  # C32
             return
         if not link.answered:
-            if not isinstance(command, wire.Release):
-                link.has_answered()
-            for remote in link.remotes.values():  # which may take more from now on
-                self._directory.touch(remote.service)
+            self._links.answers(link, returned=isinstance(command, wire.Release))
         self._answered(link, attempt, command, now)
 
     def _answered(

@@ -272,6 +272,12 @@ class Links:
             self._tried(link)
         return self.announcements.heard(link, command, now)
 
+    def answers(self, link: Link, *, returned: bool) -> None:
+        """Record that the other broker answers a request, or has only returned it.  It may be given more then."""
+        link.answered = not returned
+        for remote in link.remotes.values():
+            self._directory.touch(remote.service)
+
     def withdraw_all(self) -> None:
         """Announce nothing any longer, and open no links."""
         self.announcements.withdraw_all()

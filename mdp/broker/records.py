@@ -485,10 +485,6 @@ class Link:
         """Whether another request may be passed on over this link."""
         return self.answered or len(self.attempts) < MAX_UNANSWERED
 
-    def has_answered(self) -> None:
-        """Record that the other broker answers requests."""
-        self.answered = True
-
     def joins(self, other: Link) -> bool:
         """Return whether what comes over this link may go over `other`, and the reverse.
 

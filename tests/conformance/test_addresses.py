@@ -216,7 +216,7 @@ def test_c18_a_partial_to_undefined_after_each_final_costs_no_caller_its_reply(b
 
 
 @pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-@pytest.mark.parametrize("address", [b"undefined", b"007", b"-1", b"18446744073709551616", b"\0\1\2\3\4", b"1.0"])
+@pytest.mark.parametrize("address", [b"undefined", b"007", b"18446744073709551616"])
 def test_c18_an_address_that_the_broker_cannot_have_given_makes_a_reply_invalid(
     bench: Bench, worker_kind: Callable[..., Any], address: bytes
 ) -> None:

@@ -64,7 +64,7 @@ def test_c22_a_workers_too(bench: Bench) -> None:
     assert message == [b"id", b"", b"MDPW02", b"\x02", address, b"", b"hello"]
     peer.send(b"id", b"", b"MDPW02", b"\x04", address, b"", b"world")
     client.final(b"echo", b"world")
-    peer.send(b"id", b"", b"MDPW02", b"\x04", b"amy", b"", b"misled")
+    peer.send(b"id", b"", b"MDPW02", b"\x04", b"7", b"", b"misled")
     assert peer.recv() == [b"id", b"", b"MDPW02", b"\x06"]
 
 
@@ -113,5 +113,5 @@ def test_c22_an_old_client_and_an_old_worker_behind_a_proxy(bench: Bench, proxy:
     client.request(b"echo", b"hello")
     worker.final(worker.work(b"hello"), b"world")
     client.final(b"echo", b"world")
-    worker.final(b"whoever", b"once more")
+    worker.final(b"7", b"once more")
     worker.disconnected()

@@ -129,7 +129,7 @@ def test_c24_streamed_partials_are_not_bounded_as_a_whole(start: Start) -> None:
 
 UNEXPECTED: dict[str, list[bytes]] = {
     "HEARTBEAT": [b"", b"MDPW01", b"\x04"],
-    "REPLY": [b"", b"MDPW01", b"\x03", b"whoever", b"", b"body"],
+    "REPLY": [b"", b"MDPW01", b"\x03", b"7", b"", b"body"],
 }
 
 
@@ -203,7 +203,7 @@ def test_c33_a_reply_without_the_empty_frame_must_have_a_valid_address(bench: Be
     client.final(b"echo", b"world")
     worker.nothing()
     assert bench.stats()["late"] == 1
-    worker.send(b"", b"MDPW01", b"\x03", b"whoever", b"world")
+    worker.send(b"", b"MDPW01", b"\x03", b"7", b"world")
     worker.disconnected()
     client.nothing()
 

@@ -118,8 +118,8 @@ Unexpected = Callable[[Worker], None]
 
 STRANGERS: dict[str, Unexpected] = {
     "heartbeat": lambda worker: worker.heartbeat(),
-    "partial": lambda worker: worker.partial(b"whoever", b"body"),
-    "final": lambda worker: worker.final(b"whoever", b"body"),
+    "partial": lambda worker: worker.partial(b"7", b"body"),
+    "final": lambda worker: worker.final(b"7", b"body"),
 }
 
 
@@ -150,8 +150,8 @@ def test_c14_so_is_one_that_has_disconnected(bench: Bench, unexpected: Unexpecte
 IDLE: dict[str, Unexpected] = {
     "second READY": lambda worker: worker.ready(b"echo"),
     "READY for another service": lambda worker: worker.ready(b"other"),
-    "partial": lambda worker: worker.partial(b"whoever", b"body"),
-    "final": lambda worker: worker.final(b"whoever", b"body"),
+    "partial": lambda worker: worker.partial(b"7", b"body"),
+    "final": lambda worker: worker.final(b"7", b"body"),
 }
 
 
@@ -228,19 +228,8 @@ def test_c14_a_worker_that_changes_its_dialect_is_disconnected(bench: Bench) -> 
     assert bench.status(b"echo") == b"404"
 
 
-NEVER_DISPATCHED = [
-    b"amy",
-    b"bob",
-    b"0",
-    b"1",
-    b"-1",
-    b"1.0",
-    b"+7",
-    b"\x00",
-    b"18446744073709551615",
-    b"9" * 255,
-    None,
-]
+NEVER_DISPATCHED = [b"0", b"1", b"18446744073709551615", None]
+NO_ADDRESSES = [b"amy", b"bob", b"-1", b"1.0", b"+7", b"\x00", b"9" * 255]
 
 
 @pytest.mark.parametrize("address", NEVER_DISPATCHED)
@@ -252,7 +241,7 @@ def test_c18_an_address_that_was_not_dispatched_is_unexpected(bench: Bench, kind
     bob.sync()
     amy.request(b"echo", b"hello")
     dispatched = worker.work(b"hello")
-    worker.send(b"MDPW02", kind, bytes(reversed(dispatched)) if address is None else address, b"", b"misled")
+    worker.send(b"MDPW02", kind, b"%d" % (int(dispatched) - 1) if address is None else address, b"", b"misled")
     worker.disconnected()
     amy.nothing()
     bob.nothing()
@@ -260,6 +249,25 @@ def test_c18_an_address_that_was_not_dispatched_is_unexpected(bench: Bench, kind
     other.final(other.work(b"hello"), b"world")
     amy.final(b"echo", b"world")
     bob.nothing()
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
+@pytest.mark.parametrize("kind", [b"\x03", b"\x04"], ids=["partial", "final"])
+def test_c18_what_cannot_be_an_address_makes_a_reply_invalid(bench: Bench, kind: bytes, address: bytes) -> None:
+    # C18, C15: not even the routing id of a client is an address
+    amy, bob = bench.client(options={zmq.IDENTITY: b"amy"}), bench.client(options={zmq.IDENTITY: b"bob"})
+    worker = bench.worker(b"echo")
+    bob.sync()
+    amy.request(b"echo", b"hello")
+    dispatched = worker.work(b"hello")
+    worker.send(b"MDPW02", kind, address, b"", b"misled")
+    worker.nothing()
+    amy.nothing()
+    bob.nothing()
+    worker.final(dispatched, b"world")
+    amy.final(b"echo", b"world")
+    bob.nothing()
+    assert bench.stats()["invalid"] == {"bad-address": 1}
 
 
 @pytest.mark.parametrize("kind", ["partial", "final"])
