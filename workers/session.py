@@ -291,9 +291,8 @@ class WorkerSession:
         ends when the others are finished.  Until a stuck handler ends, the next connection has one credit less.
         """
         if self._requests.abandon(request, ended=ended):
-            hung = (
-                f"its handler has neither returned nor yielded for {self.settings.handler_timeout} s (handler_timeout)"
-            )
+            limit = self.settings.handler_timeout or 0.0  # without one, no handler is given up while it runs
+            hung = f"its handler has neither returned nor yielded for {limit:g} s (handler_timeout)"
             self._drain("drain", now, "" if ended else hung)
         elif ended:
             self._finish(request, now)

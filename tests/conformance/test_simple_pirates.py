@@ -129,5 +129,5 @@ def test_a_drained_broker_lets_the_workers_go_without_a_word(start: Start) -> No
     queue = start(**PORTS, drain_timeout=10.0)
     worker = simple(queue)
     queue.server.stop()
-    queue.until(lambda: not queue.server.broker.registry.workers)
+    queue.until(lambda: not queue.server.broker.directory.workers)
     assert not worker.socket.poll(0)

@@ -104,17 +104,10 @@ def test_a_bug_in_a_port_does_not_end_the_loop(monkeypatch):
     with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server, running(server):
         right = server.broker._receive_command
 
-<<<<<<< HEAD
         def fails_once(command, role, now):
             if isinstance(command, wire.Request):
                 raise RuntimeError("a bug")
             right(command, role, now)
-=======
-        def fails_once(message, *arguments, **more):
-            if b"bug" in message:
-                raise RuntimeError("a bug")
-            right(message, *arguments, **more)
->>>>>>> b558434 (Let the links own whether a broker has answered)
 
         monkeypatch.setattr(server.broker, "_receive_command", fails_once)
         with RawPeer(server.pirate_endpoints[0]) as peer:

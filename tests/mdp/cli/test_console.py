@@ -11,7 +11,6 @@ from zmdp.mdp.cli.console import (
     LazyGroup,
     Number,
     all_endpoints,
-    log_format,
     log_level_option,
     log_to_stderr,
     options,
@@ -203,7 +202,6 @@ def test_the_options_for_logs(outcome, monkeypatch, arguments, variable, used):
 
     assert outcome(cli, *arguments) == (0, "")
     assert configured == [used]
-    assert log_format() == "text"  # no command is running
 
 
 @pytest.fixture

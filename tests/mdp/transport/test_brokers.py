@@ -84,7 +84,7 @@ def test_everything_that_connects_reads_the_environment(folder, monkeypatch):
     assert asyncio.run(settings()) == (RIGHT, folder.keys("shop"))
     for worker in (Worker("echo"), AsyncWorker("echo")):
         assert (worker.settings.endpoints, worker.settings.keys) == ([RIGHT], folder.keys("shop"))
-    assert FreelanceWorker(LEFT).keys is None  # it has no broker
+    assert FreelanceWorker(LEFT).settings.keys is None  # it has no broker
 
 
 @pytest.mark.parametrize(
