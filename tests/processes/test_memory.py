@@ -1,4 +1,4 @@
-"""What a broker process takes for clients that do not read (C40)."""
+"""What a broker process takes for clients that do not read, and for replies that it collects (C40)."""
 
 import json
 from contextlib import ExitStack
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from support.peers import Client, Worker
+from support.peers import Client, OldClient, Worker
 from support.processes import broker
 
 LIMIT = 20_000_000
@@ -61,4 +61,44 @@ def test_c40_clients_that_do_not_read_take_what_the_limit_allows(body):
         other.request(b"mmi.stats", b"")
         stats = json.loads(other.recv()[-1])
         assert stats["dropped"] == {"client-gone": CLIENTS}
+        assert memory(process.pid, "VmHWM") < 1.3 * (base + LIMIT)
+
+
+@pytest.mark.skipif(not Path(STATUS % 1).exists(), reason="memory is read from Linux's /proc")
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_c40_collected_partials_take_what_requests_may_take(body):
+    # C24: a 0.1 client gets all PARTIALs in one reply, so the broker keeps them until the FINAL.
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        limits = "--max-request-bytes", str(LIMIT), "--max-frames", "65535", "--heartbeat", "600"
+        process, endpoint = stack.enter_context(broker(*limits))
+
+        def connect(kind):
+            peer = kind(context, endpoint)
+            stack.callback(peer.close)
+            return peer
+
+        streams = []
+        for number in range(CLIENTS):
+            worker, client = connect(Worker), connect(OldClient)
+            worker.ready(b"stream %d" % number)
+            client.request(b"stream %d" % number, b"")
+            streams.append((client, worker, worker.work(b"")))
+        base = memory(process.pid)
+        size = sum(len(frame) + 40 for frame in body)
+        for number in range(3 * LIMIT // 2 // size):
+            for _, worker, address in streams:
+                worker.partial(address, *body)
+                if number % max(1, 1_000_000 // size) == 0:
+                    worker.sync()
+        for _, worker, address in streams:
+            worker.final(address, b"end")
+            worker.sync()
+        other = connect(Client)
+        other.request(b"mmi.stats", b"")
+        stats = json.loads(other.recv()[-1])
+        dropped = stats["dropped"]
+        assert dropped.keys() <= {"memory-full", "reply-too-large"}
+        assert sum(dropped.values()) >= CLIENTS - 1
+        assert (stats["request_bytes"], stats["running"], stats["disconnected"]) == (0, 0, {})
         assert memory(process.pid, "VmHWM") < 1.3 * (base + LIMIT)

@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from zmdp.mdp.access import load
 from zmdp.mdp.broker.server import Server, ServerSettings
-from zmdp.mdp.errors import BindError
+from zmdp.mdp.errors import AccessError, BindError
 from zmdp.mdp.keys import create_keys, load_keys
 from zmdp.mdp.testing import running_broker
 
@@ -107,6 +107,30 @@ def test_what_is_wrong_is_not_reloaded(folder, keys, context, logged):
         assert logged("reloaded nothing, the previous state of the access file still applies: ")
         with client(context, server.endpoints[0], keys["shop"]) as shop:
             assert shop.recv_multipart()
+
+
+def test_a_file_that_is_being_written_is_not_reloaded(folder, keys, context, logged):
+    path = folder / "access.toml"
+    whole = path.read_bytes() + '# läuft\n[roles.web]\nkeys = ["web.key"]\nmmi = "all"\n'.encode()
+    refused = 0
+    with running_broker(access=load(path)) as server, client(context, server.endpoints[0], keys["shop"]) as shop:
+        assert shop.recv_multipart()
+        for end in range(len(path.read_bytes()), len(whole)):
+            path.write_bytes(whole[:end])
+            try:
+                load(path)
+            except AccessError:
+                refused += 1
+                server.reload()
+                assert logged("reloaded nothing, the previous state")
+                shop.send_multipart(ASK)
+                assert shop.recv_multipart()
+        path.write_bytes(whole)
+        server.reload()
+        assert logged("2 roles, 2 keys")
+        with client(context, server.endpoints[0], keys["web"]) as web:
+            assert web.recv_multipart()
+    assert refused > 20
 
 
 def test_a_new_key_of_the_broker_itself_needs_a_restart(folder, keys, context, logged):
