@@ -22,10 +22,11 @@ from support.x1_client import (
 )  # fmt: skip
 
 from zmdp.clients.broker_connection import BrokerConnection
-from zmdp.clients.call import Call
+from zmdp.clients.call import LARGE_REQUEST_BYTES, Call
 from zmdp.clients.failover import MAX_OLD_CONNECTIONS
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession
+from zmdp.mdp import wire
 from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, ServiceError, StreamInterrupted
 
@@ -83,6 +84,22 @@ def at_second(now: float = 100.0, *, many: int = 1) -> ClientSession:
     assert connect(session, now) == "B"
     assert len(sent(session)) == many
     return session
+
+
+def test_a_large_request_that_a_draining_broker_was_not_sent_goes_to_the_next() -> None:
+    session = connected()
+    large = ask_large(session)
+    assert sent(session) == [("LIMITS",)]
+    session.receive(DISCONNECT, 101.0)
+    connect(session, 101.0)
+    assert sent(session) == [("LIMITS",)]
+    session.receive(wire.limits((b"",), 2 << 20, 9), 102.0)
+    assert [command[0] for command in sent(session)] == ["REQUEST"]
+    assert large.connection is session.current
+
+
+def ask_large(session: ClientSession) -> Call:
+    return session.request(b"echo", [b"x" * (LARGE_REQUEST_BYTES + 1)], 100.0)
 
 
 # ── a broker that drains ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -186,6 +186,12 @@ def test_a_timeout_mentions_a_broker_that_has_stopped_answering() -> None:
     assert text.endswith("within 3 s; the broker has been silent for 3.0 s")
 
 
+@pytest.mark.parametrize(("headers", "options"), [(5, None), (None, 5), ({"a": 1}, None)])
+def test_headers_and_options_are_mappings(headers: Any, options: Any) -> None:
+    with pytest.raises(SettingError):
+        connected().request(b"echo", [b""], 100.0, headers=headers, options=options)
+
+
 def test_the_callers_options_are_copied() -> None:
     session = ClientSession()
     options = {"key": 1}

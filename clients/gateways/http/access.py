@@ -8,7 +8,8 @@
 
 Roles have the names that they have in the broker's access file, if there is one.  With a key, the gateway calls
 services on behalf of the role, and the broker checks what that role may call as well.  About `mmi.*`, the broker asks
-only what the gateway's own role may know, so here `mmi` and `call` decide.  Nobody may call control services.
+only what the gateway's own role may know, so here `mmi` and `call` decide.  `mmi.cancel`, `mmi.tail` and control
+services are for nobody.
 """
 
 import re
@@ -29,6 +30,8 @@ _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."
 _CONTROL_PREFIXES: Final = (GATEWAY.encode(), SPARK.encode())
 _ABOUT_SERVICES: Final = (b"mmi.service", b"mmi.services")
+_ABOUT_OTHERS: Final = (b"mmi.cancel", b"mmi.tail")
+"""They act on the requests of all callers: the broker keeps them for admins, and no caller of a gateway is one."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Caller:
         """Return whether the gateway's access file allows it."""
         if self.permissions is None:
             return True
-        if service.startswith(_CONTROL_PREFIXES):  # which `*` is not meant to name
+        if service in _ABOUT_OTHERS or service.startswith(_CONTROL_PREFIXES):  # which `*` is not meant to name
             return False
         if service.startswith(_MMI_PREFIX):
             return self.permissions.mmi == "all" or (self.permissions.mmi == "service" and service in _ABOUT_SERVICES)

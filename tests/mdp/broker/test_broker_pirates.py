@@ -135,3 +135,38 @@ def test_a_draining_broker_forgets_idle_workers_without_a_word():
     assert turns.drain(broker, 0) == []
     assert broker.stats.lost == {"broker-closing": 1}
     assert broker.drained
+
+
+# ── Simple Pirates ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+SIMPLE_READY = [b"s", b"", b"\x01"]
+
+
+def feed_workers(broker, *messages, now=0):
+    """All that the broker sends for `messages` from a port for workers of echo."""
+    sent = []
+    for message in messages:
+        broker.receive_pirate(list(message), b"echo", now, workers=True)
+        sent += broker.take_messages()
+    return sent
+
+
+def test_a_simple_pirate_gets_no_heartbeats_and_may_be_silent_while_it_is_idle():
+    broker = new_broker(heartbeat=1, liveness=3)
+    assert feed_workers(broker, SIMPLE_READY) == []
+    assert turns.probe(broker, b"s", 0.0) == []
+    assert turns.tick(broker, 1000) == []
+    assert feed(broker, CALL, now=1000) == [[b"s", b"", b"1", b"", b"hello"]]
+    assert turns.tick(broker, 1010) == []
+    assert broker.stats.lost == {"silent": 1}
+
+
+def test_a_late_reply_of_a_simple_pirate_says_that_it_waits_again():
+    broker = new_broker(heartbeat=1, liveness=3)
+    feed_workers(broker, SIMPLE_READY)
+    feed(broker, CALL)
+    turns.tick(broker, 10)
+    assert not broker.directory.workers
+    broker.receive_pirate([b"s", b"", b"1", b"", b"late"], b"echo", 11, workers=True)
+    assert broker.take_messages() == [[b"s", b"", b"2", b"", b"hello"]]
+    assert broker.stats.late == 1

@@ -1495,3 +1495,9 @@ def test_a_probe_is_a_heartbeat_to_all_peers_of_a_connection():
     assert told(turns.probe(broker, b"w", now=0)) == [beaten(b"w")]
     assert told(turns.probe(broker, b"c", now=0)) == [beaten(b"c")]
     assert told(turns.probe(broker, b"p", now=0)) == [beaten((b"p", b"w")), beaten(b"p"), beaten((b"p", b"hop"))]
+
+
+def test_a_client_learns_the_limits():
+    broker = new_broker(max_frames=7)
+    most = broker.limits.max_message
+    assert turns.receive(broker, [b"c", b"", wire.CX1, b"\x09", record(6, 0)], 0) == [wire.limits((b"c", b""), most, 7)]

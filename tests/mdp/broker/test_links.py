@@ -1548,3 +1548,22 @@ def test_what_is_returned_makes_room_at_a_broker_that_has_not_answered():
     first, *_ = given_ids(other.take(asked(4)))
     assert given_ids(other.take(request(10, service=b"other"))) == []
     assert len(given_ids(other.say(AS_WORKER, ("signal", 11, first)))) == 1
+
+
+def test_each_link_has_heartbeats_of_its_own():
+    mesh = Mesh("a", "b", "c")
+    first = mesh.link("a", "b")
+    mesh.now += 0.5
+    mesh.link("a", "c")
+    turns.tick(mesh["a"], mesh.now)  # heartbeats of both, if any are due
+    due = mesh["a"].links.at(first).heartbeat_at
+    sent = turns.tick(mesh["a"], due)
+    assert [message for message in sent if len(message) == 2] == [[first, wire.WL1]]
+
+
+def test_a_link_that_speaks_as_a_client_remains_a_link():
+    mesh = Mesh("a", "b")
+    identity = mesh.link("a", "b")
+    link = mesh["a"].links.at(identity)
+    turns.receive(mesh["a"], [identity, b"", wire.CX1], mesh.now)
+    assert mesh["a"].links.at(identity) is link

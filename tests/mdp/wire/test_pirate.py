@@ -14,8 +14,8 @@ body = st.lists(st.binary(max_size=20), min_size=1, max_size=4)
 address = st.integers(0, (1 << 64) - 1) | st.binary(min_size=2, max_size=255).map(wire.id_of)
 
 
-def decoded(*frames, service=b"echo", max_message=50_000, max_frames=20):
-    return wire.decode_pirate([b"peer", *frames], service, max_message, max_frames)
+def decoded(*frames, service=b"echo", max_message=50_000, max_frames=20, workers=False):
+    return wire.decode_pirate([b"peer", *frames], service, max_message, max_frames, workers=workers)
 
 
 @settings(deadline=None, max_examples=300)
@@ -99,3 +99,14 @@ def test_the_headers_are_no_bytes_that_peers_can_send():
         assert isinstance(wire.decode_broker([header, b"\x02", b"1", b"", b"x"]), Invalid)
     assert wire.LEGACY_OPTIONS[CPP].values() == {"dialect": "PPP"}
     assert wire.LEGACY_OPTIONS[CPP] != NO_OPTIONS
+
+
+def test_simple_pirates_are_workers_that_look_like_clients():
+    route, wsp = (b"peer", b""), wire.WSP
+    for said in (b"\x01", b"READY"):
+        assert decoded(b"", said, workers=True) == wire.Ready(route, wsp, b"echo")
+    assert decoded(b"", b"7", b"", b"body", workers=True) == wire.Reply(route, wsp, True, 7, [b"body"], b"echo")
+    assert decoded(b"", b"\x02", workers=True) == Invalid(Reason.UNKNOWN_COMMAND)
+    assert decoded(b"", workers=True) == Invalid(Reason.TOO_FEW_FRAMES)
+    assert decoded(b"\x01", workers=True) == wire.Ready((b"peer",), WPP, b"echo")
+    assert wire.heartbeat(route, wsp) == []

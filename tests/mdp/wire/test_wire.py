@@ -729,3 +729,10 @@ def test_what_is_known_of_names_is_bounded():
         assert wire.valid_service(b"service-%d" % number)
         assert len(names._known_names) <= names.MAX_KNOWN_NAMES
     assert not wire.valid_service(b"\n")
+
+
+@pytest.mark.parametrize("given", [None, 5, print])
+def test_a_service_name_of_another_type_is_named(given):
+    with pytest.raises(SettingError, match="it must be named by a text") as caught:
+        wire.service_name(given)
+    assert ("put the name first" in str(caught.value)) is callable(given)

@@ -81,8 +81,12 @@ class TestFile:
             ("shop", b"mmi.stats", False),
             ("operator", b"anything", True),
             ("operator", b"mmi.stats", True),
+            # What acts on the requests of other callers, or on the programs that serve them:
+            ("operator", b"mmi.cancel", False),
+            ("operator", b"mmi.tail", False),
             ("operator", b"gateway.control.http", False),
-            ("operator", b"spark.control.driver", False),
+            ("operator", b"spark.control.jobs", False),
+            ("shop", b"spark.control.jobs", False),
         ],
     )
     def test_what_a_role_may_call(self, access, role, service, allowed):
