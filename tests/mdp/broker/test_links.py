@@ -1567,3 +1567,13 @@ def test_a_link_that_speaks_as_a_client_remains_a_link():
     link = mesh["a"].links.at(identity)
     turns.receive(mesh["a"], [identity, b"", wire.CX1], mesh.now)
     assert mesh["a"].links.at(identity) is link
+
+
+def test_each_link_is_opened_again_when_its_own_pause_is_over():
+    mesh = Mesh("a")
+    first, second = (mesh["a"].add_link("peer", None, f"tcp://{other}") for other in "bc")
+    turns.link_failed(mesh["a"], first, "nobody there", mesh.now)
+    turns.link_failed(mesh["a"], second, "nobody there", mesh.now + 5)
+    link_events(mesh["a"])
+    turns.tick(mesh["a"], mesh["a"].links.by_identity[first].retry_at)
+    assert [event.identity for event in link_events(mesh["a"])] == [first]
