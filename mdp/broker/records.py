@@ -26,8 +26,9 @@ FRAME_OVERHEAD: Final = 64
 """Bytes charged for each frame beside its content."""
 CLIENT_OVERHEAD: Final = 1536
 """Bytes charged for a client that has requests."""
-MAX_UNANSWERED: Final = 4
-"""Requests that may be at another broker that has not answered any yet: it may claim more than it can do."""
+MAX_UNANSWERED: Final = 64
+"""Requests that may be at another broker that has not answered any yet: it may claim more than it can do.  Handlers may
+wait for each other, so they are as many as an asyncio worker takes by default."""
 NEVER: Final = 1e300
 """Seconds; later than any clock reading."""
 PeerKey = bytes | Route

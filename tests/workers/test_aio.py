@@ -310,7 +310,7 @@ def test_values(endpoint):
         yield table.slice(0, 1)
 
     async def wrong(value):
-        return {1, 2}
+        return {1, object}
 
     async def scenario(client):
         assert await client.call("double", 21) == 42
@@ -321,7 +321,7 @@ def test_values(endpoint):
         with pytest.raises(RequestRejected, match="the body cannot be read as json") as caught:
             await client.request("double", b"{")
         assert caught.value.code == 400
-        with pytest.raises(ServiceError, match=r"CodecError: {1, 2} cannot be sent as json"):
+        with pytest.raises(ServiceError, match=r"CodecError: {.*} cannot be sent as json"):
             await client.call("wrong")
 
     serving(

@@ -624,7 +624,7 @@ def test_what_cannot_be_read_is_the_clients_fault_and_what_cannot_be_sent_the_ha
 
     def handler(value):
         called.append(value)
-        return {1, 2}
+        return {1, object}
 
     with Worker("set", handler, broker=endpoint, codec="json"):
         for body in ([b"{"], [b"1", b"2"], [b"\xff"], [b""]):
@@ -632,7 +632,7 @@ def test_what_cannot_be_read_is_the_clients_fault_and_what_cannot_be_sent_the_ha
                 client.request("set", *body)
             assert caught.value.code == 400
         assert called == []
-        with pytest.raises(ServiceError, match=r"500: .*CodecError: {1, 2} cannot be sent as json: TypeError"):
+        with pytest.raises(ServiceError, match=r"500: .*CodecError: {.*} cannot be sent as json: TypeError"):
             client.request("set", b"1")
         assert logged("set: the handler failed")
 

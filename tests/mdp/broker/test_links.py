@@ -1522,12 +1522,15 @@ def asked(count):
     return packed(b"c", b"MDPCX1", *(request_of(number, b"echo", b"x") for number in range(1, count + 1)))
 
 
+MORE = MAX_UNANSWERED + 5
+
+
 def test_a_broker_that_never_answers_gets_few_requests():
     other = Other()
     other.say(AS_WORKER, offers(credit=1_000_000, free=1_000_000), offers(b"other", credit=9, free=9))
-    given = given_ids(other.take(asked(9)))
+    given = given_ids(other.take(asked(MORE)))
     assert len(given) == MAX_UNANSWERED
-    assert given_ids(other.take(request(10, service=b"other"))) == []
+    assert given_ids(other.take(request(MORE + 1, service=b"other"))) == []
     assert other.broker.registry.queued == 6
     feed(other.broker, ready(credit=9), now=other.now)
     assert other.broker.registry.queued == 1  # local workers do the rest
@@ -1535,18 +1538,18 @@ def test_a_broker_that_never_answers_gets_few_requests():
 
 def test_a_broker_that_has_answered_gets_what_it_can_take():
     other = Other()
-    other.say(AS_WORKER, offers(credit=9, free=9), offers(b"other", credit=9, free=9))
-    first, *_ = given_ids(other.take(asked(9)))
-    assert given_ids(other.take(request(10, service=b"other"))) == []
+    other.say(AS_WORKER, offers(credit=MORE, free=MORE), offers(b"other", credit=9, free=9))
+    first, *_ = given_ids(other.take(asked(MORE)))
+    assert given_ids(other.take(request(MORE + 1, service=b"other"))) == []
     given = given_ids(other.say(AS_WORKER, ("reply", 3, first, [b"part"])))
-    assert len(given) == 10 - MAX_UNANSWERED
+    assert len(given) == MORE + 1 - MAX_UNANSWERED
 
 
 def test_what_is_returned_makes_room_at_a_broker_that_has_not_answered():
     other = Other()
-    other.say(AS_WORKER, offers(credit=9, free=9), offers(b"other", credit=9, free=9))
-    first, *_ = given_ids(other.take(asked(4)))
-    assert given_ids(other.take(request(10, service=b"other"))) == []
+    other.say(AS_WORKER, offers(credit=MORE, free=MORE), offers(b"other", credit=9, free=9))
+    first, *_ = given_ids(other.take(asked(MAX_UNANSWERED)))
+    assert given_ids(other.take(request(MORE + 1, service=b"other"))) == []
     assert len(given_ids(other.say(AS_WORKER, ("signal", 11, first)))) == 1
 
 

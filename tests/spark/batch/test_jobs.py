@@ -177,7 +177,7 @@ def test_unresolvable_annotations_are_checked_by_name_only():
     [
         ("nonsense", "MODULE:FUNCTION, for example yourpackage.jobs:wordcount"),
         ("no.such.module:f", "No module named 'no'"),
-        ("json:nothing", "has no attribute 'nothing'"),
+        ("json:nothing", "has no 'nothing'"),
         ("json:__name__", "is a str, not a function"),
         ("os:getcwd", "must take the Spark session as its first argument"),
     ],
