@@ -427,6 +427,7 @@ class LinkedSimulation(Scenario):
         end = self.world.now + self.limits.expiry + max(self.limits.patience, self.limits.busy_grace) + 90.0
         while self.world.now < end and any(broker.left for broker in self.brokers.values()):
             self.world.clock.run(5.0)
+        self.world.clock.run(1.0)  # what was lost in the last moment is still to be withdrawn at the other brokers
         for broker in self.brokers.values():
             broker.check_empty()
             broker.count()
