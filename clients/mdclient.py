@@ -116,12 +116,7 @@ class Client:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def request(
-        self,
-        service: str | bytes,
-        *frames: bytes,
-        **how: Unpack[RetriedArguments],
-    ) -> Reply:
+    def request(self, service: str | bytes, *frames: bytes, **how: Unpack[RetriedArguments]) -> Reply:
         """Call `service` and return the frames of its reply.
 
         Args:
@@ -153,18 +148,10 @@ class Client:
     ) -> Generator[O, None, None]: ...
     @overload
     def stream(
-        self,
-        service: str | bytes,
-        *frames: bytes,
-        deadline: float | None = ...,
-        **how: Unpack[RetriedArguments],
+        self, service: str | bytes, *frames: bytes, deadline: float | None = ..., **how: Unpack[RetriedArguments]
     ) -> Generator[Reply, None, None]: ...
     def stream(
-        self,
-        service: Any,
-        *frames: Any,
-        deadline: float | None = None,
-        **how: Unpack[RetriedArguments],
+        self, service: Any, *frames: Any, deadline: float | None = None, **how: Unpack[RetriedArguments]
     ) -> Generator[Any, None, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
@@ -236,7 +223,6 @@ class Client:
 
         Args:
             service: The service, or its name.
-            value: The value.
             codec: With a name: how values are encoded, if not as by default.
             returns: With a name: the type of the reply.
             how: Arguments of `request`.
@@ -304,9 +290,8 @@ class Client:
         An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is handled as if it
         were a request of this one frame, but requests carry as many rows as are answered quickly.  Rows are read as
         their outcomes are taken, some thousands ahead at most.  Closing the generator early cancels what is
-        outstanding.
-
-        The calls have a connection of their own, over which they are sent and received while an outcome is waited for.
+        outstanding.  The calls have a connection of their own, over which they are sent and received while an outcome
+        is waited for.
 
         Args:
             service: The service's name, or a `Service`: then rows and replies are values.
@@ -443,10 +428,7 @@ class Client:
         return self._dialog
 
     def close(self) -> None:
-        """Cancel every outstanding request and close the connection.
-
-        Does nothing if the client is closed, or in a forked process.
-        """
+        """Cancel every outstanding request and close the connection.  Do nothing if closed, or in a forked process."""
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
