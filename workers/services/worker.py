@@ -40,9 +40,9 @@ class ServicesWorker:
         only: Sequence[str] = (),
         **arguments: Unpack[WorkerArguments],
     ) -> None:
+        self.offered = _chosen(list(services), only)
         self._lifespans = Lifespans(services)
         self._context: zmq.Context[zmq.Socket[bytes]] = own_context()
-        self.offered = _chosen(list(services), only)
         self.workers = [self._worker(each, broker, arguments) for each in self.offered]
         self._stopping = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -98,7 +98,9 @@ class ServicesWorker:
         """Take no more requests; `run` and `wait` return when those in progress are finished.  Thread-safe."""
         for worker in self.workers:
             worker.stop()
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is None:  # it has not been started, and ends as soon as it is
+            self._stopping.set()
+        elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def wait(self) -> None:

@@ -415,6 +415,14 @@ def test_prefixes_and_included_services():
         outer.include(other)
 
 
+def test_a_worker_that_is_stopped_before_it_starts_ends_at_once():
+    services, _ = declared()
+    worker = services.worker()
+    worker.stop()
+    asyncio.run(worker.run())
+    assert worker.requests == []
+
+
 def test_only_some_services_are_offered():
     services, _ = declared()
     assert [each.name for each in services.worker(only=["now"]).offered] == ["now"]
