@@ -47,6 +47,7 @@ MACHINES = [
     "zmdp/mdp/broker/directory.py",
     "zmdp/mdp/broker/door.py",
     "zmdp/mdp/broker/drops.py",
+    "zmdp/mdp/broker/endings.py",
     "zmdp/mdp/broker/events.py",
     "zmdp/mdp/broker/exchange.py",
     "zmdp/mdp/broker/given_up.py",

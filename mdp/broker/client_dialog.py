@@ -5,6 +5,7 @@ from ..codes import Code
 from ..wire import Message, Reason, batch
 from .admission import Admission
 from .drops import Drop
+from .endings import Endings
 from .given_up import GivenUp
 from .links import Links
 from .records import NEVER, Client, Request, Service, key_of
@@ -16,7 +17,9 @@ from .shared import Shared
 class ClientDialog:
     """The dialog of one broker with its clients."""
 
-    def __init__(self, shared: Shared, links: Links, requests: Requests, admission: Admission) -> None:
+    def __init__(
+        self, shared: Shared, links: Links, requests: Requests, endings: Endings, admission: Admission
+    ) -> None:
         self._shared = shared
         self._directory = shared.directory
         self._registry = shared.registry
@@ -24,6 +27,7 @@ class ClientDialog:
         self._outgoing = shared.outgoing
         self._links = links
         self._requests = requests
+        self._endings = endings
         self._admission = admission
         self._given_up = GivenUp()
         self._max_message, self._max_frames = shared.limits.max_message, shared.limits.max_frames
@@ -155,4 +159,4 @@ class ClientDialog:
     def gone(self, identity: bytes, now: float) -> None:
         """Drop the requests of the clients behind that routing id."""
         for client in self._directory.clients_at(identity):
-            self._requests.client_gone(client, now)
+            self._endings.client(client, now)

@@ -12,7 +12,7 @@ from .ports import PREFIX_BYTES
 from .sockets import Sockets
 
 OUTBOX_RETRY: Final = 0.01
-"""Seconds until the next attempt to send to a slow peer."""
+"""Seconds until the next attempt to send to slow peers, and to find out which are slow."""
 
 log = logging.getLogger("zmdp.broker")
 
@@ -28,6 +28,11 @@ class Delivery:
         sockets.main.unsent = self.outbox.unsent
         self._sockets = sockets
         self._retry_at = 0.0
+        self._congested: set[bytes] = set()
+        self.newly_congested: set[bytes] = set()
+        """The peers for which messages pile up since the last `retry`."""
+        self.relieved: set[bytes] = set()
+        """The peers for which they do so no longer since then."""
         self.gone: dict[bytes, tuple[int, int]] = {}
         """Peers that are no longer connected, the first turn whose messages they did not receive, and in which round
         that was found out."""
@@ -78,17 +83,24 @@ class Delivery:
         return self._sockets.at(message[0]).send(message)
 
     def retry(self, now: float) -> bool:
-        """Send what slow peers accept now, if it is time.  Return whether it was."""
-        if not self.outbox or now < self._retry_at:
+        """Send what slow peers accept now, and find out for whom messages pile up, if it is time.
+
+        Return whether it was.
+        """
+        if now < self._retry_at or not (self._congested or self.outbox.piles_up):
             return False
         self._retry_at = now + OUTBOX_RETRY
         for identity, turn in self.outbox.flush(self._put):
             self.note_gone(identity, turn)
+        congested = self.outbox.congested()
+        self.newly_congested = congested - self._congested
+        self.relieved = self._congested - congested
+        self._congested = congested
         return True
 
     def deadline(self) -> float | None:
         """Return when `retry` is due, or None."""
-        return self._retry_at if self.outbox else None
+        return self._retry_at if self._congested or self.outbox.piles_up else None
 
     def discard(self, route: Route, turn: int) -> None:
         """Discard what waits for the peers behind that route, unless it was sent in `turn` or later."""

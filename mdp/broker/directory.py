@@ -67,7 +67,7 @@ class Directory:
         return unsettled
 
     def unfinished(self, service: Service) -> None:
-        """Make the broker look at `service` again, at which it has failed."""
+        """Make the broker look at `service` again, with which it is not done."""
         service.unsettled = False
         self.touch(service)
 
@@ -121,10 +121,18 @@ class Directory:
         if not isinstance(client.key, bytes):
             client.proxy = self.proxies[client.key[0]]
 
+    def part(self, client: Client) -> None:
+        """Record that a client is no longer connected: who comes with its key is another one."""
+        client.gone = True
+        if self.clients.get(client.key) is client:
+            del self.clients[client.key]
+            self._remove_behind(client.key)
+
     def remove_client(self, client: Client) -> None:
         """Forget a client, whose last request has ended."""
-        del self.clients[client.key]
-        self._remove_behind(client.key)
+        if not client.gone:
+            del self.clients[client.key]
+            self._remove_behind(client.key)
 
     # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

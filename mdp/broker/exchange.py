@@ -12,6 +12,7 @@ from ..wire import BROKER, Message, Reason, batch, x1
 from ..wire.options import MAX_HOPS
 from .admission import Admission
 from .drops import Drop
+from .endings import Endings
 from .links import Links
 from .records import NEVER, Attempt, Link, Request, Service
 from .requests import Requests
@@ -22,7 +23,9 @@ from .shared import Shared
 class Exchange:
     """The dialog of one broker with those to which it is linked."""
 
-    def __init__(self, shared: Shared, links: Links, requests: Requests, admission: Admission) -> None:
+    def __init__(
+        self, shared: Shared, links: Links, requests: Requests, endings: Endings, admission: Admission
+    ) -> None:
         limits = shared.limits
         self._name = shared.name
         self._directory = shared.directory
@@ -31,6 +34,7 @@ class Exchange:
         self._stats = shared.stats
         self._links = links
         self._requests = requests
+        self._endings = endings
         self._outgoing = shared.outgoing
         self._journal = shared.journal
         self._admission = admission
@@ -143,7 +147,7 @@ class Exchange:
     def lose(self, link: Link, why: str, now: float) -> None:
         """Place the requests again that were passed on over a link, and drop those that came over it."""
         attempts = self._links.down(link, why, now)
-        self._requests.client_gone(link.client, now)
+        self._endings.client(link.client, now)
         for attempt in reversed(attempts):  # each goes to the front
             if not attempt.abandoned:
                 attempt.request.recorded_way().losses += 1
@@ -155,10 +159,9 @@ class Exchange:
         while self._links.announcements.withdrawn_services:
             service = self._links.announcements.withdrawn_services.pop()
             if not service.available:
-                self._requests.drop_no_wait(service, now)
+                self._endings.no_wait(service, now)
             if service.name.startswith(BROKER) and not service.schedule.remotes:
-                for request in self._registry.waiting_at(service):
-                    self._requests.drop(request, Drop.NO_BROKER, now)
+                self._endings.service(service, Drop.NO_BROKER, now)
 
     # ── what another broker says as a client ──────────────────────────────────────────────────────────────────────────
 

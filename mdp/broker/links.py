@@ -88,9 +88,9 @@ class Links:
     def opened(self, identity: bytes, now: float, role: Role | None) -> None:
         """Ask for the link over a new connection."""
         link = self.by_identity[identity]
-        if role is not None and role is not link.role:
+        if role is not None:
             link.role = role
-            link.client = Client(identity, role, link)
+        link.client = Client(identity, link.role, link)  # the requests of the one before may still have to be dropped
         link.state = State.OPENING
         link.last_seen = now
         self.opening[identity] = link

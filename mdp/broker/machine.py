@@ -16,7 +16,8 @@ import math
 import random
 import secrets
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 from ...mmi import answers
 from .. import wire
@@ -26,6 +27,7 @@ from ..wire import Message
 from .admission import Admission
 from .client_dialog import ClientDialog
 from .drops import Drop
+from .endings import Endings
 from .events import Event
 from .exchange import Exchange
 from .links import Links
@@ -36,12 +38,16 @@ from .shared import Shared
 from .watch import Watch
 from .worker_dialog import WorkerDialog
 
+TURN_WORK: Final = 512
+"""Requests that end in one turn: together they take a few milliseconds."""
+
 
 class Broker:
     """One Majordomo broker.
 
     `name` distinguishes it from the brokers to which it is linked.  `first_address` is the first address of a dispatch,
     for tests; by default it is random, so that a worker's late reply to an earlier broker does not match (C32).
+    `turn_work` is how many requests may end in one turn, and how many of those that wait may be dispatched.
     Requests that take longer than `slow` seconds are logged.
     """
 
@@ -53,6 +59,7 @@ class Broker:
         name: str = "broker",
         logger: logging.Logger | None = None,
         first_address: int | None = None,
+        turn_work: int = TURN_WORK,
         slow: float | None = None,
     ) -> None:
         self.limits = limits or Limits()
@@ -62,18 +69,21 @@ class Broker:
         instance = secrets.token_hex(8) if first_address is None else f"{first_address:x}"
         secret = secrets.token_bytes(16) if first_address is None else instance.encode()
         rng = random.Random(instance)  # noqa: S311 - jitter, not cryptography
-        shared = self._shared = Shared(self.limits, name, first, logger or logging.getLogger("zmdp.broker"))
+        shared = self._shared = Shared(self.limits, name, first, logger or logging.getLogger("zmdp.broker"), turn_work)
         self.roles, self.stats = shared.roles, shared.stats
         self.directory, self.registry = shared.directory, shared.registry
         self.links = Links(shared, instance, rng)
         self.watch = Watch(shared, secret, slow)
         self._requests = Requests(shared, self.links.announcements, self.watch)
         admission = Admission(shared, self._requests, self._answer)
-        self._exchange = Exchange(shared, self.links, self._requests, admission)
-        self._clients = ClientDialog(shared, self.links, self._requests, admission)
-        self._workers = WorkerDialog(shared, self._requests)
+        self._endings = Endings(shared, self._requests)
+        self._exchange = Exchange(shared, self.links, self._requests, self._endings, admission)
+        self._clients = ClientDialog(shared, self.links, self._requests, self._endings, admission)
+        self._workers = WorkerDialog(shared, self._requests, self._endings)
         self._now = now
         """When the shell last told something."""
+        self._overdue = False
+        """Whether the last tick has left requests that have expired."""
         self._rests_until = -math.inf
         """When the next `tick` may be due, after one that failed."""
         # What is looked at for each message.
@@ -152,9 +162,15 @@ class Broker:
             for link in self.links.tick(now, heard):
                 why = f"silent for {self.limits.patience:g} s"
                 self._exchange.lose(link, why if link.name else f"it does not answer as a broker; {why}", now)
+        self._overdue = False
         for request in self.registry.expiries.pop_due(now):
             # C12
             self._requests.drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
+            self._shared.work.left -= 1
+            if self._shared.work.left <= 0:
+                self._overdue = True
+                break
+        self._endings.go_on(now)
 
     def deadline(self) -> float | None:
         """Return when `tick` is due, or None."""
@@ -162,6 +178,8 @@ class Broker:
         for other in (self.registry.expiries.next_due(), self._shared.journal.deadline(), self.links.deadline()):
             if other is not None and (due is None or other < due):
                 due = other
+        if self.unfinished:
+            due = self._now
         return due if due is None or due > self._rests_until else self._rests_until
 
     def unreachable(self, identity: bytes, turn: int, now: float) -> None:
@@ -196,8 +214,18 @@ class Broker:
         link = self.links.by_identity.get(identity)
         if link is not None and link.state is not State.DOWN:
             self._exchange.lose(link, "the connection has ended", now)
+        self._shared.congested.pop(identity, None)
         self._clients.gone(identity, now)
         self._workers.gone(identity, now)
+
+    def congested(self, identity: bytes) -> None:
+        """Record that messages for that routing id pile up: the clients there are told later which requests end."""
+        self._endings.congested(identity)
+
+    def relieved(self, identity: bytes, now: float) -> None:
+        """Record that messages for that routing id do not pile up any longer."""
+        self._now = now
+        self._endings.relieved(identity, now)
 
     def probe(self, identity: bytes, now: float) -> None:
         """Send a HEARTBEAT to each peer behind that routing id that can take one, to see whether it is connected."""
@@ -214,12 +242,18 @@ class Broker:
         """The number of the current turn."""
         return self._requests.turn
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether the last turn has left something for the next one, because it would have taken too long."""
+        return self._overdue or bool(self._endings or self.directory.unsettled)
+
     def take_messages(self) -> list[Message]:
         """End the turn: dispatch the requests that can be, and return the messages to send."""
         try:
             self._settle(self._now)
         except Exception:  # noqa: BLE001 - a bug, which must not end the broker
             self._failed(self._now)
+        self._shared.end_turn()
         self._requests.end_turn()
         return self._shared.outgoing.take()
 
@@ -234,13 +268,19 @@ class Broker:
             unsettled = directory.take_unsettled()
             for service in unsettled:
                 try:
-                    self._requests.settle(service, now)
+                    if self._shared.closing:
+                        directory.settled(service)
+                        continue
+                    if not self._requests.settle(service, now):
+                        directory.unfinished(service)
+                        continue
                     if self._shared.draining:
                         self._workers.dismiss_idle(service, now)
                     directory.settled(service)
                 except Exception:  # noqa: BLE001 - a bug, which must not affect other services
                     self._failed(now)
                     directory.unfinished(service)
+                    self._rests_until = now + self.limits.heartbeat
             if self._linked:
                 announcements = self.links.announcements
                 for service in unsettled:
@@ -289,18 +329,33 @@ class Broker:
     @property
     def drained(self) -> bool:
         """Whether no worker holds a request.  While requests wait that workers can take, the workers hold some."""
-        return not self.registry.running
+        return not (self.registry.running or self.unfinished)
 
     def close(self, now: float) -> None:
-        """Send an ERROR for every X1 request and a DISCONNECT to every worker; end the machine."""
+        """Begin to end all requests, X1 clients' with an ERROR, and send every worker away; `closed` tells when it is
+        done."""
         self._now = now
-        for request in self.registry.numbered:
-            self._requests.drop(request, Drop.CLOSING, now)
-        self._workers.close(now)
+        self._shared.close()
+        self._endings.add(self._closing(), now)
+
+    def _closing(self) -> Iterator[None]:
+        yield from self._end_waiting()
+        for worker in list(self.directory.workers.values()):
+            yield from self._workers.send_away(worker, self._now)
+        yield from self._end_waiting()  # what has come back meanwhile
         for link in self.links.by_identity.values():
             if link.state is State.UP:
                 self._shared.outgoing.add(wire.disconnect((link.identity,), wire.WL1))
         self._shared.journal.flush(math.inf)
+
+    def _end_waiting(self) -> Iterator[None]:
+        for service in list(self.directory.services.values()):
+            yield from self._endings.drop_waiting(service, Drop.CLOSING)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the end of every request has been told."""
+        return self._shared.closing and not (self._endings or any(self._shared.congested.values()))
 
     def cancel(self, id_: str, now: float) -> bool:
         """Cancel a request that was listed under that id (`Watch.find`).  Return whether it was in flight."""

@@ -7,12 +7,15 @@ both together.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from errno import EAGAIN
-from typing import Any
+from typing import Any, Final
 
 from ..limits import Limits
 from ..transport.multipart import Unsent, cost_of
 from ..wire import Message, Route
 from .ports import PREFIX_BYTES, Port
+
+CONGESTED_BYTES: Final = 1 << 20
+"""Messages pile up for a peer for which more than this waits, or a quarter of the limit for all peers."""
 
 
 class Outbox:
@@ -28,6 +31,8 @@ class Outbox:
         self._limits = limits
         self._queues: dict[bytes, _Queue] = {}
         self._bytes = 0
+        self._most = min(CONGESTED_BYTES, limits.max_outbox_bytes // 4)
+        """Messages pile up for a peer for which more bytes than this wait."""
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._queues
@@ -54,20 +59,40 @@ class Outbox:
         limit = self._limits.max_outbox_bytes
         if self._bytes + self._held() <= limit:
             return None
-        self.unsent.settle()
-        for port in self._ports.values():
-            port.unsent.settle()
+        self._settle()
         if self._bytes + self._held() <= limit:
             return None
-        waiting: dict[bytes, int] = self.unsent.waiting()
-        for port in self._ports.values():
-            waiting.update(port.waiting())
+        waiting = self._waiting()
         for peer, queue in self._queues.items():
             waiting[peer] = waiting.get(peer, 0) + queue.bytes
         return max(waiting, key=lambda peer: waiting[peer])
 
+    @property
+    def piles_up(self) -> bool:
+        """Whether there may be peers for which messages pile up."""
+        return bool(self._queues) or self._held() > self._most
+
+    def congested(self) -> set[bytes]:
+        """Return the peers for which messages pile up, here or in libzmq."""
+        self._settle()
+        # If much waits for all together, each has to read before it gets more.
+        most = self._most if self._bytes + self._held() <= self._limits.max_outbox_bytes // 2 else 0
+        return {*self._queues, *(peer for peer, size in self._waiting().items() if size > most)}
+
+    def _settle(self) -> None:
+        self.unsent.settle()
+        for port in self._ports.values():
+            port.unsent.settle()
+
+    def _waiting(self) -> dict[bytes, int]:
+        """Return how many bytes libzmq holds for each peer."""
+        waiting: dict[bytes, int] = self.unsent.waiting()
+        for port in self._ports.values():
+            waiting.update(port.waiting())
+        return waiting
+
     def _held(self) -> int:
-        """Return how many bytes libzmq holds."""
+        """Return how many bytes libzmq holds, or more."""
         held: int = self.unsent.bytes
         if self._ports:
             for port in self._ports.values():

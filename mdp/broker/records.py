@@ -5,6 +5,7 @@ The registry owns their transitions; `links` those of a link.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from .roles import Role
 from .scheduling import Schedule
 
 if TYPE_CHECKING:
+    from .drops import Drop
     from .scheduling import FairQueue, Pool, Turn
 
 REQUEST_OVERHEAD: Final = 512
@@ -45,8 +47,8 @@ class Client:
     """A client that has requests here."""
 
     __slots__ = (
-        "batch", "charge", "key", "link", "named", "numbered", "proxy", "request_bytes", "requests", "role", "route",
-        "running", "waiting",
+        "batch", "charge", "gone", "key", "link", "named", "numbered", "proxy", "request_bytes", "requests", "role",
+        "route", "running", "untold", "waiting",
     )  # fmt: skip
 
     def __init__(self, key: PeerKey, role: Role, link: Link | None = None) -> None:
@@ -62,6 +64,8 @@ class Client:
         """Bytes charged for it and its requests."""
         if not isinstance(key, bytes):
             self.charge += FRAME_OVERHEAD * len(key) + size_of(key)
+        self.gone = False
+        """It is no longer connected: nothing is sent to it, and another client may have its key."""
         self.requests = 0
         """How many have been accepted and not finished."""
         self.named = 0
@@ -72,10 +76,17 @@ class Client:
         """Those that workers hold."""
         self.waiting: dict[FairQueue, Turn] = {}
         """Those that wait, by queue."""
+        self.untold: deque[Untold] | None = None
+        """Those that have ended, of which it is told once it reads its messages."""
         self.route: Route = self.path
         """The route of its X1 messages, and of those to it."""
         self.batch: Any = None
         """The open batch (`batch.Batch`), which is sent at the end of the broker's turn."""
+
+    @property
+    def identity(self) -> bytes:
+        """The routing id of its connection."""
+        return self.key if isinstance(self.key, bytes) else self.key[0]
 
     @property
     def path(self) -> Route:
@@ -205,6 +216,11 @@ class Request(TimerNode):
         return self.way
 
     @property
+    def waits(self) -> bool:
+        """Whether it waits for a worker."""
+        return self.queued or self.arrived
+
+    @property
     def name(self) -> bytes:
         """The name of the service that its client called."""
         return self.service.name if self.way is None else self.way.addressed or self.service.name
@@ -236,6 +252,19 @@ class Attempt:
         """For a 0.1 or PPP client, the PARTIALs so far (C24)."""
         self.abandoned = False
         """The request has ended for its client while the worker holds it: nothing more is sent for it."""
+
+
+class Untold:
+    """A request that has ended, and what its client is to be told."""
+
+    __slots__ = ("attempt", "reason", "request", "text")
+
+    def __init__(self, request: Request, reason: Drop, attempt: Attempt | None, text: str) -> None:
+        self.request = request
+        self.reason = reason
+        self.attempt = attempt
+        """The last one, if there was any."""
+        self.text = text
 
 
 class Worker(TimerNode):

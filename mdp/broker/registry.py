@@ -12,12 +12,25 @@ No frames, no clock, no socket.  Every operation takes constant time, whatever t
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from ..timers import Timers
 from ..wire import show, size_of
 from .directory import Directory
-from .records import FRAME_OVERHEAD, NEVER, Attempt, Client, Collected, PeerKey, Remote, Request, Service, Worker
+from .records import (
+    FRAME_OVERHEAD,
+    NEVER,
+    Attempt,
+    Client,
+    Collected,
+    PeerKey,
+    Remote,
+    Request,
+    Service,
+    Untold,
+    Worker,
+)
 
 REMEMBERED: Final = 5000
 """Minimum number of ended X1 requests that are remembered, to recognise a CANCEL that crossed the end."""
@@ -264,8 +277,8 @@ class Registry:
                 request.charge -= attempt.collected.charge
                 self._charge(client, -attempt.collected.charge)
 
-    def drop(self, request: Request, now: float) -> None:
-        """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""
+    def _withdraw(self, request: Request, now: float) -> None:
+        """Take a request from wherever it is.  The attempt of a worker that holds it is abandoned."""
         client, attempt = request.client, request.attempt
         if self.given_up:
             self.given_up.pop(request, None)
@@ -275,13 +288,26 @@ class Registry:
             request.service.schedule.queue_of(request).remove(request)
             self._dequeued(request)
             self.directory.forget_if_empty(request.service)
-        elif attempt is not None:
+        elif attempt is not None and not attempt.abandoned:
             attempt.abandoned = True
             attempt.collected = None
             request.body = ()  # no longer charged, so it must not be kept
             self.expiries.clear(request)
             client.running.remove(request)
             client.role.running -= 1
+
+    def put_off(self, request: Request, untold: Untold, now: float) -> None:
+        """End a request of which its client cannot be told yet; it stays registered under its number."""
+        self._withdraw(request, now)
+        client = request.client
+        if client.untold is None:
+            client.untold = deque()
+        client.untold.append(untold)
+
+    def drop(self, request: Request, now: float) -> None:
+        """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""
+        client = request.client
+        self._withdraw(request, now)
         number = request.number
         if number is not None:
             del client.numbered[number]
@@ -295,16 +321,41 @@ class Registry:
             self._charge(client, -client.charge)
             self.directory.remove_client(client)
 
+    def part(self, client: Client, now: float) -> None:
+        """Record that a client is no longer connected: none of its requests waits any longer.
+
+        Each is still to be dropped (`next_of`).
+        """
+        for service in self.directory.unsettled:
+            if any(request.client is client for request in service.arrived):
+                self._queue_arrived(service, now)
+        for queue, turn in client.waiting.items():
+            queue.take_out(turn)
+        self.directory.part(client)
+
+    def next_of(self, client: Client) -> Request | None:
+        """Return a request of a client that is gone, or None."""
+        if client.running.first is not None:
+            return client.running.first
+        for turn in client.waiting.values():
+            return turn.requests.first
+        while client.untold:
+            request = client.untold.popleft().request
+            if client.numbered.get(request.number or 0) is request:
+                return request
+        return None
+
+    def next_waiting(self, service: Service, now: float) -> Request | None:
+        """Return a request that waits for a service, or None."""
+        self._queue_arrived(service, now)
+        return service.schedule.first()
+
     def waiting_for(self, client: Client) -> list[Request]:
         """Return the requests of that client that wait, for whatever service."""
         waiting = [request for turn in client.waiting.values() for request in turn.requests]
         for service in self.directory.unsettled:
             waiting += [request for request in service.arrived if request.client is client]
         return waiting
-
-    def waiting_at(self, service: Service) -> list[Request]:
-        """Return the requests that wait for a service."""
-        return [*service.schedule.requests, *service.arrived]
 
     def not_to_wait(self, service: Service) -> list[Request]:
         """Return the requests that wait for a service, and are not to wait if it has no worker."""

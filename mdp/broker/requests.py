@@ -14,7 +14,7 @@ from ..wire import Reason, size_of, x1
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND
-from .records import NEVER, Attempt, Client, Collected, Link, Remote, Request, Service, Worker
+from .records import NEVER, Attempt, Client, Collected, Link, Remote, Request, Service, Untold, Worker
 from .scheduling import is_pinned
 from .shared import Shared
 from .watch import Watch
@@ -41,6 +41,8 @@ class Requests:
         self._outgoing = shared.outgoing
         self._journal = shared.journal
         self._watch = watch
+        self._congested = shared.congested
+        self._dispatching = shared.dispatching
         # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.
         self._doubtful_after = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)
         self._max_message, self._max_frames = limits.max_message, limits.max_frames
@@ -51,13 +53,16 @@ class Requests:
 
     # ── dispatching ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def settle(self, service: Service, now: float) -> None:
-        """Dispatch the requests of a service, as far as workers have credit, here or at other brokers."""
+    def settle(self, service: Service, now: float) -> bool:
+        """Dispatch the requests of a service, as far as workers have credit, here or at other brokers.
+
+        Return False if some are left for the next turn.
+        """
         schedule = service.schedule
         if len(service.arrived) <= schedule.room and not schedule.waiting:
             self._dispatch_arrived(service, now)
-        else:
-            self._dispatch_waiting(service, now)
+            return True
+        return self._dispatch_waiting(service, now)
 
     def _dispatch_arrived(self, service: Service, now: float) -> None:
         """Dispatch what has arrived in this turn.  There is credit for all, so the order of clients does not matter."""
@@ -79,9 +84,9 @@ class Requests:
             self._recover(arrived[taken - 1], now)
             raise
 
-    def _dispatch_waiting(self, service: Service, now: float) -> None:
-        """Dispatch what waits, local workers first."""
-        registry, schedule = self._registry, service.schedule
+    def _dispatch_waiting(self, service: Service, now: float) -> bool:
+        """Dispatch what waits, local workers first, as far as the turn may.  Return whether all is done."""
+        registry, schedule, work = self._registry, service.schedule, self._dispatching
         request: Request | None = None
         try:
             while (pair := registry.take_next(service, now)) is not None:
@@ -90,16 +95,23 @@ class Requests:
                     self._dispatch(worker, request, now)
                 else:
                     self.finish(request, Drop.TTL_PASSED, now)
+                work.left -= 1
+                if work.left <= 0:
+                    return False
             while schedule.beyond and (passed_on := registry.take_next_remote(service)) is not None:
                 request, remote = passed_on
                 if now < request.deadline:
                     self._pass_on(remote, request, now)
                 else:
                     self.finish(request, Drop.TTL_PASSED, now)
+                work.left -= 1
+                if work.left <= 0:
+                    return False
         except Exception:
             if request is not None:
                 self._recover(request, now)
             raise
+        return True
 
     def _recover(self, request: Request, now: float) -> None:
         """Queue a request again that could not be dispatched because of a bug, as if its worker had died."""
@@ -156,7 +168,7 @@ class Requests:
         request = attempt.request
         if not command.final:
             self._stats.partials += 1
-            if attempt.abandoned:
+            if attempt.abandoned or request.client.gone:
                 pass
             elif request.header in wire.ONE_REPLY:
                 drop = self._collect(attempt, command.body)
@@ -173,6 +185,9 @@ class Requests:
         worker.done += 1
         worker.busy_seconds += seconds
         if attempt.abandoned:
+            return
+        if request.client.gone:
+            self.finish(request, Drop.CLIENT_GONE, now, attempt)
             return
         body = command.body
         if attempt.collected is not None:
@@ -214,6 +229,9 @@ class Requests:
         attempt.worker.busy_seconds += now - request.since
         if attempt.abandoned:
             return
+        if request.client.gone:
+            self.finish(request, Drop.CLIENT_GONE, now, attempt)
+            return
         self._ended(request, attempt, f"{code}", now)
         if request.number is not None:
             self._outgoing.error(request.client, request.number, code, text, detail)
@@ -225,7 +243,7 @@ class Requests:
         """Queue a request that was released, or whose worker was lost, if it may be retried (C17)."""
         request = attempt.request
         self._registry.redirect(request, request.service.name)  # it may have been at another broker meanwhile
-        if attempt.streamed:
+        if attempt.streamed or request.client.gone:
             self.finish(request, Drop.LOST_AFTER_PARTIAL, now, attempt)
         elif request.attempts >= self._limits.max_attempts:
             self.finish(request, Drop.WORKERS_LOST, now, attempt)
@@ -261,20 +279,43 @@ class Requests:
                 self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(x1.WORKER_CANCEL, attempt.address)
 
     def finish(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
-        """End a request for its client, and report why; `attempt` is its last one, if that is over."""
+        """End a request for its client, and report why; `attempt` is its last one, if that is over.
+
+        While messages for the client pile up, it is told later (`Endings`).
+        """
+        client = request.client
+        if client.gone:
+            reason = Drop.CLIENT_GONE
+        elif self._congested and request.number is not None and client.identity in self._congested:
+            self._congested[client.identity][client] = None
+            text = text_of(reason, request, self._limits)
+            self._registry.put_off(request, Untold(request, reason, attempt or request.attempt, text), now)
+            return
         self.report(request, reason, now, attempt)
         self._registry.drop(request, now)
 
-    def report(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
-        """Count and log a drop.  X1 clients get an ERROR; 0.2 and 0.1 clients, which have none, time out and retry."""
+    def tell(self, client: Client, untold: Untold, now: float) -> None:
+        """Tell a client of a request that has ended before, unless it has cancelled it meanwhile."""
+        request = untold.request
+        if request.number is not None and client.numbered.get(request.number) is request:
+            self.report(request, untold.reason, now, untold.attempt, untold.text)
+            self._registry.drop(request, now)
+
+    def report(
+        self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None, text: str = ""
+    ) -> None:
+        """Count and log a drop.  X1 clients get an ERROR; 0.2 and 0.1 clients, which have none, time out and retry.
+
+        `text` is that of the ERROR, if the request has ended before.
+        """
         name, report = request.name, REPORTS[reason]
         attempt = attempt or request.attempt
         link = request.client.link
         if link is not None and reason in NOT_PLACED and self._return(request, link, reason):
             return
         if request.number is not None and report.code is not None:
-            text = text_of(reason, request, self._limits, self._registry.given_up.get(request)).encode()
-            self._outgoing.error(request.client, request.number, report.code, text, [])
+            text = text or text_of(reason, request, self._limits, self._registry.given_up.get(request))
+            self._outgoing.error(request.client, request.number, report.code, text.encode(), [])
         self._stats.dropped[reason] += 1
         if reason is not Drop.HANDLER_FAILED:  # which `ended_by` has counted
             self._ended(request, attempt, f"{report.code or reason}", now)
@@ -311,19 +352,6 @@ class Requests:
         self._stats.dropped[reason] += 1
         self._announcements.repeat(link, request.service.name)
         return True
-
-    def drop_no_wait(self, service: Service, now: float) -> None:
-        """Drop the requests that must not wait, since the last worker of their service is gone."""
-        for request in self._registry.not_to_wait(service):
-            if service.schedule.can_pass_on(request):
-                continue
-            # 404 tells the client that no worker has begun with the request.
-            self.drop(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now)
-
-    def client_gone(self, client: Client, now: float) -> None:
-        """Drop the requests of a client that is no longer connected."""
-        for request in [*client.running, *self._registry.waiting_for(client)]:
-            self.drop(request, Drop.CLIENT_GONE, now)
 
     def count_invalid(self, reason: Reason, now: float) -> None:
         """Count and log an invalid message (C15)."""

@@ -45,11 +45,13 @@ def may_pass(request: Request, link: Link) -> bool:
 class Turn(Node):
     """The requests of one client in one queue; clients take turns in the order of these."""
 
-    __slots__ = ("client", "requests")
+    __slots__ = ("client", "requests", "taken_out")
 
     def __init__(self, client: Client) -> None:
         super().__init__()
         self.client = client
+        self.taken_out = False
+        """Whether the client never has its turn, since it is gone."""
         self.requests: LinkedList[Request] = LinkedList()
 
 
@@ -105,6 +107,17 @@ class FairQueue:
         self.remove(request)
         return request
 
+    def first(self) -> Request | None:
+        """Return the next request, or None."""
+        turn = self._turns.first
+        return None if turn is None else turn.requests.first
+
+    def take_out(self, turn: Turn) -> None:
+        """Let the requests of a client that is gone wait no longer; each is still to be removed."""
+        turn.taken_out = True
+        self._turns.remove(turn)
+        self.size -= turn.requests.size
+
     def oldest(self) -> float:
         """Return since when the oldest request has waited here; inf if none does.
 
@@ -123,19 +136,16 @@ class FairQueue:
         for turn in islice(self._turns, most):
             yield from islice(turn.requests, each)
 
-    @property
-    def requests(self) -> list[Request]:
-        """All requests in this queue, each client's in order."""
-        return [request for turn in self._turns for request in turn.requests]
-
     def remove(self, request: Request) -> None:
         """Remove `request`, which is in this queue."""
         turn = request.client.waiting[self]
         turn.requests.remove(request)
         if turn.requests.first is None:
-            self._turns.remove(turn)
+            if not turn.taken_out:
+                self._turns.remove(turn)
             del request.client.waiting[self]
-        self.size -= 1
+        if not turn.taken_out:
+            self.size -= 1
 
 
 class Pool:
@@ -221,10 +231,9 @@ class Schedule:
         for queue in (self.suspects, self.pinned, self.queue):
             yield from queue.oldest_requests(most)
 
-    @property
-    def requests(self) -> list[Request]:
-        """The requests that wait."""
-        return [*self.suspects.requests, *self.pinned.requests, *self.queue.requests]
+    def first(self) -> Request | None:
+        """Return a request that waits, or None."""
+        return self.suspects.first() or self.pinned.first() or self.queue.first()
 
     def queue_of(self, request: Request) -> FairQueue:
         """Return the queue to which `request` belongs."""

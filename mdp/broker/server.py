@@ -44,6 +44,10 @@ MONITOR_INTERVAL: Final = 0.01
 """Seconds between two checks for ended connections while messages keep coming."""
 PEER_MESSAGES: Final = 1000
 """Number of messages of one peer that may wait at a socket: libzmq's default RCVHWM."""
+CLOSING_SHARE: Final = 0.1
+"""The last part of the drain limit, in which clients are told which requests are not done."""
+MAX_CLOSING: Final = 1.0
+"""The longest that this is, in seconds."""
 STALL_INTERVALS: Final = 2
 """A turn that begins this many heartbeat intervals after the last one was held up: the loop sleeps for one at most."""
 
@@ -106,6 +110,9 @@ class Server:
         self._stops = 0
         self._drain_until: float | None = None
         """When it stops though it has not drained; None before `stop`."""
+        self._close_at = math.inf
+        """When it gives up what is not done by then."""
+        self._closing = False
         self._turn_at = self._tick_at = self._look_at = self.broker.started
         """When the last turn began, and when the machine's next tick, and the next look at the monitors, may be."""
         self._backlog = Backlog(self.broker.started)
@@ -165,7 +172,6 @@ class Server:
                 self._sockets.look(now)
                 self._sockets.clear_wake()
             now = time.monotonic()
-        self._finish(now)
 
     def _turn(self, now: float) -> bool:
         """Tell the machine what has happened, and do what it says.  Return whether there may be more to do."""
@@ -182,11 +188,10 @@ class Server:
             more = True
         more |= self._tend(now)
         more |= self.door.tend(now)
-        more |= self._delivery.retry(now)
-        if self._stops and self._drain_until is None:
-            self._start_drain(now)
-            more = True
+        more |= self._retry(now)
         more |= self._end_turn(now)
+        if self._stops:
+            more |= self._stop(now)
         return more
 
     def _receive(self, now: float) -> bool:
@@ -266,6 +271,16 @@ class Server:
         # Sending makes libzmq notice new messages too, which the poll then does not report.
         return bool(messages or events)
 
+    def _retry(self, now: float) -> bool:
+        """Send what slow peers accept, and tell the machine which are slow.  Return whether there may be more to do."""
+        if not self._delivery.retry(now):
+            return False
+        for identity in self._delivery.newly_congested:
+            self.broker.congested(identity)
+        for identity in self._delivery.relieved:
+            self.broker.relieved(identity, now)
+        return True
+
     def _act(self, event: Event, now: float) -> None:
         if isinstance(event, WorkerForgotten):
             self._delivery.discard(event.route, event.turn)
@@ -290,9 +305,8 @@ class Server:
         due = self._deadline()
         # At most one interval, so that a longer sleep is recognised as a stall.
         until = math.inf if due is None else now + self.limits.heartbeat
-        for each in (
-            due, self._drain_until, self._delivery.deadline(), self.door.deadline(), self._sockets.deadline()
-        ):  # fmt: skip
+        stop = self._drain_until if self._closing else self._close_at
+        for each in (due, stop, self._delivery.deadline(), self.door.deadline(), self._sockets.deadline()):
             if each is not None and each < until:
                 until = each
         return None if until == math.inf else milliseconds(until - now)
@@ -322,33 +336,42 @@ class Server:
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start_drain(self, now: float) -> None:
-        self._drain_until = now + self._settings.drain_timeout
-        registry = self.broker.registry
-        log.info(
-            "draining: no new requests; %d running and %d waiting have %g s to finish; stop again to exit immediately",
-            registry.running, registry.queued, self._settings.drain_timeout,
-        )  # fmt: skip
-        self.broker.drain(now)
-
-    def _is_over(self, now: float) -> bool:
-        """Return whether to stop now."""
+    def _stop(self, now: float) -> bool:
+        """Drain, and close once that is done or its time is up.  Return whether there may be more to do."""
+        registry, drained = self.broker.registry, self.broker.drained and not self._delivery.outbox
         if self._drain_until is None:
+            limit = self._settings.drain_timeout
+            self._drain_until, self._close_at = now + limit, now + limit - min(CLOSING_SHARE * limit, MAX_CLOSING)
+            log.info(
+                "draining: no new requests; %d running and %d waiting have %g s to finish; stop again to exit "
+                "immediately",
+                registry.running, registry.queued, limit,
+            )  # fmt: skip
+            self.broker.drain(now)
+            self._end_turn(now)
+            return True
+        if self._closing or not (self.forced or drained or now >= self._close_at):
             return False
-        drained = self.broker.drained and not self._delivery.outbox
-        if not (self.forced or drained or now >= self._drain_until):
-            return False
+        self._closing = True
         self.cut_off = not drained
-        return True
-
-    def _finish(self, now: float) -> None:
-        registry = self.broker.registry
         if registry.running or registry.queued:
             log.warning(
                 "stopped with %d requests running and %d waiting: gave them up", registry.running, registry.queued
             )
         self.broker.close(now)
         self._end_turn(now)
+        return True
+
+    def _is_over(self, now: float) -> bool:
+        """Return whether everything is sent, or there is no more time."""
+        if not self._closing or self._drain_until is None:
+            return False
+        if self.broker.closed and not self._delivery.outbox:
+            return True
+        if not (self.forced or now >= self._drain_until):
+            return False
+        self.cut_off = True
+        return True
 
     def close(self) -> None:
         """Close the sockets.  Idempotent."""

@@ -7,18 +7,33 @@ from .directory import Directory
 from .events import Event
 from .journal import Journal, Stats
 from .outgoing import Outgoing
+from .records import Client
 from .registry import Registry
 from .roles import Roles
+
+
+class Work:
+    """How much the turn may still do of what can go on in the next, in requests that end or are dispatched."""
+
+    __slots__ = ("_most", "left")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.left = most
+
+    def renew(self) -> None:
+        """Begin the next turn."""
+        self.left = self._most
 
 
 class Shared:
     """What all rooms of one broker know: its settings, its books, and what goes out.
 
     `name` distinguishes it from the brokers to which it is linked.  `first_address` is the address of its first
-    dispatch.
+    dispatch.  `turn_work` is how many requests may end in a turn, and how many that wait may be dispatched.
     """
 
-    def __init__(self, limits: Limits, name: str, first_address: int, logger: logging.Logger) -> None:
+    def __init__(self, limits: Limits, name: str, first_address: int, logger: logging.Logger, turn_work: int) -> None:
         self.limits = limits
         self.name = name
         self.first_address = first_address
@@ -28,13 +43,30 @@ class Shared:
         self.stats = Stats()
         self.journal = Journal(logger)
         self.outgoing = Outgoing()
+        self.work = Work(turn_work)
+        """For requests that end."""
+        self.dispatching = Work(turn_work)
+        """For requests that wait and are dispatched."""
+        self.congested: dict[bytes, dict[Client, None]] = {}
+        """The routing ids for which messages pile up, each with the clients that have to be told of ends."""
         self.draining = False
         """Whether no more requests and workers are accepted.  Read it, and call `drain`."""
+        self.closing = False
+        """Whether no more requests are dispatched."""
         self._events: list[Event] = []
 
     def drain(self) -> None:
         """Accept no more requests and workers."""
         self.draining = True
+
+    def close(self) -> None:
+        """Dispatch nothing any more."""
+        self.closing = True
+
+    def end_turn(self) -> None:
+        """Let the next turn do as much as this one."""
+        self.work.renew()
+        self.dispatching.renew()
 
     def ask(self, event: Event) -> None:
         """Ask the shell to do something."""

@@ -1,13 +1,14 @@
 """The dialog with workers, from READY until a worker is forgotten (C6 to C17)."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NoReturn
 
 from .. import wire
 from ..timers import Timers
 from ..wire import Message, Reason, batch
 from .drops import Drop
+from .endings import Endings
 from .events import WorkerForgotten
 from .journal import WORKER_LINES, Loss, Refusal
 from .records import NEVER, Attempt, Service, Worker, key_of
@@ -28,7 +29,7 @@ class _SentAway(Exception):
 class WorkerDialog:
     """The dialog of one broker with its workers."""
 
-    def __init__(self, shared: Shared, requests: Requests) -> None:
+    def __init__(self, shared: Shared, requests: Requests, endings: Endings) -> None:
         self._shared = shared
         self._limits = shared.limits
         self._directory = shared.directory
@@ -36,6 +37,7 @@ class WorkerDialog:
         self._stats = shared.stats
         self._outgoing = shared.outgoing
         self._requests = requests
+        self._endings = endings
         self._beats: Timers[Worker] = Timers(shared.limits.heartbeat / 20)
         """When a worker is to be sent a HEARTBEAT, or is dead."""
         self._registered = 0
@@ -139,9 +141,8 @@ class WorkerDialog:
         service = directory.newest_unserved()
         if service is None:
             return False
-        for request in service.schedule.requests:
-            self._requests.drop(request, Drop.TOO_MANY_SERVICES, now)
         directory.forget(service)
+        self._endings.service(service, Drop.TOO_MANY_SERVICES, now)
         return True
 
     def _credit(self, command: wire.Credit, role: Role, now: float) -> None:
@@ -209,7 +210,7 @@ class WorkerDialog:
             worker.gives_up = command.text
             self._directory.leave(worker)
             if not worker.service.available:
-                self._requests.drop_no_wait(worker.service, now)
+                self._endings.no_wait(worker.service, now)
             if not worker.held:
                 self._left(worker, now)
 
@@ -358,19 +359,26 @@ class WorkerDialog:
             self._dismiss(worker, now)
 
     def _dismiss(self, worker: Worker, now: float) -> None:
-        """Send a worker that holds nothing away, to another broker."""
+        """Send a worker away, for which nothing is left to do."""
         if farewell := wire.disconnect(worker.route, worker.header):
             self._outgoing.say(worker, farewell)
         self._forget(worker, Loss.CLOSING, now)
 
-    def close(self, now: float) -> None:
-        """Send every worker away."""
-        for worker in list(self._directory.workers.values()):
-            if farewell := wire.disconnect(worker.route, worker.header):
-                self._outgoing.say(worker, farewell)
-            for attempt in self._forget(worker, Loss.CLOSING, now):
-                if not attempt.abandoned:
-                    self._registry.drop(attempt.request, now)
+    def send_away(self, worker: Worker, now: float) -> Iterator[None]:
+        """Send a worker away because the broker closes, and drop what it holds: one at a time."""
+        for attempt in list(worker.held.values()):
+            if attempt.request.attempt is attempt and not attempt.abandoned:  # else it has ended meanwhile
+                self._end_at(attempt, now)
+            yield
+        if self._directory.workers.get(worker.key) is worker:
+            self._dismiss(worker, now)
+        yield
+
+    def _end_at(self, attempt: Attempt, now: float) -> None:
+        if attempt.request.number is None:
+            self._registry.drop(attempt.request, now)  # nobody is told
+        else:
+            self._requests.drop(attempt.request, Drop.CLOSING, now)
 
     def _patience(self, worker: Worker) -> float:
         """Return the seconds of silence after which a worker is dead.
@@ -416,5 +424,5 @@ class WorkerDialog:
             lines=WORKER_LINES, fields=worker.fields,
         )  # fmt: skip
         if not worker.service.available:
-            self._requests.drop_no_wait(worker.service, now)
+            self._endings.no_wait(worker.service, now)
         return attempts

@@ -498,7 +498,7 @@ def test_503_closing(start: Start) -> None:
     client.sync()
     bench.server.stop()
     client.sent_away()
-    for number in (1, 2, 3, 4):
+    for number in (3, 4, 1, 2):  # what waits comes first
         assert "the broker shut down" in client.error(b"503", number=number)
     x1.cancelled(address)
     x1.disconnected()

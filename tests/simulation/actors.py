@@ -182,6 +182,7 @@ class BrokerShell(Process):
     def _act(self) -> None:
         """End the machine's turn, and do what it says."""
         self._send(self._driven.take_messages())
+        self.world.events["turn left something for the next"] += self.machine.unfinished
         for event in self._driven.take_events():
             self.handle(event)
 
@@ -240,7 +241,11 @@ class BrokerShell(Process):
     def stop(self) -> None:
         """Stop gracefully: ERROR for all X1 requests, DISCONNECT to all workers."""
         self._driven.close(self.world.now)
-        for message in self._driven.take_messages():
+        messages = self._driven.take_messages()
+        while not self.machine.closed:
+            self._driven.tick(self.world.now)
+            messages += self._driven.take_messages()
+        for message in messages:
             self._put(message)
         self.die()
 

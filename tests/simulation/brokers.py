@@ -61,6 +61,8 @@ class Settings:
     roles: Mapping[str, Permissions]
     brokers: Sequence[str]
     """The names of all brokers."""
+    turn_work: int
+    """How much a broker does in one turn of what can go on in the next."""
 
 
 class LinkedBroker(BrokerShell):
@@ -80,8 +82,9 @@ class LinkedBroker(BrokerShell):
     ) -> None:
         self.called = name or network.name
         machine = Broker(
-            settings.limits, now=world.now, logger=silent, first_address=world.number() * 1_000_000, name=self.called
-        )
+            settings.limits, now=world.now, logger=silent, first_address=world.number() * 1_000_000, name=self.called,
+            turn_work=settings.turn_work,
+        )  # fmt: skip
         if settings.roles:
             machine.grant(settings.roles, world.now)
         self._settings = settings

@@ -126,7 +126,7 @@ LINK_MUTANTS = [
     ("tree", Remote, "precedes", farthest, "is served by"),
     ("mesh2", Admission, "_address", anywhere, "is served by"),
     ("mesh2", Exchange, "_authorise_passed", role_of_the_link, "is on behalf of"),
-    ("mesh2", Links, "down", forget_lost, "not recovered"),
+    ("mesh2", Links, "down", forget_lost, "a count is not 0"),
     ("mesh2", Exchange, "_answered_by", take_for_another, "C18"),
     ("tree", Outgoing, "reply", place_streams_again, "C17"),
     ("mesh2", Requests, "drop", keep_to_itself, "does not cancel"),

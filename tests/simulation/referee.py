@@ -55,6 +55,7 @@ class Referee:
         self.limits = broker.limits
         self.ledger = Ledger(broker.limits, broker.directory.services, events)
         self._now = 0.0
+        self._closing = False
         self._busy = False
         """Something but heartbeats has happened in this turn."""
         self._beaten: dict[Seat, float] = {}
@@ -130,6 +131,11 @@ class Referee:
 
     def take_messages(self) -> list[Message]:
         sends = self.broker.take_messages()
+        if self._closing:
+            said = list(self._read(sends))
+            check(all(isinstance(each, Said) for each in said), f"the broker ends and sends {sends}")
+            self._compare([each for each in said if isinstance(each, Said)])
+            return sends
         self._judge(sends, self._now)
         self._beaten = {}
         if self._ticked:
@@ -205,19 +211,16 @@ class Referee:
         self._beaten |= dict.fromkeys(seats, -math.inf)
         self._probed += [seat.route for seat in seats]
 
-    def close(self, now: float) -> list[Message]:
+    def close(self, now: float) -> None:
+        self._now = now
         ledger = self.ledger
         self._events["X1: the broker ended first"] += len(ledger.numbers)
         for ticket in list(ledger.numbers.values()):
             ledger.drop(ticket, Drop.CLOSING, now)
         for seat in ledger.seats.values():
             ledger.expected.append(Said(seat.route, Kind.DISCONNECT, None, seat.header))
+        self._closing = True
         self.broker.close(now)
-        sends = self.broker.take_messages()
-        said = list(self._read(sends))
-        check(all(isinstance(each, Said) for each in said), f"the broker ends and sends {sends}")
-        self._compare([each for each in said if isinstance(each, Said)])
-        return sends
 
     # ── what goes out ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -229,7 +232,6 @@ class Referee:
         """The turn has ended: compare what the broker says with what it must say."""
         ledger = self.ledger
         self._one_batch_each(sends)
-        ledger.left(now)
         said: list[Said] = []
         works: list[Work] = []
         beats: list[Route] = []
@@ -243,6 +245,7 @@ class Referee:
                 beats.append(each.to)
         check(not self._probed or Counter(beats) >= Counter(self._probed), "{} were not probed", self._probed)
         self._probed.clear()
+        ledger.left(now)  # after what was due in this turn
         self._busy |= bool(works or said or ledger.touched or self._late)
         if self._busy:
             self._compare_early(said)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from zmdp.mdp.access import Permissions
+from zmdp.mdp.broker.machine import TURN_WORK
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing.network import START, Dealer, Link, Network
 from zmdp.mdp.wire import Message
@@ -59,8 +60,9 @@ class LinkedSimulation(Scenario):
         self._others: list[Network] = []
         """Where no proper broker is."""
         self._settings = Settings(
-            self.limits, self._roles() if world.chance(0.5) else {}, [network.name for network in self.networks]
-        )
+            self.limits, self._roles() if world.chance(0.5) else {}, [network.name for network in self.networks],
+            (TURN_WORK, 3, 1)[seed % 3],
+        )  # fmt: skip
         world.user = "callers" if self._settings.roles else ""
         self.brokers: dict[str, LinkedBroker] = {}
         """The brokers that run, by name."""

@@ -1224,7 +1224,8 @@ def test_at_the_end_every_worker_is_told():  # C9
     turns.receive(broker, [b"old", b"", b"MDPW01", b"\x01", b"sum"], now=0)
     feed(broker, request(b"c"), request(b"d"), request(b"e"))
     assert turns.close(broker, now=1) == [disconnect(b"w1"), disconnect(b"w2"), [b"old", b"", b"MDPW01", b"\x05"]]
-    assert books(broker) == ([b"echo"], [], 1, 0)
+    assert books(broker) == ([], [], 0, 0)
+    assert broker.closed
     assert broker.stats.lost == {Loss.CLOSING: 3}
 
 
@@ -1268,10 +1269,12 @@ def test_what_happens_is_logged(caplog):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("receive", [Broker.receive, lambda broker, *rest: broker.receive_pirate(None, b"echo", 0)])
+@pytest.mark.parametrize(
+    "receive", [Broker.receive, lambda broker, message, now: broker.receive_pirate(message, b"echo", now)]
+)
 def test_a_bug_is_counted_and_logged_with_its_traceback(receive, caplog):
     broker = broker_with(b"w")
-    receive(broker, [None], 0)
+    receive(broker, [None, None], 0)
     assert broker.stats.internal_errors == 1
     assert "please report this bug:\nTraceback" in caplog.text
     assert turns.receive(broker, request(), now=0) == [work()]

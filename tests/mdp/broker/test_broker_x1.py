@@ -1235,8 +1235,8 @@ def test_at_the_end_every_client_is_told_and_every_worker():  # C9
     sent = told(turns.close(broker, now=1))
     assert sent[-2:] == [disconnected(b"w1"), disconnected(b"w2")]
     assert sorted(sent[:-2]) == [*[error(503, CLOSING, number) for number in (1, 3, 4, 5)], withdraw(worker=b"w1")]
-    assert books(broker) == ([b"echo"], [], 1, 0, [])
-    assert broker.stats.dropped == {Drop.CANCELLED: 1, Drop.CLOSING: 4}
+    assert books(broker) == ([], [], 0, 0, [])
+    assert broker.stats.dropped == {Drop.CANCELLED: 1, Drop.CLOSING: 5}
 
 
 # ── what is told of it ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -251,6 +251,30 @@ def test_a_stream_ends_with_its_link():
     ]
 
 
+def test_each_link_has_heartbeats_of_its_own():
+    mesh = Mesh("a", "b", "c")
+    one = mesh.link("a", "b")
+    mesh.wait(0.5)
+    other = mesh.link("a", "c")
+    beats = [mesh["a"].links.by_identity[each].heartbeat_at for each in (one, other)]
+    mesh.now = beats[0]
+    mesh.wait(0)
+    after = [mesh["a"].links.by_identity[each].heartbeat_at for each in (one, other)]
+    assert after == [beats[0] + mesh["a"].limits.heartbeat, beats[1]]
+
+
+def test_each_link_has_pauses_of_its_own():
+    mesh = Mesh("a")
+    one, other = (mesh["a"].add_link("peer", None, f"tcp://{name}") for name in "xy")
+    turns.tick(mesh["a"], mesh.now)
+    assert link_events(mesh["a"]) == [OpenLink(one), OpenLink(other)]
+    turns.link_failed(mesh["a"], one, "nothing answers", mesh.now)
+    turns.link_failed(mesh["a"], other, "nothing answers", mesh.now + 10)
+    assert link_events(mesh["a"]) == [CloseLink(one), CloseLink(other)]
+    turns.tick(mesh["a"], mesh["a"].links.by_identity[one].retry_at)
+    assert link_events(mesh["a"]) == [OpenLink(one)]
+
+
 def test_a_link_is_opened_again_after_a_pause_and_for_ever():
     mesh = pair()
     mesh.cut("a", mesh.identity)
@@ -1553,30 +1577,9 @@ def test_what_is_returned_makes_room_at_a_broker_that_has_not_answered():
     assert len(given_ids(other.say(AS_WORKER, ("signal", 11, first)))) == 1
 
 
-def test_each_link_has_heartbeats_of_its_own():
-    mesh = Mesh("a", "b", "c")
-    first = mesh.link("a", "b")
-    mesh.now += 0.5
-    mesh.link("a", "c")
-    turns.tick(mesh["a"], mesh.now)  # heartbeats of both, if any are due
-    due = mesh["a"].links.at(first).heartbeat_at
-    sent = turns.tick(mesh["a"], due)
-    assert [message for message in sent if len(message) == 2] == [[first, wire.WL1]]
-
-
 def test_a_link_that_speaks_as_a_client_remains_a_link():
     mesh = Mesh("a", "b")
     identity = mesh.link("a", "b")
     link = mesh["a"].links.at(identity)
     turns.receive(mesh["a"], [identity, b"", wire.CX1], mesh.now)
     assert mesh["a"].links.at(identity) is link
-
-
-def test_each_link_is_opened_again_when_its_own_pause_is_over():
-    mesh = Mesh("a")
-    first, second = (mesh["a"].add_link("peer", None, f"tcp://{other}") for other in "bc")
-    turns.link_failed(mesh["a"], first, "nobody there", mesh.now)
-    turns.link_failed(mesh["a"], second, "nobody there", mesh.now + 5)
-    link_events(mesh["a"])
-    turns.tick(mesh["a"], mesh["a"].links.by_identity[first].retry_at)
-    assert [event.identity for event in link_events(mesh["a"])] == [first]

@@ -187,3 +187,29 @@ def test_what_an_earlier_worker_was_sent_is_discarded():
     assert wire.sent == [other, since]
     assert not outbox
     assert outbox._bytes == 0
+
+
+def test_messages_pile_up_for_a_peer_that_libzmq_takes_no_more_for_or_holds_much():
+    with ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        router = stack.enter_context(context.socket(zmq.ROUTER))
+        router.router_mandatory, router.linger = True, 0
+        router.bind("inproc://outbox")
+        for name in (b"little", b"much"):
+            peer = stack.enter_context(context.socket(zmq.DEALER))
+            peer.linger, peer.routing_id = 0, name
+            peer.connect("inproc://outbox")
+            peer.send(b"hello")
+            router.recv_multipart()
+        outbox = outbox_with([b"slow", b"1"], max_outbox_bytes=4_000_000)
+        assert outbox.piles_up
+        assert outbox.congested() == {b"slow"}
+        outbox.discard(b"slow")
+        assert not outbox.piles_up
+        for name, messages in ((b"little", 2), (b"much", 6)):
+            for _ in range(messages):
+                assert send(router, [name, bytes(300_000)], outbox.unsent) == 0
+        assert outbox.piles_up
+        assert outbox.congested() == {b"much"}
+        assert send(router, [b"much", bytes(2_000_000)], outbox.unsent) == 0  # more than half of what is for all
+        assert outbox.congested() == {b"little", b"much"}

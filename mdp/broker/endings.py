@@ -1,0 +1,111 @@
+"""Requests that end together: so many in each turn, so that others are served meanwhile.
+
+What ends at once may be a million requests: those of a client that has left, those that were not to wait for another
+worker, all of them when the broker closes.  Each such event is a *job*, which ends one request at a time; jobs take
+turns, and what a turn leaves over goes on in the next.
+
+The ERRORs follow the pace at which a client reads.  While messages for it pile up, its requests end, but stay
+registered, and it is told later: so no client that reads is dropped because its own requests have ended.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from .drops import Drop
+from .records import Client, Request, Service
+from .requests import Requests
+from .shared import Shared
+
+
+class Endings:
+    """The requests of one broker that are about to end."""
+
+    def __init__(self, shared: Shared, requests: Requests) -> None:
+        self._registry = shared.registry
+        self._work = shared.work
+        self._congested = shared.congested
+        self._requests = requests
+        self._jobs: deque[Iterator[None]] = deque()
+        self._working = False
+        self._now = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether something is left to do that waits for nobody."""
+        return bool(self._jobs)
+
+    def add(self, job: Iterator[None], now: float) -> None:
+        """Do a job, or begin it, if the turn has no more time for it."""
+        self._jobs.append(job)
+        if not self._working:
+            self.go_on(now)
+
+    def go_on(self, now: float) -> None:
+        """Go on with the jobs, as far as the turn may."""
+        self._now = now
+        self._working = True
+        try:
+            while self._jobs and self._work.left > 0:
+                job = self._jobs.popleft()
+                if next(job, self) is None:
+                    self._work.left -= 1
+                    self._jobs.append(job)
+        finally:
+            self._working = False
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def client(self, client: Client, now: float) -> None:
+        """Drop the requests of a client that is no longer connected."""
+        self._registry.part(client, now)
+        self.add(self._drop_of(client), now)
+
+    def _drop_of(self, client: Client) -> Iterator[None]:
+        while (request := self._registry.next_of(client)) is not None:
+            self._requests.drop(request, Drop.CLIENT_GONE, self._now)
+            yield
+
+    def service(self, service: Service, reason: Drop, now: float) -> None:
+        """Drop the requests that wait for a service."""
+        self.add(self.drop_waiting(service, reason), now)
+
+    def drop_waiting(self, service: Service, reason: Drop) -> Iterator[None]:
+        """Drop the requests that wait for a service, one at a time."""
+        while (request := self._registry.next_waiting(service, self._now)) is not None:
+            self._requests.drop(request, reason, self._now)
+            yield
+
+    def no_wait(self, service: Service, now: float) -> None:
+        """Drop the requests that must not wait, since the last worker of their service is gone."""
+        requests = self._registry.not_to_wait(service)
+        if requests:
+            self.add(self._drop_no_wait(service, requests), now)
+
+    def _drop_no_wait(self, service: Service, requests: list[Request]) -> Iterator[None]:
+        for request in requests:
+            if service.available:
+                return  # they may wait again
+            if request.waits and not request.client.gone and not service.schedule.can_pass_on(request):
+                # 404 tells the client that no worker has begun with the request.
+                reason = Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER
+                self._requests.drop(request, reason, self._now)
+            yield
+
+    # ── the pace of a client ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def congested(self, identity: bytes) -> None:
+        """Tell the clients behind that routing id no more ends for now: messages to it pile up."""
+        self._congested.setdefault(identity, {})
+
+    def relieved(self, identity: bytes, now: float) -> None:
+        """Tell the clients behind that routing id what has ended meanwhile."""
+        for client in self._congested.pop(identity, ()):
+            self.add(self._tell(client), now)
+
+    def _tell(self, client: Client) -> Iterator[None]:
+        while client.untold and not client.gone:
+            behind = self._congested.get(client.identity)
+            if behind is not None:
+                behind[client] = None
+                return
+            self._requests.tell(client, client.untold.popleft(), self._now)
+            yield
