@@ -168,6 +168,7 @@ bench: $(VENV)/bench.installed
 # What `make bench` does not cover: recovery, Titanic by itself, Spark.
 bench-more: $(VENV)/dev.installed
 	$(BIN)/python bench/x1.py
+	$(BIN)/python bench/typed.py
 	$(BIN)/python bench/titanic.py
 	$(BIN)/python bench/spark_batch.py
 	$(BIN)/python bench/spark_fleet.py
