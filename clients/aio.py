@@ -15,6 +15,7 @@ from ..mdp.services.values import converted
 from . import typed
 from .arguments import (
     RequestArguments,
+    StreamArguments,
     checked_body,
     checked_timeout,
 )
@@ -134,34 +135,16 @@ class AsyncClient:
         return await self._dialog.request(name, body, timeout=limit, wait=wait, headers=headers, options=options)
 
     @overload
+    def stream(self, service: Streaming[None, O], **how: Unpack[StreamArguments]) -> AsyncGenerator[O, None]: ...
+    @overload
     def stream(
-        self,
-        service: Streaming[None, O],
-        *,
-        deadline: float | None = ...,
-        **how: Unpack[RequestArguments],
+        self, service: Streaming[I, O], value: I, /, **how: Unpack[StreamArguments]
     ) -> AsyncGenerator[O, None]: ...
     @overload
     def stream(
-        self,
-        service: Streaming[I, O],
-        value: I,
-        /,
-        *,
-        deadline: float | None = ...,
-        **how: Unpack[RequestArguments],
-    ) -> AsyncGenerator[O, None]: ...
-    @overload
-    def stream(
-        self,
-        service: str | bytes,
-        *frames: bytes,
-        deadline: float | None = ...,
-        **how: Unpack[RequestArguments],
+        self, service: str | bytes, *frames: bytes, **how: Unpack[StreamArguments]
     ) -> AsyncGenerator[Reply, None]: ...
-    def stream(
-        self, service: Any, *frames: Any, deadline: float | None = None, **how: Unpack[RequestArguments]
-    ) -> AsyncGenerator[Any, None]:
+    def stream(self, service: Any, *frames: Any, **how: Unpack[StreamArguments]) -> AsyncGenerator[Any, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
         Of a `Streaming` service with types, given a value, it yields values.
@@ -183,8 +166,8 @@ class AsyncClient:
         """
         if isinstance(service, BaseService):
             body = typed.body(service, frames, streaming=True)
-            return typed.values_of_async(service, self._stream(service.name, *body, deadline=deadline, **how))
-        return self._stream(service, *frames, deadline=deadline, **how)
+            return typed.values_of_async(service, self._stream(service.name, *body, **how))
+        return self._stream(service, *frames, **how)
 
     async def _stream(
         self,
@@ -251,7 +234,6 @@ class AsyncClient:
 
         Args:
             service: The service, or its name.
-            value: The value.
             codec: With a name: how values are encoded, if not as by default.
             returns: With a name: the type of the reply.
             how: Arguments of `request`.
@@ -260,7 +242,7 @@ class AsyncClient:
         raises as `request`.
         """
         if isinstance(service, BaseService):
-            return service.decode_reply(await self.request(service.name, *typed.body(service, (value,)), **how))
+            return typed.value_of(service, await self.request(service.name, *typed.body(service, (value,)), **how))
         coder = self._coder if codec is None else Coder(codec)
         reply = await self.request(service, *coder.encode(value), **how)
         found = coder.decode(reply[reply.collected :])
@@ -272,15 +254,14 @@ class AsyncClient:
         value: Any = None,
         *,
         codec: str | Codec | None = None,
-        deadline: float | None = None,
-        **how: Unpack[RequestArguments],
+        **how: Unpack[StreamArguments],
     ) -> AsyncGenerator[Any, None]:
         """Call `service` with a value and yield each value as it arrives; that of the FINAL unless it is None.
 
         `codec` is as in `call`, the other arguments are those of `stream`.  Raises as `call` and `stream`.
         """
         coder = self._coder if codec is None else Coder(codec)
-        parts = self.stream(service, *coder.encode(value), deadline=deadline, **how)
+        parts = self.stream(service, *coder.encode(value), **how)
         async with aclosing(parts):
             async for part in parts:
                 decoded = coder.decode(part)

@@ -25,6 +25,18 @@ class RetriedArguments(RequestArguments, total=False):
     retries: int | None
 
 
+class StreamArguments(RequestArguments, total=False):
+    """Keyword arguments of a stream, which `AsyncClient.stream` describes."""
+
+    deadline: float | None
+
+
+class RetriedStreamArguments(RetriedArguments, total=False):
+    """Keyword arguments of a stream that may take several attempts, which `Client.stream` describes."""
+
+    deadline: float | None
+
+
 def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
     """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
     if set(map(type, frames)) == _ONLY_BYTES:  # the common case

@@ -99,7 +99,7 @@ class BrokerConnection:
         return list(large.values())
 
     def cancel(self, call: Call) -> None:
-        """Tell the broker that nobody waits for a request any more."""
+        """Cancel a request at the broker, if it was sent there."""
         if self.lost is None and call.number not in self._large:
             self._batch.signal(x1.CLIENT_CANCEL, call.number)
             self.unsent += 1

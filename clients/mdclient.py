@@ -18,6 +18,7 @@ from . import typed
 from .aio import AsyncClient
 from .arguments import (
     RetriedArguments,
+    RetriedStreamArguments,
     checked_body,
     checked_retries,
     checked_timeout,
@@ -140,15 +141,15 @@ class Client:
 
     @overload
     def stream(
-        self, service: Streaming[None, O], *, deadline: float | None = ..., **how: Unpack[RetriedArguments]
+        self, service: Streaming[None, O], **how: Unpack[RetriedStreamArguments]
     ) -> Generator[O, None, None]: ...
     @overload
     def stream(
-        self, service: Streaming[I, O], value: I, /, *, deadline: float | None = ..., **how: Unpack[RetriedArguments]
+        self, service: Streaming[I, O], value: I, /, **how: Unpack[RetriedStreamArguments]
     ) -> Generator[O, None, None]: ...
     @overload
     def stream(
-        self, service: str | bytes, *frames: bytes, deadline: float | None = ..., **how: Unpack[RetriedArguments]
+        self, service: str | bytes, *frames: bytes, **how: Unpack[RetriedStreamArguments]
     ) -> Generator[Reply, None, None]: ...
     def stream(
         self, service: Any, *frames: Any, deadline: float | None = None, **how: Unpack[RetriedArguments]
@@ -231,7 +232,7 @@ class Client:
         raises as `request`.
         """
         if isinstance(service, BaseService):
-            return service.decode_reply(self.request(service.name, *typed.body(service, (value,)), **how))
+            return typed.value_of(service, self.request(service.name, *typed.body(service, (value,)), **how))
         coder = self._coder if codec is None else Coder(codec)
         reply = self.request(service, *coder.encode(value), **how)
         found = coder.decode(reply[reply.collected :])
@@ -243,15 +244,14 @@ class Client:
         value: Any = None,
         *,
         codec: str | Codec | None = None,
-        deadline: float | None = None,
-        **how: Unpack[RetriedArguments],
+        **how: Unpack[RetriedStreamArguments],
     ) -> Generator[Any, None, None]:
         """Call `service` with a value and yield each value as it arrives; that of the FINAL unless it is None.
 
         `codec` is as in `call`, the other arguments are those of `stream`.  Raises as `call` and `stream`.
         """
         coder = self._coder if codec is None else Coder(codec)
-        return _decoded(coder, self.stream(service, *coder.encode(value), deadline=deadline, **how))
+        return _decoded(coder, self.stream(service, *coder.encode(value), **how))
 
     @overload
     def submit(self, service: Service[None, O], **how: Unpack[RetriedArguments]) -> "Future[O]": ...
@@ -270,7 +270,8 @@ class Client:
         """
         dialog = self._usable()
         if isinstance(service, BaseService):
-            return dialog.submit(self._ask(service.name, typed.body(service, frames), **how), service.decode_reply)
+            ask = self._ask(service.name, typed.body(service, frames), **how)
+            return dialog.submit(ask, partial(typed.value_of, service))
         return dialog.submit(self._ask(service, frames, **how))
 
     @overload

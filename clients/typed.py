@@ -17,9 +17,12 @@ def body(service: BaseService[Any, Any], values: Sequence[Any], *, streaming: bo
     if isinstance(service, Streaming) is not streaming:
         use = "has one reply: use call(), submit() or map()" if streaming else "streams its reply: use stream()"
         raise SettingError(f"service {service.name!r} {use}")
-    if len(values) > 1:
-        raise SettingError(f"service {service.name!r} takes one value, not {len(values)}: use a dataclass for several")
-    return service.request.encode(values[0] if values else None)
+    return service.encode_request(values)
+
+
+def value_of(service: BaseService[Any, Any], reply: Reply) -> Any:
+    """Return the value of a reply: that of its FINAL, whatever PARTIALs came before.  Raises `CodecError`."""
+    return service.decode_reply(reply[reply.collected :] if reply.collected else reply)
 
 
 def values_of(service: BaseService[Any, Any], parts: Generator[Reply, None, None]) -> Generator[Any, None, None]:
@@ -81,6 +84,6 @@ def _outcome_value(service: BaseService[Any, Any], outcome: Reply | RequestError
     if isinstance(outcome, RequestError):
         return outcome
     try:
-        return service.decode_reply(outcome)
+        return value_of(service, outcome)
     except CodecError as error:
         return error

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..clients.reply import Reply
-from ..mdp.errors import SettingError
 from ..mdp.services import BaseService, Streaming
 
 AnyService = BaseService[Any, Any] | str | bytes
@@ -41,10 +40,6 @@ def name_of(service: AnyService) -> str | bytes:
 def body_of(service: AnyService, given: Sequence[Any]) -> Sequence[bytes]:
     """Return the body of a request: that of one value or none, or frames if `service` is only a name.
 
-    Raises `CodecError` for a value that cannot be sent, `SettingError` for several.
+    Raises as `BaseService.encode_request`.
     """
-    if not isinstance(service, BaseService):
-        return given
-    if len(given) > 1:
-        raise SettingError(f"service {service.name!r} takes one value, not {len(given)}: use a dataclass for several")
-    return service.request.encode(given[0] if given else None)
+    return service.encode_request(given) if isinstance(service, BaseService) else given

@@ -55,7 +55,7 @@ def _check_listening(endpoints: Sequence[str], keys: ClientKeys | None) -> None:
         if reason is None:
             return
         if reason.startswith(_NOTHING):
-            reason = f"{_NOTHING}. `mdworker MODULE:WORKER --freelance {endpoint}` starts a server"
+            reason = f"{_NOTHING}. `mdworker MODULE:NAME --freelance {endpoint}` starts a server"
         reasons[endpoint] = reason
     each = "; ".join(f"{endpoint}: {reason}" for endpoint, reason in reasons.items())
     raise BrokerUnreachable(f"cannot reach a server at {each}")

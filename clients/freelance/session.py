@@ -270,7 +270,7 @@ class FreelanceSession:
             return RequestTimeout(f"no reply from {names} within {call.timeout:g} s")
         first = self._servers[0].endpoint
         hint = self.trouble or (
-            f"is one running, and is this its public name? `mdworker MODULE:WORKER --freelance {first}` starts one"
+            f"is one running, and is this its public name? `mdworker MODULE:NAME --freelance {first}` starts one"
         )
         return BrokerUnreachable(f"no server could be reached at {names} within {call.timeout:g} s: {hint}")
 

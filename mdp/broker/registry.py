@@ -47,7 +47,7 @@ class Registry:
 
     def __init__(self, directory: Directory, expiry: float = 300.0) -> None:
         self.directory = directory
-        self.given_up: dict[Request, str] = {}
+        self.why_given_up: dict[Request, str] = {}
         """Why a worker has given up a request that has not ended; those that have died could not say."""
         self.queued = 0
         self.running = 0
@@ -239,7 +239,7 @@ class Registry:
             elif not (attempt.doubtful and silent):
                 attempt.request.attempts += 1
                 if worker.gives_up and not attempt.abandoned:
-                    self.given_up[attempt.request] = show(worker.gives_up)
+                    self.why_given_up[attempt.request] = show(worker.gives_up)
         self.directory.remove_worker(worker)
         return attempts
 
@@ -280,8 +280,8 @@ class Registry:
     def _withdraw(self, request: Request, now: float) -> None:
         """Take a request from wherever it is.  The attempt of a worker that holds it is abandoned."""
         client, attempt = request.client, request.attempt
-        if self.given_up:
-            self.given_up.pop(request, None)
+        if self.why_given_up:
+            self.why_given_up.pop(request, None)
         if request.arrived:
             self._queue_arrived(request.service, now)
         if request.queued:

@@ -314,7 +314,7 @@ class Requests:
         if link is not None and reason in NOT_PLACED and self._return(request, link, reason):
             return
         if request.number is not None and report.code is not None:
-            text = text or text_of(reason, request, self._limits, self._registry.given_up.get(request))
+            text = text or text_of(reason, request, self._limits, self._registry.why_given_up.get(request))
             self._outgoing.error(request.client, request.number, report.code, text.encode(), [])
         self._stats.dropped[reason] += 1
         if reason is not Drop.HANDLER_FAILED:  # which `ended_by` has counted

@@ -48,7 +48,7 @@ class Shared:
         self.dispatching = Work(turn_work)
         """For requests that wait and are dispatched."""
         self.congested: dict[bytes, dict[Client, None]] = {}
-        """The routing ids for which messages pile up, each with the clients that have to be told of ends."""
+        """Routing ids whose messages pile up, each with the clients still to be told which requests have ended."""
         self.draining = False
         """Whether no more requests and workers are accepted.  Read it, and call `drain`."""
         self.closing = False

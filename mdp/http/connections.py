@@ -152,7 +152,7 @@ class Connections(Generic[C]):
             self._drop(largest)
 
     def _drop(self, connection: C) -> None:
-        """Take in that nobody waits any more for what a connection has not finished."""
+        """Count the unfinished request of a connection no longer, since it will not be finished."""
         self._dropped += connection.unfinished
         self.hold(connection, 0)
         if self._dropped > self.limits.max_unfinished // 8:

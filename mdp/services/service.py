@@ -1,8 +1,9 @@
 """`Service` and `Streaming`: a service's name, and the types of its request and its reply."""
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from ..errors import CodecError
+from ..errors import CodecError, SettingError
 from ..wire.names import service_name
 from .values import ValueType
 
@@ -36,6 +37,15 @@ class BaseService(Generic[In, Out]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"
+
+    def encode_request(self, values: Sequence[Any]) -> list[bytes]:
+        """Return the body of a request with one value, or none.
+
+        Raises `SettingError` for several values, `CodecError` for one that cannot be sent.
+        """
+        if len(values) > 1:
+            raise SettingError(f"service {self.name!r} takes one value, not {len(values)}: use a dataclass for several")
+        return self.request.encode(values[0] if values else None)
 
     def ends(self, final: list[bytes]) -> bool:
         """Return whether the FINAL of a stream has no value."""

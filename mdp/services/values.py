@@ -57,7 +57,7 @@ class ValueType:
             if self.raw:
                 return [bytes(memoryview(value))]
             return [self._encoder.encode(value)]
-        except Exception as error:
+        except Exception as error:  # whatever a value's own methods raise
             raise CodecError(f"{value!r:.100} cannot be sent as {self.codec}: {error}") from error
 
     def decode(self, frames: Sequence[bytes]) -> Any:
@@ -120,8 +120,10 @@ def _from_builtin(kind: Any, value: Any) -> Any:
     try:
         return kind.model_validate(value)
     except ValueError as error:
-        found: Any = error
-        first = found.errors(include_url=False)[0]
+        details: Any = getattr(error, "errors", None)
+        if details is None:  # not Pydantic's own
+            raise
+        first = details(include_url=False)[0]
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
         raise ValueError(f"{path}: {first['msg']}" if path else first["msg"]) from None
 

@@ -7,7 +7,7 @@ from typing import Unpack, get_origin, get_type_hints
 import pytest
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.clients.arguments import RequestArguments, RetriedArguments
+from zmdp.clients.arguments import RequestArguments, RetriedArguments, RetriedStreamArguments, StreamArguments
 from zmdp.clients.settings import ConnectionArguments, ConnectionSettings
 
 METHODS = [
@@ -31,6 +31,7 @@ def test_every_parameter_is_declared(kind, name):
     [
         (RequestArguments, AsyncClient.request),
         (RequestArguments, AsyncClient.begin),
+        (StreamArguments, AsyncClient._stream),
         (RetriedArguments, Client._ask),
         (ConnectionArguments, ConnectionSettings.checked),
     ],
@@ -41,11 +42,11 @@ def test_what_is_declared_is_what_is_accepted(declared, function):
     assert get_type_hints(declared) == accepted
 
 
-def test_a_stream_takes_what_a_request_takes_and_a_deadline():
-    hints = get_type_hints(AsyncClient._stream)  # where stream() passes them on
-    for given in (*RequestArguments.__annotations__, "deadline"):
-        assert given in hints
-    assert {*hints} - {*RequestArguments.__annotations__} == {"service", "frames", "deadline", "return"}
+@pytest.mark.parametrize(
+    ("stream", "request_"), [(StreamArguments, RequestArguments), (RetriedStreamArguments, RetriedArguments)]
+)
+def test_a_stream_takes_what_a_request_takes_and_a_deadline(stream, request_):
+    assert {*get_type_hints(stream)} - {*get_type_hints(request_)} == {"deadline"}
 
 
 @pytest.mark.parametrize("name", ["request", "call", "submit"])

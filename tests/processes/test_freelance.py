@@ -249,7 +249,7 @@ def test_no_server(call, endpoint):
     assert done.returncode == 5
     assert done.stderr.decode().splitlines() == [
         f"mdclient: cannot reach a server at {endpoint}: nothing is listening there. "
-        f"`mdworker MODULE:WORKER --freelance {endpoint}` starts a server"
+        f"`mdworker MODULE:NAME --freelance {endpoint}` starts a server"
     ]
     done = call("--freelance", endpoint, "x", "--wait", "--timeout", "0.1", "--retries", "1")
     assert done.returncode == 5

@@ -42,25 +42,20 @@ def handler_of(offered: AnyOffered, state: State) -> Callable[[Request], Any]:
 
 def _endpoint(offered: AnyOffered) -> Endpoint:
     """Return what calls the function with the value of a request."""
-    function, kind = offered.function, offered.request
+    function, decode, takes_value = offered.function, offered.request.decode, offered.signature.takes_value
     if offered.batch is not None:
         function = Batcher(offered, *offered.batch)
 
     def endpoint(request: Request) -> Any:
         try:
-            value = kind.decode(request)
+            value = decode(request)
         except Misfit as error:
             raise ServiceError(MISFIT, str(error)) from None
         except CodecError as error:
             raise Unreadable(str(error)) from None
-        return function(value)
+        return function(value) if takes_value else function()
 
-    def without_value(request: Request) -> Any:
-        if request not in ([b""], [b"null"]):
-            raise ServiceError(MISFIT, "$: this service takes no value")
-        return function()
-
-    return endpoint if offered.signature.takes_value else without_value
+    return endpoint
 
 
 def _stream(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[[Request], Any]:

@@ -535,7 +535,7 @@ def test_a_client_is_told_that_a_handler_hung_before_its_time_passed():
     assert give_up(broker) == []
     assert told(turns.tick(broker, 1.011)) == [error(408, f"{NOBODY}; a worker gave it up before: {HUNG}")]
     assert holds_nothing(broker)
-    assert not broker.registry.given_up
+    assert not broker.registry.why_given_up
 
 
 def test_a_request_that_another_worker_answers_is_not_remembered():
@@ -543,7 +543,7 @@ def test_a_request_that_another_worker_answers_is_not_remembered():
     feed(broker, request())
     give_up(broker, b"w1")
     assert feed(broker, final(2, b"w2")) == [answer()]
-    assert not broker.registry.given_up
+    assert not broker.registry.why_given_up
 
 
 @pytest.mark.parametrize("goes", LOSES.values(), ids=LOSES)

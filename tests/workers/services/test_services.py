@@ -12,7 +12,7 @@ from support.processes import TIMEOUT_SECONDS
 from zmdp import AsyncClient, Client, Service, ServiceError, Services, Streaming
 from zmdp.clients import CodecError, RequestRejected, ServiceNotFound, SettingError
 from zmdp.mdp.testing import running_broker
-from zmdp.workers import current_request
+from zmdp.workers import Worker, current_request
 
 
 @dataclass
@@ -149,11 +149,30 @@ def test_a_request_that_does_not_fit_never_reaches_the_function(connect, value, 
     assert caught.value.code == 422
 
 
-def test_a_service_that_takes_no_value(connect):
-    services, _ = declared()
-    with connect(services) as client, pytest.raises(ServiceError, match="takes no value") as caught:
-        client.call(Service("now"), 1)
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_a_service_that_takes_no_value(connect, codec):
+    services = Services(codec=codec)
+    now = services.service("now")(lambda: "now")
+    with connect(services) as client:
+        assert client.call(now) == "now"
+        with pytest.raises(ServiceError, match=r"\$: expected null, got int") as caught:
+            client.call(Service("now", codec=codec), 1)
     assert caught.value.code == 422
+
+
+def test_parts_before_the_reply_do_not_count():
+    def progress(request):
+        yield b"half"
+        return b'{"width":1,"height":2}'
+
+    service = Service("resize", Resize, Size)
+    with (
+        running_broker() as server,
+        Worker("resize", progress, broker=server.endpoints[0]),
+        Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client,
+    ):
+        assert client.call(service, Resize("a", 1)) == Size(1, 2)
+        assert client.submit(service, Resize("a", 1)).result(TIMEOUT_SECONDS) == Size(1, 2)
 
 
 def test_a_reply_that_does_not_fit_says_so_to_the_caller(connect):
