@@ -277,6 +277,10 @@ def running(program, endpoint, tmp_path, interval="1.0"):
         process.communicate()
 
 
+def test_the_page_stays_one_document_that_can_be_read_in_an_hour():
+    assert len(PAGE.splitlines()) <= 900
+
+
 @pytest.mark.parametrize("program", sorted(each.name for each in PROGRAMS.iterdir() if each.suffix in {".py", ".mjs"}))
 def test_the_programs_are_as_short_as_the_page_says(program):
     assert len((PROGRAMS / program).read_text().splitlines()) < 100
