@@ -1,11 +1,15 @@
 """One connection of an X1 client to a broker: the requests that are outstanding there, and the heartbeats."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from ..mdp import wire
 from ..mdp.wire import Message, batch, x1
-from .call import LARGE_REQUEST_BYTES, Call
+from .call import Call
+
+LARGE_REQUEST_BYTES: Final = 1 << 20
+"""Size above which a request is not sent before the broker has told its limits: libzmq closes connections over which
+frames far beyond them come, and with them everything else that is outstanding there."""
 
 
 class BrokerConnection:

@@ -5,18 +5,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..mdp import wire
 from ..mdp.codes import Code, request_error
-from ..mdp.errors import RequestError, RequestRejected, SettingError, StreamInterrupted, ZmdpError
+from ..mdp.errors import RequestError, SettingError, StreamInterrupted, ZmdpError
 from ..mdp.timers import TimerNode
 from .reply import Reply
 
 if TYPE_CHECKING:
     from .broker_connection import BrokerConnection
-
-LARGE_REQUEST_BYTES: Final = 1 << 20
-"""Size above which a request is not sent before the broker has told its limits: libzmq closes connections over which
-frames far beyond them come, and with them everything else that is outstanding there."""
-MAX_LOSSES: Final = 3
-"""Connections that may be lost while such a request is outstanding."""
 
 RESERVED: Final = frozenset({"ttl", "headers"})
 """Names that options cannot have, since arguments are meant; nor can they have `wait`, unless it is true."""
@@ -30,7 +24,7 @@ class Call(TimerNode):
     """One request, from when it is made until its FINAL or ERROR."""
 
     __slots__ = (
-        "body", "collected", "collected_bytes", "connection", "deadline", "ended", "losses", "number", "options",
+        "body", "collected", "collected_bytes", "connection", "deadline", "ended", "number", "options",
         "receiver", "service", "silence", "stream", "streamed", "timeout",
     )  # fmt: skip
 
@@ -57,8 +51,6 @@ class Call(TimerNode):
         self.silence: float | None = None
         self.deadline: float | None = None
         """When its ttl expires."""
-        self.losses = 0
-        """Connections that the other end closed while the request was outstanding."""
         self.ended = False
 
 
@@ -100,18 +92,10 @@ def error_of(call: Call, error: wire.Error) -> RequestError:
     return request_error(service, error.code, text, error.detail[0] if error.detail else None)
 
 
-def interruption(call: Call, endpoint: str, reason: str) -> RequestError | None:
-    """Return the exception of a request that has lost its connection and cannot be sent again; None if it can."""
+def interruption(call: Call, endpoint: str, reason: str) -> StreamInterrupted | None:
+    """Return the exception of a stream that has lost its connection after its first part; None if it had none yet."""
+    if not call.streamed:
+        return None
     service = call.service.decode()
-    if call.streamed:
-        text = f"the stream of service {service!r} broke off: the connection to {endpoint} was lost ({reason})"
-        return StreamInterrupted(text, service=service)
-    if call.losses >= MAX_LOSSES and (size := wire.size_of(call.body)) > LARGE_REQUEST_BYTES:
-        # A broker's libzmq disconnects a peer that sends a frame far beyond its limit.  Each time this request is sent
-        # again, all others would have to be sent again with it.
-        text = (
-            f"the connection to {endpoint} was lost {call.losses} times with a request of {size} bytes "
-            f"for service {service!r} outstanding: does that exceed the broker's max_message?"
-        )
-        return RequestRejected(text, service=service)
-    return None
+    text = f"the stream of service {service!r} broke off: the connection to {endpoint} was lost ({reason})"
+    return StreamInterrupted(text, service=service)

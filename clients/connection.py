@@ -197,7 +197,7 @@ class ClientConnection:
             message = receive(socket)
             if message is None:
                 if old.ended:
-                    session.lose("the broker closed the connection", now, connection, cut=True)
+                    session.lose("the broker closed the connection", now, connection)
                     break
                 old.ended = bool(int(old.monitor.get(zmq.EVENTS)) & zmq.POLLIN)
                 if old.ended:
@@ -295,33 +295,30 @@ class ClientConnection:
             if session.current is not here.connection:
                 self._part()  # the rest is for the connection that was left
                 return
-        reason, cut, refused = ended
-        session.lose(reason, now, cut=cut)
+        reason, refused = ended
+        session.lose(reason, now)
         self._log_loss(reason, now, now)
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals >= len(session.failover.endpoints.all):
             session.refuse(reason)
 
-    def _ended(self, here: BrokerSocket) -> tuple[str, bool, bool] | None:
-        """Return why the connection has ended, whether the other end closed it, and whether it refused this client.
+    def _ended(self, here: BrokerSocket) -> tuple[str, bool] | None:
+        """Return why the connection has ended, and whether the broker refused this client.
 
         Return None if the connection has not ended.
         """
         if not here.monitor.poll(0):
             return None
         if here.connection.heard:
-            return "the broker closed the connection", True, False
+            return "the broker closed the connection", False
         event = recv_monitor_message(here.monitor)
         refusal = why_refused(event["event"], event["value"], self._keys, here.endpoint)
         if refusal is not None:
-            return refusal, True, bool(event["event"] & REFUSED)
+            return refusal, bool(event["event"] & REFUSED)
         if event["event"] == zmq.Event.DISCONNECTED:
-            return "the program that listens there closed the connection: is it a broker?", True, False
-        return (
-            f"nothing is listening there. Is the broker running? `mdp-broker --bind {self.endpoint}` starts one",
-            False,
-            False,
-        )
+            return "the program that listens there closed the connection: is it a broker?", False
+        remedy = f"`mdp-broker --bind {self.endpoint}` starts one"
+        return f"nothing is listening there. Is the broker running? {remedy}", False
 
     def _open(self, endpoint: str, now: float) -> None:
         self._current = BrokerSocket(endpoint, self._context, self._keys)

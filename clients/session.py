@@ -216,11 +216,10 @@ class ClientSession:
         call.collected, call.collected_bytes = None, 0
         self.current.add(call, now)
 
-    def lose(self, reason: str, now: float, connection: BrokerConnection | None = None, *, cut: bool = False) -> None:
+    def lose(self, reason: str, now: float, connection: BrokerConnection | None = None) -> None:
         """Give up a connection, or the attempt to make one; by default, this is the current one.
 
-        Streams that have begun fail.  Other requests are sent over another connection.  `cut` tells that the other end
-        closed an established connection.
+        Streams that have begun fail.  Other requests are sent over another connection.
         """
         lost = self.current if connection is None else connection
         if lost is self.current:
@@ -234,7 +233,6 @@ class ClientSession:
             return
         lost.end(reason)
         for call in list(lost.calls.values()):
-            call.losses += cut
             error = interruption(call, lost.endpoint, reason)
             if error is not None:
                 self._fail(call, error)

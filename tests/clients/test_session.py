@@ -24,7 +24,8 @@ from support.x1_client import (
 )  # fmt: skip
 
 from zmdp.clients import session as module
-from zmdp.clients.call import LARGE_REQUEST_BYTES, MAX_LOSSES, Call
+from zmdp.clients.broker_connection import LARGE_REQUEST_BYTES
+from zmdp.clients.call import Call
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
@@ -928,21 +929,6 @@ def test_each_request_ends_exactly_once(stream: bool, times: float | None, cours
     assert is_empty(session)
 
 
-def test_a_large_request_that_keeps_losing_connections_is_rejected() -> None:
-    session, _ = asking()
-    large = session.request(b"echo", [b"x" * (LARGE_REQUEST_BYTES + 1)], 100.0)
-    for losses in range(1, MAX_LOSSES + 1):
-        assert not large.ended
-        session.lose("there was never a connection", 101.0)
-        session.lose("closed", 101.0, cut=True)
-        session.connected("tcp://there", 101.0)
-        assert large.losses == losses
-    ((number, kind, text, *_),) = events(session)
-    assert (number, kind) == (2, RequestRejected)
-    assert "lost 3 times with a request of 1048577 bytes for service 'echo' outstanding" in text
-    assert session.outstanding == 1  # the other one
-
-
 LARGE = b"x" * (LARGE_REQUEST_BYTES + 1)
 ASKING_FOR_LIMITS = ("LIMITS",)
 
@@ -989,6 +975,17 @@ def test_a_large_request_that_was_not_sent_is_cancelled_without_a_word() -> None
     session.receive(limits(), 102.0)
     assert sent(session) == []
     assert is_empty(session)
+
+
+def test_a_large_request_survives_any_number_of_lost_connections() -> None:
+    session = connected()
+    large = session.request(b"echo", [LARGE], 100.0)
+    for _ in range(5):
+        session.receive(limits(), 100.0)
+        assert sent(session) == [ASKING_FOR_LIMITS, request(1, body=LARGE)]
+        session.lose("the broker was killed", 101.0)
+        session.connected("tcp://there", 101.0)
+    assert not large.ended
 
 
 def test_the_next_broker_is_asked_for_its_own_limits() -> None:
