@@ -2,9 +2,8 @@
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from fnmatch import translate
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self
@@ -12,6 +11,7 @@ from typing import Any, Final, NoReturn, Self
 from .certificates import public_key, read_secret
 from .errors import AccessError, SettingError
 from .limits import LARGEST
+from .spelling import spelling_hint
 from .tokens import parse_digest
 
 MMI: Final = ("none", "service", "all")
@@ -236,12 +236,6 @@ def _texts(value: object, key: str, where: str, example: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         _fail(where, key, value, f"it must be a list of texts, such as {example}")
     return value
-
-
-def spelling_hint(name: str, known: Sequence[str]) -> str:
-    """Return which of the `known` names is probably meant, or else all of them."""
-    close = get_close_matches(name, known, 1)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
 
 
 def _check_names(table: Mapping[str, object], known: tuple[str, ...], where: str) -> None:

@@ -170,7 +170,7 @@ class Server:
             elif now >= self._look_at:
                 self._look_at = now + MONITOR_INTERVAL
                 self._sockets.look(now)
-                self._sockets.clear_wake()
+                self._sockets.waker.clear()
             now = time.monotonic()
 
     def _turn(self, now: float) -> bool:
@@ -321,13 +321,13 @@ class Server:
     def reload(self) -> None:
         """Read the access file again.  If it is invalid, what it said before still applies.  Thread-safe."""
         self.door.ask_to_reload()
-        self._sockets.wake()
+        self._sockets.waker.wake()
 
     def stop(self) -> None:
         """Drain and stop: accept no requests, finish those in flight.  A second call stops immediately.
         Thread-safe."""
         self._stops += 1
-        self._sockets.wake()
+        self._sockets.waker.wake()
 
     @property
     def forced(self) -> bool:
@@ -393,7 +393,7 @@ class Server:
 
         before = {each: signal.signal(each, handle) for each in (*signals, signal.SIGHUP)}
         # A signal that arrives just before the loop sleeps would not be noticed until something else happens.
-        wakeup = signal.set_wakeup_fd(self._sockets.wake_descriptor, warn_on_full_buffer=False)
+        wakeup = signal.set_wakeup_fd(self._sockets.waker.signals, warn_on_full_buffer=False)
         try:
             yield
         finally:

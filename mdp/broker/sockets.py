@@ -1,10 +1,9 @@
 """The sockets of a broker, and how its loop waits for them: the main ROUTER and the ports beside it."""
 
 import select
-import socket
-from contextlib import suppress
 from typing import Final
 
+from ..transport.wake import Wake
 from .ports import NO_MONITOR, PREFIX_BYTES, Port, RouterPort
 
 PORT_INTERVAL: Final = 0.0005
@@ -12,10 +11,7 @@ PORT_INTERVAL: Final = 0.0005
 
 
 class Sockets:
-    """The main ROUTER and the ports of a broker.
-
-    `wake` interrupts the wait from any thread, or from a signal handler.
-    """
+    """The main ROUTER and the ports of a broker."""
 
     def __init__(self, main: RouterPort) -> None:
         self.main = main
@@ -25,10 +21,9 @@ class Sockets:
         """Those that probe peers."""
         self._check_at = 0.0
         """When to find out again which ports are ready, while messages keep coming."""
-        self._wake_in, self._wake_out = _pair()
-        self.wake_descriptor = self._wake_in.fileno()
-        """Where a byte that is written wakes the loop."""
-        self._poller = _Poller(main, self._wake_out)
+        self.waker = Wake()
+        """Ends the wait, from any thread or from a signal handler."""
+        self._poller = _Poller(main, self.waker.descriptor)
         self._closed = False
 
     def add(self, port: Port) -> None:
@@ -101,19 +96,8 @@ class Sockets:
         """Wait at most `timeout` milliseconds.  Return whether a monitor has events."""
         has_events = self._poller.wait(timeout)
         if self._poller.woken:
-            self.clear_wake()
+            self.waker.clear()
         return has_events
-
-    def wake(self) -> None:
-        """End the wait."""
-        with suppress(OSError):  # a wake-up is under way already, or the loop has ended
-            self._wake_in.send(b"!")
-
-    def clear_wake(self) -> None:
-        """Forget that the wait was to end."""
-        # A signal's handler runs here at the latest: only interpreted code, such as `suppress`, checks for signals.
-        with suppress(BlockingIOError):
-            self._wake_out.recv(4096)
 
     def close(self) -> None:
         """Close everything.  Idempotent."""
@@ -124,27 +108,26 @@ class Sockets:
             port.close()
         self.main.close()
         self._poller.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self.waker.close()
 
 
 class _Poller:
-    """Wait for ZeroMQ sockets that have just been drained, a plain socket, monitors, and other descriptors.
+    """Wait for ZeroMQ sockets that have just been drained, to be woken, for monitors, and other descriptors.
 
     A ZeroMQ socket's descriptor becomes readable on the next event; `zmq_poll` would check the socket again first.
     """
 
-    def __init__(self, main: RouterPort, other: socket.socket) -> None:
+    def __init__(self, main: RouterPort, waker: int) -> None:
         self.woken = False
-        """Whether the plain socket was readable after the last wait."""
-        self._other = other.fileno()
+        """Whether the descriptor `waker` was readable after the last wait."""
+        self._waker = waker
         self._monitor = main.monitor
         self._ports: dict[int, Port] = {}
         """The ports by the descriptors of their sockets."""
         self._ports_poll = select.epoll()
         """The sockets and the monitors of all ports.  However many there are, they are one descriptor to wait for."""
         self._poll = select.poll()
-        for descriptor in (self._other, main.descriptor, main.monitor, self._ports_poll.fileno()):
+        for descriptor in (self._waker, main.descriptor, main.monitor, self._ports_poll.fileno()):
             self._poll.register(descriptor, select.POLLIN)
 
     def register(self, descriptor: int) -> None:
@@ -182,7 +165,7 @@ class _Poller:
         for descriptor, _ in self._poll.poll(timeout):
             if descriptor == self._monitor:
                 has_events = True
-            elif descriptor == self._other:
+            elif descriptor == self._waker:
                 self.woken = True
             elif descriptor == self._ports_poll.fileno():
                 has_events |= self.check()
@@ -191,11 +174,3 @@ class _Poller:
     def close(self) -> None:
         """Free the descriptor."""
         self._ports_poll.close()
-
-
-def _pair() -> tuple[socket.socket, socket.socket]:
-    """Return two sockets that are connected to each other and do not block."""
-    pair = socket.socketpair()
-    for each in pair:
-        each.setblocking(False)
-    return pair

@@ -15,13 +15,14 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from ..access import Access, load, spelling_hint
+from ..access import Access, load
 from ..broker.link_ports import LinkTo
 from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
 from ..certificates import public_key
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import AccessError, SettingError
 from ..limits import Limits
+from ..spelling import spelling_hint
 from ..wire import service_name, show
 from .access_report import as_json, as_text
 from .console import (

@@ -5,13 +5,17 @@ from contextlib import suppress
 
 
 class Wake:
-    """A pair of connected sockets: the thread polls `descriptor`, which is readable from `wake` until `clear`."""
+    """A pair of connected sockets: the thread polls `descriptor`, which is readable from `wake` until `clear`.
+
+    What is written to `signals` wakes it too, as `signal.set_wakeup_fd` does.
+    """
 
     def __init__(self) -> None:
         self._sender, self._receiver = sockets.socketpair()
         self._sender.setblocking(False)
         self._receiver.setblocking(False)
         self.descriptor = self._receiver.fileno()
+        self.signals = self._sender.fileno()
 
     def wake(self) -> None:
         """Interrupt the poll that is under way, or else the next one."""
@@ -20,6 +24,7 @@ class Wake:
 
     def clear(self) -> None:
         """Forget all calls of `wake` so far, after a poll."""
+        # In the broker's compiled loop, a signal's handler runs here at the latest: only interpreted code checks for it.
         with suppress(OSError):
             self._receiver.recv(4096)
 

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Unpack
 
 import zmq
 
 from ...mdp.errors import ClosedError, SettingError
+from ...mdp.spelling import spelling_hint
 from ...mdp.transport.sockets import end, own_context
 from ..aio import AsyncWorker
 from ..arguments import WorkerArguments
@@ -135,7 +135,5 @@ def _chosen(offered: list[AnyOffered], only: Sequence[str]) -> list[AnyOffered]:
     names = [each.name for each in offered]
     for name in only:
         if name not in names:
-            close = get_close_matches(name, names, 1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names[:10])}"
-            raise SettingError(f"there is no service {name!r}: {hint}")
+            raise SettingError(f"there is no service {name!r}: {spelling_hint(name, names)}")
     return [each for each in offered if not only or each.name in only]

@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
-from ....mdp.access import MMI, Permissions, read_text, read_toml, spelling_hint
+from ....mdp.access import MMI, Permissions, read_text, read_toml
 from ....mdp.control import GATEWAY, SPARK
 from ....mdp.errors import AccessError, SettingError
 from ....mdp.http.problems import Problem
+from ....mdp.spelling import spelling_hint
 from ....mdp.tokens import bearer, digest_of, parse_digest
 
 _ROLE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")

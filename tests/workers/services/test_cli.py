@@ -52,7 +52,7 @@ def test_some_services_in_several_processes():
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["own:services", "--only", "pit"], "there is no service 'pit': did you mean 'pid'?"),
+        (["own:services", "--only", "pit"], "there is no service 'pit': did you mean pid?"),
         (["own:services", "--service", "other"], "--service has no meaning with own:services"),
         (["own:services", "--codec", "json"], "--codec has no meaning with own:services"),
         (["own:services", "--processes", "1-2"], "give a Services a fixed number"),

@@ -445,7 +445,7 @@ def test_a_worker_that_is_stopped_before_it_starts_ends_at_once():
 def test_only_some_services_are_offered():
     services, _ = declared()
     assert [each.name for each in services.worker(only=["now"]).offered] == ["now"]
-    with pytest.raises(SettingError, match="there is no service 'resise': did you mean 'resize'"):
+    with pytest.raises(SettingError, match=r"there is no service 'resise': did you mean resize\?"):
         services.worker(only=["resise"])
     with pytest.raises(SettingError, match="there are no services"):
         Services().worker()
