@@ -24,7 +24,7 @@ class Wake:
 
     def clear(self) -> None:
         """Forget all calls of `wake` so far, after a poll."""
-        # In the broker's compiled loop, a signal's handler runs here at the latest: only interpreted code checks for it.
+        # Interpreted, unlike the broker's loop: so a signal's handler runs here at the latest.
         with suppress(OSError):
             self._receiver.recv(4096)
 
