@@ -62,14 +62,18 @@ class BaseService(Generic[In, Out]):
 class Service(BaseService[In, Out]):
     """A service that replies with one value.
 
-    resize = Service("images.resize", Resize, Size)
-    size = client.call(resize, Resize("a.png", 80))
+        resize = Service("images.resize", Resize, Size)
+        size = client.call(resize, Resize("a.png", 80))
+
+    It takes the place of the name in `call`, `submit` and `map`.
     """
 
 
 class Streaming(BaseService[In, Out]):
     """A service that replies with a stream of values.
 
-    find = Streaming("images.find", str, Match)
-    for match in client.stream(find, "cats"): ...
+        find = Streaming("images.find", str, Match)
+        for match in client.stream(find, "cats"): ...
+
+    It takes the place of the name in `stream`.
     """
