@@ -288,8 +288,8 @@ class Requests:
             reason = Drop.CLIENT_GONE
         elif self._congested and request.number is not None and client.identity in self._congested:
             self._congested[client.identity][client] = None
-            text = text_of(reason, request, self._limits)
-            self._registry.put_off(request, Untold(request, reason, attempt or request.attempt, text), now)
+            untold = Untold(request, reason, attempt or request.attempt, self._text_of(request, reason))
+            self._registry.put_off(request, untold, now)
             return
         self.report(request, reason, now, attempt)
         self._registry.drop(request, now)
@@ -314,7 +314,7 @@ class Requests:
         if link is not None and reason in NOT_PLACED and self._return(request, link, reason):
             return
         if request.number is not None and report.code is not None:
-            text = text or text_of(reason, request, self._limits, self._registry.why_given_up.get(request))
+            text = text or self._text_of(request, reason)
             self._outgoing.error(request.client, request.number, report.code, text.encode(), [])
         self._stats.dropped[reason] += 1
         if reason is not Drop.HANDLER_FAILED:  # which `ended_by` has counted
@@ -325,6 +325,10 @@ class Requests:
         line = "dropped a request for service %s%s: %s"
         fields = partial(self._watch.fields, request, attempt)
         self._journal.note(now, level, f"drop-{reason}", line, name, by, reason, fields=fields)
+
+    def _text_of(self, request: Request, reason: Drop) -> str:
+        """Return the text of the ERROR for a request that is dropped."""
+        return text_of(reason, request, self._limits, self._registry.why_given_up.get(request))
 
     def _ended(self, request: Request, attempt: Attempt | None, outcome: str, now: float) -> None:
         """Count a request that was not answered with a FINAL."""

@@ -18,6 +18,7 @@ from support.x1_messages import (
     work,
 )
 
+from zmdp.mdp import wire
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.limits import Limits
@@ -379,3 +380,15 @@ def test_the_broker_is_closed_when_everybody_is_told():
     broker.relieved(b"c", 0)
     assert [each[2:4] for each in told(broker.take_messages())] == [(number, 503) for number in range(3)]
     assert broker.closed
+
+
+def test_a_client_that_is_told_later_still_learns_why_a_worker_gave_its_request_up():
+    broker = new_broker()
+    feed(broker, ready(), request(1, wait=False))
+    broker.congested(b"c")
+    hung = "its handler has neither returned nor yielded for 30 s (handler_timeout)"
+    feed(broker, wire.disconnect((b"w",), wire.WX1, hung.encode()))
+    assert told(turns.gone(broker, b"w", 5)) == []
+    broker.relieved(b"c", 6)
+    text = f"its worker gave it up: {hung}, no other worker offers the service, and wait is false"
+    assert told(broker.take_messages()) == [error(502, text)]
