@@ -195,7 +195,8 @@ class Ticket(Generic[R, P]):
             BrokerUnreachable: No broker answers.
             ServiceNotFound: No Titanic is registered at the broker, and none was while this method waited.
         """
-        found = self._titanic._perform(conversation.result(self._titanic.client, self.uuid, timeout))
+        steps = conversation.result(self._titanic.client, self.uuid, timeout, submitted=bool(self.service))
+        found = self._titanic._perform(steps)
         read: R = self._reader.final(found)
         return read
 
@@ -212,7 +213,7 @@ class Ticket(Generic[R, P]):
         Raises the same errors as `result`.
         """
         client = self._titanic.client
-        cursor = PartialsCursor(client, self.uuid, start, timeout)
+        cursor = PartialsCursor(client, self.uuid, start, timeout, submitted=bool(self.service))
         while not cursor.ended:
             stream = client.stream(
                 conversation.REPLY, *cursor.frames, timeout=cursor.timeout, retries=0, options=cursor.options
@@ -361,14 +362,15 @@ class AsyncTicket(Generic[R, P]):
 
     async def result(self, timeout: float | None = None) -> R:
         """Return the reply's FINAL once it is there.  See `Ticket.result`."""
-        found = await self._titanic._perform(conversation.result(self._titanic.client, self.uuid, timeout))
+        steps = conversation.result(self._titanic.client, self.uuid, timeout, submitted=bool(self.service))
+        found = await self._titanic._perform(steps)
         read: R = self._reader.final(found)
         return read
 
     async def partials(self, start: int = 0, *, timeout: float | None = None) -> AsyncGenerator[P, None]:
         """Yield the reply's PARTIALs from number `start` on, until the request has ended.  See `Ticket.partials`."""
         client = self._titanic.client
-        cursor = PartialsCursor(client, self.uuid, start, timeout)
+        cursor = PartialsCursor(client, self.uuid, start, timeout, submitted=bool(self.service))
         while not cursor.ended:
             stream = client.stream(conversation.REPLY, *cursor.frames, timeout=cursor.timeout, options=cursor.options)
             try:

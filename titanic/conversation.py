@@ -113,8 +113,12 @@ def ready(caller: Caller, uuid: str) -> Steps[bool]:
         return True
 
 
-def result(caller: Caller, uuid: str, timeout: float | None) -> Steps[Reply]:
-    """Return the reply's FINAL, waiting for it for `timeout` seconds."""
+def result(caller: Caller, uuid: str, timeout: float | None, *, submitted: bool) -> Steps[Reply]:
+    """Return the reply's FINAL, waiting for it for `timeout` seconds.
+
+    A Titanic that stops meanwhile may come back, if there has been one: when the caller `submitted` the request, or
+    since it waits.
+    """
     deadline = Deadline(timeout)
     if timeout == 0:
         found = parse_reply((yield from _call(caller, CallTitanic(REPLY, [uuid.encode()]))), uuid)
@@ -123,24 +127,23 @@ def result(caller: Caller, uuid: str, timeout: float | None) -> Steps[Reply]:
         return found
     options = {"wait": True} if caller.protocol == "X1" else None
     pauses = _pauses()
-    registered = False  # whether a Titanic was: if it stops, it may come back
+    registered = submitted
     while True:
         try:
-            reply = yield from _call(caller, CallTitanic(REPLY, [uuid.encode()], options, timeout=deadline.step))
+            reply = yield CallTitanic(REPLY, [uuid.encode()], options, timeout=deadline.step)
         except BrokerUnreachable:
             raise
         except RequestTimeout:
-            registered = True
-        except ServiceNotFound:
             if not registered:
-                raise
+                yield from _await_titanic(caller, deadline)
+        except WorkerLost:
             yield Sleep(max(0.0, min(next(pauses), deadline.remaining)))
         else:
-            registered = True
             found = parse_reply(reply, uuid)
             if found is not None:
                 return found
             yield Sleep(max(0.0, min(next(pauses), deadline.remaining)))
+        registered = True
         deadline.check(uuid)
 
 
@@ -156,12 +159,12 @@ class PartialsCursor:
     sleep for `pause()`; if it fails, call `failed`.  Continue until `ended`.
     """
 
-    def __init__(self, caller: Caller, uuid: str, start: int, timeout: float | None) -> None:
+    def __init__(self, caller: Caller, uuid: str, start: int, timeout: float | None, *, submitted: bool) -> None:
         self.ended = False
         self.frames = [uuid.encode()]
         self._caller = caller
         self._uuid = uuid
-        self._registered = False
+        self._registered = submitted
         """Whether a Titanic was registered: if it stops, it may come back."""
         self._position = start
         self._silence = timeout
@@ -199,19 +202,19 @@ class PartialsCursor:
 
     def failed(self, error: Exception) -> Steps[None]:
         """Return if another stream may succeed; otherwise raise the error, or `ServiceNotFound`."""
-        if isinstance(error, BrokerUnreachable) or not isinstance(error, RequestTimeout | StreamInterrupted):
+        retryable = RequestTimeout | StreamInterrupted | WorkerLost
+        if isinstance(error, BrokerUnreachable) or not isinstance(error, retryable):
             raise error
-        if (yield CheckAvailable(REPLY)):
-            self._registered = True
-        elif not self._registered:
-            raise no_titanic(self._caller, REPLY) from None
-        else:
+        if not isinstance(error, RequestTimeout):
             yield Sleep(self.pause())
+        elif not self._registered:
+            yield from _await_titanic(self._caller, self._deadline)
+        self._registered = True
 
 
 def _call(caller: Caller, call: CallTitanic) -> Steps[Reply]:
     """Perform the call and return the reply.  Raises `ServiceNotFound` if no Titanic is registered."""
-    if caller.protocol == "X1" and call.timeout is None:
+    if caller.protocol == "X1":
         return (yield from _call_registered(caller, call))
     try:
         reply: Reply = yield call
@@ -239,6 +242,15 @@ def _call_registered(caller: Caller, call: CallTitanic) -> Steps[Reply]:
             yield Sleep(RESTART_POLL_SECONDS)
         else:
             return reply
+
+
+def _await_titanic(caller: Caller, deadline: "Deadline") -> Steps[None]:
+    """Wait until a Titanic is registered, for `RESTART_SECONDS` or until the deadline."""
+    until = time.monotonic() + min(RESTART_SECONDS, deadline.remaining)
+    while not (yield CheckAvailable(REPLY)):
+        if time.monotonic() >= until:
+            raise no_titanic(caller, REPLY) from None
+        yield Sleep(RESTART_POLL_SECONDS)
 
 
 # ── replies and errors ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -108,6 +108,9 @@ def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and hasattr(kind, "model_validate") and hasattr(kind, "model_json_schema")
 
 
+# msgspec's hooks for types that it does not know: NotImplementedError says that they do not know them either.
+
+
 def _to_builtin(value: Any) -> Any:
     if _is_model(type(value)):
         return value.model_dump(mode="json")

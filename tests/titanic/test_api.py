@@ -100,9 +100,18 @@ def running_loop():
     try:
         yield loop
     finally:
+        asyncio.run_coroutine_threadsafe(cancel_tasks(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+async def cancel_tasks():
+    """Cancel all other tasks of the loop: after a failure, threads that wait for them would never end."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextmanager

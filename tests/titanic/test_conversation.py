@@ -12,6 +12,7 @@ from zmdp.clients import (
     ServiceError,
     ServiceNotFound,
     SettingError,
+    StreamInterrupted,
     WorkerLost,
 )
 from zmdp.titanic import TitanicError, UnknownTicket, conversation
@@ -97,39 +98,52 @@ def test_a_call_fails_if_no_titanic_registers(monkeypatch):
         steps.throw(ServiceNotFound("nobody", code=404))
 
 
-@pytest.mark.parametrize("answer", [reply(b"300"), None])
-def test_result_waits_on_when_titanic_has_stopped(answer):
-    steps = conversation.result(X1, UUID_TEXT, None)
+@pytest.mark.parametrize(
+    "sign",
+    [
+        reply(b"300"),  # Titanic answers when it stops
+        WorkerLost("lost", code=502),
+        None,
+    ],
+)
+def test_result_waits_on_when_titanic_has_stopped(sign):
+    steps = conversation.result(X1, UUID_TEXT, None, submitted=sign is None)
     next(steps)
-    if answer is None:
-        assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.reply")
-        assert isinstance(steps.send(True), CallTitanic)
-        steps.throw(RequestTimeout("late"))
-        assert isinstance(steps.send(False), Sleep)
-    else:
-        assert isinstance(steps.send(answer), Sleep)  # so Titanic answers when it stops
-    for _ in range(3):
+    if sign is not None:
+        pause = steps.throw(sign) if isinstance(sign, WorkerLost) else steps.send(sign)
+        assert isinstance(pause, Sleep)
         assert isinstance(steps.send(None), CallTitanic)
-        assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.reply")
-        assert isinstance(steps.send(False), Sleep)
-    steps.send(None)
+    for _ in range(3):
+        assert isinstance(steps.throw(RequestTimeout("late")), CallTitanic)  # it has waited at the broker
     assert result_of(steps, reply(b"200", b"end")) == [b"end"]
 
 
 def test_result_waits_no_longer_than_its_timeout():
-    steps = conversation.result(X1, UUID_TEXT, 1e-9)
+    steps = conversation.result(X1, UUID_TEXT, 1e-9, submitted=False)
     next(steps)
     steps.send(reply(b"300"))
     with pytest.raises(RequestTimeout, match="has no reply after"):
         steps.send(None)
 
 
-def test_result_needs_a_titanic_at_first():
-    steps = conversation.result(X1, UUID_TEXT, None)
+def test_result_needs_a_titanic_at_first(monkeypatch):
+    monkeypatch.setattr(conversation, "RESTART_SECONDS", 0.0)
+    steps = conversation.result(X1, UUID_TEXT, None, submitted=False)
     next(steps)
-    steps.throw(RequestTimeout("late"))
+    assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.reply")
     with pytest.raises(ServiceNotFound):
         steps.send(False)
+
+
+def test_result_gives_a_titanic_time_to_restart():
+    steps = conversation.result(X1, UUID_TEXT, None, submitted=False)
+    next(steps)
+    assert steps.throw(RequestTimeout("late")) == CheckAvailable("titanic.reply")
+    for _ in range(3):
+        assert steps.send(False) == Sleep(conversation.RESTART_POLL_SECONDS)
+        assert steps.send(None) == CheckAvailable("titanic.reply")
+    assert isinstance(steps.send(True), CallTitanic)
+    assert isinstance(steps.throw(RequestTimeout("late")), CallTitanic)  # from now on it may come back
 
 
 def test_a_timeout_with_a_titanic_is_a_timeout():
@@ -148,7 +162,7 @@ def test_without_a_broker_nobody_is_asked_for_a_titanic():
 
 
 def test_result_polls_with_growing_pauses_until_there_is_a_reply():
-    steps = conversation.result(OLD, UUID_TEXT, None)
+    steps = conversation.result(OLD, UUID_TEXT, None, submitted=False)
     assert next(steps).options is None
     pauses = []
     for _ in range(8):
@@ -161,14 +175,14 @@ def test_result_polls_with_growing_pauses_until_there_is_a_reply():
 
 
 def test_result_without_waiting_asks_once():
-    steps = conversation.result(X1, UUID_TEXT, 0)
+    steps = conversation.result(X1, UUID_TEXT, 0, submitted=False)
     assert next(steps).options is None
     with pytest.raises(RequestTimeout, match="has no reply after 0 s"):
         steps.send(reply(b"300"))
 
 
 def test_result_of_a_failed_request():
-    steps = conversation.result(X1, UUID_TEXT, None)
+    steps = conversation.result(X1, UUID_TEXT, None, submitted=False)
     assert next(steps).options == {"wait": True}
     with pytest.raises(ServiceError) as failed:
         steps.send(reply(b"500 no such record", b"404", b"echo", b"detail"))
@@ -185,7 +199,7 @@ def test_an_unknown_request(answer):
 
 
 def test_a_cursor_continues_where_its_stream_broke_off():
-    cursor = PartialsCursor(X1, UUID_TEXT, 3, None)
+    cursor = PartialsCursor(X1, UUID_TEXT, 3, None, submitted=False)
     assert cursor.options == {"partials": True, "from": 3, "wait": True}
     assert cursor.take(reply(b"part", final=False))
     assert cursor.options["from"] == 4
@@ -197,26 +211,33 @@ def test_a_cursor_continues_where_its_stream_broke_off():
 
 
 def test_a_cursor_goes_on_after_a_timeout_while_there_is_a_titanic():
-    cursor = PartialsCursor(X1, UUID_TEXT, 0, None)
+    cursor = PartialsCursor(X1, UUID_TEXT, 0, None, submitted=False)
     steps = cursor.failed(RequestTimeout("late"))
     assert next(steps) == CheckAvailable("titanic.reply")
     assert result_of(steps, True) is None
-    steps = cursor.failed(RequestTimeout("late"))
-    next(steps)
-    assert isinstance(steps.send(False), Sleep)  # it was there
+    with pytest.raises(StopIteration):  # from now on it may come back
+        next(cursor.failed(RequestTimeout("late")))
 
 
-def test_a_cursor_needs_a_titanic_at_first():
-    steps = PartialsCursor(X1, UUID_TEXT, 0, None).failed(RequestTimeout("late"))
+def test_a_cursor_needs_a_titanic_at_first(monkeypatch):
+    monkeypatch.setattr(conversation, "RESTART_SECONDS", 0.0)
+    steps = PartialsCursor(X1, UUID_TEXT, 0, None, submitted=False).failed(RequestTimeout("late"))
     next(steps)
     with pytest.raises(ServiceNotFound):
         steps.send(False)
 
 
-def test_a_cursor_waits_on_when_titanic_has_stopped():
-    cursor = PartialsCursor(X1, UUID_TEXT, 0, None)
-    assert cursor.take(reply(b"part", final=False))
-    steps = cursor.failed(RequestTimeout("late"))
-    assert next(steps) == CheckAvailable("titanic.reply")
-    assert isinstance(steps.send(False), Sleep)
+@pytest.mark.parametrize("submitted", [True, False])
+def test_a_cursor_waits_on_when_titanic_has_stopped(submitted):
+    cursor = PartialsCursor(X1, UUID_TEXT, 0, None, submitted=submitted)
+    if not submitted:
+        assert cursor.take(reply(b"part", final=False))
+    with pytest.raises(StopIteration):
+        next(cursor.failed(RequestTimeout("late")))
+
+
+@pytest.mark.parametrize("error", [StreamInterrupted("cut"), WorkerLost("lost", code=502)])
+def test_a_cursor_pauses_when_its_titanic_was_lost(error):
+    steps = PartialsCursor(X1, UUID_TEXT, 0, None, submitted=False).failed(error)
+    assert isinstance(next(steps), Sleep)
     assert result_of(steps, None) is None
