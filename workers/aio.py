@@ -4,17 +4,18 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Coroutine
 from contextvars import copy_context
-from functools import partial
+from inspect import CORO_CREATED, getcoroutinestate
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self, cast
 
 from ..mdp.errors import RequestCancelled, SettingError
 from ..mdp.loading import check_not_importing
 from ..mdp.logs import fields_of
 from ..mdp.rows import Outcome
 from ..mdp.transport.sockets import Context
-from .aio_handling import AsyncHandler, HandlerCalls, begin_task
+from .aio_handling import EAGER, AsyncHandler, HandlerCalls, begin_task
 from .base import AsyncSource, BaseWorker
 from .blocking import BlockingWatch
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
@@ -161,13 +162,15 @@ class _AsyncConnection(Connection):
         self.done = asyncio.Event()
         """Set when the connection and all handlers have ended."""
         self._calls = HandlerCalls(
-            handler, worker._adapter, self._send_partial, whole_packs=settings.rows, concurrency=settings.concurrency
+            handler, worker._adapter, self, whole_packs=settings.rows, concurrency=settings.concurrency
         )
         self._loop = loop
         self._worker_context = copy_context()
         self._watch = BlockingWatch(loop, worker.service.decode(), name_of(handler))
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """The tasks of handlers that have not ended, by the id() of their requests."""
+        self._starting: list[Request] = []
+        """The requests whose tasks may not have begun yet, before Python 3.12."""
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
@@ -222,8 +225,11 @@ class _AsyncConnection(Connection):
     def _take_turn(self) -> None:
         now = time.monotonic()
         until = now + MAX_TURN_SECONDS
+        if self._starting:
+            self._end_unbegun()
         while True:
             self.step(now)
+            received_at = self.flushed_at
             request = self.session.begin(now)
             if request is None:
                 break
@@ -231,7 +237,11 @@ class _AsyncConnection(Connection):
             if now >= until:
                 self.flush(now)
                 self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
-                break
+                return
+            if self.flushed_at == received_at and not self.session.unsent:
+                break  # nothing was sent, so everything has been received
+        if self._starting:  # most of them end in their first step: send these replies together
+            self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
 
     def _begin_all(self, request: Request | None, now: float, until: float) -> float:
         """Start `request` and those waiting behind it.  Return the current time."""
@@ -249,26 +259,26 @@ class _AsyncConnection(Connection):
     def _begin(self, request: Request) -> None:
         """Start the task that handles `request`."""
         try:
-            task = begin_task(self._handle(request), self._loop, self._worker_context.copy())
+            task = begin_task(self._calls.handle(request), self._loop, self._worker_context.copy())
         except Exception as error:  # noqa: BLE001 - the caller gets it
-            self.crashed(request, error, time.monotonic())
-        else:
-            if task.done():
-                self._task_ended(request, task)
-            else:
-                self._tasks[id(request)] = task
-                task.add_done_callback(partial(self._task_ended, request))
+            self.crashed(request, error)
+            return
+        if not task.done():
+            self._tasks[id(request)] = task
+            if not EAGER:
+                self._starting.append(request)
 
-    def _task_ended(self, request: Request, task: "asyncio.Task[None]") -> None:
-        """End `request` if its task did not: it was cancelled before it began, or has a bug."""
-        if not task.cancelled():
-            error = task.exception()
-            if error is not None:
-                self._tasks.pop(id(request), None)
-                self.crashed(request, error, time.monotonic())
-                self._schedule()
-        elif id(request) in self._tasks:
-            self._handled(request, None)
+    def _end_unbegun(self) -> None:
+        """End the requests whose tasks were cancelled before they began: such a task does nothing at all."""
+        starting, self._starting = self._starting, []
+        for request in starting:
+            task = self._tasks.get(id(request))
+            if task is None:
+                continue
+            if task.done():
+                self.handled(request, None)
+            elif getcoroutinestate(cast("Coroutine[Any, Any, None]", task.get_coro())) == CORO_CREATED:
+                self._starting.append(request)
 
     def cancelled(self, request: Request) -> None:
         """Cancel the task that handles `request`."""
@@ -307,15 +317,7 @@ class _AsyncConnection(Connection):
 
     # ── handlers ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _handle(self, request: Request) -> None:
-        try:
-            outcome = await self._calls.outcome(request)
-        except asyncio.CancelledError:
-            self._handled(request, None)
-            raise
-        self._handled(request, outcome)
-
-    def _handled(self, request: Request, outcome: Outcome | None) -> None:
+    def handled(self, request: Request, outcome: Outcome | None) -> None:
         """End a request whose handler has ended; the outcome is None if its task was cancelled."""
         session, now = self.session, time.monotonic()
         self._tasks.pop(id(request), None)
@@ -327,12 +329,18 @@ class _AsyncConnection(Connection):
                 outcome = failed(RequestCancelled("cancelled"), request)
             self.finish(request, outcome, now)
         if not self._in_turn:
-            # Other handlers may reply in this turn of the event loop.
-            if not self._tasks or now - self.flushed_at >= FLUSH_SECONDS:
+            if now - self.flushed_at >= FLUSH_SECONDS:  # else with the replies of other handlers
                 self.flush(now)
             self._schedule()
 
-    async def _send_partial(self, request: Request, frames: list[bytes]) -> None:
+    def crashed(self, request: Request, error: BaseException) -> None:
+        """End a request after an error in our own code."""
+        self._tasks.pop(id(request), None)
+        super().crashed(request, error)
+        self._schedule()
+
+    async def send_partial(self, request: Request, frames: list[bytes]) -> None:
+        """Send what a handler has yielded, as a PARTIAL, and wait if the broker does not keep up."""
         self.session.partial(request, frames, time.monotonic())
         self._schedule()
         # Let the connection send, and receive a CANCEL; wait for a broker that does not keep up.

@@ -7,18 +7,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextvars import Context as TaskContext
 from contextvars import copy_context
 from types import CoroutineType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ..mdp.rows import Outcome
-from ..mdp.tracing import handling
+from ..mdp.tracing import current, handling, opentelemetry_trace
 from .handling import HandlerAdapter, Last, failed
 from .request import Request
 from .rows import Pack, is_pack
 
 AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""
-SendPartial = Callable[[Request, list[bytes]], Awaitable[None]]
 
+EAGER: Final = sys.version_info >= (3, 12)
+"""Whether tasks begin when they are made."""
 MAX_PACK_TURN_SECONDS: Final = 0.002
 """Time after which other callbacks get their turn while the rows of a pack are begun."""
 
@@ -30,11 +31,24 @@ def begin_task(
 
     From Python 3.12 on, it has already begun, and ended if it did not wait for anything.
     """
-    if sys.version_info >= (3, 12):
+    if sys.version_info >= (3, 12):  # mypy knows this, but not EAGER
         task = asyncio.Task(work, loop=loop, context=context, eager_start=True)
     else:
         task = loop.create_task(work, context=context)
     return task
+
+
+class Holder(Protocol):
+    """What holds the requests that are handled: a connection."""
+
+    async def send_partial(self, request: Request, frames: list[bytes]) -> None:
+        """Send what the handler has yielded, as a PARTIAL of the request."""
+
+    def handled(self, request: Request, outcome: Outcome | None) -> None:
+        """End a request with its FINAL or its failure; the outcome is None if the task was cancelled."""
+
+    def crashed(self, request: Request, error: BaseException) -> None:
+        """End a request after an error in our own code."""
 
 
 class HandlerCalls:
@@ -43,7 +57,7 @@ class HandlerCalls:
     Args:
         handler: The worker's handler.
         adapter: Converts its argument and its results.
-        send_partial: Sends what the handler yields, as a PARTIAL of the request.
+        holder: Holds the requests, and learns what becomes of them.
         whole_packs: Whether the handler gets all rows of a pack at once.
         concurrency: The maximum number of rows that are handled concurrently.
     """
@@ -52,41 +66,53 @@ class HandlerCalls:
         self,
         handler: AsyncHandler,
         adapter: HandlerAdapter,
-        send_partial: SendPartial,
+        holder: Holder,
         *,
         whole_packs: bool = False,
         concurrency: int = 1,
     ) -> None:
         self._handler = handler
         self._adapter = adapter
-        self._send_partial = send_partial
+        self._holder = holder
         self._whole_packs = whole_packs
         self._context = copy_context()
         self._row_slots = asyncio.Semaphore(concurrency)
 
-    async def outcome(self, request: Request) -> Outcome:
-        """Call the handler, and return the FINAL of the request or its failure.
+    async def handle(self, request: Request) -> None:
+        """Handle `request`: the work of a task of its own, whose context is that of the request.
 
-        Raises only `CancelledError`, if this task was cancelled.
+        Most requests come here, so what they need is in one coroutine.
         """
+        outcome: Outcome | None
         try:
-            if self._whole_packs:
-                return await self._handle_whole(request)
-            if is_pack(request):
-                return await self._handle_rows(request)
-            with handling(request):
-                result = self._handler(self._adapter.argument(request))
-                if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
-                    last = await self._stream(result, request)
+            try:
+                if self._whole_packs or is_pack(request):
+                    outcome = await self._handle_pack(request)
+                elif opentelemetry_trace() is not None:
+                    with handling(request):
+                        outcome = await self._reply(self._handler(self._adapter.argument(request)), request)
                 else:
-                    last = await result
-                return self._adapter.frames(last)
-        except asyncio.CancelledError as error:
-            if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
-                raise
-            return failed(error, request)  # something that the handler awaited was cancelled, not the handler
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
-            return failed(error, request)
+                    current.set(request)
+                    result = self._handler(self._adapter.argument(request))
+                    if type(result) is CoroutineType:
+                        outcome = self._adapter.frames(await result)
+                    else:
+                        outcome = await self._reply(result, request)
+            except asyncio.CancelledError as error:
+                if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
+                    self._holder.handled(request, None)
+                    raise
+                outcome = failed(error, request)  # something that the handler awaited was cancelled, not the handler
+            except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
+                outcome = failed(error, request)
+            self._holder.handled(request, outcome)
+        except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
+            self._holder.crashed(request, error)
+
+    async def _reply(self, result: Awaitable[Any] | AsyncGenerator[Any, None], request: Request) -> list[bytes]:
+        """Return the FINAL; what an async generator yields before it is sent as PARTIALs."""
+        last = await self._stream(result, request) if isinstance(result, AsyncGenerator) else await result
+        return self._adapter.frames(last)
 
     async def _stream(self, parts: AsyncGenerator[Any, None], request: Request) -> Any:
         """Send what an async generator yields as PARTIALs.  Return the `Last` that it yields, or None."""
@@ -94,12 +120,15 @@ class HandlerCalls:
             async for part in parts:
                 if isinstance(part, Last):
                     return part
-                await self._send_partial(request, self._adapter.frames(part))
+                await self._holder.send_partial(request, self._adapter.frames(part))
         finally:
             await parts.aclose()
         return None
 
     # ── packs ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _handle_pack(self, request: Request) -> Outcome:
+        return await (self._handle_whole(request) if self._whole_packs else self._handle_rows(request))
 
     async def _handle_rows(self, request: Request) -> Outcome:
         """Call the handler for each row of a pack, concurrently.  Return the end of the reply."""
@@ -186,4 +215,4 @@ class HandlerCalls:
     async def _send_groups(self, pack: Pack, request: Request) -> None:
         """Send the groups that are ready."""
         while pack.groups:
-            await self._send_partial(request, pack.groups.popleft())
+            await self._holder.send_partial(request, pack.groups.popleft())

@@ -227,8 +227,9 @@ class Connection:
             text = "%s: dropped a late reply: its connection was lost meanwhile"
             log.warning(text, request.service, extra=fields_of(request))
 
-    def crashed(self, request: Request, error: BaseException, now: float) -> None:
+    def crashed(self, request: Request, error: BaseException) -> None:
         """End `request` after an error in our own code: its client gets ERROR 500."""
+        now = time.monotonic()
         text = "%s: an error in zmdp itself, please report it"
         log.error(text, request.service, exc_info=error, extra=fields_of(request))
         reported = f"an error in zmdp itself, at the worker: {error!r:.200}"

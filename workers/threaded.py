@@ -119,9 +119,8 @@ class ThreadedConnection(Connection):
     def fail(self, request: Request, error: BaseException) -> None:
         """End `request` after an error in our own code."""
         with self._lock:
-            now = time.monotonic()
-            self.crashed(request, error, now)
-            self._step(now)
+            self.crashed(request, error)
+            self._step(time.monotonic())
 
     def abandon(self, request: Request) -> None:
         """Disconnect without a reply to `request`, so that another worker gets it."""

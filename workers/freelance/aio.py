@@ -7,6 +7,7 @@ from functools import partial
 
 import zmq
 
+from ...mdp.rows import Outcome
 from ...mdp.transport.sockets import Context
 from ..aio_handling import AsyncHandler, HandlerCalls
 from ..handling import HandlerAdapter
@@ -32,7 +33,7 @@ class AsyncServer(FreelanceServerConnection):
         super().__init__(session, listening, context)
         self.done = asyncio.Event()
         """Set when the socket is closed and all handlers have ended."""
-        self._calls = HandlerCalls(handler, adapter, self._keep_partial)
+        self._calls = HandlerCalls(handler, adapter, self)
         self._loop = loop
         self._tasks: set[asyncio.Task[None]] = set()
         self._soon: asyncio.Handle | None = None
@@ -76,7 +77,7 @@ class AsyncServer(FreelanceServerConnection):
             self._end()
             return
         while (request := self.session.begin()) is not None:
-            task = self._loop.create_task(self._handle(request))
+            task = self._loop.create_task(self._calls.handle(request))
             self._tasks.add(task)
             task.add_done_callback(partial(self._task_ended, request))
         if more:
@@ -87,14 +88,9 @@ class AsyncServer(FreelanceServerConnection):
             self._timer = self._loop.call_later(due - time.monotonic(), self._timer_fired)
 
     def _task_ended(self, request: Request, task: "asyncio.Task[None]") -> None:
-        """End `request` if its task did not: it was cancelled before it began, or there is an error in our own code."""
         self._tasks.discard(task)
-        if task.cancelled():
+        if task.cancelled():  # perhaps before it began
             self.session.abandon(request)
-        elif (error := task.exception()) is not None:
-            self.crashed(request, error)
-        else:
-            return
         self._schedule()
 
     def _timer_fired(self) -> None:
@@ -110,9 +106,11 @@ class AsyncServer(FreelanceServerConnection):
         self.close()
         self.done.set()
 
-    async def _handle(self, request: Request) -> None:
-        self.session.finish(request, await self._calls.outcome(request))
-        self._schedule()
+    def handled(self, request: Request, outcome: Outcome | None) -> None:
+        """End a request whose handler has ended; the outcome is None if its task was cancelled."""
+        if outcome is not None:
+            self.session.finish(request, outcome)
 
-    async def _keep_partial(self, request: Request, frames: list[bytes]) -> None:
+    async def send_partial(self, request: Request, frames: list[bytes]) -> None:
+        """Keep what a handler has yielded for the reply."""
         self.session.partial(request, frames)
