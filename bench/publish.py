@@ -1,7 +1,7 @@
 """Copy the results of a run to the documentation: `python bench/publish.py [bench/results]`.
 
-It writes docs/benchmarks.md with all figures, and updates the targets in docs/performance.md, between two comments, and
-two plots.
+It writes docs/explanation/benchmarks.md with all figures, and updates two plots and the targets between two comments in
+docs/explanation/performance.md.
 """
 
 import json
@@ -33,8 +33,8 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results"
     results = json.loads((folder / "results.json").read_text())
     page = report.markdown(results).replace(HEADING, HEADING + INTRODUCTION, 1)
-    (DOCS / "benchmarks.md").write_text(page)
-    performance = DOCS / "performance.md"
+    (DOCS / "explanation" / "benchmarks.md").write_text(page)
+    performance = DOCS / "explanation" / "performance.md"
     performance.write_text(with_targets(performance.read_text(), report.targets_table(results["targets"])))
     for plot, name in PLOTS.items():
         shutil.copy(folder / f"{plot}.png", DOCS / "plots" / f"{name}.png")

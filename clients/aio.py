@@ -61,7 +61,7 @@ class AsyncClient:
             once that is back.
         timeout: Seconds that `request` and `call` may take by default, or None for no limit.  The limit travels with
             the request.
-        protocol: `"X1"` (docs/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.
+        protocol: `"X1"` (docs/reference/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.
         envelope: With protocol 0.2, begin each message with an empty frame, as a ROUTER–DEALER proxy between client
             and broker requires.  X1 and 0.1 always do.
         codec: How `call` encodes values.
@@ -69,8 +69,8 @@ class AsyncClient:
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
         max_outstanding: Maximum number of outstanding requests; others wait for their turn.
-        key: The secret certificate file of this client's key, for brokers that require one (docs/security.md); by
-            default `$MDP_KEY`.
+        key: The secret certificate file of this client's key, for brokers that require one (docs/how-to/security.md);
+            by default `$MDP_KEY`.
         broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85; by default
             `$MDP_BROKER_KEY`.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
@@ -121,7 +121,7 @@ class AsyncClient:
                 `timeout`.  It travels with the request as its ttl.
             wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
-            options: Defined by the service (docs/x1.md).
+            options: Defined by the service (docs/reference/x1.md).
 
         Returns:
             The frames of every PARTIAL, if the service streams, followed by those of the FINAL.
@@ -160,7 +160,7 @@ class AsyncClient:
                 its ttl.
             wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
-            options: Defined by the service (docs/x1.md).
+            options: Defined by the service (docs/reference/x1.md).
 
         Raises `StreamInterrupted` if the stream fails after its first part; otherwise raises as `request`.
         """
@@ -279,7 +279,7 @@ class AsyncClient:
     def map(
         self, service: Any, rows: Iterable[Any] | AsyncIterable[Any], **settings: Unpack[MapSettings]
     ) -> AsyncGenerator[Any, None]:
-        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/python.md).
+        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/how-to/python.md).
 
         An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is handled as if it
         were a request of this one frame, but requests carry as many rows as are answered quickly.  Rows are read as

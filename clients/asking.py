@@ -80,7 +80,7 @@ def ask(client: Client, question: str, on: str | None = None, body: bytes = b"")
 
 
 def check_known(service: str, reply: Sequence[bytes]) -> None:
-    """Raise `ServiceNotFound` or `RequestRejected` if a broker has not understood a call of `mmi.*` (docs/mmi.md)."""
+    """Raise `ServiceNotFound` or `RequestRejected` if a broker has not understood `mmi.*` (docs/reference/mmi.md)."""
     if service.startswith("mmi.") and list(reply) == [b"501"]:
         text = f"the broker does not know {service!r} (501): mmi.service, mmi.services, mmi.workers, mmi.stats, "
         text += "mmi.broker and others are its own, and no worker can offer a service mmi.*"

@@ -69,7 +69,7 @@ class Client:
         timeout: Seconds that each attempt may take.
         retries: Attempts after the first.  A request may take `timeout × (1 + retries)` seconds in all, and this limit
             travels with it.
-        protocol: `"X1"` (docs/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.
+        protocol: `"X1"` (docs/reference/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.
         envelope: With protocol 0.2, begin each message with an empty frame, as a ROUTER–DEALER proxy between client
             and broker requires.  X1 and 0.1 always do.
         codec: How `call` encodes values.
@@ -77,8 +77,8 @@ class Client:
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
         max_outstanding: Maximum number of outstanding requests; others wait for their turn.
-        key: The secret certificate file of this client's key, for brokers that require one (docs/security.md); by
-            default `$MDP_KEY`.
+        key: The secret certificate file of this client's key, for brokers that require one (docs/how-to/security.md);
+            by default `$MDP_KEY`.
         broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85; by default
             `$MDP_BROKER_KEY`.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
@@ -128,7 +128,7 @@ class Client:
                 `timeout × (1 + retries)` seconds, which travel with the request as its ttl.
             wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
-            options: Defined by the service (docs/x1.md).
+            options: Defined by the service (docs/reference/x1.md).
 
         Returns:
             The frames of every PARTIAL, if the service streams, followed by those of the FINAL.
@@ -170,7 +170,7 @@ class Client:
                 its ttl.
             wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
-            options: Defined by the service (docs/x1.md).
+            options: Defined by the service (docs/reference/x1.md).
 
         Raises `StreamInterrupted` if the stream fails after its first part; otherwise raises as `request`.
         """
@@ -283,7 +283,7 @@ class Client:
         self, service: str | bytes, rows: Iterable[bytes], **settings: Unpack[MapSettings]
     ) -> Generator[Reply | RequestError, None, None]: ...
     def map(self, service: Any, rows: Iterable[Any], **settings: Unpack[MapSettings]) -> Generator[Any, None, None]:
-        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/python.md).
+        """Call `service` for each row, and yield the outcomes in the order of the rows (docs/how-to/python.md).
 
             for outcome in client.map("shout", rows):
                 print(outcome)                                      # [b'HELLO'], or an exception
@@ -332,7 +332,7 @@ class Client:
         result: "str | pa.DataType" = "string",
         **settings: Unpack[MapSettings],
     ) -> "Generator[pa.RecordBatch, None, None]":
-        """Call `service` for each row of Arrow data, and yield the data with the replies (docs/python.md).
+        """Call `service` for each row of Arrow data, and yield the data with the replies (docs/how-to/python.md).
 
         There are three more columns: `output`, the reply; `output`_code, which is 200 for a row that has its reply, and
         NULL for a row that was not sent; `output`_error, which otherwise says what went wrong.  Batches may be smaller
@@ -344,8 +344,8 @@ class Client:
                 DataFrame of Polars or a relation of DuckDB.
             input: The column of strings or bytes to send; rows in which it is NULL are not sent.
             output: Name of the reply column.
-            codec: `"arrow"` for a service whose handler takes and returns Arrow tables (docs/pipeline.md): then `input`
-                is a column of any type, or a list of columns, and its NULLs are sent too.
+            codec: `"arrow"` for a service whose handler takes and returns Arrow tables (docs/spark/pipeline.md): then
+                `input` is a column of any type, or a list of columns, and its NULLs are sent too.
             result: `"string"`, `"binary"`, or `"frames"` for a list of all frames of the reply.  With
                 `codec="arrow"`, the type of the first column of the reply: a `pyarrow.DataType`, or its name.
             settings: `window`, `rows_per_request`, `timeout` and `headers`, as for `map`.

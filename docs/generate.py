@@ -1,4 +1,4 @@
-"""Write docs/commands.md from the `--help` of each command: `python docs/generate.py`.  A test compares the two."""
+"""Write docs/reference/commands.md from the `--help` of each command: `python docs/generate.py`."""
 
 import textwrap
 from itertools import groupby
@@ -65,4 +65,4 @@ def filled(lines: list[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("commands.md").write_text(reference())
+    (Path(__file__).parent / "reference" / "commands.md").write_text(reference())

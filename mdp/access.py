@@ -1,4 +1,4 @@
-"""The access file of a broker: its own key, and roles with their keys, permissions and limits (docs/security.md)."""
+"""The access file of a broker: its own key, and roles with keys, permissions and limits (docs/how-to/security.md)."""
 
 import re
 import tomllib

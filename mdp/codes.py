@@ -1,4 +1,4 @@
-"""The codes of X1's ERROR (docs/x1.md)."""
+"""The codes of X1's ERROR (docs/reference/x1.md)."""
 
 from collections.abc import Mapping
 from enum import IntEnum

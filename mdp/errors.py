@@ -66,7 +66,7 @@ class RequestError(ZmdpError):
     """A request failed."""
 
     code: int | None = None
-    """The code of the ERROR that reported the failure (docs/x1.md); None if there was none."""
+    """The code of the ERROR that reported the failure (docs/reference/x1.md); None if there was none."""
     text = ""
     """The text of that ERROR."""
     detail: bytes | None = None

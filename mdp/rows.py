@@ -1,4 +1,4 @@
-"""Packs of rows on the wire, as clients and workers know them: see "Rows" in docs/x1.md."""
+"""Packs of rows on the wire, as clients and workers know them: see "Rows" in docs/reference/x1.md."""
 
 import json
 import re

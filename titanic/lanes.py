@@ -1,6 +1,6 @@
 """The requests of a service between claim and outcome: which the broker gets next, and how many of them together.
 
-Requests that callers submitted as rows are sent as packs (see "Rows" in docs/x1.md), as long as these are answered
+Requests that callers submitted as rows are sent as packs (docs/reference/rows.md), as long as these are answered
 quickly.  Only the first attempt is made in a pack: if the pack fails as a whole, each of its requests is sent by itself
 from then on, so that one request does not use up the attempts of the others.
 """

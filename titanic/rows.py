@@ -1,7 +1,7 @@
 """Several requests with keys in one request to `titanic.request`, which waits for their replies.
 
 The caller sends `service (key body)+` with the option `rows`, the number of pairs, and options that apply to all.  The
-reply is that to a pack (see "Rows" in docs/x1.md), but may cover only the first rows: the caller asks again for the
+reply is that to a pack (docs/reference/rows.md), but may cover only the first rows: the caller asks again for the
 others, which is safe because each has a key.
 """
 

@@ -74,7 +74,7 @@ class Server:
         drain_timeout: Seconds that `stop` waits for running requests, of callers and of services.
         heartbeat: Seconds between heartbeats.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
-        key: The secret certificate file of Titanic's key, for brokers that require one (docs/security.md).
+        key: The secret certificate file of Titanic's key, for brokers that require one (docs/how-to/security.md).
         broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85.  Brokers
             that Titanic uses together need the same key.
 

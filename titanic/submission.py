@@ -2,7 +2,7 @@
 
 `SubmissionOptions` declares every option of a submission once: its Python name and type, its name on the wire, its
 limits and its help.  `Titanic.submit`, `AsyncTitanic.submit`, `enqueue`, the command `titanic request`, the service
-`titanic.request` and the table in docs/titanic.md all follow this declaration.
+`titanic.request` and the table in docs/how-to/titanic.md all follow this declaration.
 
 Python programs give times in seconds; on the wire they are milliseconds, as everywhere in X1.
 """

@@ -68,10 +68,10 @@ class Worker(BaseWorker[Handler]):
         name: Shown to operators; by default the program's name.
         dialect: Add an option `dialect` to the requests of MDP/0.1 and 0.2 clients (X1).
         rows: The handler gets a list of several rows' values, and returns as many: for callers that pack rows into
-            requests (docs/pipeline.md).  A value may be an exception, the error of its row.  Other handlers are called
-            for each row.
-        key: The secret certificate file of this worker's key, for brokers that require one (docs/security.md); by
-            default `$MDP_KEY`.
+            requests (docs/spark/pipeline.md).  A value may be an exception, the error of its row.  Other handlers are
+            called for each row.
+        key: The secret certificate file of this worker's key, for brokers that require one (docs/how-to/security.md);
+            by default `$MDP_KEY`.
         broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85; by default
             `$MDP_BROKER_KEY`.
         context: ZeroMQ context to use, needed for `inproc://` endpoints.

@@ -1,4 +1,4 @@
-"""Requests that pack several rows, and their replies: a reply or an error for each row.  See "Rows" in docs/x1.md."""
+"""Requests that pack several rows, and their replies: a reply or an error for each row.  See docs/reference/rows.md."""
 
 import json
 import time

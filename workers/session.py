@@ -1,6 +1,6 @@
 """The worker's side of MDP as a state machine (C6 to C10): a connection, and the requests that it holds.
 
-It speaks X1 (docs/x1.md), or 0.2 or 0.1 with one request at a time.
+It speaks X1 (docs/reference/x1.md), or 0.2 or 0.1 with one request at a time.
 
 It has no socket and no clock.  Its shell opens a socket when `deadline` says so, and then calls `connected`.  It passes
 on messages with `receive`, calls `tick` when that is due, takes requests with `begin`, and ends each with `final` or

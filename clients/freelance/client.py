@@ -255,7 +255,7 @@ class FreelanceClient:
         ping: Seconds of silence after which a server is sent a PING.
         ttl: Seconds of silence after which a server is considered dead.
         max_outstanding: Maximum number of outstanding requests; others wait for their turn.
-        key: The secret certificate file of this client's key, for servers that require one (docs/security.md).
+        key: The secret certificate file of this client's key, for servers that require one (docs/how-to/security.md).
         server_key: The servers' public key, which `key` needs: a certificate file, or 40 characters of Z85.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
 

@@ -1,4 +1,4 @@
-"""Gateways: programs that let others in who do not speak ZeroMQ (docs/gateways.md).
+"""Gateways: programs that let others in who do not speak ZeroMQ (docs/how-to/gateways.md).
 
 A gateway is a client of the broker, and where its own protocol lets peers serve, a worker.  Connections that keep
 state, those of Flux programs and WebSockets, have a `Machine` each, which turns bytes of their protocol into `effects`

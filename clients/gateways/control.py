@@ -1,6 +1,6 @@
 """The control service through which a gateway reports its status: `gateway.control.NAME`.
 
-Its only operation is `status` (docs/gateways.md).
+Its only operation is `status` (docs/how-to/gateways.md).
 """
 
 import os

@@ -1,4 +1,4 @@
-// Call the service `shout` in X1 (docs/x1.md).  Needs Node 18 and the package zeromq 6.
+// Call the service `shout` in X1 (docs/reference/x1.md).  Needs Node 18 and the package zeromq 6.
 
 import { Dealer } from 'zeromq'
 

@@ -1,4 +1,4 @@
-"""Call the service `shout` in X1 (docs/x1.md).  Needs pyzmq, not zmdp."""
+"""Call the service `shout` in X1 (docs/reference/x1.md).  Needs pyzmq, not zmdp."""
 
 import itertools
 import json

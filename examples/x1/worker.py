@@ -1,4 +1,4 @@
-"""Offer the service `shout` in X1 (docs/x1.md).  Needs pyzmq, not zmdp."""
+"""Offer the service `shout` in X1 (docs/reference/x1.md).  Needs pyzmq, not zmdp."""
 
 import signal
 import struct

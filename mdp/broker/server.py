@@ -67,7 +67,7 @@ class ServerSettings:
     name: str = ""
     """Its name among the brokers to which it is linked; by default the host's name and the first port."""
     links: Sequence[LinkTo] = ()
-    """Other brokers, with which it exchanges requests (docs/brokers.md)."""
+    """Other brokers, with which it exchanges requests (docs/how-to/brokers.md)."""
     slow: float | None = None
     """Requests that take longer than this, in seconds, are logged at their end."""
     drain_timeout: float = DEFAULT_DRAIN

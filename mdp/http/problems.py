@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from ..codes import Code
 
 CONTENT_TYPE: Final = b"application/problem+json"
-TYPE_BASE: Final = "https://github.com/zmdp/zmdp/blob/main/docs/gateways.md#"
+TYPE_BASE: Final = "https://github.com/zmdp/zmdp/blob/main/docs/how-to/gateways.md#"
 """What the name of a problem is appended to."""
 RETRY_AFTER_SECONDS: Final = 1
 """When to try again after 429 and 503."""

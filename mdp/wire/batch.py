@@ -1,5 +1,5 @@
 # cython: annotation_typing=False, infer_types=True, boundscheck=False, wraparound=False
-"""X1's messages, each of which carries many commands (docs/x1.md).
+"""X1's messages, each of which carries many commands (docs/reference/x1.md).
 
 A message is `MDPCX1|MDPWX1 09 records [attachment…]`, or a bare header, which is a HEARTBEAT.  All integers are
 big-endian:

@@ -12,12 +12,12 @@ then the envelope (C22).  The layouts, without the route:
     broker → worker    MDPW02 02 client "" body+             MDPW01 02 client "" body+
                        MDPW02 05 · MDPW02 06                 MDPW01 04 · MDPW01 05
 
-X1 (docs/x1.md) has other messages, each with many commands (`batch`); a bare header is a HEARTBEAT:
+X1 (docs/reference/x1.md) has other messages, each with many commands (`batch`); a bare header is a HEARTBEAT:
 
     MDPCX1|MDPWX1 [09 records [attachment…]]
 
-Links between brokers (docs/x1.md) use such messages under two headers of their own: `MDPCL1` for what a broker says as
-a client of the other, and `MDPWL1` for what it says as a worker.
+Links between brokers (docs/reference/links.md) use such messages under two headers of their own: `MDPCL1` for what a
+broker says as a client of the other, and `MDPWL1` for what it says as a worker.
 
 A message decodes to a command, to `Batched`, or to `Invalid`.  Decoding never raises, whatever the bytes (C15, C43).
 """

@@ -1,4 +1,4 @@
-"""What both implementations of `batch` share: the numbers of X1's commands, and what makes them valid (docs/x1.md)."""
+"""What both forms of `batch` share: the numbers of X1's commands, and what is valid (docs/reference/x1.md)."""
 
 from struct import Struct
 from typing import Any, Final

@@ -1,1 +1,1 @@
-"""The Spark data source `titanic`; see docs/datasource.md."""
+"""The Spark data source `titanic`; see docs/spark/datasource.md."""

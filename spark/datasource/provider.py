@@ -1,4 +1,4 @@
-"""The Spark data source `titanic`, as in `spark.read.format("titanic")`; see docs/datasource.md.
+"""The Spark data source `titanic`, as in `spark.read.format("titanic")`; see docs/spark/datasource.md.
 
 Spark finds it through the module `pyspark_titanic`.  Spark imports every installed data source whenever it looks one
 up, so readers and writers are imported only when they are used.

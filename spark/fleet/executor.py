@@ -104,7 +104,7 @@ def _load_handler(task: LeaseTask) -> Callable[[Any], Any]:
         found = load(name, "MODULE:FUNCTION, for example zmdp.workers.echo:echo")
     except SettingError as error:
         raise SettingError(
-            f"{error}. Ship your own modules with --py-files, and installed packages with --archive (docs/fleet.md)"
+            f"{error}. Ship your own modules with --py-files, installed packages with --archive (docs/spark/fleet.md)"
         ) from None
     if not callable(found) or isinstance(found, type | Worker | AsyncWorker):
         raise SettingError(f"{name} is of type {type(found).__name__}: a fleet needs a function that takes a request")

@@ -1,4 +1,4 @@
-"""Send the rows of DataFrames to services; see docs/pipeline.md."""
+"""Send the rows of DataFrames to services; see docs/spark/pipeline.md."""
 
 from .plan import call_service, register_function
 

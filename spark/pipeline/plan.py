@@ -3,7 +3,7 @@
     replies = call_service(df, "shout", input="text", window=64)
     replies.where("reply_code <> 200").show()
 
-Errors are columns too: a row whose request fails never fails the job.  See docs/pipeline.md.
+Errors are columns too: a row whose request fails never fails the job.  See docs/spark/pipeline.md.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,8 +72,8 @@ def call_service(
             once in `keep` seconds.  Without a key, every run of the plan calls the service again.
         window: maximum number of outstanding requests per partition.
         rows_per_request: rows to pack into a request; by default as many as are answered quickly, and one if the
-            service's workers do not understand packs (docs/x1.md).  Given a number, all workers must reply with a frame
-            for each.
+            service's workers do not understand packs (docs/reference/rows.md).  Given a number, all workers must
+            reply with a frame for each.
         broker: endpoint or endpoints, as executors reach them.
         timeout: seconds for each request.
         keep: seconds for which Titanic keeps key and reply.

@@ -37,7 +37,7 @@ class Attack:
         return self.run.__name__.replace("_", "-")
 
 
-UNFINISHED: Final = "libzmq keeps what has arrived of a message until it is complete: see Memory in docs/security.md"
+UNFINISHED: Final = "libzmq keeps what has arrived of a message until it is complete: Memory in docs/how-to/security.md"
 RECEIVED: Final = "libzmq receives up to a thousand messages of each peer while the broker is busy"
 
 _ALL: Final = [

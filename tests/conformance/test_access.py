@@ -1,4 +1,4 @@
-"""Keys, roles and limits of a broker with an access file: each row of the table in docs/security.md, over real sockets.
+"""Keys, roles and limits of a broker with an access file: the table in docs/how-to/security.md, over real sockets.
 
 Roles that a test does not describe otherwise have `mmi = "all"`, since peers ask the broker to find out that nothing
 arrives (`Peer.sync`).

@@ -1,4 +1,4 @@
-"""X1 workers that hold many requests: credit, which worker is next (C21), RELEASE, and leaving (docs/x1.md)."""
+"""X1 workers that hold many requests: credit, the next worker (C21), RELEASE, and leaving (docs/reference/x1.md)."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""X1: CANCEL and what it meets on its way; clients that are gone (docs/x1.md, Cancelling)."""
+"""X1: CANCEL and what it meets on its way; clients that are gone (docs/reference/x1.md, Cancelling)."""
 
 from collections.abc import Callable
 from itertools import count

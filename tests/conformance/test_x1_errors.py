@@ -1,4 +1,4 @@
-"""X1: every way in which a request can fail, and the ERROR that tells so (docs/x1.md, Codes)."""
+"""X1: every way in which a request can fail, and the ERROR that tells so (docs/reference/x1.md, Codes)."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""X1: heartbeats of clients, and what is wrong with a message and is told, counted and never fatal (docs/x1.md)."""
+"""X1: heartbeats of clients, and what is wrong with messages: told, counted and never fatal (docs/reference/x1.md)."""
 
 import random
 import struct

@@ -1,4 +1,4 @@
-"""X1: numbered requests, options, every dialect's clients with every dialect's workers (docs/x1.md)."""
+"""X1: numbered requests, options, every dialect's clients with every dialect's workers (docs/reference/x1.md)."""
 
 import json
 from collections.abc import Callable

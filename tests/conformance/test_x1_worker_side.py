@@ -1,4 +1,4 @@
-"""X1: what our workers say, seen by a broker made by hand (docs/x1.md)."""
+"""X1: what our workers say, seen by a broker made by hand (docs/reference/x1.md)."""
 
 import json
 import os

@@ -77,7 +77,7 @@ def test_the_first_example_of_the_readme(tmp_path):
 
 def test_the_examples_of_the_services_page(endpoint, tmp_path, monkeypatch):
     """`images.py` runs as `mdworker` runs it, and the other examples call it."""
-    program, *others = blocks("docs/services.md", "python")
+    program, *others = blocks("docs/how-to/services.md", "python")
     (tmp_path / "images.py").write_text(program)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("MDP_BROKER", endpoint)
@@ -91,9 +91,9 @@ def test_the_examples_of_the_services_page(endpoint, tmp_path, monkeypatch):
         worker.line("serving at")
         titanic.line("serving")
         names = {}
-        exec(compile(program, "docs/services.md", "exec"), names)
+        exec(compile(program, "docs/how-to/services.md", "exec"), names)
         for each in others:
-            exec(compile(each, "docs/services.md", "exec"), names)
+            exec(compile(each, "docs/how-to/services.md", "exec"), names)
         names["client"].close()
 
 
@@ -163,7 +163,7 @@ def code_of(pages):
     return [code for page in pages for code in re.findall(r"```.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/titanic.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/titanic.md"])
 def test_the_commands_about_titanic(page, tmp_path):
     """Each command of the session prints what the page shows, except that UUIDs differ."""
     lines = next(each for each in reversed(blocks(page, "console")) if "titanic" in each).splitlines()
@@ -203,7 +203,7 @@ def test_the_examples_of_the_titanic_page(endpoint, tmp_path, monkeypatch, capsy
         "titanic", "serve", "--broker", endpoint, "--heartbeat", "0.2", "--liveness", "50", cwd=tmp_path
     ) as titanic:
         titanic.line("serving")
-        names = run_python("docs/titanic.md", endpoint)
+        names = run_python("docs/how-to/titanic.md", endpoint)
         out = capsys.readouterr().out
         assert "[b'HELLO']" in out
         assert "[b'15 letters']" in out
@@ -216,14 +216,14 @@ def test_the_examples_of_the_titanic_page(endpoint, tmp_path, monkeypatch, capsy
 def test_the_query_of_the_titanic_page(tmp_path):
     engine = schema.open_engine(schema.database_url(str(tmp_path / "t.db")), create=True)
     schema.upgrade(engine)
-    (query,) = blocks("docs/titanic.md", "sql")
+    (query,) = blocks("docs/how-to/titanic.md", "sql")
     with engine.connect() as connection:
         assert connection.exec_driver_sql(query).all() == []
     engine.dispose()
 
 
 def test_the_examples_of_the_python_page(endpoint, capsys):
-    run_python("docs/python.md", endpoint)
+    run_python("docs/how-to/python.md", endpoint)
     assert "500 ValueError: no good" in capsys.readouterr().out
 
 
@@ -231,7 +231,7 @@ def test_the_examples_of_the_logging_page(endpoint, monkeypatch):
     root, said = logging.Logger("root"), io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
     monkeypatch.setattr(logging, "getLogger", lambda: root)
-    call, setup = blocks("docs/logging.md", "python")
+    call, setup = blocks("docs/how-to/logging.md", "python")
     exec(setup, {})
 
     def resize(request):
@@ -248,8 +248,8 @@ def test_the_examples_of_the_logging_page(endpoint, monkeypatch):
 def test_the_examples_of_the_wire_page(endpoint, capsys):
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         client.request("echo")  # now there is a worker
-    run_python("docs/wire.md", endpoint)
-    (block,) = blocks("docs/wire.md", "python")
+    run_python("docs/reference/wire.md", endpoint)
+    (block,) = blocks("docs/reference/wire.md", "python")
     assert capsys.readouterr().out.strip() == re.search(r"  # (\[.*\])$", block, re.MULTILINE)[1]
 
 
@@ -276,8 +276,8 @@ def test_the_programs_of_the_pirates_page(tmp_path):
 
 def test_the_pair_of_the_page_about_brokers():
     """The programs run in parallel, and the calls print what the page shows."""
-    started, *_ = blocks("docs/brokers.md", "sh")
-    (session,) = blocks("docs/brokers.md", "console")
+    started, *_ = blocks("docs/how-to/brokers.md", "sh")
+    (session,) = blocks("docs/how-to/brokers.md", "console")
     left, right = (free_endpoint() for _ in range(2))
 
     def words(line):
@@ -291,14 +291,14 @@ def test_the_pair_of_the_page_about_brokers():
         with Client(left, timeout=TIMEOUT_SECONDS) as client:
             eventually(lambda: b"[]" not in client.request("mmi.brokers")[0])
             answer = json.loads(client.request("mmi.brokers")[0])
-            mmi = (ROOT / "docs" / "mmi.md").read_text()
+            mmi = (ROOT / "docs" / "reference" / "mmi.md").read_text()
             assert [key for key in (*answer["links"][0], *answer["brokers"][0]) if f"`{key}`" not in mmi] == []
         for command, *printed in sessions(session.splitlines()):
             assert run(*words(command)).stdout.decode().splitlines() == printed
 
 
 def test_the_tree_of_the_page_about_brokers():
-    _, _, started, *_ = blocks("docs/brokers.md", "sh")
+    _, _, started, *_ = blocks("docs/how-to/brokers.md", "sh")
     lines = started.splitlines()
     ports = {port: free_endpoint() for port in ("5555", "5565", "5575")}
     with ExitStack() as stack:
@@ -314,7 +314,7 @@ def test_the_tree_of_the_page_about_brokers():
 
 
 def test_the_troubles_of_the_page_about_brokers_are_those_that_brokers_have():
-    page = (ROOT / "docs" / "brokers.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "brokers.md").read_text()
     (table,) = re.findall(r"^\| trouble \| remedy \|\n.*?\n(.*?)^$", page, re.MULTILINE | re.DOTALL)
     told = [row.split("|")[1].strip() for row in table.splitlines()]
     files = ("broker/links.py", "broker/link_ports.py", "broker/machine.py", "transport/reach.py")
@@ -326,7 +326,7 @@ def test_the_troubles_of_the_page_about_brokers_are_those_that_brokers_have():
 
 
 def test_the_command_of_the_mmi_page(endpoint):
-    (session,) = blocks("docs/mmi.md", "console")
+    (session,) = blocks("docs/reference/mmi.md", "console")
     ((command, *printed),) = sessions(session.splitlines())
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         client.request("echo")  # now there is a worker
@@ -334,7 +334,7 @@ def test_the_command_of_the_mmi_page(endpoint):
 
 
 def test_the_toml_example(tmp_path):
-    (config,) = blocks("docs/operations.md", "toml")
+    (config,) = blocks("docs/how-to/operations.md", "toml")
     (tmp_path / "broker.toml").write_text(
         config.replace(DEFAULT, "tcp://127.0.0.1:*").replace("/run/zmdp", str(tmp_path))
     )
@@ -351,24 +351,25 @@ def script(name):
 
 
 def test_the_command_reference_matches_help():
-    assert (ROOT / "docs" / "commands.md").read_text() == script("generate").reference(), "run python docs/generate.py"
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    assert page == script("generate").reference(), "run python docs/generate.py"
 
 
 def test_the_command_reference_is_wrapped():
     formatted = "Usage: x\n\n  " + "word " * 29 + "word\n  the end\n\n  kept\n    as it is\n"
     words = ["  " + " ".join(["word"] * 19), "  " + "word " * 11 + "the end"]
     assert script("generate").wrapped(formatted).splitlines() == ["Usage: x", "", *words, "", "  kept", "    as it is"]
-    assert max(map(len, (ROOT / "docs" / "commands.md").read_text().splitlines())) <= 100
+    assert max(map(len, (ROOT / "docs" / "reference" / "commands.md").read_text().splitlines())) <= 100
 
 
 def test_every_reason_and_count_is_documented():
-    page = (ROOT / "docs" / "mmi.md").read_text()
+    page = (ROOT / "docs" / "reference" / "mmi.md").read_text()
     names = {str(each) for kind in (Reason, Drop, Refusal, Loss) for each in kind} | set(Stats().as_dict())
     assert [name for name in sorted(names) if f"`{name}`" not in page] == []
 
 
 def test_every_key_of_the_answers_is_documented(endpoint):
-    page = (ROOT / "docs" / "mmi.md").read_text()
+    page = (ROOT / "docs" / "reference" / "mmi.md").read_text()
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         tail = client.request("mmi.tail")[0]
         client.submit("nobody")
@@ -384,7 +385,7 @@ def test_every_key_of_the_answers_is_documented(endpoint):
 
 
 def test_every_limit_is_an_option():
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     assert [name for name in Limits.__dataclass_fields__ if f"--{name.replace('_', '-')}" not in page] == []
 
 
@@ -412,7 +413,7 @@ def test_the_files_that_a_page_names_exist(page):
 
 # ── conformance and glossary ─────────────────────────────────────────────────────────────────────────────────────────
 
-RULES = re.findall(r"^- \*\*C(\d+)\*\* ", (ROOT / "docs" / "conformance.md").read_text(), re.MULTILINE)
+RULES = re.findall(r"^- \*\*C(\d+)\*\* ", (ROOT / "docs" / "reference" / "conformance.md").read_text(), re.MULTILINE)
 CODE = ["mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations", "src", "tests", "bench", "examples"]
 
 
@@ -433,7 +434,7 @@ def test_every_rule_that_is_cited_exists():
 
 
 def test_every_rule_that_is_implemented_is_cited_by_a_test():
-    page = (ROOT / "docs" / "conformance.md").read_text()
+    page = (ROOT / "docs" / "reference" / "conformance.md").read_text()
     rules = dict(re.findall(r"^- \*\*C(\d+)\*\* (.*?)(?=^- |^## )", page, re.MULTILINE | re.DOTALL))
     assert list(rules) == RULES
     tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))

@@ -15,7 +15,7 @@ from zmdp.spark.fleet.driver import SILENCE_SECONDS
 from zmdp.spark.fleet.settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS
 from zmdp.workers import scaling
 
-PAGE = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "spark" / "fleet.md").read_text()
 
 
 def blocks(language):

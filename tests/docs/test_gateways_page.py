@@ -25,7 +25,7 @@ from zmdp.mdp.tokens import new_token
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "gateways.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "gateways.md").read_text()
 GATEWAY = (sys.executable, "-m", "zmdp.clients.gateways.cli")
 URL = "http://127.0.0.1:8080"
 SERVERS = {"mdp-broker", "mdworker"}
@@ -139,7 +139,7 @@ def test_the_table_of_errors_has_every_kind():
     assert [kind for _, anchor, kind in rows if anchor != kind] == []
     assert {kind: int(status) for status, _, kind in rows} == {name: kind.status for name, kind in KINDS.items()}
     assert f'<a id="{SERVICE_ERROR}"></a>' in PAGE
-    assert TYPE_BASE.endswith("/docs/gateways.md#")
+    assert TYPE_BASE.endswith("/docs/how-to/gateways.md#")
 
 
 def test_the_options_that_the_page_names_exist():

@@ -1,5 +1,5 @@
-"""Checks docs/x1.md and the pages that build on it: the broker sends what the examples show, the programs run, and the
-tables are complete.
+"""Checks docs/reference/x1.md and the pages that build on it: the broker sends what the examples show, the programs
+run, and the tables are complete.
 
 An example shows who sends what to whom.  The test feeds the peers' messages to a broker, on a clock that moves only
 where the example says how much time passes, and compares what the broker sends with what the example shows.
@@ -34,7 +34,7 @@ from zmdp.mdp.wire import batch, x1
 from zmdp.workers.credit import CreditController
 from zmdp.workers.session import WorkerSession
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 PROGRAMS = Path(__file__).parents[2] / "examples" / "x1"
 PAGE = (DOCS / "x1.md").read_text()
 PAGES = PAGE + (DOCS / "links.md").read_text() + (DOCS / "rows.md").read_text()

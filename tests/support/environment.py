@@ -1,4 +1,4 @@
-"""A Python environment for executors, made as docs/fleet.md says."""
+"""A Python environment for executors, made as docs/spark/fleet.md says."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Whose a request is: Titanic at a broker with access control (docs/security.md), with frames written by hand."""
+"""Whose a request is: Titanic at a broker with access control (docs/how-to/security.md), frames written by hand."""
 
 import json
 import threading

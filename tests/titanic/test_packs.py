@@ -1,4 +1,4 @@
-"""Rows that are submitted together go to the workers as packs, over real sockets (docs/titanic.md)."""
+"""Rows that are submitted together go to the workers as packs, over real sockets (docs/how-to/titanic.md)."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Titanic's metrics for Prometheus (docs/monitoring.md)."""
+"""Titanic's metrics for Prometheus (docs/how-to/monitoring.md)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a Flux gateway reports through its control service (docs/gateways.md)."""
+"""What a Flux gateway reports through its control service (docs/how-to/gateways.md)."""
 
 import asyncio
 from typing import Any

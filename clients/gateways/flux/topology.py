@@ -1,8 +1,9 @@
 """The tree of brokers as Flux sees it: each broker has a rank, the root has rank 0.
 
-Links of brokers (docs/brokers.md) become edges of the tree.  If several brokers have no parent, because they are peers,
-the first by name is the root, and the others count as its children.  Ranks are given breadth-first, and the children of
-a broker are in order of their names.  A broker keeps its rank when it vanishes.  Those that come later get the next.
+Links of brokers (docs/how-to/brokers.md) become edges of the tree.  If several brokers have no parent, because they are
+peers, the first by name is the root, and the others count as its children.  Ranks are given breadth-first, and the
+children of a broker are in order of their names.  A broker keeps its rank when it vanishes.  Those that come later get
+the next.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Jobs: requests that Titanic stores, and whose replies it keeps (docs/gateways.md).
+"""Jobs: requests that Titanic stores, and whose replies it keeps (docs/how-to/gateways.md).
 
 POST /jobs/NAME      store a request: 202 with its Location; with Prefer: wait=N, 200 and the reply if it is in time
 GET /jobs/UUID       200 and the reply, or 202 if it is not there yet; as text/event-stream, its PARTIALs as well

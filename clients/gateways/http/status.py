@@ -1,4 +1,4 @@
-"""What an HTTP gateway reports through its control service (docs/gateways.md)."""
+"""What an HTTP gateway reports through its control service (docs/how-to/gateways.md)."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""WebSockets at `/ws`: many requests over one connection (docs/gateways.md)."""
+"""WebSockets at `/ws`: many requests over one connection (docs/how-to/gateways.md)."""
 
 import asyncio
 import logging

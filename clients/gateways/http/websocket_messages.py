@@ -1,4 +1,4 @@
-"""The messages of a WebSocket ↔ typed values (docs/gateways.md).
+"""The messages of a WebSocket ↔ typed values (docs/how-to/gateways.md).
 
     → {"id": 1, "service": "echo", "body": …}     a request; `Ask`
     → {"id": 1, "cancel": true}                   `CancelAsk`

@@ -235,12 +235,12 @@ def test_a_batch_on_a_connect_server(tmp_path):
 
 
 def blocks(language):
-    page = (HERE.parents[1] / "docs" / "spark.md").read_text()
+    page = (HERE.parents[1] / "docs" / "spark" / "index.md").read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def test_the_page_about_batches(tmp_path, capsys):
-    """The catalogue, job, commands and Python of docs/spark.md work; only the UUID differs."""
+    """The catalogue, job, commands and Python of docs/spark/index.md work; only the UUID differs."""
     config, _ = blocks("toml")
     job, program = blocks("python")
     (tmp_path / "catalogue.toml").write_text(config)
@@ -264,7 +264,7 @@ def test_the_page_about_batches(tmp_path, capsys):
                         (uuid,) = lines
                     else:
                         assert lines == printed, done.stderr
-        exec(compile(program.replace("tcp://127.0.0.1:5555", at), "docs/spark.md", "exec"), {})
+        exec(compile(program.replace("tcp://127.0.0.1:5555", at), "docs/spark/index.md", "exec"), {})
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "[{'n': 3}]"
     assert "yielded" in out

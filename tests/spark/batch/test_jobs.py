@@ -226,7 +226,7 @@ def test_a_catalogue(tmp_path, monkeypatch):
 
 
 def test_the_catalogs_of_the_page_about_batches(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[3] / "docs" / "spark.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "spark" / "index.md").read_text()
     _, text = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     monkeypatch.setenv("CATALOG_TOKEN", "secret")
     (tmp_path / "catalogue.toml").write_text(text + "[catalogs.allowed]\n")

@@ -1,4 +1,4 @@
-"""The examples in docs/datasource.md run, and its tables list everything."""
+"""The examples in docs/spark/datasource.md run, and its tables list everything."""
 
 import re
 import time
@@ -13,7 +13,7 @@ from zmdp.spark.datasource.stream_reader import STREAM_OPTIONS
 from zmdp.spark.datasource.writer import WRITE_OPTIONS
 from zmdp.titanic.arrow.rows import COLUMNS, ROW_OPTIONS
 
-PAGE = (Path(__file__).parents[3] / "docs" / "datasource.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "spark" / "datasource.md").read_text()
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 
 

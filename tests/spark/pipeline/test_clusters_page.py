@@ -1,4 +1,4 @@
-"""docs/clusters.md is correct: its stream runs, also again after it was killed, and its options exist."""
+"""docs/spark/clusters.md is correct: its stream runs, also again after it was killed, and its options exist."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from zmdp.mdp.errors import ServiceError
 from zmdp.spark.cli import cli as mdp_spark
 from zmdp.workers import Worker
 
-PAGE = (Path(__file__).parents[3] / "docs" / "clusters.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "spark" / "clusters.md").read_text()
 COMMANDS = {"mdp-spark": mdp_spark, "mdp-keys": mdp_keys, "mdp-broker": mdp_broker, "main.py": mdp_spark}
 
 

@@ -223,7 +223,7 @@ def test_one_column_as_arrow(spark, endpoint):
 
 
 def test_failed_rows_can_be_retried(spark, endpoint):
-    """As docs/pipeline.md shows."""
+    """As docs/spark/pipeline.md shows."""
     with working(endpoint, Handled()) as handled:
         first = call_service(texts(spark, 20), "up", input=F.expr("if(id < 5, NULL, text)"), broker=endpoint)
         failed = first.where("reply_code IS DISTINCT FROM 200").select("id", "text")

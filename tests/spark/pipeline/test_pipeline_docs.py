@@ -1,4 +1,4 @@
-"""docs/pipeline.md is correct: its Python runs and prints what it shows, and its table lists all parameters."""
+"""docs/spark/pipeline.md is correct: its Python runs and prints what it shows, and its table lists all parameters."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ from support.titanics import serving
 from zmdp.spark.pipeline import call_service
 from zmdp.workers import Worker
 
-PAGE = Path(__file__).parents[3] / "docs" / "pipeline.md"
+PAGE = Path(__file__).parents[3] / "docs" / "spark" / "pipeline.md"
 
 
 @pytest.mark.long
