@@ -19,7 +19,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover bench bench-more clean help
+.PHONY: demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover bench bench-more clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +30,8 @@ help:
 	@echo "make test-loaded     make test, twice, at the lowest priority beside four busy loops"
 	@echo "make test-pythons    run the quick tests on each other Python that is found: 3.11, 3.12, 3.13"
 	@echo "make lint            check style, types and the width of the documentation"
+	@echo "make docs            build the documentation as a site in build/site, and check its links"
+	@echo "make docs-serve      show the site at http://localhost:8000, and again whenever a page changes"
 	@echo "make unit            run the tests without sockets, with coverage of the protocol's core"
 	@echo "make sim SEEDS=10000 run the simulator for more seeds"
 	@echo "make crash KILLS=200 kill brokers, Titanics and workers under load, on SQLite and PostgreSQL; nothing may be lost"
@@ -68,6 +70,12 @@ $(VENV)/spark.installed: $(SOURCES) | $(BIN)/python
 	@$(INSTALL) -e '.[spark]'
 	@touch $@ $(VENV)/zmdp.installed
 
+# Lenient: the site needs no exact list of modules, so it is not installed again when sources change.
+$(VENV)/docs.installed: pyproject.toml setup.py | $(BIN)/python
+	@echo "installing zmdp and what builds its site into $(VENV) …"
+	@ZMDP_PURE=1 $(PIP) install -e '.[docs]'
+	@touch $@
+
 demo: $(VENV)/zmdp.installed
 	@$(BIN)/python examples/demo.py
 
@@ -100,6 +108,20 @@ browser:
 	fi; \
 	$(HAVE_BROWSER) || \
 		echo "Chromium is missing, and tests in a browser need it. On Debian: apt-get install chromium" >&2
+
+# The site is built in an environment of its own, beside what tests and benchmarks need.
+DOCS := .venv-docs/bin
+
+docs-pages:
+	@$(MAKE) --no-print-directory VENV=.venv-docs .venv-docs/docs.installed
+	@$(DOCS)/python docs/generate.py
+
+docs: docs-pages
+	@$(DOCS)/zensical build --strict --clean
+	@$(DOCS)/python docs/check_site.py
+
+docs-serve: docs-pages
+	@$(DOCS)/zensical serve
 
 # tests/stages.py says what runs, in which stages, and what each shows.
 STAGES = $(BIN)/python tests/stages.py
@@ -176,5 +198,6 @@ bench-more: $(VENV)/dev.installed
 	$(BIN)/python bench/spark_titanic.py
 
 clean:
-	rm -rf .venv .venv-* build *.egg-info src/zmdp/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build *.egg-info src/zmdp/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache
+	rm -f docs/reference/commands.md
 	find clients mdp workers -name '*.so' -delete

@@ -1,6 +1,11 @@
-"""Write docs/reference/commands.md from the `--help` of each command: `python docs/generate.py`."""
+"""Write what the site has and the repository has not, as `make docs` does before it builds the site.
 
+That is docs/reference/commands.md, from the `--help` of each command, and a view of the package for mkdocstrings.
+"""
+
+import shutil
 import textwrap
+import tomllib
 from itertools import groupby
 from pathlib import Path
 
@@ -15,12 +20,13 @@ from zmdp.spark.cli import cli as mdp_spark
 from zmdp.titanic.cli.main import cli as titanic
 from zmdp.workers.cli.main import cli as mdworker
 
+ROOT = Path(__file__).parents[1]
 WIDTH = 100
 
 
 def reference() -> str:
     """Return the whole page."""
-    parts = ["# Commands\n\nThe `--help` of every command, written by `docs/generate.py`.\n"]
+    parts = ["# Commands\n\nThe `--help` of every command, which each command also prints.\n"]
     for name, command in (
         ("mdp-broker", mdp_broker),
         ("mdp-keys", mdp_keys),
@@ -64,5 +70,19 @@ def filled(lines: list[str]) -> list[str]:
     return textwrap.wrap(" ".join(map(str.strip, lines)), WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 
+def link_package(folder: Path) -> None:
+    """Lay out the package as it is when installed, with links, because mkdocstrings finds modules by their paths."""
+    shutil.rmtree(folder, ignore_errors=True)
+    package = folder / "zmdp"
+    package.mkdir(parents=True)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    for name, source in project["tool"]["setuptools"]["package-dir"].items():
+        if name.count(".") == 1:
+            (package / name.removeprefix("zmdp.")).symlink_to(ROOT / source)
+    for module in (ROOT / "src" / "zmdp").glob("*.py"):
+        (package / module.name).symlink_to(module)
+
+
 if __name__ == "__main__":
-    (Path(__file__).parent / "reference" / "commands.md").write_text(reference())
+    (ROOT / "docs" / "reference" / "commands.md").write_text(reference())
+    link_package(ROOT / "build" / "package")

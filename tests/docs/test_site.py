@@ -1,0 +1,65 @@
+"""Checks of the site that need nothing of what builds it: the navigation has every page, and broken links are found."""
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+GENERATED = "reference/commands.md"
+
+
+def pages_of(entry):
+    """Return the pages in a part of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    if isinstance(entry, dict):
+        return [page for each in entry.values() for page in pages_of(each)]
+    return [page for each in entry for page in pages_of(each)]
+
+
+def test_the_navigation_has_every_page_once():
+    nav = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    pages = [page for page in pages_of(nav) if "://" not in page]
+    written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert sorted(pages) == sorted(written | {GENERATED})
+
+
+def test_every_page_begins_with_its_title():
+    """A site shows the first heading as the title; what follows says what the reader gets here."""
+    for page in sorted(DOCS.rglob("*.md")):
+        assert re.match(r"# \S.*\n\n[^#\n]", page.read_text()), page
+
+
+@pytest.fixture
+def check_site():
+    spec = importlib.util.spec_from_file_location("check_site", DOCS / "check_site.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("link", "broken"),
+    [
+        ("#here", False),
+        ("#elsewhere", True),
+        ("../", False),
+        ("../#top", False),
+        ("../#here", True),
+        ("../image.svg", False),
+        ("../lost.svg", True),
+        ("../lost/", True),
+        ("https://example.com/#any", False),
+        ("mailto:somebody@example.com", False),
+    ],
+)
+def test_links_of_the_site_that_lead_nowhere_are_found(link, broken, tmp_path, check_site):
+    (tmp_path / "page").mkdir()
+    (tmp_path / "image.svg").touch()
+    (tmp_path / "index.html").write_text('<h1 id="top">Top</h1>')
+    (tmp_path / "page" / "index.html").write_text(f'<p id="here"><a href="{link}">a link</a></p>')
+    assert check_site.broken_links(tmp_path) == ([f"page/index.html: {link}"] if broken else [])
