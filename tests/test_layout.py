@@ -34,7 +34,7 @@ ALLOWED = {
     "mmi.web": CALLERS | {"mdp.http"},
     "mdp.broker": LEAVES | {"mmi"},
     "mdp.cli": LEAVES | {"mdp.broker"},
-    "mdp.testing": LEAVES | {"mdp.broker", "clients", "workers", "titanic"},
+    "mdp.testing": LEAVES | {"mdp.broker", "clients", "workers", "workers.services", "titanic"},
     "clients": LEAVES | {"mdp.cli", "clients.rows"},
     "clients.rows": LEAVES,
     "clients.freelance": LEAVES | {"clients"},

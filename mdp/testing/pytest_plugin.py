@@ -8,6 +8,10 @@
         worker(myservices.resize)  # a Worker or AsyncWorker: a copy of it serves here
         assert mdp_client.request("resize", b"image") == [b"smaller"]
 
+    def test_my_services(worker, mdp_client):
+        worker(images.services)  # a Services: all of them serve here
+        assert mdp_client.call(images.resize, Resize("a.png", 80)) == Size(80, 60)
+
 `mdp_broker` is a broker on a free loopback port, `mdp_client` a `Client` connected to it, `mdp_async_client` makes
 `AsyncClient`s, and `worker` starts workers.  `mdp_titanic` is a `Titanic` that keeps its requests in a temporary SQLite
 file.  All of them are real: nothing is mocked.  Override `mdp_limits` to change the broker's settings.
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from ...clients import AsyncClient, Client
     from ...titanic import Titanic
     from ...workers import AsyncWorker, Worker
+    from ...workers.services import Services, ServicesWorker
     from ..broker.server import Server
     from ..limits import Limits
 
@@ -100,26 +105,31 @@ def mdp_titanic(mdp_broker: Server, mdp_client: Client, tmp_path: Path) -> Itera
 
 
 @pytest.fixture
-def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Worker | AsyncWorker]]:
+def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Worker | AsyncWorker | ServicesWorker]]:
     """Start a worker at `mdp_broker`, until the test ends, and return it once the broker knows it.
 
     `worker(service, handler, **settings)` makes a `Worker`, or an `AsyncWorker` if the handler is a coroutine function
     or an async generator function.  `worker(my_worker)` starts a copy of an existing one, which stays as it is, so any
-    number of tests can use it.
+    number of tests can use it.  `worker(my_services)` offers all services of a `Services`.
     """
     from ...workers import AsyncWorker, Worker
     from ...workers.handling import is_async
+    from ...workers.services import Services, ServicesWorker
 
     endpoint = mdp_broker.endpoints[0]
     with ExitStack() as stack:
 
         def start(
-            service: str | Worker | AsyncWorker, handler: Callable[[Any], Any] | None = None, **settings: Any
-        ) -> Worker | AsyncWorker:
-            made: Worker | AsyncWorker
-            if isinstance(service, Worker | AsyncWorker):
-                if handler is not None or settings:
-                    raise TypeError("worker(my_worker) takes no handler and no settings: it has its own")
+            service: str | Worker | AsyncWorker | Services,
+            handler: Callable[[Any], Any] | None = None,
+            **settings: Any,
+        ) -> Worker | AsyncWorker | ServicesWorker:
+            made: Worker | AsyncWorker | ServicesWorker
+            if not isinstance(service, str) and (handler is not None or settings):
+                raise TypeError("worker(my_worker) takes no handler and no settings: it has its own")
+            if isinstance(service, Services):
+                made = service.worker(broker=endpoint)
+            elif not isinstance(service, str):
                 made = service.copy(broker=endpoint)
                 made.settings = replace(made.settings, keys=None)  # this broker needs none
             elif handler is None:
@@ -128,15 +138,17 @@ def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Wor
                 made = AsyncWorker(service, handler, broker=endpoint, **settings)
             else:
                 made = Worker(service, handler, broker=endpoint, **settings)
-            name = made.service.decode()
-            if isinstance(made, AsyncWorker):
-                thread = threading.Thread(target=asyncio.run, args=(made.run(),), name=f"{name}-loop", daemon=True)
+            workers = made.workers if isinstance(made, ServicesWorker) else [made]
+            names = [each.service.decode() for each in workers]
+            if isinstance(made, Worker):
+                stack.enter_context(made)
+            else:
+                thread = threading.Thread(target=asyncio.run, args=(made.run(),), name=f"{names[0]}-loop", daemon=True)
                 thread.start()
                 stack.callback(thread.join)
                 stack.callback(made.stop)
-            else:
-                stack.enter_context(made)
-            _await_worker(mdp_client, name)
+            for name in names:
+                _await_worker(mdp_client, name)
             return made
 
         yield start

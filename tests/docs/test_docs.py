@@ -231,6 +231,10 @@ def test_the_examples_of_the_python_page(endpoint, capsys):
     assert "500 ValueError: no good" in capsys.readouterr().out
 
 
+def test_the_examples_of_the_page_about_tests(endpoint):
+    run_python("docs/how-to/test.md", endpoint)
+
+
 def test_the_examples_of_the_logging_page(endpoint, monkeypatch):
     root, said = logging.Logger("root"), io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)

@@ -110,12 +110,12 @@ def broker(*options: str, bind: str | None = None) -> Iterator[tuple[Process, st
 
 
 def run(
-    *command: str, stdin: bytes = b"", timeout: float = TIMEOUT_SECONDS, **env: str
+    *command: str, stdin: bytes = b"", timeout: float = TIMEOUT_SECONDS, cwd: Path | None = None, **env: str
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command and wait until it has ended."""
     return subprocess.run(
         [str(BIN / command[0]), *command[1:]],
-        input=stdin, capture_output=True, timeout=timeout, env={**os.environ, **env}, check=False,
+        input=stdin, capture_output=True, timeout=timeout, env={**os.environ, **env}, cwd=cwd, check=False,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The pytest fixtures that zmdp provides for its users' tests."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 from support.processes import TIMEOUT_SECONDS
@@ -10,6 +11,7 @@ from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import handling, request, running_titanic
 from zmdp.workers import AsyncWorker, Last, Request, Worker, current_request, echo
+from zmdp.workers.services import Services
 
 
 @pytest.fixture
@@ -37,6 +39,25 @@ def test_asyncio_handlers(worker, mdp_client):
     worker("count", count)
     assert mdp_client.request("shout", b"x", wait=False) == [b"X"]
     assert list(mdp_client.stream("count", b"2")) == [[b"0"], [b"1"], [b"end"]]
+
+
+def test_services(worker, mdp_client):
+    services = Services(prefix="numbers.")
+
+    @services.service("half")
+    def half(number: int) -> float:
+        return number / 2
+
+    @services.service("count")
+    async def count(number: int) -> AsyncIterator[int]:
+        for each in range(number):
+            yield each
+
+    worker(services)
+    assert mdp_client.call(half, 3, wait=False) == 1.5
+    assert list(mdp_client.stream(count, 3, wait=False)) == [0, 1, 2]
+    with pytest.raises(TypeError, match="takes no handler and no settings"):
+        worker(services, concurrency=2)
 
 
 triple = Worker("triple", lambda number: 3 * number, broker="tcp://127.0.0.1:1", codec="json", concurrency=3)
