@@ -38,6 +38,7 @@ MACHINES = [
     "zmdp/workers/held.py",
     "zmdp/workers/outgoing.py",
     "zmdp/workers/session.py",
+    "zmdp/mdp/broker/abouts.py",
     "zmdp/mdp/broker/admission.py",
     "zmdp/mdp/broker/announcements.py",
     "zmdp/mdp/broker/backlog.py",

@@ -6,6 +6,7 @@
     mmi.stats     anything       JSON: counts since the start, and the current numbers
     mmi.broker    anything       JSON: its name, version, uptime, dialects, limits
     mmi.brokers   anything       JSON: the brokers that can be reached, and the links over which they are
+    mmi.describe  name           JSON: what workers say of a service; 404 if there is none that the client may know of
     mmi.metrics   [name]         JSON: what is counted for each service whose name is greater, and for each role
     mmi.requests  [service]      JSON: requests that wait or that workers hold; without as many as a second frame says
     mmi.cancel    id             JSON: whether that request was in flight, and so is cancelled
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .. import __version__
 from ..mdp import compiled
-from ..mdp.wire import BROKER, DIALECTS, MMI
+from ..mdp.wire import BROKER, DESCRIBE, DIALECTS, MMI
 from ..mdp.wire.names import show
 
 if TYPE_CHECKING:
@@ -61,14 +62,29 @@ def answer(name: bytes, body: list[bytes], broker: Broker, now: float, sees: See
         service = broker.directory.services.get(body[0])
         offered = (service is not None and service.available) or body[0] in broker.directory.reachable
         return [b"200" if offered and not body[0].startswith(MMI) else b"404"]
-    paged, describe = _PAGED.get(name), _ANSWERS.get(name)
+    if name == DESCRIBE:
+        return [_description(broker, body[0], sees)]
+    paged, plain = _PAGED.get(name), _ANSWERS.get(name)
     if paged is not None:
         found = paged(broker, body, sees, now)
-    elif describe is not None:
-        found = describe(broker, body[0], sees, now)
+    elif plain is not None:
+        found = plain(broker, body[0], sees, now)
     else:
         return [b"501"]
     return [b"400" if found is None else json.dumps(found).encode()]
+
+
+def _description(broker: Broker, wanted: bytes, sees: Sees) -> bytes:
+    directory = broker.directory
+    service = directory.services.get(wanted) or directory.reachable.get(wanted)
+    if service is None or wanted.startswith(MMI) or not sees(wanted):
+        return b"404"
+    brokers = sorted(remote.link.name for remote in service.schedule.remotes)
+    if not service.available and not brokers:
+        return b"404"
+    head = {"service": show(wanted), "broker": broker.name, "workers": service.available, "brokers": brokers}
+    said = b",".join([b'{"workers":%d,"about":%s}' % (each.workers, each.text) for each in directory.abouts.of(wanted)])
+    return json.dumps(head).encode()[:-1] + b', "abouts": [' + said + b"]}"
 
 
 def _services(broker: Broker, wanted: bytes, sees: Sees, _: float) -> dict[str, Any]:

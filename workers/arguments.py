@@ -1,6 +1,6 @@
 """The keyword arguments that all workers share, and the settings that they make."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypedDict
 
@@ -31,6 +31,7 @@ class WorkerArguments(HandlerArguments, total=False):
     protocol: str
     dialect: bool
     rows: bool
+    about: Mapping[str, Any] | None
     key: Key | None
     broker_key: BrokerKey | None
 
@@ -44,6 +45,7 @@ class WorkerSettings(SessionSettings):
     name: str = ""
     dialect: bool = False
     rows: bool = False
+    about: Mapping[str, Any] | None = None
     keys: ClientKeys | None = None
     """Its own key and its broker's, or None."""
     context: Context | None = None

@@ -153,7 +153,7 @@ class BaseWorker(Generic[AnyHandler]):
         settings, controller = self.settings, None
         if settings.protocol == "X1":
             controller = CreditController(settings.concurrency, prefetch=self._prefetch)
-        options = ready_options(settings.name, dialect=settings.dialect)
+        options = ready_options(settings.name, dialect=settings.dialect, about=settings.about)
         return WorkerSession(self.service, settings, options=options, controller=controller)
 
     @property

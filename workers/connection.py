@@ -6,6 +6,7 @@ import os
 import socket as sockets
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
 from ..mdp.transport.sockets import Context, dealer
 from ..mdp.wire import Message
+from ..mdp.wire.about import MAX_ABOUT, encode_about
 from .events import Cancelled, ConnectionEnded, HandlerStuck
 from .request import Request
 from .session import WorkerSession
@@ -46,18 +48,36 @@ RECONNECT_IVL_MS: Final = 3_600_000
 log = logging.getLogger("zmdp.worker")
 
 
-def ready_options(name: str, *, dialect: bool = False) -> bytes:
-    """Return the options of READY (X1): what operators see of this process, and whether it wants clients' `dialect`."""
+def ready_options(name: str, *, dialect: bool = False, about: Mapping[str, Any] | None = None) -> bytes:
+    """Return the options of READY (X1): what operators see of this process, whether it wants clients' `dialect`, and
+    what callers are told about the service.
+
+    Raises `SettingError` if that is too large, or not JSON.
+    """
     name = name or Path(sys.argv[0]).name
-    about: dict[str, Any] = {
+    options: dict[str, Any] = {
         "name": name[: wire.MAX_NAME],
         "host": sockets.gethostname(),
         "pid": os.getpid(),
         "version": __version__,
     }
     if dialect:
-        about["dialect"] = True
-    return wire.encode_options(about)
+        options["dialect"] = True
+    if about is not None:
+        options["about"] = _checked(about)
+    return wire.encode_options(options)
+
+
+def _checked(about: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        if not isinstance(about, Mapping):
+            raise TypeError(f"it is of type {type(about).__name__}")
+        size = len(encode_about(about))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SettingError(f"about is {about!r:.100}: it must be a dict of JSON values: {error}") from None
+    if size > MAX_ABOUT:
+        raise SettingError(f"about has {size} bytes as JSON: the limit is {MAX_ABOUT}")
+    return about
 
 
 class Connection:

@@ -66,6 +66,8 @@ class Worker(BaseWorker[Handler]):
             returns values, as in `Worker("sum", sum, codec="json")`, and `current_request()` returns the request.
         protocol: `"X1"`, or for third-party brokers `"0.2"` or `"0.1"`.
         name: Shown to operators; by default the program's name.
+        about: What callers are told about the service (`Client.describe`), as a dict of JSON values of up to 32 kB:
+            `{"version": "1.4", "description": "…"}` (X1).
         dialect: Add an option `dialect` to the requests of MDP/0.1 and 0.2 clients (X1).
         rows: The handler gets a list of several rows' values, and returns as many: for callers that pack rows into
             requests (docs/spark/pipeline.md).  A value may be an exception, the error of its row.  Other handlers are

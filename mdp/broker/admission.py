@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from .. import wire
 from .drops import Drop
-from .records import Request
+from .records import Remote, Request
 from .requests import Requests
 from .roles import Role
 from .shared import Shared
@@ -35,6 +35,8 @@ class Admission:
         """Answer, accept or refuse a request that `user` may make.  `own` tells that the broker itself answers it."""
         if request.options.broker is not None and self._address(request):
             own = False
+        if own and request.service.name == wire.DESCRIBE:
+            own = not self._redirect(request, user)
         if own:
             # C25; C26: the reply is a FINAL whose service is the mmi name
             self._shared.stats.mmi += 1
@@ -56,6 +58,24 @@ class Admission:
         way.addressed = name
         self._registry.redirect(request, wire.BROKER + broker.encode())
         return True
+
+    def _redirect(self, request: Request, user: Role) -> bool:
+        """Address a question about a service without workers here to the next broker on the way to them, if any.
+
+        One that is addressed to this broker is answered here, with the names of these brokers.
+        """
+        name = bytes(request.body[0])
+        service, way = self._directory.reachable.get(name), request.way
+        if service is None or service.available or not user.sees(name) or (way is not None and way.pinned):
+            return False
+        via = () if way is None else way.via
+        for remote in sorted(service.schedule.remotes, key=_hops):
+            target = wire.BROKER + remote.link.name.encode()
+            if remote.link.name not in via and target in self._directory.reachable and not self._shared.draining:
+                request.recorded_way().addressed = request.service.name
+                self._registry.redirect(request, target)
+                return True
+        return False
 
     def _refusal(self, request: Request) -> Drop | None:
         """Return why `request` cannot be accepted, or None."""
@@ -99,3 +119,7 @@ class Admission:
         if role.accepted - role.ended - role.running >= role.max_queued:
             return Drop.ROLE_QUEUED
         return None
+
+
+def _hops(remote: Remote) -> int:
+    return remote.hops

@@ -5,7 +5,8 @@ No frames, no clock, no socket.  Every operation takes constant time, whatever t
 
 from __future__ import annotations
 
-from ..wire import Route
+from ..wire import EMPTY, Route
+from .abouts import Abouts
 from .metrics import Metrics
 from .records import Client, Link, PeerKey, Proxy, Remote, Service, Worker, key_of
 from .roles import Role
@@ -25,6 +26,7 @@ class Directory:
         self.linked: dict[PeerKey, Client] = {}
         """The clients that are other brokers."""
         self.metrics = Metrics()
+        self.abouts = Abouts()
         self.unserved: dict[Service, None] = {}
         """Those without a worker, which are known only because requests wait for them (C41); the newest last."""
         self.workers: dict[PeerKey, Worker] = {}
@@ -136,8 +138,9 @@ class Directory:
 
     # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add_worker(self, worker: Worker) -> None:
-        """Register a worker."""
+    def add_worker(self, worker: Worker, about: bytes = EMPTY) -> None:
+        """Register a worker, which says this of its service."""
+        worker.about = self.abouts.add(worker.service.name, about)
         self.workers[worker.key] = worker
         self._add_behind(worker.key)
         worker.service.workers[worker] = None
@@ -154,16 +157,14 @@ class Directory:
 
     def leave(self, worker: Worker) -> None:
         """Stop giving requests to a worker."""
-        worker.leaving = True
-        worker.service.available -= 1
+        self._withdraw(worker)
         self._update(worker)
         self._availability_changed(worker.service)
 
     def remove_worker(self, worker: Worker) -> None:
         """Forget a worker, which holds nothing."""
         if not worker.leaving:
-            worker.leaving = True
-            worker.service.available -= 1
+            self._withdraw(worker)
         self._update(worker)
         del self.workers[worker.key]
         self._remove_behind(worker.key)
@@ -172,6 +173,12 @@ class Directory:
         if not service.workers and not service.schedule.remotes:
             self.unserved[service] = None  # until its requests have ended
         self._availability_changed(service)
+
+    def _withdraw(self, worker: Worker) -> None:
+        worker.leaving = True
+        worker.service.available -= 1
+        if worker.about is not None:
+            self.abouts.remove(worker.service.name, worker.about)
 
     def _update(self, worker: Worker) -> None:
         if isinstance(worker, Remote):

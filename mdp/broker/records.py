@@ -19,6 +19,7 @@ from .roles import Role
 from .scheduling import Schedule
 
 if TYPE_CHECKING:
+    from .abouts import About
     from .drops import Drop
     from .scheduling import FairQueue, Pool, Turn
 
@@ -271,8 +272,8 @@ class Worker(TimerNode):
     """A registered worker: it offers one service (C6) and holds up to `credit` requests; with 0.2 and 0.1, one."""
 
     __slots__ = (
-        "batch", "busy_seconds", "credit", "dialect", "done", "free", "gives_up", "header", "held", "host", "id",
-        "key", "last_seen", "last_sent", "leaving", "misaddressed", "name", "oversized_reply_at", "pid", "pool",
+        "about", "batch", "busy_seconds", "credit", "dialect", "done", "free", "gives_up", "header", "held", "host",
+        "id", "key", "last_seen", "last_sent", "leaving", "misaddressed", "name", "oversized_reply_at", "pid", "pool",
         "pooled", "pooled_load", "role", "route", "service", "since", "suspects", "unreached_from", "version",
     )  # fmt: skip
 
@@ -301,6 +302,8 @@ class Worker(TimerNode):
         self.host = ""
         self.pid = 0
         self.version = ""
+        self.about: About | None = None
+        """What it says of its service, as far as that is kept."""
         self.dialect = False
         """It wants to know the dialect of clients that do not speak X1."""
         self.held: dict[int, Attempt] = {}

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from ..access import Permissions
-from ..wire import MMI, signature_of
+from ..wire import DESCRIBE, MMI, signature_of
 
 NO_LIMIT: Final = 1 << 60
 MAX_REMEMBERED: Final = 1000
 """Maximum number of service names per role whose permission is remembered."""
-ASKED_BY_SERVICE: Final = frozenset({b"mmi.service", b"mmi.services"})
+ASKED_BY_SERVICE: Final = frozenset({b"mmi.service", b"mmi.services", DESCRIBE})
 """What `mmi = "service"` allows."""
 ADMINS_ONLY: Final = frozenset({b"mmi.cancel", b"mmi.tail"})
 """What only roles with `admin` may ask."""

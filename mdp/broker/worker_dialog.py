@@ -124,7 +124,7 @@ class WorkerDialog:
             worker.name, worker.host = command.name, command.host
             worker.pid, worker.version = command.pid, command.version
             worker.dialect = command.dialect
-            directory.add_worker(worker)
+            directory.add_worker(worker, command.about)
             self._beats.set(worker, now + limits.heartbeat)
             dialect = wire.DIALECTS[worker.header]
             text = "worker %s offers %s, credit %d (%s)"

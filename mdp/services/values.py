@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from ..errors import CodecError, SettingError
+from .about import RAW
 
 CODECS: Final[Mapping[str, Any]] = {"json": msgspec.json, "msgpack": msgspec.msgpack}
 _PATH: Final = re.compile(r"(.*) - at `([^`]*)`", re.DOTALL)
@@ -42,7 +43,7 @@ class ValueType:
         """Whether the value is the frame itself."""
         module = CODECS[codec]
         try:
-            self._schema = _schema(self.kind)
+            self._schema = dict(RAW) if self.raw else _schema(self.kind)
             self._encoder = module.Encoder(enc_hook=_to_builtin)
             self._decoder = module.Decoder(self.kind, dec_hook=_from_builtin)
         except (TypeError, NotImplementedError) as error:

@@ -65,7 +65,7 @@ from .mdp import (
     request_to_worker,
 )
 from .messages import NO_LIMIT, OVERLONG, SHARED, decode_broker, decode_peer, without_shared
-from .names import BROKER, HELLO, MAX_NAME, MMI, service_name, show, valid_service
+from .names import BROKER, DESCRIBE, HELLO, MAX_NAME, MMI, service_name, show, valid_service
 from .options import (
     MAX_NESTING,
     MAX_OPTIONS,
@@ -89,6 +89,7 @@ __all__ = [
     "CL1",
     "CPP",
     "CX1",
+    "DESCRIBE",
     "DIALECTS",
     "DISCONNECT",
     "EMPTY",

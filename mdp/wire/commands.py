@@ -264,6 +264,8 @@ class Ready(NamedTuple):
     """Over a link: how many brokers away the service is.  0 withdraws it."""
     free: int = 0
     """Over a link: how much of `credit` is free."""
+    about: bytes = EMPTY
+    """What the worker says of its service (X1): a JSON object, or empty if it says nothing, or too much."""
 
 
 class Credit(NamedTuple):

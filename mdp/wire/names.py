@@ -5,6 +5,7 @@ from typing import Final
 from ..errors import SettingError
 
 MMI: Final = b"mmi."
+DESCRIBE: Final = MMI + b"describe"
 """The broker itself answers services with this prefix (C25)."""
 BROKER: Final = MMI + b"broker."
 """Followed by a broker's name: how links name a broker to which requests are addressed (C44)."""

@@ -3,6 +3,7 @@
 from struct import Struct
 from typing import Any, Final
 
+from .about import MAX_ABOUT, encode_about
 from .commands import CX1, WX1, Disconnect, Invalid, Ready, Reason, Route
 from .names import displayed, valid_service
 from .options import parse_options
@@ -72,7 +73,7 @@ def disconnected(route: Route, header: bytes, text: bytes) -> Disconnect:
 def ready_with(route: Route, service: bytes, raw: bytes, credit: int) -> Ready | Invalid:
     """Return a worker's READY.
 
-    `raw` are its options: name, host, pid, version, dialect, all optional; and over a link, hops and free.
+    `raw` are its options: name, host, pid, version, dialect, about, all optional; and over a link, hops and free.
     """
     if not valid_service(service):
         return Invalid(Reason.BAD_SERVICE)
@@ -89,8 +90,13 @@ def ready_with(route: Route, service: bytes, raw: bytes, credit: int) -> Ready |
         return Invalid(Reason.BAD_OPTIONS)
     if not (_is_count(pid) and _is_count(hops) and _is_count(free) and isinstance(dialect, bool)):
         return Invalid(Reason.BAD_OPTIONS)
+    about = values.get("about", {})
+    if not isinstance(about, dict):
+        return Invalid(Reason.BAD_OPTIONS)
+    said = encode_about(about) if about else b""
     return Ready(
-        route, WX1, service, credit, displayed(name), displayed(host), pid, displayed(version), dialect, hops, free
+        route, WX1, service, credit, displayed(name), displayed(host), pid, displayed(version), dialect, hops, free,
+        said if len(said) <= MAX_ABOUT else b"",
     )  # fmt: skip
 
 

@@ -368,6 +368,63 @@ def test_a_role_needs_mmi_all_to_ask_about_links(mmi, code):
         assert answered[1:4] == ("ERROR", 1, code)
 
 
+# ── mmi.describe ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_version_of_a_service_is_described_until_its_last_worker_leaves():
+    broker = Broker(now=0)
+    feed(broker, ready(b"w1", about={"version": "1"}), ready(b"w2", about={"version": "2"}))
+    feed(broker, ready(b"w3", about={"version": "2"}), ready(b"w4"))
+    head = {"service": "echo", "broker": "broker", "brokers": []}
+    old, new = {"workers": 1, "about": {"version": "1"}}, {"workers": 2, "about": {"version": "2"}}
+    assert ask(broker, b"mmi.describe", b"echo") == {**head, "workers": 4, "abouts": [new, old]}
+    feed(broker, leave(b"w1"), leave(b"w4"))
+    assert ask(broker, b"mmi.describe", b"echo") == {**head, "workers": 2, "abouts": [new]}
+    feed(broker, leave(b"w2"), leave(b"w3"))
+    assert ask(broker, b"mmi.describe", b"echo") == b"404"
+
+
+def test_a_worker_that_is_leaving_no_longer_describes_its_service():
+    broker = Broker(now=0)
+    feed(broker, ready(b"w1", about={"version": "1"}), request(), leave(b"w1"))
+    assert ask(broker, b"mmi.describe", b"echo") == b"404"
+    feed(broker, ready(b"w2", about={"version": "2"}), final(1, b"w1"))
+    assert ask(broker, b"mmi.describe", b"echo")["abouts"] == [{"workers": 1, "about": {"version": "2"}}]
+
+
+@pytest.mark.parametrize("name", [b"lost", b"?", b"", b"\xff", b"mmi.describe", b"mmi.broker.west"])
+def test_what_no_worker_offers_is_not_described(broker, name):
+    assert ask(broker, b"mmi.describe", name) == b"404"
+
+
+def test_workers_of_other_dialects_say_nothing(broker):
+    assert ask(broker, b"mmi.describe", b"echo") == {
+        "service": "echo", "broker": "broker", "workers": 2, "brokers": [], "abouts": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("role", "code"),
+    [
+        (Permissions("shop", call=("echo",), mmi="none"), 403),
+        (Permissions("shop", call=("other",), mmi="service"), 404),
+        (Permissions("shop", call=("echo",), mmi="service"), 200),
+        (Permissions("shop", offer=("echo",), mmi="service"), 200),
+        (Permissions("shop", mmi="all"), 200),
+    ],
+)
+def test_a_service_is_described_to_roles_that_may_know_of_it(role, code):
+    broker = Broker(now=0)
+    feed(broker, ready(about={"version": "1"}))
+    turns.grant(broker, {"shop": role}, 0)
+    asked = request(service=b"mmi.describe", body=b"echo")
+    (answered,) = told(turns.receive(broker, asked, 0, broker.roles.named("shop")))
+    if code == 403:
+        assert answered[1:4] == ("ERROR", 1, 403)
+    else:
+        assert (answered[-1] == b"404") is (code == 404)
+
+
 def test_mmi_does_not_import_the_broker_when_it_runs():
     code = "import sys, zmdp.mmi.answers; print(*[name for name in sys.modules if name.startswith('zmdp.mdp.broker')])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

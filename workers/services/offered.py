@@ -1,10 +1,11 @@
 """What `Services.service` makes of a function: a service that can still be called as the function."""
 
+import inspect
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar
 
-from ...mdp.services import BaseService, Service, Streaming
+from ...mdp.services import About, BaseService, Service, Streaming
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -14,15 +15,19 @@ In = TypeVar("In", contravariant=True)  # noqa: PLC0105 - shown in type checkers
 Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - as above
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+MAX_DESCRIPTION: Final = 4000
+"""Characters of a docstring that callers are told."""
+
 
 class ServiceSettings(TypedDict, total=False):
     """Settings of a service, or defaults for all services of a `Services`.
 
-    `codec` is `"json"` (the default) or `"msgpack"`.  `concurrency` and `handler_timeout` are as for `Worker` and
-    `AsyncWorker`.
+    `codec` is `"json"` (the default) or `"msgpack"`.  `version` is what callers are told.  `concurrency` and
+    `handler_timeout` are as for `Worker` and `AsyncWorker`.
     """
 
     codec: str
+    version: str
     concurrency: int | None
     handler_timeout: float | None
 
@@ -50,6 +55,18 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         self.runs_async = signature.asynchronous or batch is not None
         """Whether an event loop handles the requests."""
         update_wrapper(self, function)
+
+    def about(self) -> About:
+        """Return what callers are told: the version, the function's docstring, and the types."""
+        request, reply = self.request.schema(), self.reply.schema()
+        return About(
+            version=self.settings.get("version", ""),
+            description=(inspect.getdoc(self.function) or "")[:MAX_DESCRIPTION],
+            codec=self.request.codec,
+            request=request,
+            reply=None if self.signature.streaming else reply,
+            part=reply if self.signature.streaming else None,
+        )
 
     if TYPE_CHECKING:
         __call__: Function

@@ -1,14 +1,16 @@
 """The worker that offers services: in one process, over one ZeroMQ context."""
 
 import asyncio
+import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import zmq
 
 from ...mdp.errors import ClosedError, SettingError
 from ...mdp.spelling import spelling_hint
 from ...mdp.transport.sockets import end, own_context
+from ...mdp.wire.about import MAX_ABOUT, encode_about
 from ..aio import AsyncWorker
 from ..arguments import WorkerArguments
 from ..mdworker import Worker
@@ -19,6 +21,8 @@ from .offered import AnyOffered
 
 if TYPE_CHECKING:
     from .services import Services
+
+log = logging.getLogger("zmdp.worker")
 
 BATCHES = 2
 """How many batches of requests a service of batches holds: one that is worked on, and one that fills."""
@@ -52,7 +56,7 @@ class ServicesWorker:
         self, offered: AnyOffered, broker: str | Sequence[str] | None, arguments: WorkerArguments
     ) -> Worker | AsyncWorker:
         handler = handler_of(offered, self._lifespans.state(offered.group))
-        own: WorkerArguments = {"context": self._context}
+        own: WorkerArguments = {"context": self._context, "about": _about(offered)}
         if offered.batch is not None:
             own["concurrency"] = BATCHES * offered.batch[0]
         if (concurrency := offered.settings.get("concurrency")) is not None:
@@ -127,6 +131,17 @@ class ServicesWorker:
     def requests(self) -> list[Request]:
         """The requests that it holds: those in progress, and those that have not started."""
         return [request for worker in self.workers for request in worker.requests]
+
+
+def _about(offered: AnyOffered) -> dict[str, Any]:
+    """Return what callers are told about a service: its types only if there is room for their schemas."""
+    about = offered.about()
+    option = about.as_option()
+    if (size := len(encode_about(option))) <= MAX_ABOUT:
+        return option
+    text = "%s: callers are not told its types: as JSON schemas they have %d bytes, and the limit is %d"
+    log.warning(text, offered.name, size, MAX_ABOUT)
+    return about.as_option(schemas=False)
 
 
 def _chosen(offered: list[AnyOffered], only: Sequence[str]) -> list[AnyOffered]:

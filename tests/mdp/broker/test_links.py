@@ -1583,3 +1583,61 @@ def test_a_link_that_speaks_as_a_client_remains_a_link():
     link = mesh["a"].links.at(identity)
     turns.receive(mesh["a"], [identity, b"", wire.CX1], mesh.now)
     assert mesh["a"].links.at(identity) is link
+
+
+# ── mmi.describe ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def described(mesh, name, **options):
+    """Return the answer of a broker to `mmi.describe`, asked about echo."""
+    sent = mesh.receive(name, request(service=b"mmi.describe", body=b"echo", **options))[name]
+    return json.loads(sent[0][-1])
+
+
+def described_tree(**abouts):
+    """Return a tree of brokers in which these have a worker of echo that says this about it."""
+    mesh = tree()
+    for name, about in abouts.items():
+        mesh.receive(name, ready(about=about))
+    for _ in range(5):
+        mesh.wait()
+    return mesh
+
+
+def test_a_service_of_another_broker_is_described_by_that_broker():
+    mesh = described_tree(b1={"description": "says it again"})
+    expected = {
+        "service": "echo", "broker": "b1", "workers": 1, "brokers": [],
+        "abouts": [{"workers": 1, "about": {"description": "says it again"}}],
+    }  # fmt: skip
+    for name in mesh.brokers:
+        assert described(mesh, name) == expected
+    ((*_, frame),) = mesh.receive("a1", [b"c", b"MDPC02", b"\x01", b"mmi.describe", b"echo"])["a1"]
+    assert json.loads(frame) == expected, "to a 0.2 client as well"
+
+
+def test_a_broker_that_is_addressed_tells_which_brokers_know_more():
+    mesh = described_tree(b1={"version": "1"})
+    nothing = {"service": "echo", "workers": 0, "abouts": []}
+    assert described(mesh, "a1", broker="r") == {**nothing, "broker": "r", "brokers": ["b"]}
+    assert described(mesh, "a1", broker="a1") == {**nothing, "broker": "a1", "brokers": ["a"]}
+
+
+def test_workers_here_are_described_here():
+    mesh = described_tree(a={"version": "2"}, b1={"version": "1"})
+    found = described(mesh, "a")
+    assert (found["broker"], found["brokers"]) == ("a", ["r"])
+    assert found["abouts"] == [{"workers": 1, "about": {"version": "2"}}]
+
+
+def test_a_draining_broker_describes_without_others():
+    mesh = pair()
+    turns.drain(mesh["a"], mesh.now)
+    assert described(mesh, "a") == {"service": "echo", "broker": "a", "workers": 0, "brokers": ["b"], "abouts": []}
+
+
+def test_no_other_broker_is_asked_for_what_the_role_may_not_see():
+    shop = Permissions("shop", call=("resize",), mmi="service")
+    mesh = secured(shop=shop)
+    sent = mesh.receive("a", request(service=b"mmi.describe", body=b"echo"), role="shop")
+    assert sent["a"] == [answer(body=b"404")]

@@ -403,6 +403,10 @@ READ = {  # direction, records, attachments; and what is read
         [],
         [wire.Ready(ROUTE, WX1, b"echo", 0, "w", "h", 7, "1", True, 1, 2)],
     ),
+    "READY that describes the service": (
+        "from_worker", ready(options=b'{"about": {"version": "1", "codec": "json"}}'), [],
+        [wire.Ready(ROUTE, WX1, b"echo", 1, about=b'{"version":"1","codec":"json"}')],
+    ),
     "CREDIT": ("from_worker", record(10, 0, b"\xff\xff\xff\xff"), [], [wire.Credit(ROUTE, WX1, 0xFFFFFFFF)]),
     "RELEASE": ("from_worker", record(11, 1 << 63), [], [wire.Release(ROUTE, WX1, 1 << 63)]),
     "DISCONNECT": ("from_worker", record(6, 0), [], [wire.Disconnect(ROUTE, WX1)]),

@@ -189,6 +189,8 @@ BAD_READY_OPTIONS = {
     "pid below 0": b'{"pid":-1}',
     "pid above 32 bits": b'{"pid":4294967296}',
     "dialect in text": b'{"dialect":"0.2"}',
+    "about a list": b'{"about":[1]}',
+    "about null": b'{"about":null}',
     "hops in text": b'{"hops":"1"}',
     "hops true": b'{"hops":true}',
     "hops below 0": b'{"hops":-1}',

@@ -1,0 +1,32 @@
+"""The option `about` of READY, in which a worker describes its service: bounded, and without control characters."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+MAX_ABOUT: Final = 32768
+"""Maximum size in bytes of an `about`, as compact JSON in ASCII."""
+_KEPT: Final = "\n\t"
+"""Characters that are not printable, but belong into a text of several lines."""
+
+
+def encode_about(about: Mapping[str, Any]) -> bytes:
+    """Return `about` as JSON, with "?" in place of characters that could control a terminal.
+
+    It may be larger than `MAX_ABOUT`.  Raises `TypeError`, `ValueError` or `RecursionError` for what is not JSON.
+    """
+    return json.dumps(_cleaned(dict(about)), separators=(",", ":"), allow_nan=False).encode()
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isprintable() else "".join(map(_shown, value))
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cleaned(each) for each in value]
+    return value
+
+
+def _shown(character: str) -> str:
+    return character if character.isprintable() or character in _KEPT else "?"
