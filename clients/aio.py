@@ -3,14 +3,14 @@
 import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
-from ..mdp.services import BaseService, Service, Streaming
+from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
 from .arguments import (
@@ -21,6 +21,7 @@ from .arguments import (
 )
 from .call import Call
 from .defaults import DEFAULT_TOTAL_TIMEOUT
+from .describing import DESCRIBE, Inquiry
 from .dialog import AsyncDialog
 from .legacy_aio import LegacyAsyncDialog
 from .many import MapSettings, checked_settings, chunks_async, outcomes
@@ -352,6 +353,22 @@ class AsyncClient:
         Raises as `request`, and `RequestRejected` if this client's role may not know about the service.
         """
         return is_available(await self.request("mmi.service", wire.service_name(service), timeout=timeout), service)
+
+    async def describe(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> Description:
+        """Return what the workers of `service` say of it: its version, its types, and so on (`mmi.describe`).
+
+        It is what they say, which nobody has checked.  If other brokers have workers of it too, they are asked as well,
+        as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
+
+        Raises as `request`, and `ServiceNotFound` if no worker offers it, or this client's role may not know of it.
+        """
+        name = wire.service_name(service)
+        inquiry = Inquiry(name.decode())
+        inquiry.take(await self.request(DESCRIBE, name, timeout=timeout))
+        while self.protocol == "X1" and (broker := inquiry.next_broker()) is not None:
+            with suppress(RequestError):  # it is gone meanwhile, or does not tell this role
+                inquiry.take(await self.request(DESCRIBE, name, timeout=timeout, options={"broker": broker}))
+        return inquiry.description()
 
     def _check_usable(self) -> None:
         if self._closed:

@@ -21,6 +21,7 @@ ON: Final = click.option(
     metavar="NAME",
     help="Address the broker of that name, which `mdclient brokers` lists: only its workers get the request.",
 )
+SERVICE: Final = click.argument("service")
 OF: Final = click.option("--on", metavar="NAME", help="Ask the broker of that name, which `mdclient brokers` lists.")
 
 

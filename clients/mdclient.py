@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 from ..mdp import wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
-from ..mdp.services import BaseService, Service, Streaming
+from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
 from .aio import AsyncClient
@@ -27,6 +27,7 @@ from .defaults import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT,
 )
+from .describing import DESCRIBE, Inquiry
 from .dialog import Ask, Dialog
 from .legacy import LegacyDialog
 from .many import MapSettings, checked_settings, chunks, outcomes
@@ -377,6 +378,25 @@ class Client:
         """
         reply = self.request("mmi.service", wire.service_name(service), timeout=timeout, retries=retries)
         return is_available(reply, service)
+
+    def describe(
+        self, service: str | bytes, *, timeout: float | None = None, retries: int | None = None
+    ) -> Description:
+        """Return what the workers of `service` say of it: its version, its types, and so on (`mmi.describe`).
+
+        It is what they say, which nobody has checked.  If other brokers have workers of it too, they are asked as well,
+        as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
+
+        Raises as `request`, and `ServiceNotFound` if no worker offers it, or this client's role may not know of it.
+        """
+        name = wire.service_name(service)
+        inquiry = Inquiry(name.decode())
+        inquiry.take(self.request(DESCRIBE, name, timeout=timeout, retries=retries))
+        while self.protocol == "X1" and (broker := inquiry.next_broker()) is not None:
+            with suppress(RequestError):  # it is gone meanwhile, or does not tell this role
+                options = {"broker": broker}
+                inquiry.take(self.request(DESCRIBE, name, timeout=timeout, retries=retries, options=options))
+        return inquiry.description()
 
     # ── the Guide's lower level ──────────────────────────────────────────────────────────────────────────────────────
 

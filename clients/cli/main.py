@@ -21,11 +21,12 @@ from ...mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
 from ...mdp.transport.reach import check_listening
 from .. import bodies, brokers
 from ..aio import AsyncClient
-from ..asking import OF, ON, addressed, advice, ask, check_known, connection_options, new_client, total_timeout
+from ..asking import OF, ON, SERVICE, addressed, advice, ask, check_known, connection_options, new_client, total_timeout
 from ..defaults import MAX_OUTSTANDING
 from ..load import Progress, Result, mixed, one_by_one, pipelined
 from ..mdclient import Client
 from ..top import elsewhere
+from .describing import describe, stub
 from .freelance import FREELANCE, call_servers
 from .monitoring import health, tail, top
 
@@ -42,6 +43,8 @@ def cli() -> None:
     mdclient call echo hello           print the reply
     mdclient stream count @book.txt    print each part of the reply as it arrives
     mdclient services                  list the services
+    mdclient describe resize           show what a service takes and returns
+    mdclient stub resize > resize.py   write code to call it with types
     mdclient top                       watch the broker
     mdclient tail                      show requests as they end
     mdclient health echo               check the broker and a service, for probes
@@ -60,7 +63,6 @@ def cli() -> None:
     """
 
 
-_SERVICE = click.argument("service")
 _WAIT = click.option(
     "--wait",
     is_flag=True,
@@ -121,7 +123,7 @@ def call(
 
 
 @cli.command(epilog=bodies.BODY_HELP)
-@_SERVICE
+@SERVICE
 @bodies.BODY
 @connection_options(json_help='Print each part as one line of JSON; "final" marks the last.')
 @bodies.HEADER
@@ -258,7 +260,7 @@ class _Share(click.FloatRange):
 
 
 @cli.command(epilog=bodies.BODY_HELP)
-@_SERVICE
+@SERVICE
 @bodies.BODY
 @click.option(
     "--load",
@@ -423,7 +425,7 @@ def _request_arguments(
     return {}
 
 
-for _command in (health, tail, top):
+for _command in (describe, stub, health, tail, top):
     cli.add_command(_command)
 
 
