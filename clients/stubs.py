@@ -30,6 +30,8 @@ _RESERVED: Final = {
     "str", "int", "float", "bool", "bytes", "dict", "list", "tuple",
 }  # fmt: skip
 """Names that the code uses."""
+MAX_TYPES: Final = 10_000
+"""Types in the code of one schema, in which whoever wrote it may have nested them; others are `Any`."""
 _REFERENCE: Final = "#/$defs/"
 _TYPE: Final = re.compile(r"(?!Any$)[\w.]+|(?:dict|list|tuple)\[[^|]*\]")
 """What a type checker accepts as a `type`."""
@@ -125,6 +127,9 @@ class _Types:
         self._tags: dict[str, tuple[str, Any]] = {}
         """The field and the value by which a class in a union is told from the others, by definition."""
         self._find_tags(schema)
+        self._inlined: list[str] = []
+        """The definitions without a class of which the current type is a part."""
+        self._left = MAX_TYPES
 
     def root(self) -> str:
         """Return the type of the whole schema."""
@@ -139,7 +144,8 @@ class _Types:
                 self._tags[str(reference).removeprefix(_REFERENCE)] = str(told.get("propertyName")), tag
 
     def _type(self, schema: Any) -> str:
-        kind = self._expression(schema)
+        self._left -= 1
+        kind = self._expression(schema) if self._left >= 0 else "Any"
         self._code.used.update(re.findall(r"\w+", kind))
         return kind
 
@@ -187,7 +193,12 @@ class _Types:
         if not isinstance(schema, dict):
             return "Any"
         if not isinstance(schema.get("properties"), dict):
-            return self._type({name: value for name, value in schema.items() if name != "$ref"})
+            if title in self._inlined:  # it contains itself
+                return "Any"
+            self._inlined.append(title)
+            kind = self._type(schema)
+            self._inlined.pop()
+            return kind
         name = self._code.free_name(title, f"{self._service}_{title}", content=self._content(schema))
         if not self._code.has(name):
             self._code.add(name, "")  # it may contain itself

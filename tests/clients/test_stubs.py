@@ -199,6 +199,21 @@ def test_a_schema_that_says_nothing_is_any(schema):
     assert "echo: Service[Any, Any]" in stubs.stub([Description("echo", 1, (about,))])
 
 
+def test_types_that_contain_themselves_without_a_class():
+    defined = {"me": {"type": "array", "items": {"$ref": "#/$defs/me"}}, "you": {"$ref": "#/$defs/you"}}
+    defined |= {
+        str(level): {"type": "array", "prefixItems": [{"$ref": f"#/$defs/{level + 1}"}] * 9} for level in range(40)
+    }
+    schemas = [{"$ref": f"#/$defs/{name}", "$defs": defined} for name in ("me", "you", "0")]
+    kinds = [
+        stubs.stub([Description("echo", 1, (About.read({"codec": "json", "request": each, "reply": {}}),))])
+        for each in schemas
+    ]
+    assert "Service[list[Any], Any]" in kinds[0]
+    assert "Service[Any, Any]" in kinds[1]
+    assert len(kinds[2]) < 40 * stubs.MAX_TYPES
+
+
 def test_a_service_of_frames_has_no_types():
     with pytest.raises(CodecError, match="the workers of 'echo' do not tell its types"):
         stubs.stub([Description("echo", 1, ())])

@@ -15,15 +15,17 @@ from starlette.routing import BaseRoute, Route
 
 from ....mdp.errors import BrokerUnreachable, RequestTimeout, ZmdpError
 from ....mdp.http.problems import Problem, RawHeaders
+from ....mdp.services import About
 from ...call import Call, Outcome
 from ...reply import Reply
+from ...values import encoded
 from . import jobs, openapi, stream, websocket
 from .access import Caller
 from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import problem_of
 from .request_body import Disconnected, read_body
 from .service_list import list_services
-from .translation import AS_DATA, PREFIX, Asked, body_of, frames_of, service_of
+from .translation import AS_DATA, PREFIX, Asked, body_of, frames_of, is_json, service_of
 
 HEALTH_TIMEOUT_SECONDS: Final = 5.0
 CORS_MAX_AGE_SECONDS: Final = b"600"
@@ -98,12 +100,17 @@ class Application:
         service = service_of(scope["raw_path"])
         gateway.check_call(caller, service)
         body = await read_body(receive, settings.max_body, asked.length)
-        frames = frames_of(asked.found.get(b"content-type"), body, settings.max_parts)
+        content_type = asked.found.get(b"content-type")
+        frames = frames_of(content_type, body, settings.max_parts)
         options = gateway.options(caller)
         gateway.enter(len(body))
+        about = None
         try:
+            if is_json(content_type):
+                about = await gateway.descriptions.of(service.decode())
+                frames = encoded(about, body)
             if asked.stream:
-                await self._stream(scope, send, service, frames, asked, options)
+                await self._stream(scope, send, service, frames, asked, options, about)
                 return
             outcome = _Outcome(self._client, asked.timeout)
             outcome.call = self._client.begin(
@@ -115,7 +122,7 @@ class Application:
         finally:
             gateway.leave(len(body))
         if reply is not None:
-            kind, content = body_of(reply, asked.label)
+            kind, content = body_of(reply, asked.label, about)
             headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content)), *AS_DATA]
             await _respond(send, 200, headers, content)
 
@@ -123,7 +130,7 @@ class Application:
         """Return who makes a request, before its body is read.  Raises `Problem`."""
         gateway, found = self._gateway, asked.found
         if b"origin" in found:
-            gateway.check_origin(found[b"origin"])
+            gateway.check_origin(found[b"origin"], found.get(b"host", b""))
         return gateway.identify(found.get(b"authorization"), connection_of(scope).certificate)
 
     async def _stream(
@@ -134,9 +141,10 @@ class Application:
         frames: Sequence[bytes],
         asked: Asked,
         options: Mapping[str, Any] | None,
+        about: About | None,
     ) -> None:
         """Answer with events."""
-        events = stream.Events(self._gateway, service.decode(), asked.timeout)
+        events = stream.Events(self._gateway, service.decode(), asked.timeout, about)
         try:
             events.call = self._client.begin(
                 events, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,

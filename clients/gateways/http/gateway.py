@@ -1,15 +1,18 @@
 """What every part of the HTTP gateway shares: the broker's side, who may do what, and its limits."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ....mdp.http.connection import CONNECTION, Connection
 from ....mdp.http.problems import Problem
 from ..upstream import Upstream
 from .access import Access, Caller
+from .descriptions import Descriptions
 from .settings import Settings
 
+_ADDRESS: Final = re.compile(rb"(?:localhost|[0-9.]+|\[[0-9a-fA-F:.]+\])(?::\d+)?")
 Scope = Any
 """An ASGI scope."""
 
@@ -28,6 +31,7 @@ class Gateway:
         self, upstream: Upstream, settings: Settings, access: Access | None = None, *, on_behalf: bool = False
     ) -> None:
         self.upstream = upstream
+        self.descriptions = Descriptions(upstream.client)
         self.settings = settings
         self.access = access
         """Who may do what; None if everybody may do everything.  A reload replaces it."""
@@ -54,14 +58,16 @@ class Gateway:
 
         Raises `Problem` if the caller is unknown, or for a page whose origin is not allowed.
         """
-        given, origin = None, None
+        given, origin, host = None, None, b""
         for name, value in scope["headers"]:
             if name == b"authorization":
                 given = value
             elif name == b"origin":
                 origin = value
+            elif name == b"host":
+                host = value
         if origin is not None:
-            self.check_origin(origin)
+            self.check_origin(origin, host)
         return self.identify(given, connection_of(scope).certificate)
 
     def identify(self, authorization: bytes | None, certificate: tuple[str, ...] = ()) -> Caller:
@@ -70,13 +76,15 @@ class Gateway:
             return Caller.anybody
         return self.access.identify(authorization, certificate)
 
-    def check_origin(self, origin: bytes) -> None:
-        """Raise `Problem` unless pages of this origin may use the gateway.
+    def check_origin(self, origin: bytes, host: bytes = b"") -> None:
+        """Raise `Problem` unless pages of this origin may use the gateway: the gateway's own, at `host`, may.
 
         Browsers add the header Origin to every request that changes something.  Without this check, any page that
         somebody visits could call the services at 127.0.0.1.
         """
         allowed = self.settings.allow_origins
+        if host and origin.partition(b"://")[2] == host and (self.access is not None or _is_address(host)):
+            return
         if "*" not in allowed and origin.decode("latin-1") not in allowed:
             text = "pages of this origin may not use the gateway: it allows those named by --allow-origin"
             raise Problem("origin-not-allowed", text)
@@ -124,6 +132,11 @@ class Gateway:
         if self.memory + size > self.settings.max_memory:
             raise Problem("overloaded", f"requests with {self.memory} bytes (--max-memory) have not been answered yet")
         self.memory += size
+
+
+def _is_address(host: bytes) -> bool:
+    """Return whether no other site can have this name: others can let their names stand for this computer as well."""
+    return _ADDRESS.fullmatch(host) is not None
 
 
 def connection_of(scope: Scope) -> Connection:

@@ -1,7 +1,8 @@
-"""The description of the gateway, with the services that exist now: `/openapi.json`, and links to it at `/`."""
+"""The description of the gateway, with the services that exist now: `/openapi.json`, a page for people, and links."""
 
 from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -11,10 +12,14 @@ from starlette.routing import Route
 
 from .... import __version__
 from ....mdp.http.problems import KINDS
+from ....mdp.services import About
+from ....mdp.services.about import RAW
+from ....mdp.services.examples import example
 from ....titanic.submission import DurationOption, IntegerOption, Option, TimeOption
 from .gateway import Gateway
 from .job_options import QUERY
 from .problems import SERVICE_ERROR
+from .schemas import Components
 from .service_list import list_services
 from .websocket import PATH as WEBSOCKET_PATH
 
@@ -26,8 +31,21 @@ _PAGE: Final = """<!doctype html>
 """
 _LINKS: Final = {
     "/services": "the services that exist now",
+    "/docs": "what they take and return, and a form to try them",
     "/openapi.json": "what this gateway offers, as OpenAPI",
     "/health": "whether the broker answers",
+}
+_FOLDER: Final = Path(__file__).parent / "static"
+_DOCS: Final = {
+    "/docs": ("docs.html", "text/html"),
+    "/docs.js": ("docs.js", "text/javascript"),
+    "/docs.css": ("docs.css", "text/css"),
+}
+_DOCS_HEADERS: Final = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
 }
 _NOT_AS_JOBS: Final = ("titanic.", "mmi.")
 """Services that Titanic does not call."""
@@ -40,22 +58,36 @@ def routes(gateway: Gateway) -> list[Route]:
         caller = gateway.caller(request.scope)
         found = await list_services(gateway, caller)
         names = [row["name"] for row in found["services"]]
-        return JSONResponse(document(names, secured=gateway.access is not None))
+        abouts = await gateway.descriptions.of_all(names)
+        return JSONResponse(document(abouts, secured=gateway.access is not None))
 
     async def page(request: Request) -> Response:
         del request
         links = "".join(f'<li><a href="{path}">{path}</a>: {escape(text)}' for path, text in _LINKS.items())
         return HTMLResponse(_PAGE.format(version=escape(__version__), links=links))
 
-    return [Route("/openapi.json", openapi, methods=["GET"]), Route("/", page, methods=["GET"])]
+    return [
+        Route("/openapi.json", openapi, methods=["GET"]),
+        Route("/", page, methods=["GET"]),
+        *(Route(path, _docs, methods=["GET"]) for path in _DOCS),
+    ]
+
+
+async def _docs(request: Request) -> Response:
+    """Return a file of the page that shows the document, and tries services; the page gets everything else itself."""
+    name, kind = _DOCS[request.url.path]
+    return Response((_FOLDER / name).read_bytes(), media_type=kind, headers=_DOCS_HEADERS)
 
 
 # ── the document ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def document(services: Iterable[str], *, secured: bool) -> dict[str, Any]:
-    """Return the OpenAPI document of a gateway at which these services exist; `secured` if it requires tokens."""
-    names = sorted(services)
+def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
+    """Return the OpenAPI document of a gateway at which these services exist, with what their workers say of them.
+
+    `secured` if it requires tokens.
+    """
+    components = Components(Problem=_PROBLEM)
     paths: dict[str, Any] = {
         "/services": {"get": _operation("List the services that exist now", {"200": _json("The services")})},
         "/health": {"get": _operation("Check whether the broker answers", {"200": _json("It does")}, "503")},
@@ -73,15 +105,18 @@ def document(services: Iterable[str], *, secured: bool) -> dict[str, Any]:
             "delete": _operation("Cancel and delete a job", {"204": {"description": "There is no such job now"}}),
         },
     }
-    for name in names:
-        path = quote(name, safe="")
+    for name in sorted(services):
+        path, about = quote(name, safe=""), services[name]
+        body, reply = _bodies(name, about, components)
+        more = {"description": about.description} if about.description else {}
         paths[f"/services/{path}"] = {
             "post": _operation(
                 f"Call {name}",
-                {"200": _reply("The reply")},
+                {"200": {"description": "The reply", "content": reply}},
                 *_FAILURES,
                 parameters=[_TIMEOUT, _PREFER],
-                requestBody=_BODY,
+                requestBody=body,
+                **more,
             )
         }
         if not name.startswith(_NOT_AS_JOBS):
@@ -91,7 +126,8 @@ def document(services: Iterable[str], *, secured: bool) -> dict[str, Any]:
                     {"200": _reply("The reply, within the time that Prefer allows"), "202": _json("The job is stored")},
                     *_FAILURES,
                     parameters=[_PREFER, _KEY, *(_query(*item) for item in QUERY.items())],
-                    requestBody=_BODY,
+                    requestBody=body if about.codec == "json" else _BODY,
+                    **more,
                 )
             }
     schemes = {"token": {"type": "http", "scheme": "bearer"}, "certificate": {"type": "mutualTLS"}}
@@ -99,9 +135,25 @@ def document(services: Iterable[str], *, secured: bool) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "mdp-gateway", "version": __version__, "summary": "Services at a ZeroMQ Majordomo broker"},
         "paths": paths,
-        "components": {"schemas": {"Problem": _PROBLEM}, **({"securitySchemes": schemes} if secured else {})},
+        "components": {"schemas": components.schemas, **({"securitySchemes": schemes} if secured else {})},
         **({"security": [{"token": []}, {"certificate": []}]} if secured else {}),
     }
+
+
+def _bodies(service: str, about: About, components: Components) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the body of a request for a service, and the contents of its reply."""
+    if not about.codec:
+        return _BODY, _reply("")["content"]
+    content: dict[str, Any] = {"application/octet-stream": {}}
+    if about.request is not None and about.request != RAW:
+        taken = components.add(service, about.request)
+        content = {"application/json": {"schema": taken, "example": example(about.request)}}
+    replies: dict[str, Any] = {} if about.part is None else {"text/event-stream": {}}
+    for schema in (about.reply, about.part):
+        if schema is not None:
+            kind = "application/octet-stream" if schema == RAW else "application/json"
+            replies[kind] = {} if schema == RAW else {"schema": components.add(service, schema)}
+    return {"content": content}, replies or {"application/octet-stream": {}}
 
 
 def _operation(

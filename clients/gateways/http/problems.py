@@ -13,6 +13,7 @@ from ....mdp.codes import Code
 from ....mdp.errors import (
     BrokerUnreachable,
     ClosedError,
+    CodecError,
     RequestError,
     RequestTimeout,
     ServiceError,
@@ -46,7 +47,7 @@ def problem_of(error: ZmdpError, service: str = "", *, overdue: bool = False) ->
         return Problem("interrupted", str(error), service=service)
     if isinstance(error, RequestTimeout | StreamInterrupted):
         return Problem("timeout", str(error), service=service)
-    if isinstance(error, SettingError):
+    if isinstance(error, SettingError | CodecError):
         return Problem("invalid", str(error), service=service)
     if isinstance(error, ClosedError):
         return Problem("closing", "the gateway is shutting down", service=service)

@@ -17,8 +17,10 @@ from time import monotonic
 from typing import Any, Final
 
 from ....mdp.http.problems import Problem
+from ....mdp.services import About
 from ...call import Call, Outcome
 from ...reply import Reply
+from ...values import json_of
 from .gateway import Gateway
 from .problems import problem_of
 from .translation import EVENT_STREAM
@@ -66,7 +68,7 @@ class Events:
     more, the request is cancelled, and the stream ends with an error after the events that wait.
     """
 
-    def __init__(self, gateway: Gateway, service: str, timeout: float) -> None:
+    def __init__(self, gateway: Gateway, service: str, timeout: float, about: About | None = None) -> None:
         self.call: Call | None = None
         self.ended = False
         """No more events arrive."""
@@ -75,6 +77,8 @@ class Events:
         self._gateway = gateway
         self._client = gateway.upstream.client
         self._service = service
+        self._about = about
+        """What workers say of the service, if values are to be JSON."""
         self._deadline = monotonic() + timeout
         self._waiting: deque[bytes] = deque()
         self._unread = 0
@@ -87,7 +91,8 @@ class Events:
             return
         if isinstance(outcome, Reply):
             self.ended = outcome.final
-            self._add(event("final" if outcome.final else "partial", outcome))
+            value = None if self._about is None else json_of(self._about, outcome)
+            self._add(event("final" if outcome.final else "partial", outcome if value is None else [value]))
             if not self.ended:
                 self._check_unread()
         else:

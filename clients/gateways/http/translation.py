@@ -6,6 +6,7 @@ Prefer: wait=10              wait for a worker if there is none: for so many sec
 Zmdp-Header-NAME: value      a header for the handler; traceparent and tracestate are passed on as well
 X-Request-ID: id             the request's id in the logs: the header request-id for the handler
 Content-Type: multipart/*    each part is a frame; any other body is one frame
+Content-Type: application/json   a value, which a service may want in MessagePack; its reply is JSON as well
 Accept: TYPE                 the reply's type, if it is one frame; several frames are multipart/mixed
 Accept: text/event-stream    PARTIALs as they arrive (stream.py); otherwise only the FINAL counts
 """
@@ -21,11 +22,14 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from ....mdp.errors import SettingError
 from ....mdp.http.problems import Problem
+from ....mdp.services import About
 from ....mdp.tracing import REQUEST_ID, TRACE_HEADERS
 from ....mdp.wire import service_name
+from ...values import json_of
 
 PREFIX: Final = b"/services/"
 BINARY: Final = b"application/octet-stream"
+JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream"
 AS_DATA: Final = [
     (b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; sandbox"),
@@ -33,7 +37,9 @@ AS_DATA: Final = [
 """Headers of replies: a browser must not run what a service returns, whatever its type is said to be."""
 
 _HEADER_PREFIX: Final = b"zmdp-header-"
-_SINGLE: Final = frozenset({b"authorization", b"content-length", b"content-type", b"origin", b"request-timeout"})
+_SINGLE: Final = frozenset(
+    {b"authorization", b"content-length", b"content-type", b"host", b"origin", b"request-timeout"}
+)
 """Headers that a request may have once."""
 _LISTS: Final = frozenset({b"accept", b"prefer", b"tracestate"})
 _PASSED: Final = {**{name.encode(): name for name in TRACE_HEADERS}, b"x-request-id": REQUEST_ID}
@@ -189,8 +195,18 @@ def _parts(boundary: bytes, body: bytes, max_parts: int) -> list[bytes]:
     return frames
 
 
-def body_of(frames: Sequence[bytes], label: bytes) -> tuple[bytes, bytes]:
-    """Return type and content of the body with the frames of a reply; one frame has the type `label`."""
+def is_json(content_type: bytes | None) -> bool:
+    """Return whether a body is said to be JSON."""
+    return content_type is not None and content_type.partition(b";")[0].strip().lower() == JSON
+
+
+def body_of(frames: Sequence[bytes], label: bytes, about: About | None = None) -> tuple[bytes, bytes]:
+    """Return type and content of the body with the frames of a reply; one frame has the type `label`.
+
+    A value is JSON for a caller that sent JSON, of whose service this is what workers say.
+    """
+    if about is not None and label in (BINARY, JSON) and (value := json_of(about, frames)) is not None:
+        return JSON, value
     if len(frames) == 1:
         return label, frames[0]
     boundary = secrets.token_hex(16).encode()  # nobody can guess it, so no frame contains it

@@ -10,13 +10,16 @@ from support.http_gateways import http_gateway
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients.gateways.http import access as http_access
+from zmdp.clients.gateways.http import schemas
 from zmdp.clients.gateways.http.job_options import QUERY
 from zmdp.clients.gateways.http.openapi import document
+from zmdp.mdp.services import About
+from zmdp.mdp.services.about import RAW
 from zmdp.mdp.testing import running_broker
 from zmdp.mdp.tokens import digest_of
 from zmdp.workers import Worker
 
-NAMES = ["echo", "a/b c", "{x}", "ümlaut", "titanic.request"]
+ABOUTS = dict.fromkeys(["echo", "a/b c", "{x}", "ümlaut", "titanic.request"], About())
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +30,11 @@ def endpoint():
 
 @pytest.mark.parametrize("secured", [False, True])
 def test_the_document_is_valid(secured):
-    OpenAPIV31SpecValidator(document(NAMES, secured=secured)).validate()
+    OpenAPIV31SpecValidator(document(ABOUTS, secured=secured)).validate()
 
 
 def test_a_document_that_is_not_valid_is_noticed():
-    wrong = json.loads(json.dumps(document(NAMES, secured=False)))
+    wrong = json.loads(json.dumps(document(ABOUTS, secured=False)))
     wrong["paths"]["/services/echo"]["post"]["parameters"][0]["in"] = "nowhere"
     assert not OpenAPIV31SpecValidator(wrong).is_valid()
 
@@ -82,3 +85,78 @@ def test_the_links_of_the_page_work(endpoint):
         links = re.findall(r'href="([^"]+)"', page.text)
         assert {"/services", "/openapi.json"} <= set(links)
         assert {httpx.get(gateway.url + link, timeout=TIMEOUT_SECONDS).status_code for link in links} == {200}
+
+
+# ── what workers say ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+SIZE = {"$ref": "#/$defs/Size", "$defs": {"Size": {"type": "object", "properties": {"$ref": {"$ref": "#/$defs/Size"}}}}}
+RESIZE = {
+    "$ref": "#/$defs/Re size",
+    "$defs": {"Re size": {"type": "object", "required": ["path"], "properties": {
+        "path": {"type": "string", "examples": ["a.png"]},
+        "width": {"type": "integer", "default": 80},
+        "next": {"anyOf": [{"$ref": "#/$defs/Re size"}, {"type": "null"}], "default": None},
+    }}},
+}  # fmt: skip
+
+
+def described(**about):
+    return document({"images.resize": About.read({"codec": "json", **about})}, secured=False)
+
+
+def test_a_service_is_documented_as_its_workers_describe_it():
+    found = described(description="Scale it.", request=RESIZE, reply=SIZE)
+    OpenAPIV31SpecValidator(found).validate()
+    call = found["paths"]["/services/images.resize"]["post"]
+    assert call["description"] == "Scale it."
+    content = call["requestBody"]["content"]["application/json"]
+    assert content["example"] == {"path": "a.png", "width": 80, "next": None}
+    assert content["schema"] == {"$ref": "#/components/schemas/images.resize.Re_size"}
+    reply = call["responses"]["200"]["content"]["application/json"]
+    assert reply["schema"] == {"$ref": "#/components/schemas/images.resize.Size"}
+    assert (
+        found["components"]["schemas"]["images.resize.Re_size"]["properties"]["next"]["anyOf"][0] == content["schema"]
+    )
+    assert found["components"]["schemas"]["images.resize.Size"]["properties"] == {"$ref": reply["schema"]}
+    assert found["paths"]["/jobs/images.resize"]["post"]["requestBody"] == call["requestBody"]
+
+
+def test_a_stream_of_bytes_is_documented():
+    found = described(request=RAW, part=RAW, codec="msgpack")
+    OpenAPIV31SpecValidator(found).validate()
+    call = found["paths"]["/services/images.resize"]["post"]
+    assert call["requestBody"]["content"] == {"application/octet-stream": {}}
+    assert call["responses"]["200"]["content"] == {"text/event-stream": {}, "application/octet-stream": {}}
+
+
+def test_different_types_of_the_same_name_are_different_components():
+    found = described(request=RESIZE, reply={"$ref": "#/$defs/Re size", "$defs": {"Re size": {"type": "string"}}})
+    schemas = found["components"]["schemas"]
+    assert schemas["images.resize.Re_size"]["type"] == "object"
+    assert schemas["images.resize.Re_size_"]["type"] == "string"
+
+
+def test_references_of_workers_lead_nowhere_else():
+    hostile = {
+        "$ref": "http://evil.example/schema", "$id": "x", "items": {"$ref": "#/components/schemas/Problem"},
+        "discriminator": {"propertyName": "a", "mapping": {"b": "http://evil.example", "c": "#/$defs/none"}},
+    }  # fmt: skip
+    found = described(request=hostile, reply={})
+    content = found["paths"]["/services/images.resize"]["post"]["requestBody"]["content"]["application/json"]
+    assert content["schema"] == {"items": {}, "discriminator": {"propertyName": "a", "mapping": {}}}
+
+
+def test_the_schemas_of_a_document_have_a_limit(monkeypatch):
+    monkeypatch.setattr(schemas, "MAX_BYTES", 300)
+    found = described(request={"description": "x" * 200}, reply={"description": "x" * 200})
+    call = found["paths"]["/services/images.resize"]["post"]
+    assert call["requestBody"]["content"]["application/json"]["schema"]["description"]
+    assert call["responses"]["200"]["content"]["application/json"]["schema"] == {}
+
+
+def test_the_page_for_people_needs_no_network(endpoint):
+    with http_gateway(endpoint) as gateway:
+        for name in ("docs", "docs.js", "docs.css"):
+            found = httpx.get(f"{gateway.url}/{name}", timeout=TIMEOUT_SECONDS).raise_for_status()
+            assert "default-src 'none'" in found.headers["content-security-policy"]
+            assert "://" not in found.text

@@ -1,0 +1,54 @@
+"""What workers say of services, remembered for a while: many callers ask, and the broker answers once."""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Final
+
+from ....mdp.errors import ZmdpError
+from ....mdp.services import About
+from ...aio import AsyncClient
+
+FRESH_SECONDS: Final = 5.0
+MAX_REMEMBERED: Final = 2000
+"""Services; if there are more, the first that were asked about are forgotten."""
+MAX_ASKED: Final = 16
+"""Questions at the same time, if a list of services is described."""
+TIMEOUT_SECONDS: Final = 3.0
+"""How long the broker may take to answer: it does not wait for workers."""
+
+
+class Descriptions:
+    """Asks the broker what workers say of services."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._known: dict[str, tuple[float, asyncio.Future[About]]] = {}
+        """By service, in the order in which they were asked about: until when to believe it."""
+
+    async def of(self, service: str) -> About:
+        """Return what most workers say of a service; an empty `About` if they say nothing, or the broker does not."""
+        known = self._known.get(service)
+        if known is None or known[0] < time.monotonic():
+            self._known.pop(service, None)
+            if len(self._known) >= MAX_REMEMBERED:
+                del self._known[next(iter(self._known))]
+            known = time.monotonic() + FRESH_SECONDS, asyncio.ensure_future(self._ask(service))
+            self._known[service] = known
+        return await asyncio.shield(known[1])
+
+    async def of_all(self, services: Iterable[str]) -> dict[str, About]:
+        """Return what workers say of each of these services."""
+        limit = asyncio.Semaphore(MAX_ASKED)
+
+        async def asked(service: str) -> tuple[str, About]:
+            async with limit:
+                return service, await self.of(service)
+
+        return dict(await asyncio.gather(*map(asked, services)))
+
+    async def _ask(self, service: str) -> About:
+        with suppress(ZmdpError):
+            return (await self._client.describe(service, timeout=TIMEOUT_SECONDS)).about
+        return About()

@@ -1,0 +1,150 @@
+"""Values over HTTP, by the codec that the workers of a service tell, and the page on which people try services."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from support import browser as browsers
+from support.http_gateways import await_services, http_gateway
+from support.processes import TIMEOUT_SECONDS, eventually
+
+from zmdp import Services
+from zmdp.mdp.testing import running_broker
+
+JSON = {"content-type": "application/json; charset=utf-8"}
+services = Services()
+
+
+@dataclass
+class Pair:
+    first: int
+    second: int = 2
+
+
+@services.service("packed", codec="msgpack")
+def packed(pair: Pair) -> Pair:
+    """Swap <b>both</b>."""
+    return Pair(pair.second, pair.first)
+
+
+@services.service("plain")
+def plain(pair: Pair) -> Pair:
+    return packed(pair)
+
+
+@services.service("parts", codec="msgpack")
+async def parts(count: int) -> AsyncIterator[Pair]:
+    for number in range(count):
+        yield Pair(number)
+
+
+@services.service("raw", codec="msgpack")
+def raw(data: bytes) -> bytes:
+    return data
+
+
+@contextmanager
+def offered(endpoint):
+    """Offer the services in a thread."""
+    started, loop = threading.Event(), asyncio.new_event_loop()
+    worker = services.worker(broker=endpoint)
+
+    def run():
+        loop.call_soon(started.set)
+        loop.run_until_complete(worker.run())
+        loop.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started.wait()
+    try:
+        await_services(endpoint, "packed", "plain", "parts", "raw")
+        yield
+    finally:
+        worker.stop()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def gateway():
+    with running_broker(drain_timeout=0.0) as server, offered(at := server.endpoints[0]), http_gateway(at) as gateway:
+        yield gateway
+
+
+def post(gateway, service, content, **headers):
+    url = f"{gateway.url}/services/{service}"
+    return httpx.post(url, content=content, headers=headers or JSON, timeout=TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize("service", ["packed", "plain"])
+def test_who_sends_json_gets_json(gateway, service):
+    answer = post(gateway, service, b'{"first": 1}')
+    assert answer.json() == {"first": 2, "second": 1}
+    assert answer.headers["content-type"] == "application/json"
+    assert post(gateway, service, b'{"first": "x"}').json()["detail"] == "$.first: expected int, got str"
+
+
+def test_what_is_not_json_is_refused(gateway):
+    answer = post(gateway, "packed", b"{first: 1}")
+    assert answer.status_code == 400
+    assert answer.json()["detail"].startswith("the body cannot be read as json")
+
+
+def test_who_sends_something_else_gets_frames(gateway):
+    answer = post(gateway, "packed", b"\x81\xa5first\x05", accept="application/msgpack")
+    assert answer.content == b"\x82\xa5first\x02\xa6second\x05"
+    assert post(gateway, "packed", b'{"first": 1}', accept="*/*").status_code == 422, "it is no MessagePack"
+
+
+def test_bytes_are_not_translated(gateway):
+    answer = post(gateway, "raw", b"{\xff")
+    assert (answer.content, answer.headers["content-type"]) == (b"{\xff", "application/octet-stream")
+
+
+def test_a_stream_of_values(gateway):
+    answer = post(gateway, "parts", b"2", **JSON, accept="text/event-stream")
+    assert answer.text.splitlines()[1::3] == [
+        'data: {"first":0,"second":2}',
+        'data: {"first":1,"second":2}',
+        "data: null",
+    ]
+
+
+def test_the_document_describes_the_services(gateway):
+    found = httpx.get(gateway.url + "/openapi.json", timeout=TIMEOUT_SECONDS).json()
+    call = found["paths"]["/services/packed"]["post"]
+    assert call["description"] == "Swap <b>both</b>."
+    assert found["components"]["schemas"]["packed.Pair"]["required"] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "is_own"),
+    [("http://{host}", True), ("http://127.0.0.1:1", False), ("http://evil.example", False), ("null", False)],
+)
+def test_the_pages_of_the_gateway_may_use_it(gateway, origin, is_own):
+    host = gateway.url.removeprefix("http://")
+    answer = post(gateway, "plain", b'{"first": 1}', **JSON, origin=origin.format(host=host))
+    assert (answer.status_code == 200) is is_own
+
+
+def test_a_name_that_leads_to_this_computer_is_not_the_gateways_own(gateway):
+    answer = post(gateway, "plain", b'{"first": 1}', **JSON, origin="http://evil.example", host="evil.example")
+    assert answer.status_code == 403
+
+
+@pytest.mark.skipif(browsers.PROGRAM is None, reason="needs the browser Chromium: apt-get install chromium")
+def test_people_try_services_on_the_page(gateway, tmp_path):
+    with browsers.browser(tmp_path) as page:
+        page.open(gateway.url + "/docs")
+        names = "Array.from(document.querySelectorAll('summary'), (each) => each.textContent)"
+        eventually(lambda: page.evaluate(names) == ["packed", "parts", "plain", "raw"])
+        page.evaluate("document.querySelectorAll('summary')[0].click()")
+        eventually(lambda: page.evaluate("document.querySelectorAll('textarea').length") == 1)
+        assert page.evaluate("document.querySelector('.description').innerHTML") == "Swap &lt;b&gt;both&lt;/b&gt;."
+        page.evaluate("document.querySelector('details form button').click()")
+        result = "document.querySelector('details form pre').textContent"
+        eventually(lambda: page.evaluate(result) == '200\n{"first":2,"second":0}')
