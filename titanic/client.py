@@ -20,6 +20,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from ..clients import AsyncClient, Client, Reply
+from ..mdp.codecs import Codec
 from ..mdp.errors import SettingError, ZmdpError
 from ..mdp.services import Service, Streaming
 from . import conversation
@@ -79,7 +80,19 @@ class Titanic:
     def submit(
         self,
         service: str | bytes,
+        value: Any = ...,
+        /,
+        *,
+        codec: str | Codec,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "Ticket[Any, Any]": ...
+    @overload
+    def submit(
+        self,
+        service: str | bytes,
         *frames: bytes,
+        codec: None = ...,
         headers: Mapping[str, str] | None = ...,
         **options: Unpack[SubmissionOptions],
     ) -> "Ticket[Reply, Reply]": ...
@@ -87,6 +100,7 @@ class Titanic:
         self,
         service: Any,
         *frames: Any,
+        codec: str | Codec | None = None,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[SubmissionOptions],
     ) -> "Ticket[Any, Any]":
@@ -94,7 +108,8 @@ class Titanic:
 
         Args:
             service: The service to call: its name, or a `Service` or `Streaming`.
-            frames: The body; without frames, one empty frame.  For a service with types, its value.
+            frames: The body; without frames, one empty frame.  For a service with types, or with `codec`, its value.
+            codec: With a name: the codec of the value that is sent, and of those that the ticket returns.
             headers: Headers for the service's handler.
             options: All are optional:
                 `key`: An idempotency key, to make your own retries safe: the same key and service return the first
@@ -115,22 +130,29 @@ class Titanic:
 
         Everything that `Client.request` raises can be raised as well.
         """
-        steps = conversation.submit(self.client, name_of(service), body_of(service, frames), headers, options)
-        return Ticket(self, *self._perform(steps), reader=reader_of(service))
+        steps = conversation.submit(self.client, name_of(service), body_of(service, frames, codec), headers, options)
+        return Ticket(self, *self._perform(steps), reader=reader_of(service, codec))
 
     @overload
     def ticket(self, uuid: str | bytes | UUID, service: Service[Any, O]) -> "Ticket[O, Reply]": ...
     @overload
     def ticket(self, uuid: str | bytes | UUID, service: Streaming[Any, O]) -> "Ticket[O | None, O]": ...
     @overload
+    def ticket(self, uuid: str | bytes | UUID, *, codec: str | Codec) -> "Ticket[Any, Any]": ...
+    @overload
     def ticket(self, uuid: str | bytes | UUID, service: None = ...) -> "Ticket[Reply, Reply]": ...
-    def ticket(self, uuid: str | bytes | UUID, service: AnyService | None = None) -> "Ticket[Any, Any]":
-        """Return the ticket of a request that was submitted before; with `service`, its replies are read as values.
+    def ticket(
+        self, uuid: str | bytes | UUID, service: AnyService | None = None, codec: str | Codec | None = None
+    ) -> "Ticket[Any, Any]":
+        """Return the ticket of a request that was submitted before.
+
+        With a `service` that has types, or with a `codec`, its replies are read as values.
 
         Raises:
             InvalidUUID: `uuid` is not a UUID.
+            SettingError: There is no such codec.
         """
-        return Ticket(self, conversation.uuid_text(uuid), reader=reader_of(service))
+        return Ticket(self, conversation.uuid_text(uuid), reader=reader_of(service, codec))
 
     def _perform(self, steps: Steps[Result]) -> Result:
         try:
@@ -289,7 +311,19 @@ class AsyncTitanic:
     async def submit(
         self,
         service: str | bytes,
+        value: Any = ...,
+        /,
+        *,
+        codec: str | Codec,
+        headers: Mapping[str, str] | None = ...,
+        **options: Unpack[SubmissionOptions],
+    ) -> "AsyncTicket[Any, Any]": ...
+    @overload
+    async def submit(
+        self,
+        service: str | bytes,
         *frames: bytes,
+        codec: None = ...,
         headers: Mapping[str, str] | None = ...,
         **options: Unpack[SubmissionOptions],
     ) -> "AsyncTicket[Reply, Reply]": ...
@@ -297,22 +331,27 @@ class AsyncTitanic:
         self,
         service: Any,
         *frames: Any,
+        codec: str | Codec | None = None,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[SubmissionOptions],
     ) -> "AsyncTicket[Any, Any]":
         """Submit a request for `service`; when this returns, the request is on disk.  See `Titanic.submit`."""
-        steps = conversation.submit(self.client, name_of(service), body_of(service, frames), headers, options)
-        return AsyncTicket(self, *await self._perform(steps), reader=reader_of(service))
+        steps = conversation.submit(self.client, name_of(service), body_of(service, frames, codec), headers, options)
+        return AsyncTicket(self, *await self._perform(steps), reader=reader_of(service, codec))
 
     @overload
     def ticket(self, uuid: str | bytes | UUID, service: Service[Any, O]) -> "AsyncTicket[O, Reply]": ...
     @overload
     def ticket(self, uuid: str | bytes | UUID, service: Streaming[Any, O]) -> "AsyncTicket[O | None, O]": ...
     @overload
+    def ticket(self, uuid: str | bytes | UUID, *, codec: str | Codec) -> "AsyncTicket[Any, Any]": ...
+    @overload
     def ticket(self, uuid: str | bytes | UUID, service: None = ...) -> "AsyncTicket[Reply, Reply]": ...
-    def ticket(self, uuid: str | bytes | UUID, service: AnyService | None = None) -> "AsyncTicket[Any, Any]":
+    def ticket(
+        self, uuid: str | bytes | UUID, service: AnyService | None = None, codec: str | Codec | None = None
+    ) -> "AsyncTicket[Any, Any]":
         """Return the ticket of a request that was submitted before.  See `Titanic.ticket`."""
-        return AsyncTicket(self, conversation.uuid_text(uuid), reader=reader_of(service))
+        return AsyncTicket(self, conversation.uuid_text(uuid), reader=reader_of(service, codec))
 
     async def _perform(self, steps: Steps[Result]) -> Result:
         try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..clients.arguments import checked_body
+from ..mdp.codecs import Codec
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError, TitanicError
 from ..mdp.wire import service_name
@@ -20,6 +21,7 @@ def enqueue(
     session: "Session | scoped_session[Any] | Connection",
     service: AnyService,
     *frames: Any,
+    codec: str | Codec | None = None,
     headers: Mapping[str, str] | None = None,
     owner: str | None = None,
     **options: Unpack[SubmissionOptions],
@@ -33,7 +35,8 @@ def enqueue(
         session: A SQLAlchemy Session or Connection to Titanic's database (`titanic db upgrade --db URL` creates its
             tables beside your own).
         service: The service to call: its name, or a `Service` or `Streaming`.
-        frames: The body; without frames, one empty frame.  For a service with types, its value.
+        frames: The body; without frames, one empty frame.  For a service with types, or with `codec`, its value.
+        codec: With a name: the codec of the value.
         headers: Headers for the service's handler.
         owner: At a broker with access control, the role that the request belongs to, and on whose behalf Titanic sends
             it.  By default Titanic sends it with its own role, and only admins can fetch the reply through the broker.
@@ -55,7 +58,7 @@ def enqueue(
     try:
         role = "" if owner is None else OWNER_OPTION.from_wire("owner", owner)
         submission = parse_submission(
-            [service_name(name_of(service)), *checked_body(body_of(service, frames))], encoded, time.time(), role
+            [service_name(name_of(service)), *checked_body(body_of(service, frames, codec))], encoded, time.time(), role
         )
     except MalformedRequest as error:
         raise SettingError(str(error)) from None

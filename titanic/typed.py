@@ -1,9 +1,11 @@
-"""Requests of services with types: how their bodies are made, and how their replies are read."""
+"""Requests of services with types, or with a codec: how their bodies are made, and how their replies are read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..clients.reply import Reply
+from ..mdp.codecs import Codec, Coder
+from ..mdp.errors import SettingError
 from ..mdp.services import BaseService, Streaming
 
 AnyService = BaseService[Any, Any] | str | bytes
@@ -23,8 +25,14 @@ def _frames(reply: Reply) -> Reply:
 FRAMES: Final = Reader(_frames, _frames)
 
 
-def reader_of(service: AnyService | None) -> Reader:
-    """Return how replies of `service` are read: as values, or as they are if it is only a name."""
+def reader_of(service: AnyService | None, codec: str | Codec | None = None) -> Reader:
+    """Return how replies of `service` are read: as values if it has types or there is a codec, otherwise as they are.
+
+    Raises `SettingError` for a codec that does not exist.
+    """
+    if codec is not None:
+        coder = _coder(service, codec)
+        return Reader(coder.decode, coder.decode)
     if isinstance(service, Streaming):
         return Reader(lambda final: None if service.ends(final) else service.decode_reply(final), service.decode_reply)
     if isinstance(service, BaseService):
@@ -37,9 +45,20 @@ def name_of(service: AnyService) -> str | bytes:
     return service.name if isinstance(service, BaseService) else service
 
 
-def body_of(service: AnyService, given: Sequence[Any]) -> Sequence[bytes]:
-    """Return the body of a request: that of one value or none, or frames if `service` is only a name.
+def body_of(service: AnyService, given: Sequence[Any], codec: str | Codec | None = None) -> Sequence[bytes]:
+    """Return the body of a request: that of one value or none, or frames if `service` is a name without a codec.
 
-    Raises as `BaseService.encode_request`.
+    Raises `SettingError` for several values, `CodecError` for one that cannot be sent.
     """
+    if codec is not None:
+        coder = _coder(service, codec)
+        if len(given) > 1:
+            raise SettingError(f"a codec sends one value, not {len(given)}")
+        return coder.encode(given[0] if given else None)
     return service.encode_request(given) if isinstance(service, BaseService) else given
+
+
+def _coder(service: AnyService | None, codec: str | Codec) -> Coder:
+    if isinstance(service, BaseService):
+        raise SettingError(f"codec is {codec!r}, but {service!r} has a codec of its own")
+    return Coder(codec)

@@ -77,6 +77,21 @@ def test_values_come_back_as_values(endpoint):
         assert stream.result(TIMEOUT_SECONDS) is None
 
 
+def test_a_codec_gives_values_to_a_name(endpoint):
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        titanic = Titanic(client)
+        ticket = titanic.submit("resize", {"path": "a", "width": 80}, codec="json")
+        assert ticket.result(TIMEOUT_SECONDS) == {"width": 80}
+        assert titanic.ticket(ticket.uuid, codec="json").result(TIMEOUT_SECONDS) == {"width": 80}
+        assert list(titanic.submit("count", 2, codec="json").partials(timeout=TIMEOUT_SECONDS)) == [0, 1]
+        with pytest.raises(SettingError, match="codec is 'jsn'"):
+            titanic.submit("resize", {}, codec="jsn")
+        with pytest.raises(SettingError, match="a codec sends one value, not 2"):
+            titanic.submit("resize", 1, 2, codec="json")
+        with pytest.raises(SettingError, match="has a codec of its own"):
+            titanic.submit(resize, Resize("a", 80), codec="json")
+
+
 def test_errors(endpoint):
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         titanic = Titanic(client)
@@ -98,6 +113,8 @@ def test_asyncio(endpoint):
             ticket = await titanic.submit(resize, Resize("a", 80))
             assert await ticket.result(TIMEOUT_SECONDS) == Size(80)
             assert await titanic.ticket(ticket.uuid, resize).result(TIMEOUT_SECONDS) == Size(80)
+            ticket = await titanic.submit("resize", {"path": "a", "width": 7}, codec="json")
+            assert await titanic.ticket(ticket.uuid, codec="json").result(TIMEOUT_SECONDS) == {"width": 7}
             stream = await titanic.submit(count, 2)
             assert [each async for each in stream.partials(timeout=TIMEOUT_SECONDS)] == [0, 1]
 
@@ -108,6 +125,8 @@ def test_enqueue(endpoint, database):
     engine = sa.create_engine(f"sqlite:///{database}")
     with engine.begin() as connection:
         uuid = enqueue(connection, resize, Resize("a", 9))
+        named = enqueue(connection, "resize", {"path": "a", "width": 9}, codec="json")
     engine.dispose()
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         assert Titanic(client).ticket(uuid, resize).result(TIMEOUT_SECONDS) == Size(9)
+        assert Titanic(client).ticket(named, resize).result(TIMEOUT_SECONDS) == Size(9)

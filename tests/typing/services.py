@@ -98,6 +98,8 @@ def titanic(titanic: Titanic) -> None:
     assert_type(titanic.submit(now).result(1), str)
     assert_type(titanic.submit(find, "x").partials(), Generator[Size, None, None])
     assert_type(titanic.submit("resize", b"x").result(), Reply)
+    assert_type(titanic.submit("resize", 1, codec="json").result(), Any)
+    assert_type(titanic.ticket("uuid", codec="json").result(), Any)
     assert_type(titanic.ticket("uuid", resize).result(), Size)
     assert_type(titanic.ticket("uuid").result(), Reply)
 
