@@ -46,7 +46,7 @@ ALLOWED = {
     "workers.services": LEAVES | {"workers"},
     "workers.freelance": LEAVES | {"workers"},
     "workers.cli": LEAVES | {"mdp.cli", "clients", "workers", "workers.freelance", "workers.services"},
-    "titanic": CALLERS | {"clients.rows", "titanic.store"},
+    "titanic": CALLERS | {"clients.rows", "workers.services", "titanic.store"},
     "titanic.arrow": CALLERS | {"titanic", "titanic.store"},
     "migrations": {"titanic", "titanic.store"},
     "titanic.store": {"mdp", "titanic"},

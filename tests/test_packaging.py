@@ -61,7 +61,9 @@ def test_no_module_warns_when_it_is_compiled_or_imported(tmp_path):
         if path.stem not in {"__init__", "__main__", "env"} and "versions" not in path.parts
     ]
     assert len(names) > 200
-    optional = [name for name in ("numpy", "pandas", "pyarrow", "pyspark") if find_spec(name) is None]
+    optional = [
+        name for name in ("django", "django_tasks", "numpy", "pandas", "pyarrow", "pyspark") if find_spec(name) is None
+    ]
     script = f"""
 import importlib, warnings
 for name in {names!r}:

@@ -1,0 +1,1 @@
+"""A project of Django, for the tests of its task backend."""
