@@ -309,6 +309,7 @@ def connect_session(remote: str) -> "SparkSession":
         raise SparkError(f"Spark Connect needs its client: pip install 'zmdp[connect]' ({error})") from None
     _check_listening("Spark Connect server", [remote.removeprefix("sc://").partition("/")[0]], CONNECT_PORT)
     try:
+        os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # tells pyspark.sql.functions, as `getOrCreate` does
         session = SparkSession.builder.remote(remote).create()
         session.version  # noqa: B018 - the first call that reaches the server
     except Exception as error:

@@ -42,16 +42,20 @@ def detail(error: Any) -> bytes:
     return json.dumps(found, ensure_ascii=False).encode()
 
 
-def python_traceback(error: BaseException) -> str | None:
-    """Return the traceback of the Python code that failed, on an executor or in the driver; None if there was none."""
+def python_traceback(error: BaseException, *, of_job: bool) -> str | None:
+    """Return the traceback of the Python code that failed, on an executor or in the driver; None if there was none.
+
+    A query has no Python code: the traceback of Spark's own errors would show ours and PySpark's only.
+    """
     if isinstance(error, ZmdpError):
         return None
-    if not _is_sparks(error):
-        return "".join(traceback.format_exception(error)).rstrip()
     found: list[str] = []
-    with suppress(Exception):  # py4j asks the JVM, which may be gone
-        found = _PYTHON_TRACEBACK.findall(str(error))
-    return found[-1] if found else None  # without, it is Spark's own error: ours would show PySpark's code only
+    if _is_sparks(error):
+        with suppress(Exception):  # py4j asks the JVM, which may be gone
+            found = _PYTHON_TRACEBACK.findall(str(error))
+        if not found and not of_job:
+            return None
+    return found[-1] if found else "".join(traceback.format_exception(error)).rstrip()
 
 
 def lost_error(job: str, error: BaseException) -> ServiceError:

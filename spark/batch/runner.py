@@ -162,7 +162,7 @@ class JobRunner:
             self._history.end(job.id, "done", ui=ui, **result)
             return None
         error = lost_error(job.id, outcome) if lost else failure(outcome)
-        trace = None if lost else python_traceback(outcome)
+        trace = None if lost else python_traceback(outcome, of_job=isinstance(job.spec, JobCall))
         state = "lost" if lost else "failed"
         at_fault = log.info if error.code == UNPROCESSABLE else log.error
         at_fault("job %s: failed after %.1f s: %s%s", job.id, seconds, error.text, f"\n{trace}" if trace else "")

@@ -45,7 +45,11 @@ class ClassicSession:
         return f"pool-{self.number % self._pools}"
 
     def begin(self, job: str) -> None:
-        """Tag this thread's Spark jobs for `cancel` and `progress`.  Call it first in the job's thread."""
+        """Make the session this thread's active one, and tag its Spark jobs for `cancel` and `progress`.
+
+        Call it first in the job's thread.
+        """
+        self.spark._jsparkSession.setActiveSession(self.spark._jsparkSession)
         self._context.addJobTag(job)
         self._context.setLocalProperty(_POOL_PROPERTY, self.scheduler_pool)
         self._context.setJobGroup(job, job)
@@ -91,7 +95,8 @@ class ConnectSession:
         session.registerProgressHandler(self._reported)  # type: ignore[arg-type]  # only needs to be callable
 
     def begin(self, job: str) -> None:
-        """Set a tag, which Spark Connect keeps per thread as well, and reset the counters."""
+        """Make the session active and set a tag, which Spark Connect keeps per thread as well; reset the counters."""
+        self.spark._active_session.session = self.spark  # type: ignore[attr-defined]  # Connect's class has it
         self.spark.addTag(job)
         self._reported.begin()
 

@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pytest
 import zmq
 from support.processes import eventually
 from support.results import package
@@ -46,9 +47,10 @@ def connect_server(folder):
 
 @contextmanager
 def connected(folder):
-    """Yield a session of a Spark Connect server that is started for it."""
+    """Yield a session of a Spark Connect server that is started for it; afterwards, this process is Classic again."""
     package("grpc")
-    with connect_server(folder) as port:
+    with connect_server(folder) as port, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
         session = eventually(lambda: attempt(port))
         yield session
         session.stop()
