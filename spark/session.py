@@ -15,12 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from ..mdp.errors import SettingError, ZmdpError
+from .errors import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +38,6 @@ FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 32.0
 DEFAULT_MASTER: Final = "local[*]"
 _MASTER: Final = re.compile(r"local(\[.+\])?|local-cluster\[\d+,\d+,\d+\]|spark://.+|yarn|k8s://.+")
-_JAVA_CLASS: Final = re.compile(r"^(?:\w+\.)+\w+: ")
-_STACK: Final = re.compile(r"\s*(== SQL|(JVM|Driver) stacktrace|at (org|java|scala)\.|'?\w+ \[|\+- )")
-_PLAN_FOLLOWS: Final = re.compile(r"pos \d+;$")
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 
 
@@ -347,29 +344,6 @@ def _discard_dead_jvm() -> None:
         gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = None
     _reset_pyspark()
-
-
-def reason(error: BaseException) -> str:
-    """Return Spark's error on one line: the condition and its message, or the Python exception of a task."""
-    java_exception = getattr(error, "java_exception", None)
-    if java_exception is not None:
-        cause = java_exception
-        while cause.getCause() is not None:
-            cause = cause.getCause()
-        text = _JAVA_CLASS.sub("", str(cause.toString()), count=1)
-    else:
-        text = str(error) or type(error).__name__
-    _, python, after = text.rpartition("Traceback (most recent call last):\n")
-    if python:  # the traceback of a task: its indented lines come first, then the exception
-        text = "\n".join(dropwhile(lambda line: line.startswith(" "), after.splitlines()))
-    kept = []
-    for line in text.splitlines():
-        if _STACK.match(line):
-            break
-        kept.append(line.strip())
-        if _PLAN_FOLLOWS.search(line):
-            break
-    return " ".join(line for line in kept if line).rstrip("; ")[:1000]
 
 
 def submitted(name: str) -> str | None:

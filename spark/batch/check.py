@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..session import reason
+from ..errors import reason
 from .catalogue import Catalogue, Table
 from .jobs import describe_parameters, job_targets, load_job
 

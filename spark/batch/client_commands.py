@@ -8,17 +8,17 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
 import click
 
-from ...clients import Client, Reply, RequestTimeout, ServiceNotFound, bodies
+from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, ServiceNotFound, bodies
 from ...clients.asking import BROKER
 from ...mdp.cli.console import Group, key_options, options, printable, with_default
-from ...mdp.errors import ServiceError, UnknownTicket
+from ...mdp.errors import RequestError, ServiceError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ...titanic.cli.parameters import DURATION, UUID_TYPE, client_options
@@ -146,14 +146,36 @@ def _submit(
             where = " or ".join(broker)
             raise ServiceNotFound(f"no {kind} offers {needed!r} at {where}; start one with `{program}`", service=needed)
         if not durable:
-            (reply,) = deque(_showing(client.stream(service, *frames, wait=False, deadline=deadline)), maxlen=1)
+            parts = client.stream(service, *frames, wait=False, deadline=deadline)
+            with _told_once(as_json, deadline):
+                (reply,) = deque(_showing(parts), maxlen=1)
             return _print(reply, output, as_json=as_json)
         ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
         if detach:
             click.echo(ticket.uuid)
             return 0
         click.echo(f"submitted as {ticket.uuid}", err=True)
-        return _print(_follow(ticket), output, as_json=as_json)
+        with _told_once(as_json):
+            reply = _follow(ticket)
+        return _print(reply, output, as_json=as_json)
+
+
+@contextmanager
+def _told_once(as_json: bool, deadline: float | None = None) -> Iterator[None]:
+    """Make errors of a request say what happened once: JSON that repeats the text is for `--json`."""
+    try:
+        yield
+    except BrokerUnreachable:
+        raise
+    except RequestTimeout as error:
+        if deadline is None:
+            raise
+        raise RequestTimeout(f"cancelled: --deadline {deadline:g}s passed", service=error.service) from None
+    except RequestError as error:
+        with suppress(ValueError, TypeError, KeyError):  # not a detail of Spark's
+            if not as_json and json.loads(error.detail or b"")["message"] in str(error):
+                error.detail = None
+        raise
 
 
 def _follow(ticket: Ticket[Reply, Reply]) -> Reply:
@@ -280,7 +302,8 @@ def status(*, uuid: UUID | None, history: bool, wait: bool, output: Path | None,
     if uuid is not None:
         ticket = Titanic(client).ticket(uuid)
         try:
-            reply = _follow(ticket) if wait else ticket.result(0)
+            with _told_once(as_json):
+                reply = _follow(ticket) if wait else ticket.result(0)
         except RequestTimeout:
             if wait:
                 raise

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ...mdp.errors import ServiceError
-from ..session import reason
+from ..errors import reason
 from .failures import detail
 from .jobs import ONLY_QUERIES, UNPROCESSABLE, JobCall, Query, unprocessable
 from .offer import Offer
@@ -40,7 +40,10 @@ def _query(spec: Query, job: Job, tables: RequestTables) -> "DataFrame":
     except Exception as error:  # noqa: BLE001 - any other error is raised again below, with the caller's own text
         if any(kind.__name__ == "ParseException" for kind in type(error).__mro__):
             text = _LINE.sub(lambda found: f"line {int(found.group(1)) - 1}", reason(error))
-            raise ServiceError(UNPROCESSABLE, f"not a valid query: {text}; {ONLY_QUERIES}", detail(error)) from None
+            problem = f"not a valid query: {text}; {ONLY_QUERIES}"
+            if "near ';'" in text and (line := _LINE.search(text)):
+                problem = f"one statement a request: nothing may follow the ';' in {line.group()}"
+            raise ServiceError(UNPROCESSABLE, problem, detail(error, problem)) from None
     else:
         unsafe = job.session.find_unsafe(spec.text, checked)
         if unsafe is not None:

@@ -8,10 +8,13 @@ from typing import Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, ZmdpError
-from ..session import reason
+from ..errors import reason
 from .jobs import UNPROCESSABLE
 
-_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
+_CONDITION: Final = re.compile(r"(?:^|: )\[([A-Z][A-Z0-9_.]+)\] ", re.MULTILINE)
+_SQLSTATE: Final = re.compile(r"\bSQLSTATE: (\w{5})\b")
+_SHUT_DOWN: Final = "SparkContext was shut down"
+"""What Spark says of all jobs when its driver ends."""
 _PYTHON_TRACEBACK: Final = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)*\S.*")
 
 
@@ -29,17 +32,20 @@ def failure(error: BaseException) -> ServiceError:
         return ServiceError(Code.FAILED, f"{type(error).__name__}: {reason(error)}"[:1000])
     classes = {each.__name__ for each in type(error).__mro__}
     caller_error = {"AnalysisException", "ParseException", "IllegalArgumentException"} & classes
-    return ServiceError(UNPROCESSABLE if caller_error else Code.FAILED, reason(error), detail(error))
+    message = reason(error)
+    return ServiceError(UNPROCESSABLE if caller_error else Code.FAILED, message, detail(error, message))
 
 
-def detail(error: Any) -> bytes:
-    """Return the detail of the ERROR for an exception of Spark."""
-    text = reason(error)
-    condition = _CONDITION.search(text)
-    found = {"condition": condition and condition.group(1), "sqlstate": None, "message": text}
+def detail(error: Any, message: str) -> bytes:
+    """Return the detail of the ERROR for an exception of Spark, whose text is `message`."""
+    condition = sqlstate = None
     with suppress(Exception):  # py4j's errors have neither, and PySpark's ask the session, which may be gone
-        found |= {"condition": error.getCondition(), "sqlstate": error.getSqlState()}
-    return json.dumps(found, ensure_ascii=False).encode()
+        condition, sqlstate = error.getCondition(), error.getSqlState()
+    if condition is None and (outermost := _CONDITION.search(text := str(error))):
+        condition = outermost[1]
+        state = _SQLSTATE.search(text, outermost.end())
+        sqlstate = state and state[1]
+    return json.dumps({"condition": condition, "sqlstate": sqlstate, "message": message}, ensure_ascii=False).encode()
 
 
 def python_traceback(error: BaseException, *, of_job: bool) -> str | None:
@@ -63,13 +69,15 @@ def lost_error(job: str, error: BaseException) -> ServiceError:
 
     Its code is 502, so that Titanic repeats the request; `gave_up` ends that.
     """
-    why = (
-        "its driver ended, probably out of memory; select less, or give the driver more memory with "
-        "--conf spark.driver.memory=…"
-    )
+    why = ""
     if _is_sparks(error):
         with suppress(Exception):  # py4j asks the JVM, which may be gone
-            why = reason(error)[:900]
+            why = reason(error)[:500]
+    if not why or _SHUT_DOWN in why:
+        why = (
+            "its driver ended, probably out of memory: select less, in this job, or in another one that ran beside it "
+            "(mdp-spark status --history), or give the driver more memory with --conf spark.driver.memory=…"
+        )
     return ServiceError(Code.WORKER_LOST, f"Spark was lost during job {job}: {why}")
 
 

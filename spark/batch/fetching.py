@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
 from ...workers import Request
-from ..session import reason
+from ..errors import reason
 from .history import History
 from .jobs import check_owner, parse_format, parse_object, unprocessable
 from .results import json_text

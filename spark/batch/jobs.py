@@ -94,7 +94,7 @@ def parse_query(frames: Sequence[bytes]) -> Query:
     """Parse a request to spark.sql.  Raises `ServiceError` 422."""
     if not 1 <= len(frames) <= 2:
         raise unprocessable("spark.sql takes one or two frames: a query and, optionally, settings as JSON")
-    sql = _text(frames[0], "the query").strip().removesuffix(";")
+    sql = _text(frames[0], "the query").rstrip().removesuffix(";")  # errors name lines, so the first ones stay
     if not sql.strip():
         raise unprocessable("the query is empty")
     if not _QUERY.match(sql):  # rejects SET, RESET and USE, which a subquery would read as table names

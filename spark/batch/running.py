@@ -37,7 +37,7 @@ class Job:
     ) -> None:
         self.id = secrets.token_hex(JOB_LENGTH // 2)
         self.spec = spec
-        self.title = printable(spec.text)[:200]
+        self.title = printable(spec.text.strip())[:200]
         self.owner = owner
         self.session = session
         self.started = time.monotonic()

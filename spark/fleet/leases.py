@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from ...workers.scaling import Died, Lease, Outcome, Refused, Served
-from ..session import is_remote, reason
+from ..errors import reason
+from ..session import is_remote
 from .application import Application
 from .executor import LeaseTask, serve
 from .settings import FleetSettings

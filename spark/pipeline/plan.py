@@ -24,8 +24,8 @@ from ...mdp import wire
 from ...mdp.keys import BrokerKey, Key
 from ...mdp.transport.brokers import checked_brokers
 from ...titanic.submission import MAX_SECONDS
+from ..errors import reason
 from ..python_workers import exempt_imports_from_collection
-from ..session import reason
 from .function import call_series
 from .settings import CallSettings
 

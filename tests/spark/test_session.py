@@ -1,4 +1,4 @@
-"""Opening sessions, and Spark's errors on one line: everything that needs no Spark."""
+"""Opening sessions: everything that needs no Spark."""
 
 import signal
 from contextlib import suppress
@@ -9,56 +9,6 @@ from support.results import package
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import session
-
-ANALYSIS = """[TABLE_OR_VIEW_NOT_FOUND] The table or view `nope` cannot be found.
-If you did not qualify the name, verify it. SQLSTATE: 42P01; line 1 pos 14;
-'Project [*]
-+- 'UnresolvedRelation [nope], [], false
-"""
-PARSE = """
-[PARSE_SYNTAX_ERROR] Syntax error at or near '1': extra input '1'. SQLSTATE: 42601 (line 1, pos 6)
-
-== SQL ==
-SELEC 1
-------^^^
-
-JVM stacktrace:
-org.apache.spark.sql.catalyst.parser.ParseException
-"""
-PYTHON = """
-  An exception was thrown from the Python worker. Please see the stack trace below.
-Traceback (most recent call last):
-  File "a.py", line 1, in f
-    first()
-ValueError: the first
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "a.py", line 3, in f
-    raise ValueError("it")
-    ^^^^^^^^^^^^^^^
-ValueError: it went
-wrong
-
-\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (ANALYSIS, "[TABLE_OR_VIEW_NOT_FOUND] The table or view `nope` cannot be found. "
-         "If you did not qualify the name, verify it. SQLSTATE: 42P01; line 1 pos 14"),
-        (PARSE, "[PARSE_SYNTAX_ERROR] Syntax error at or near '1': extra input '1'. SQLSTATE: 42601 (line 1, pos 6)"),
-        (PYTHON, "ValueError: it went wrong"),
-        ("plain", "plain"),
-        ("", "RuntimeError"),
-        ("x" * 2000, "x" * 1000),
-    ],
-)  # fmt: skip
-def test_errors_on_one_line(text, message):
-    assert session.reason(RuntimeError(text)) == message
 
 
 @pytest.mark.parametrize("master", ["spark", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])

@@ -115,7 +115,12 @@ def test_named_jobs(client, spark):
     ("sql", "condition", "message"),
     [
         ("SELECT 1 a b", "PARSE_SYNTAX_ERROR", "not a valid query: [PARSE_SYNTAX_ERROR] Syntax error at or near 'b'"),
-        ("SELECT 1;\nSELECT 2", "PARSE_SYNTAX_ERROR", "(line 1, pos 8)"),
+        ("\nSELECT 1 a b", "PARSE_SYNTAX_ERROR", "(line 2, pos 11)"),
+        (
+            "SELECT 1;\nSELECT 2",
+            "PARSE_SYNTAX_ERROR",
+            "one statement a request: nothing may follow the ';' in line 1",
+        ),
         ("SELECT * FROM nowhere", "TABLE_OR_VIEW_NOT_FOUND", "line 1 pos 14"),
         ("SELECT * FROM text.`/etc/passwd`", "TABLE_OR_VIEW_NOT_FOUND", "`/etc/passwd`"),
         ("SELECT nothing FROM range(1)", "UNRESOLVED_COLUMN.WITH_SUGGESTION", "`nothing`"),
@@ -265,6 +270,21 @@ def test_only_its_owner_and_admins_manage_a_job(spark, tmp_path):
 def test_a_deadline(at, client, spark, tmp_path):
     with pytest.raises(RequestTimeout):
         list(client.stream("spark.job", *frames("gated", {"folder": str(tmp_path)}), deadline=1.0))
+    eventually(lambda: free(spark), SPARK_TIMEOUT_SECONDS)
+
+
+def test_a_command_tells_errors_once_and_names_the_deadline(at, spark, tmp_path):
+    submit, where = ("mdp-spark", "submit"), ("--broker", at)
+    failed = run(*submit, "sql", "SELECT * FROM nowhere", *where)
+    assert (failed.returncode, failed.stderr.count(b"TABLE_OR_VIEW_NOT_FOUND")) == (6, 1), failed.stderr
+    failed = run(*submit, "sql", "SELECT * FROM nowhere", "--json", *where)
+    assert b'"condition": "TABLE_OR_VIEW_NOT_FOUND", "sqlstate": "42P01"' in failed.stderr
+    failed = run(*submit, "job", "choosing", *where)
+    assert b"a teapot; detail: detail" in failed.stderr  # not Spark's
+    given = ("gated", "--arg", f"folder={tmp_path}", "--deadline", "1s")
+    failed = run(*submit, "job", *given, *where)
+    assert failed.stderr.splitlines()[-1] == b"mdp-spark: cancelled: --deadline 1s passed"
+    assert failed.returncode == 3
     eventually(lambda: free(spark), SPARK_TIMEOUT_SECONDS)
 
 

@@ -43,7 +43,7 @@ def refused(function, *arguments):
     ("frames", "asked"),
     [
         ([b"SELECT 1"], Query("SELECT 1")),
-        ([b" SELECT 1 ; "], Query("SELECT 1 ")),
+        ([b"\n SELECT 1 ; "], Query("\n SELECT 1 ")),
         ([b"SELECT 1", b""], Query("SELECT 1")),
         ([b"SELECT 1", b"{}"], Query("SELECT 1")),
         ([b"SELECT ?", b'{"format": "arrow", "args": [1]}'], Query("SELECT ?", "arrow", [1])),

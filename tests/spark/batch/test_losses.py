@@ -88,7 +88,7 @@ def outcome(batch, asked):
 def test_a_request_that_is_repeated_fails_after_some_losses(batch):
     for _ in range(MAX_LOSSES - 1):
         code, text = outcome(batch, request("lose", "r1"))
-        assert (code, "probably out of memory; select less" in text, "Java side" in text) == (502, True, False), text
+        assert (code, "probably out of memory: select less" in text, "Java side" in text) == (502, True, False), text
     for _ in range(2):  # at the last loss, and whenever it comes again
         code, text = outcome(batch, request("lose", "r1"))
         assert code == 500
