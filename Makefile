@@ -19,7 +19,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover bench bench-more clean help
+.PHONY: demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover bench bench-more dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -39,6 +39,7 @@ help:
 	@echo "make failover        kill and drain linked brokers under load, for minutes; no call may fail"
 	@echo "make bench           measure zmdp beside NATS, RabbitMQ, Redis, gearmand, Celery and others"
 	@echo "make bench-more      measure recovery, Titanic and Spark"
+	@echo "make dist            build a source distribution, a pure wheel, and a compiled one for each Python that is found"
 	@echo "make clean           remove everything that these targets create"
 
 $(BIN)/python:
@@ -197,7 +198,20 @@ bench-more: $(VENV)/dev.installed
 	$(BIN)/python bench/spark_pipeline.py
 	$(BIN)/python bench/spark_titanic.py
 
+# Wheels come from the source distribution, which shows that it is complete; with ZMDP_PURE=0 one that cannot be
+# compiled is an error.  Those for other systems are built by cibuildwheel (.github/workflows/release.yml).
+DIST := .venv-dist/bin/python -m
+COMPILED = $(foreach version,$(PYTHONS),$(call python,$(version)))
+dist:
+	@$(PYTHON) -m venv .venv-dist && $(DIST) pip install --quiet build
+	rm -rf dist
+	$(DIST) build --sdist
+	ZMDP_PURE=1 $(DIST) pip wheel --quiet --no-deps --wheel-dir dist dist/zmdp-*.tar.gz
+	for python in $(COMPILED); do \
+		ZMDP_PURE=0 $(DIST) pip --python $$python wheel --quiet --no-deps --wheel-dir dist dist/zmdp-*.tar.gz || exit 1; \
+	done
+
 clean:
-	rm -rf .venv .venv-* build *.egg-info src/zmdp/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache
+	rm -rf .venv .venv-* build dist *.egg-info src/zmdp/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache
 	rm -f docs/reference/commands.md
 	find clients mdp workers -name '*.so' -delete

@@ -1,8 +1,9 @@
 """Build the optional compiled modules; everything else is in pyproject.toml.
 
 Cython compiles `CYTHON`, of which `batch.py` also runs uncompiled; mypyc compiles `MACHINES`, which all do.  If a
-compiler is missing or fails, the build continues in pure Python and says so.  With `ZMDP_PURE=1` nothing is compiled;
-`mdp-broker --version` reports what is in use.
+compiler is missing or fails, the build continues in pure Python and says so; with `ZMDP_PURE=0` it fails, so that a
+release has no wheel that is less than its name says.  With `ZMDP_PURE=1` nothing is compiled; `mdp-broker --version`
+reports what is in use.
 """
 
 import os
@@ -28,6 +29,7 @@ FOLDERS = {
 CYTHON = ["zmdp/mdp/transport/multipart_cython.pyx", "zmdp/mdp/wire/batch.py"]
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 """The setuptools commands that compile.  pip runs others only for the metadata, which should be fast."""
+PURE = os.environ.get("ZMDP_PURE", "")
 MACHINES = [
     "zmdp/clients/broker_connection.py",
     "zmdp/clients/call.py",
@@ -87,15 +89,22 @@ MACHINES = [
 
 def extensions() -> list[Extension]:
     """Return everything that can be compiled here."""
-    if os.environ.get("ZMDP_PURE", "") not in {"", "0"} or COMPILING.isdisjoint(sys.argv):
+    if PURE not in {"", "0"} or COMPILING.isdisjoint(sys.argv):
         return []
     try:
         _check_compiler()
         _stage()
         return [*_cython(), *_machines()]
     except (Exception, SystemExit) as error:  # whatever is missing or fails, pure Python works
-        print(f"zmdp: nothing is compiled, so it runs in pure Python: {error!r}", file=sys.stderr)
+        _continue_without(error)
         return []
+
+
+def _continue_without(error: BaseException) -> None:
+    """Say that nothing is compiled, unless the environment demands that everything is."""
+    if PURE == "0":
+        raise error
+    print(f"zmdp: nothing is compiled, so it runs in pure Python: {error!r}", file=sys.stderr)
 
 
 def _check_compiler() -> None:
@@ -157,7 +166,7 @@ class build_compiled(build_ext):  # noqa: N801 - named as setuptools names them
         try:
             super().run()
         except Exception as error:  # the compiler is there, but something else is missing
-            print(f"zmdp: nothing is compiled, so it runs in pure Python: {error!r}", file=sys.stderr)
+            _continue_without(error)
             for output in self.get_outputs():
                 Path(output).unlink(missing_ok=True)
             self.extensions = []

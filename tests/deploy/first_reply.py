@@ -1,0 +1,52 @@
+"""Get one reply with the zmdp that this Python has installed, as a new user does: broker, worker, call.
+
+    python tests/deploy/first_reply.py [compiled|pure]
+
+It needs nothing but zmdp, so that it also runs where wheels are built; it says how long it took, and with an argument
+checks what was installed.
+"""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from contextlib import ExitStack
+
+SCRIPTS = sysconfig.get_path("scripts")
+VERSIONS = {"compiled": "(compiled;", "pure": "(pure Python"}
+"""What `--version` says of each kind of wheel."""
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    """Return the command line of a command that this Python has installed."""
+    found = shutil.which(name, path=SCRIPTS)
+    assert found, f"{name} is not in {SCRIPTS}"
+    return [found, *arguments]
+
+
+def main() -> None:
+    """Run the request."""
+    if sys.argv[1:]:
+        version = subprocess.check_output(command("mdp-broker", "--version"), text=True)
+        assert VERSIONS[sys.argv[1]] in version, version
+    began = time.perf_counter()
+    with ExitStack() as stack:
+
+        def start(*words: str) -> "subprocess.Popen[str]":
+            running = stack.enter_context(subprocess.Popen(command(*words), stdout=subprocess.PIPE, text=True))
+            stack.callback(running.terminate)
+            return running
+
+        broker = start("mdp-broker", "--bind", "tcp://127.0.0.1:*")
+        assert broker.stdout is not None
+        endpoint = broker.stdout.readline().strip()
+        start("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint)
+        call = command("mdclient", "call", "echo", "hello", "--wait", "--timeout", "60", "--broker", endpoint)
+        reply = subprocess.check_output(call, text=True)
+        assert reply.strip() == "hello", reply
+        print(f"first reply after {time.perf_counter() - began:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
