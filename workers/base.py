@@ -63,6 +63,9 @@ class ThreadedSource(RequestSource, Protocol):
     def stop(self) -> None:
         """Take no more requests, and end when those in progress are finished.  Safe in a signal handler."""
 
+    def turning(self) -> bool:
+        """Ask its threads for a sign of life.  Return whether they have given one since the last call."""
+
     def dispose(self) -> None:
         """Close the last descriptors, after all threads have ended."""
 

@@ -145,6 +145,11 @@ class Worker(BaseWorker[Handler]):
         self._end()
         return True
 
+    def turning(self) -> bool:
+        """Ask the connections for a sign of life.  Return whether each has given one since the last call."""
+        # Each is asked, even if another has not answered.
+        return False not in [connection.turning() for connection in self._connections]
+
     def __enter__(self) -> Self:
         if self._handler is not None:
             self.start()

@@ -55,6 +55,8 @@ class Supervisor:
         self._kill_at: dict[Lease, float] = {}
         """When to kill the processes that were told to stop."""
         self._ended = threading.Event()
+        self._turned = False
+        """Whether it has looked after its processes since `turning` was called."""
         self._stops = 0
         self._code = 0
 
@@ -66,6 +68,11 @@ class Supervisor:
                 self._terminate(lease, process)
             else:
                 _signal(process, signal.SIGKILL)
+
+    def turning(self) -> bool:
+        """Return whether it has looked after its processes since the last call.  Thread-safe."""
+        turned, self._turned = self._turned, False
+        return turned
 
     def unfinished(self) -> str:
         """Return which processes still run."""
@@ -82,6 +89,7 @@ class Supervisor:
         try:
             while not self._slots.finished:
                 now = time.monotonic()
+                self._turned = True
                 if self._stops:
                     self._slots.drain()
                     self._ended.set()

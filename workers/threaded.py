@@ -215,6 +215,10 @@ class ThreadedConnection(Connection):
         """Interrupt the thread that is waiting for messages."""
         self._wake.wake()
 
+    def turning(self) -> bool:
+        """Ask the threads for a sign of life.  Return whether one has waited for messages since the last call."""
+        return self._wake.answered()
+
     def abort(self) -> None:
         """Close the socket without telling the broker."""
         with self._lock:

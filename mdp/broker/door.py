@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import zmq
 
@@ -27,6 +28,8 @@ class Door:
         """Answers handshakes; None without access control."""
         self.on_reload: Callable[[Access], None] | None = None
         """Called in the loop's thread after the access file was read again."""
+        self.around_reload: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered in the loop's thread while the access file is read again."""
         self._broker = broker
         self._sockets = sockets
         self._reload = False
@@ -66,7 +69,8 @@ class Door:
         reloaded = self._reload
         if reloaded:
             self._reload = False
-            self._reload_access(now)
+            with self.around_reload():
+                self._reload_access(now)
         return (self.gate is not None and self.gate.answer(now)) or reloaded
 
     def deadline(self) -> float | None:

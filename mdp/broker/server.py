@@ -323,6 +323,10 @@ class Server:
         self.door.ask_to_reload()
         self._sockets.waker.wake()
 
+    def turning(self) -> bool:
+        """Ask the loop for a sign of life.  Return whether it has turned since the last call.  Thread-safe."""
+        return self._sockets.waker.answered()
+
     def stop(self) -> None:
         """Drain and stop: accept no requests, finish those in flight.  A second call stops immediately.
         Thread-safe."""

@@ -24,6 +24,7 @@ from ..errors import AccessError, SettingError
 from ..limits import Limits
 from ..spelling import spelling_hint
 from ..wire import service_name, show
+from . import notify
 from .access_report import as_json, as_text
 from .console import (
     CONTEXT_SETTINGS,
@@ -42,9 +43,10 @@ from .console import (
     with_default,
 )
 from .shutdown import Shutdown, drain_timeout_option
+from .systemd import systemd_option
 from .web import WebProcess, check_address, check_packages
 
-NOT_SETTINGS: Final = {"check", "config", "help", "json", "version"}
+NOT_SETTINGS: Final = {"check", "config", "help", "json", "systemd", "version"}
 """Options that can be neither in the environment nor in the TOML file."""
 GRACE_SECONDS: Final = 1.75
 """How long the broker may take after its drain limit: its sockets have a second to send the last messages."""
@@ -265,6 +267,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     help="TOML file of settings, named like the options.",
 )
 @log_level_option
+@systemd_option("mdp-broker")
 @version_option()
 def cli(
     *,
@@ -351,6 +354,8 @@ def cli(
                 "ready on %s%s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
                 ", ".join(endpoints), "".join(pirates), settings.limits.heartbeat, settings.limits.patience,
             )  # fmt: skip
+            server.door.around_reload = notify.reloading
+            notify.ready(server.turning)
             # The broker creates no reference cycles.  With a million requests waiting, looking for some would take a
             # second each time, and most of the time that it takes to shut down.
             gc.disable()

@@ -15,6 +15,7 @@ from typing import Final, Self
 import click
 
 from .console import EXIT_FAILED, Decorator, Number, with_default
+from .notify import notify
 
 STOPPING: Final = "stopping once the requests in progress are finished"
 GRACE_SECONDS: Final = 1.0
@@ -173,6 +174,7 @@ class Shutdown:
     def _count(self) -> None:
         if self._began is None:
             self._began = time.monotonic()
+            notify("STOPPING=1")
             # This thread needs the interpreter too, which C code may never let go.
             with suppress(Exception):  # the limit is too long, or stderr has no descriptor
                 faulthandler.dump_traceback_later(self._limit + LAST_RESORT_SECONDS, exit=True)

@@ -14,6 +14,7 @@ class Wake:
         self._sender, self._receiver = sockets.socketpair()
         self._sender.setblocking(False)
         self._receiver.setblocking(False)
+        self._asked = False
         self.descriptor = self._receiver.fileno()
         self.signals = self._sender.fileno()
 
@@ -24,9 +25,17 @@ class Wake:
 
     def clear(self) -> None:
         """Forget all calls of `wake` so far, after a poll."""
+        self._asked = False
         # Interpreted, unlike the broker's loop: so a signal's handler runs here at the latest.
         with suppress(OSError):
             self._receiver.recv(4096)
+
+    def answered(self) -> bool:
+        """Wake the thread, to see whether it is alive.  Return whether it has polled since the last call."""
+        answered = not self._asked
+        self._asked = True
+        self.wake()
+        return answered
 
     def close(self) -> None:
         """Close both sockets."""

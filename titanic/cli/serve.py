@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...mdp.access import load as load_access
+from ...mdp.cli import notify
 from ...mdp.cli.console import (
     Address,
     Number,
@@ -23,6 +24,7 @@ from ...mdp.cli.console import (
     with_default,
 )
 from ...mdp.cli.shutdown import Shutdown, in_loop
+from ...mdp.cli.systemd import systemd_option
 from ...mdp.errors import BindError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
@@ -110,6 +112,7 @@ log = logging.getLogger("zmdp.titanic")
 )
 @heartbeat_options()
 @log_level_option
+@systemd_option("titanic serve")
 def serve(
     *,
     broker: Sequence[str],
@@ -192,6 +195,7 @@ async def _serve(
             web.start(server.url, server.snapshot)
             click.echo(web.url)
             sys.stdout.flush()
+        notify.ready(notify.event_loop())
 
     with Shutdown(
         in_loop(server.stop), in_loop(abort), limit=settings["drain_timeout"], unfinished=server.unfinished, logger=log

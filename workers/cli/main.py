@@ -19,6 +19,7 @@ from click.core import ParameterSource
 
 from ...mdp import wire
 from ...mdp.access import load as load_access
+from ...mdp.cli import notify
 from ...mdp.cli.console import (
     CONTEXT_SETTINGS,
     Endpoint,
@@ -35,6 +36,7 @@ from ...mdp.cli.console import (
     with_default,
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
+from ...mdp.cli.systemd import systemd_option
 from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.loading import load
@@ -153,6 +155,7 @@ class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in o
 )
 @log_level_option
 @click.option("--supervised-by", type=int, hidden=True)
+@systemd_option("mdworker")
 @version_option()
 def cli(
     *,
@@ -277,6 +280,8 @@ def _described(worker: Offering) -> str:
 
 def _serve(worker: Offering, drain_timeout: float, supervised_by: int | None) -> int:
     started = f"offering {_described(worker)}; Ctrl-C stops it"
+    if supervised_by is not None:
+        notify.ready_when(lambda: worker.registered, os.environ.pop(notify.ADDRESS, ""))
     # A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
     # which also kills it if need be.
     with Shutdown(
@@ -293,6 +298,7 @@ def _serve(worker: Offering, drain_timeout: float, supervised_by: int | None) ->
         else:
             worker.start()
             log.info(started)
+            notify.ready(worker.turning, lambda: worker.registered)
             worker.wait()
     return 0
 
@@ -300,12 +306,14 @@ def _serve(worker: Offering, drain_timeout: float, supervised_by: int | None) ->
 async def _serve_async(worker: AsyncWorker, started: str) -> None:
     worker.start()
     log.info(started)
+    notify.ready(notify.event_loop(), lambda: worker.registered)
     await worker.wait()
 
 
 async def _serve_services(worker: ServicesWorker, started: str) -> None:
     await worker.start()
     log.info(started)
+    notify.ready(notify.event_loop(), lambda: worker.registered)
     await worker.wait()
 
 
@@ -359,6 +367,7 @@ def _supervise(worker: AnyWorker | None, processes: tuple[int, int], idle: float
                 announcement="", grace=END_SECONDS, logger=log,
             )
         )  # fmt: skip
+        notify.watchdog(supervisor.turning)  # its processes say when they serve
         return supervisor.run()
 
 

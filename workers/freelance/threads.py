@@ -109,6 +109,10 @@ class ThreadedServer(FreelanceServerConnection):
         """Interrupt the I/O thread while it waits for messages."""
         self._wake.wake()
 
+    def turning(self) -> bool:
+        """Ask the I/O thread for a sign of life.  Return whether it has waited for messages since the last call."""
+        return self._wake.answered()
+
     def abort(self) -> None:
         """Close the socket immediately."""
         with self._lock:

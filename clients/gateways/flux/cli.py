@@ -11,6 +11,7 @@ from typing import Final
 
 import click
 
+from ....mdp.cli import notify
 from ....mdp.cli.console import (
     CONTEXT_SETTINGS,
     EXIT_FAILED,
@@ -175,6 +176,7 @@ async def _serve_until(
         sys.stdout.flush()
         log.info("ready as rank %d; Ctrl-C stops it", gateway.instance.rank)
         ready.set()
+        notify.ready(notify.event_loop())
         await stopping.wait()
         left = await gateway.drain(drain_timeout)
         if left:

@@ -19,6 +19,7 @@ from ....mdp.cli.console import (
     log_to_stderr,
     with_default,
 )
+from ....mdp.cli.systemd import systemd_option
 from ....mdp.errors import BindError, SettingError
 from ....mdp.keys import ClientKeys
 from ....mdp.transport.tcp import is_loopback
@@ -96,6 +97,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_limit_options
 @control.name_option
 @log_level_option
+@systemd_option("mdp-gateway http")
 def cli(
     *,
     listen: tuple[str, int],

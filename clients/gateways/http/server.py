@@ -7,6 +7,7 @@ import socket
 import ssl
 from contextlib import suppress
 
+from ....mdp.cli import notify
 from ....mdp.cli.shutdown import Shutdown, in_loop
 from ....mdp.errors import AccessError
 from ....mdp.http.server import Server
@@ -32,7 +33,8 @@ def reload(gateway: Gateway) -> None:
         log.info("there is no access file to read again")
         return
     try:
-        gateway.access = load(access.path)
+        with notify.reloading():
+            gateway.access = load(access.path)
     except AccessError as error:
         log.error("what the access file said before still applies: %s", error)
     else:
@@ -49,6 +51,7 @@ async def serve(gateway: Gateway, server: Server) -> int:
 
     stop = in_loop(server.stop)
     with Shutdown(stop, stop, limit=gateway.settings.drain_timeout, unfinished=unfinished, logger=log):
+        notify.ready(notify.event_loop())
         try:
             await server.run()
         finally:

@@ -1,0 +1,103 @@
+"""Tells systemd how a command is doing, as `Type=notify` and `WatchdogSec=` want it (sd_notify(3)).
+
+Nothing is done where no service manager has said, with `NOTIFY_SOCKET`, where it listens.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+ADDRESS: Final = "NOTIFY_SOCKET"
+BEATS: Final = 4
+"""Signs of life in the time that the watchdog allows."""
+POLL_SECONDS: Final = 0.1
+"""Interval at which a command that is starting is asked whether it serves."""
+
+
+def notify(state: str, address: str | None = None) -> None:
+    """Send a state such as READY=1 to the service manager, at `address` or else where the environment says."""
+    path = os.environ.get(ADDRESS, "") if address is None else address
+    if not path:
+        return
+    if path.startswith("@"):  # an abstract socket
+        path = f"\0{path[1:]}"
+    # Whoever does not listen, or too slowly, must not stop a command that works.
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+        sender.sendto(state.encode(), path)
+
+
+def ready(turning: Callable[[], bool], serving: Callable[[], bool] = lambda: True) -> None:
+    """Say READY once the command serves, and WATCHDOG while its loop turns.  Returns immediately.
+
+    Args:
+        turning: Asks the loop for a sign of life, and returns whether it has given the last one that it was asked for.
+        serving: Whether the command serves.
+    """
+    ready_when(serving, os.environ.get(ADDRESS, ""))
+    watchdog(turning)
+
+
+def ready_when(serving: Callable[[], bool], address: str) -> None:
+    """Say READY to `address` as soon as `serving` is true.  Returns immediately."""
+
+    def report() -> None:
+        while not serving():
+            time.sleep(POLL_SECONDS)
+        notify("READY=1", address)
+
+    if address:
+        threading.Thread(target=report, name="ready", daemon=True).start()
+
+
+def watchdog(turning: Callable[[], bool]) -> None:
+    """Say WATCHDOG while a loop turns, if the service manager wants that.  Returns immediately."""
+    allowed = _watchdog_seconds()
+
+    def report(seconds: float) -> None:
+        while True:
+            if turning():
+                notify("WATCHDOG=1")
+            time.sleep(seconds)
+
+    if allowed:
+        threading.Thread(target=report, args=(allowed / BEATS,), name="watchdog", daemon=True).start()
+
+
+def _watchdog_seconds() -> float:
+    """Return how long the service manager waits for a sign of life of this process; 0 if it waits for none."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return 0.0
+    allowed = os.environ.get("WATCHDOG_USEC", "")
+    return int(allowed) / 1e6 if allowed.isdigit() else 0.0
+
+
+def event_loop() -> Callable[[], bool]:
+    """Return the `turning` of the event loop that runs."""
+    from asyncio import get_running_loop  # noqa: PLC0415 - not every command uses it
+
+    loop, seen = get_running_loop(), threading.Event()
+    seen.set()
+
+    def turning() -> bool:
+        answered = seen.is_set()
+        if answered:
+            seen.clear()
+            with suppress(RuntimeError):  # it is closed
+                loop.call_soon_threadsafe(seen.set)
+        return answered
+
+    return turning
+
+
+@contextmanager
+def reloading() -> Iterator[None]:
+    """Say RELOADING, and READY at the end of the block."""
+    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    try:
+        yield
+    finally:
+        notify("READY=1")
