@@ -27,6 +27,7 @@ import zmq
 
 from ..transport.multipart import receive
 from .journal import Journal
+from .unfinished import Inflow, Unfinished
 
 PROBES: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03, 0.1, 0.3)
 """When to probe the peers of a connection, in seconds after its end; the socket notices within about a millisecond."""
@@ -95,6 +96,7 @@ class Connection:
         """The routing ids of the peers that sent messages over it.  One, unless messages were still waiting from an
         earlier connection with the same descriptor."""
         self.ended = False
+        self.inflow = Inflow(descriptor)
 
 
 class Totals:
@@ -120,6 +122,9 @@ class Connections:
     `ended` and `replaced` tell what was found out about peers; whoever acts on it empties them.
     """
 
+    unfinished: Unfinished | None = None
+    """Finds the connections over which too much of an unfinished message came; None if there is no limit."""
+
     def __init__(
         self,
         socket: zmq.Socket[bytes],
@@ -133,6 +138,8 @@ class Connections:
         self.totals = Totals() if totals is None else totals
         self.known: dict[bytes, Connection] = {}
         """The connections of peers with generated routing ids; `receive` reports all other peers through `add`."""
+        self.watched: dict[bytes, Connection] = {}
+        """Those of them that are to be reported once, since they have received much."""
         self.chosen: dict[bytes, Connection] = {}
         """The last connections of peers that chose their routing ids, until they are forgotten."""
         self.secured = False
@@ -190,6 +197,11 @@ class Connections:
 
         `descriptor` is negative if there is none (inproc).
         """
+        watched = self.watched.pop(identity, None)
+        if watched is not None:
+            watched.inflow.take()
+            self.known[identity] = watched
+            return
         generated = _is_generated(identity)
         if descriptor < 0 and generated:
             return
@@ -215,6 +227,7 @@ class Connections:
         connection = self._open.get(descriptor)
         if before is not None:
             if before is connection:
+                before.inflow.take()
                 return
             if before.ended and connection is None and before.descriptor == descriptor:
                 return  # sent before the connection ended
@@ -241,6 +254,7 @@ class Connections:
         self.replaced.append(identity)
 
     def _attribute(self, connection: Connection, identity: bytes) -> None:
+        connection.inflow.take()
         connection.identities.append(identity)
         connection.user = self.user
         role = self.role_of(self.user) if self.user else ""
@@ -326,6 +340,7 @@ class Connections:
         if connection is None:
             return
         connection.ended = True
+        connection.inflow.end()
         self._leave_role(connection)
         self.totals.open -= 1
         self.counts["ended"] += 1
@@ -333,11 +348,14 @@ class Connections:
         if not self.totals.addresses[connection.address]:
             del self.totals.addresses[connection.address]
         for identity in connection.identities:
-            if self.known.pop(identity, None) is not None:
+            if self._drop_generated(identity) is not None:
                 self._due[identity] = self._now, 0
             elif self.chosen.get(identity) is connection:
                 self._due.pop(identity, None)
                 self.ended.append(identity)
+
+    def _drop_generated(self, identity: bytes) -> Connection | None:
+        return self.known.pop(identity, None) or self.watched.pop(identity, None)
 
     def _accept_failed(self, reason: int) -> None:
         if reason == errno.EAGAIN:
@@ -384,7 +402,7 @@ class Connections:
 
     def end(self, identity: bytes) -> None:
         """End the connection of a peer that does not read its messages."""
-        connection = self.known.get(identity) or self.chosen.get(identity)
+        connection = self.known.get(identity) or self.watched.get(identity) or self.chosen.get(identity)
         if connection is not None:
             self.counts["slow-reader"] += 1
             self._to_end.append(connection)
@@ -397,6 +415,25 @@ class Connections:
             text = "ended a connection that sent a message of more than %d frames"
             self._refuse(connection, "too-many-frames", text, self.max_frames)
             self._end_excess()
+
+    def end_unfinished(self, now: float, heard: float, charged: int) -> None:
+        """End connections over which too much of an unfinished message came (see `Unfinished.excess`)."""
+        if self.unfinished is None or not self._open:
+            return
+        due = self.unfinished.deadline()
+        if due is None or now < due:
+            return
+        self.look(now)
+        text = "ended a connection from %s that sent more than %d bytes of an unfinished message"
+        for inflow in self.unfinished.excess(now, heard, charged):
+            connection = self._open[inflow.descriptor]
+            self._refuse(connection, "unfinished-message", text, connection.address or "this host", inflow.unfinished)
+        self._end_excess()
+        for inflow in self.unfinished.find([each.inflow for each in self._open.values()], now):
+            for identity in self._open[inflow.descriptor].identities:
+                known = self.known.pop(identity, None)
+                if known is not None:
+                    self.watched[identity] = known
 
     def _refuse(self, connection: Connection, kind: str, text: str, *values: object) -> None:
         self.counts[kind] += 1
@@ -424,11 +461,12 @@ class Connections:
     # ── what is due ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def deadline(self) -> float | None:
-        """Return when to call `to_probe`, or None."""
+        """Return when to call `end_unfinished` and `to_probe`, or None."""
         if self._more:
             return self._now
         due = min(self._due.values())[0] if self._due else None
-        for other in (self._journal.deadline(), self._retry_at):
+        unfinished = self.unfinished.deadline() if self.unfinished is not None and self._open else None
+        for other in (self._journal.deadline(), self._retry_at, unfinished):
             if other is not None and (due is None or other < due):
                 due = other
         return due
@@ -484,6 +522,8 @@ def _shut_down(descriptor: int) -> None:
     except OSError:
         return
     with suppress(OSError):
+        # Once libzmq has closed it, the peer gets a reset, and cannot wait for this side to read on.
+        borrowed.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
         borrowed.shutdown(sockets.SHUT_RDWR)
     borrowed.detach()
 

@@ -54,13 +54,18 @@ class Outbox:
         self._bytes += size
         return len(queue.messages) <= self._limits.max_outbox
 
+    @property
+    def waiting_bytes(self) -> int:
+        """How many bytes wait for slow peers, here and in libzmq; or fewer."""
+        return self._bytes + self._held()
+
     def overfull(self) -> bytes | None:
         """Return the peer for which most bytes wait, if all peers' exceed the limit; otherwise None."""
         limit = self._limits.max_outbox_bytes
-        if self._bytes + self._held() <= limit:
+        if self.waiting_bytes <= limit:
             return None
         self._settle()
-        if self._bytes + self._held() <= limit:
+        if self.waiting_bytes <= limit:
             return None
         waiting = self._waiting()
         for peer, queue in self._queues.items():
@@ -76,7 +81,7 @@ class Outbox:
         """Return the peers for which messages pile up, here or in libzmq."""
         self._settle()
         # If much waits for all together, each has to read before it gets more.
-        most = self._most if self._bytes + self._held() <= self._limits.max_outbox_bytes // 2 else 0
+        most = self._most if self.waiting_bytes <= self._limits.max_outbox_bytes // 2 else 0
         return {*self._queues, *(peer for peer, size in self._waiting().items() if size > most)}
 
     def _settle(self) -> None:

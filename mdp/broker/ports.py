@@ -24,6 +24,7 @@ from ..wire import Message
 from .connections import Connections
 from .machine import Broker
 from .roles import Role
+from .unfinished import Unfinished
 from .zap import Gate
 
 PREFIX_BYTES: Final = 9
@@ -31,6 +32,8 @@ PREFIX_BYTES: Final = 9
 ATTACK_FRAMES: Final = 16
 """A message of more than this many times `max_frames` ends its connection.  A batch may exceed `max_frames`, which
 limits each of its records."""
+FRAMING_BYTES: Final = 64
+"""Bytes of a frame on the wire in addition to its content, at most: 9, and 33 of CURVE."""
 HANDSHAKE_MS: Final = 5000
 """How long a new connection may take for its handshake before libzmq ends it, in milliseconds."""
 LINGER_MS: Final = 1000
@@ -113,8 +116,11 @@ class Port:
     def look(self, now: float) -> None:
         """Read what the monitor reports."""
 
+    def end_unfinished(self, now: float, heard: float, charged: int) -> None:
+        """End connections over which too much of an unfinished message came (see `Unfinished.excess`)."""
+
     def deadline(self) -> float | None:
-        """Return when `to_probe` is due, or None."""
+        """Return when `end_unfinished` or `to_probe` is due, or None."""
         return None
 
     def to_probe(self, now: float) -> list[bytes]:
@@ -166,6 +172,10 @@ class RouterPort(Port):
         self.users: dict[bytes, Role] | None = None
         """The role of each public key; None without access control."""
         self.connections.max_frames = ATTACK_FRAMES * limits.max_frames
+        # Frames slightly over the limit are let in, so that they are counted and reported.
+        self._max_frame = 2 * limits.max_message + (1 << 20)
+        framing = FRAMING_BYTES * self.connections.max_frames
+        self.connections.unfinished = Unfinished(self._max_frame + framing, limits.max_request_bytes)
         self._configure(limits)
 
     def _configure(self, limits: Limits) -> None:
@@ -173,9 +183,7 @@ class RouterPort(Port):
         router.set(zmq.ROUTER_MANDATORY, 1)
         router.set(zmq.LINGER, LINGER_MS)
         router.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        # libzmq disconnects a peer that sends a larger frame than this.  Frames slightly over the limit are let in, so
-        # that they are counted and reported.
-        router.set(zmq.MAXMSGSIZE, 2 * limits.max_message + (1 << 20))
+        router.set(zmq.MAXMSGSIZE, self._max_frame)  # libzmq disconnects a peer that sends a larger one
         keep_alive(router)
         router.set(zmq.BACKLOG, 1024)
 
@@ -263,8 +271,12 @@ class RouterPort(Port):
         """Read what the monitor reports."""
         self.connections.look(now)
 
+    def end_unfinished(self, now: float, heard: float, charged: int) -> None:
+        """End connections over which too much of an unfinished message came."""
+        self.connections.end_unfinished(now, heard, charged)
+
     def deadline(self) -> float | None:
-        """Return when `to_probe` is due, or None."""
+        """Return when `end_unfinished` or `to_probe` is due, or None."""
         return self.connections.deadline()
 
     def to_probe(self, now: float) -> list[bytes]:
