@@ -27,7 +27,7 @@ from .request_body import Disconnected, read_body
 from .service_list import list_services
 from .translation import AS_DATA, PREFIX, Asked, body_of, frames_of, is_json, service_of
 
-HEALTH_TIMEOUT_SECONDS: Final = 5.0
+READY_TIMEOUT_SECONDS: Final = 5.0
 CORS_MAX_AGE_SECONDS: Final = b"600"
 _ALLOW: Final = [(b"allow", b"POST")]
 _KINDS: Final[Mapping[int, str]] = {404: "not-found", 405: "method-not-allowed"}
@@ -45,7 +45,8 @@ class Application:
         self._routes = Starlette(
             routes=[
                 Route("/services", self._services, methods=["GET"]),
-                Route("/health", self._health, methods=["GET"]),
+                Route("/livez", self._livez, methods=["GET"]),
+                Route("/readyz", self._readyz, methods=["GET"]),
                 *more,
             ],
             exception_handlers={
@@ -161,15 +162,23 @@ class Application:
         """Return the services that exist now and that the caller may know of."""
         return JSONResponse(await list_services(self._gateway, self._gateway.caller(request.scope)))
 
-    async def _health(self, request: Request) -> Response:
-        """Return whether the broker answers, without access control."""
+    async def _livez(self, request: Request) -> Response:
+        """Return that the event loop turns, without access control.  Whatever else is wrong, a restart is no help."""
         del request
+        return JSONResponse({"live": True})
+
+    async def _readyz(self, request: Request) -> Response:
+        """Return whether the broker answers and there is room for a request, without access control."""
+        del request
+        reasons = []
         try:
             with self._gateway.admit():
-                await self._client.request("mmi.service", b"mmi.service", timeout=HEALTH_TIMEOUT_SECONDS)
-        except (BrokerUnreachable, RequestTimeout) as error:
-            raise Problem("unreachable", f"the broker at {self._client.endpoint} does not answer") from error
-        return JSONResponse({"status": "ok", "outstanding": self._gateway.outstanding})
+                await self._client.request("mmi.service", b"mmi.service", timeout=READY_TIMEOUT_SECONDS)
+        except Problem as problem:
+            reasons.append(problem.detail)
+        except (BrokerUnreachable, RequestTimeout):
+            reasons.append(f"the broker at {self._client.endpoint} does not answer")
+        return JSONResponse({"ready": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 
 class _Outcome:

@@ -33,7 +33,7 @@ _LINKS: Final = {
     "/services": "the services that exist now",
     "/docs": "what they take and return, and a form to try them",
     "/openapi.json": "what this gateway offers, as OpenAPI",
-    "/health": "whether the broker answers",
+    "/readyz": "whether the broker answers",
 }
 _FOLDER: Final = Path(__file__).parent / "static"
 _DOCS: Final = {
@@ -90,7 +90,13 @@ def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
     components = Components(Problem=_PROBLEM)
     paths: dict[str, Any] = {
         "/services": {"get": _operation("List the services that exist now", {"200": _json("The services")})},
-        "/health": {"get": _operation("Check whether the broker answers", {"200": _json("It does")}, "503")},
+        "/livez": {"get": _operation("Check whether the gateway runs", {"200": _json("It does")})},
+        "/readyz": {
+            "get": _operation(
+                "Check whether requests can be answered",
+                {"200": _json("They can"), "503": _json("They cannot, for these reasons")},
+            )
+        },
         WEBSOCKET_PATH: {
             "get": _operation("Open a WebSocket, which carries many requests", {"101": {"description": "It is open"}})
         },

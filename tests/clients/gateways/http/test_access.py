@@ -151,7 +151,7 @@ class TestTokens:
             refused = http.post("/services/echo")
             assert refused.headers["www-authenticate"] == 'Bearer realm="zmdp"'
             assert http.post("/services/echo", content=b"x", headers=bearer()).content == b"x"
-            assert http.get("/health").status_code == 200
+            assert http.get("/readyz").status_code == 200
 
     def test_wrong_ones_are_logged_once_in_a_while(self, endpoint, services, access, caplog):
         with running_gateway(endpoint, access=access) as gateway, httpx.Client(base_url=gateway.url) as http:
@@ -223,7 +223,7 @@ def test_the_broker_decides_what_a_role_may_call(tmp_path, access):
                     refused = http.post("/services/parts", content=b"1")
                     assert (refused.status_code, refused.json()["code"]) == (403, 403)
                     assert refused.json()["type"].endswith("#not-allowed")
-                    assert http.get("/health").status_code == 200
+                    assert http.get("/readyz").status_code == 200
 
 
 # ── TLS ──────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -183,7 +183,7 @@ class TestStatuses:
 
     def test_paths_that_do_not_exist(self, http):
         assert problem(http.get("/nothing")) == (404, "not-found")
-        assert problem(http.post("/health")) == (405, "method-not-allowed")
+        assert problem(http.post("/readyz")) == (405, "method-not-allowed")
 
     def test_413_of_the_gateway(self, endpoint, services):
         with running_gateway(endpoint, max_body=1000) as gateway:
@@ -244,10 +244,27 @@ def test_services(http):
     assert rows["echo"]["workers"] == 1
 
 
-def test_health(http):
-    assert http.get("/health").json()["status"] == "ok"
-    with running_gateway(free_endpoint()) as gateway:
-        assert problem(httpx.get(f"{gateway.url}/health", timeout=TIMEOUT_SECONDS)) == (503, "unreachable")
+class TestHealth:
+    def test_a_gateway_is_ready_if_the_broker_answers(self, http):
+        response = http.get("/readyz")
+        assert (response.status_code, response.json()) == (200, {"ready": True, "reasons": []})
+
+    def test_without_a_broker_it_lives_but_is_not_ready(self):
+        endpoint = free_endpoint()
+        with running_gateway(endpoint) as gateway:
+            assert httpx.get(f"{gateway.url}/livez", timeout=TIMEOUT_SECONDS).json() == {"live": True}
+            response = httpx.get(f"{gateway.url}/readyz", timeout=TIMEOUT_SECONDS)
+            reasons = [f"the broker at {endpoint} does not answer"]
+            assert (response.status_code, response.json()) == (503, {"ready": False, "reasons": reasons})
+
+    def test_with_too_much_outstanding_it_lives_but_is_not_ready(self, endpoint, services):
+        with running_gateway(endpoint, max_outstanding=1) as gateway, gateway.connect() as first:
+            first.send(b"POST /services/hold HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nready")
+            assert eventually(lambda: b"ready" in services.begun)
+            assert httpx.get(f"{gateway.url}/livez", timeout=TIMEOUT_SECONDS).json() == {"live": True}
+            response = httpx.get(f"{gateway.url}/readyz", timeout=TIMEOUT_SECONDS)
+            assert response.status_code == 503
+            assert "--max-outstanding" in response.json()["reasons"][0]
 
 
 class TestOrigins:
