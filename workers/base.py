@@ -29,6 +29,10 @@ class RequestSource(Protocol):
         """Whether requests can arrive."""
 
     @property
+    def served(self) -> int:
+        """How many requests have ended."""
+
+    @property
     def requests(self) -> list[Request]:
         """The requests that it holds."""
 
@@ -163,6 +167,11 @@ class BaseWorker(Generic[AnyHandler]):
     def registered(self) -> bool:
         """Whether the broker has answered, and so knows this worker: at the latest a heartbeat interval after READY."""
         return bool(self._connections) and all(connection.registered for connection in self._connections)
+
+    @property
+    def served(self) -> int:
+        """How many requests have ended; a pack of rows is one."""
+        return sum(connection.served for connection in self._connections)
 
     @property
     def requests(self) -> list[Request]:

@@ -233,6 +233,11 @@ class Connection:
         return self.session.heartbeats.heard and self.session.state.connected
 
     @property
+    def served(self) -> int:
+        """How many requests have ended."""
+        return self.session.served
+
+    @property
     def requests(self) -> list[Request]:
         """The requests that it holds."""
         return list(self.session.held.values())

@@ -1,18 +1,20 @@
-"""Supervise worker processes: start them, restart those that die, scale with the load, stop them together."""
+"""Supervise worker processes: start, restart, replace and stop them, and scale with the load."""
 
 import logging
 import math
+import os
+import re
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Final
 
 from ..mdp.errors import ZmdpError
-from .scaling import Died, Lease, Load, Slots
+from .scaling import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, Died, Lease, Load, Slots
+from .worker_process import WorkerProcess
 
 POLL_SECONDS: Final = 0.1
 WATCH_SECONDS: Final = 0.5
@@ -22,16 +24,21 @@ KILL_SECONDS: Final = 1.5
 """How long a process may take after its drain limit, at which it ends itself, before it is killed."""
 END_SECONDS: Final = 1.8
 """How long the supervisor may take."""
+LOOP_SECONDS: Final = 2 * BACKOFF_SECONDS[1]
+"""Deaths that are further apart are no crash loop."""
 
 log = logging.getLogger("zmdp.worker")
 
 
 class Supervisor:
-    """Keeps as many processes of `command` running as `slots` wants, until it is stopped.
+    """Keeps as many processes of `mdworker` running as `slots` wants, until it is stopped.
+
+    Processes are replaced one by one: a new one is started, and when the broker knows it, the old one is told to stop.
+    Only when that has ended comes the next.  If the new one ends before, the old one stays, and no other is replaced.
 
     Args:
-        command: The command line of a process.
-        slots: Decides how many there should be, and when one that died is restarted.
+        arguments: Those of `mdworker`.
+        slots: Decides how many processes there should be, and when one that died is restarted.
         watch: Asks the broker for the service's load and for the processes that serve it, in a thread; None if the
             number of processes does not change.
         drain_timeout: Seconds that a process has for the requests in progress when it is stopped.
@@ -39,35 +46,49 @@ class Supervisor:
 
     def __init__(
         self,
-        command: Sequence[str],
+        arguments: Sequence[str],
         slots: Slots,
         watch: Callable[[], tuple[Load, set[int]]] | None = None,
         *,
         drain_timeout: float,
     ) -> None:
-        self._command = list(command)
+        self._arguments = list(arguments)
         self._slots = slots
         self._watch = watch
         self._seen: SimpleQueue[tuple[Load | None, set[int]]] = SimpleQueue()
         """What `watch` has returned, with None if the broker did not answer."""
-        self._running: dict[Lease, subprocess.Popen[bytes]] = {}
+        self._running: dict[Lease, WorkerProcess] = {}
+        self._to_replace: dict[Lease, str] = {}
+        """The processes that are to be replaced, and why."""
+        self._successor: tuple[Lease, WorkerProcess] | None = None
+        """The process that takes a lease over once it is ready."""
+        self._leaving: list[WorkerProcess] = []
+        """Processes that were told to stop, and have no lease any more."""
+        self._asked: SimpleQueue[str] = SimpleQueue()
+        """Why all are to be replaced."""
+        self._crashes = _Crashes()
+        self._stderr = os.dup(sys.stderr.fileno())
         self._drain_timeout = drain_timeout
-        self._kill_at: dict[Lease, float] = {}
-        """When to kill the processes that were told to stop."""
         self._ended = threading.Event()
         self._turned = False
         """Whether it has looked after its processes since `turning` was called."""
+        self.served = False
+        """Whether a process has ever been ready."""
         self._stops = 0
         self._code = 0
 
     def stop(self) -> None:
         """Send SIGTERM to all processes; called again, SIGKILL.  Thread-safe."""
         self._stops += 1
-        for lease, process in list(self._running.items()):
+        for process in list(self._processes()):
             if self._stops == 1:
-                self._terminate(lease, process)
+                self._terminate(process)
             else:
-                _signal(process, signal.SIGKILL)
+                process.send_signal(signal.SIGKILL)
+
+    def replace_all(self, reason: str) -> None:
+        """Replace the processes one by one.  Any thread, or a signal handler, may call it."""
+        self._asked.put(reason)
 
     def turning(self) -> bool:
         """Return whether it has looked after its processes since the last call.  Thread-safe."""
@@ -76,35 +97,34 @@ class Supervisor:
 
     def unfinished(self) -> str:
         """Return which processes still run."""
-        pids = [str(process.pid) for process in list(self._running.values())]
+        pids = [str(process.pid) for process in list(self._processes())]
         return f"worker processes {', '.join(pids)}" if pids else "waiting for the broker"
 
     def run(self) -> int:
         """Run until all processes have ended after `stop`.  Return the first exit code that is not 0, or 0.
 
-        If a process exits with 2 (invalid usage), all are stopped: a new one would fail in the same way.
+        If a process exits with 2 (invalid usage) before any has served, all are stopped: a new one would fail in the
+        same way.
         """
         watcher = threading.Thread(target=self._observe, name="load", daemon=True)
         watcher.start()
         try:
-            while not self._slots.finished:
+            while not (self._slots.finished and self._successor is None and not self._leaving):
                 now = time.monotonic()
                 self._turned = True
                 if self._stops:
                     self._slots.drain()
                     self._ended.set()
+                    self._dismiss()
+                    for process in self._processes():  # those that `stop` missed, because they were starting
+                        self._terminate(process)
                 for lease in self._slots.due(now):
-                    self._start(lease)
-                for lease, process in list(self._running.items()):
-                    if process.poll() is not None:
-                        self._reap(lease, process, now)
-                    elif now >= self._kill_at.get(lease, math.inf):
-                        self._kill_at[lease] = math.inf
-                        log.error(
-                            "worker process %d did not end within %g s: killing it; other workers get its requests",
-                            process.pid, self._drain_timeout,
-                        )  # fmt: skip
-                        _signal(process, signal.SIGKILL)
+                    self._running[lease] = self._start(quiet=self._crashes.looping)
+                self._read_reports()
+                self._reap(now)
+                self._kill_overdue(now)
+                if not self._stops:
+                    self._replace()
                 while not self._seen.empty():
                     self._scale(*self._seen.get(), now)
                 time.sleep(POLL_SECONDS)
@@ -113,32 +133,116 @@ class Supervisor:
             watcher.join()
         return self._code
 
-    def _start(self, lease: Lease) -> None:
-        stops = self._stops
-        process = self._running[lease] = subprocess.Popen(self._command)  # noqa: S603 - our own command line
-        if self._stops != stops:  # `stop` was called while the process was starting
-            self._terminate(lease, process)
+    def _processes(self) -> Iterator[WorkerProcess]:
+        yield from [*self._running.values(), *self._leaving]
+        if (successor := self._successor) is not None:
+            yield successor[1]
 
-    def _terminate(self, lease: Lease, process: "subprocess.Popen[bytes]") -> None:
-        """Tell a process to stop, and remember when it must have ended."""
-        self._kill_at.setdefault(lease, time.monotonic() + self._drain_timeout + KILL_SECONDS)
-        _signal(process, signal.SIGTERM)
+    def _start(self, *, quiet: bool = False) -> WorkerProcess:
+        return WorkerProcess(self._arguments, self._stderr, quiet=quiet)
 
-    def _reap(self, lease: Lease, process: "subprocess.Popen[bytes]", now: float) -> None:
-        """Record that a process has ended."""
-        code = process.returncode
-        del self._running[lease]
-        self._kill_at.pop(lease, None)
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-        restarts = self._slots.ended(lease, Died(how), now)
+    def _terminate(self, process: WorkerProcess) -> None:
+        process.terminate(self._drain_timeout + KILL_SECONDS)
+
+    def _kill_overdue(self, now: float) -> None:
+        for process in self._processes():
+            if process.kill_at is not None and now >= process.kill_at and process.exit_code is None:
+                process.kill_at = math.inf
+                log.error(
+                    "worker process %d did not end within %g s: killing it; other workers get its requests",
+                    process.pid, self._drain_timeout,
+                )  # fmt: skip
+                process.send_signal(signal.SIGKILL)
+
+    def _read_reports(self) -> None:
+        """Learn which processes are ready, and which are to be replaced."""
+        for lease, process in self._running.items():
+            for reason in process.read_reports():
+                self._to_replace.setdefault(lease, reason)
+            self.served = self.served or process.ready
+        if self._successor is not None:
+            self._successor[1].read_reports()
+
+    # ── processes that have ended ────────────────────────────────────────────────────────────────────────────────────
+
+    def _reap(self, now: float) -> None:
+        for lease, process in list(self._running.items()):
+            if process.exit_code is not None:
+                del self._running[lease]
+                self._to_replace.pop(lease, None)
+                process.close()
+                self._lost(lease, process, now)
+        for process in self._leaving.copy():
+            if process.exit_code is not None:
+                self._leaving.remove(process)
+                process.close()
+                if self._stops:
+                    self._count(process)
+
+    def _lost(self, lease: Lease, process: WorkerProcess, now: float) -> None:
+        restarts = self._slots.ended(lease, Died(process.end), now)
+        if self._stops:
+            self._count(process)
+        elif process.exit_code == EXIT_USAGE and not self.served:
+            self._code = EXIT_USAGE
+            self.stop()
+        elif restarts:
+            self._crashes.record(process, now)
+
+    def _count(self, process: WorkerProcess) -> None:
+        """Let the exit code of a process that was told to stop count."""
+        code = process.exit_code or 0
         if self._stops == 1 and code == -signal.SIGTERM:
             return  # our signal arrived before Python handled it, or when it was already shutting down
-        if self._stops or code == EXIT_USAGE:
-            self._code = self._code or (code if code >= 0 else 1)
-            if not self._stops:
-                self.stop()
-        elif restarts:
-            log.error("worker process %d %s; restarting it", process.pid, how)
+        self._code = self._code or (code if code >= 0 else 1)
+
+    # ── replacing ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _replace(self) -> None:
+        """Go on with replacing processes, one by one."""
+        while not self._asked.empty():
+            reason = self._asked.get()
+            log.info("replacing the worker processes one by one: %s", reason)
+            self._to_replace = dict.fromkeys(self._running, reason)
+            self._dismiss()  # what it runs may be outdated too
+            self._slots.retry_now()
+            self._crashes = _Crashes()
+        if self._successor is not None:
+            self._succeed(*self._successor)
+        elif self._to_replace and not self._leaving:
+            lease, reason = next(iter(self._to_replace.items()))
+            self._successor = (lease, self._start())
+            log.info("replacing worker process %d: %s", self._running[lease].pid, reason)
+
+    def _succeed(self, lease: Lease, successor: WorkerProcess) -> None:
+        predecessor = self._running.get(lease)
+        if predecessor is None or lease not in self._to_replace:  # it has ended, and its slot has another one
+            self._dismiss()
+        elif successor.exit_code is not None:
+            self._successor = None
+            self._to_replace.clear()
+            successor.close()
+            log.error(
+                "worker process %d, which was to replace %d, %s: the processes that run stay%s",
+                successor.pid, predecessor.pid, successor.end, _quoted(successor),
+            )  # fmt: skip
+        elif successor.ready:
+            self._successor = None
+            del self._to_replace[lease]
+            self._running[lease] = successor
+            self._leaving.append(predecessor)
+            self._terminate(predecessor)
+            log.info("worker process %d has replaced %d", successor.pid, predecessor.pid)
+            if not self._to_replace:
+                log.info("all worker processes have been replaced")
+
+    def _dismiss(self) -> None:
+        """Stop the successor, if there is one."""
+        if self._successor is not None:
+            _, process = self._successor
+            self._successor = None
+            self._leaving.append(process)
+            self._terminate(process)
 
     # ── scaling ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -170,15 +274,38 @@ class Supervisor:
         unwanted = slots.unwanted()
         for lease, process in self._running.items():
             if lease in drained or lease.number in unwanted:
-                self._terminate(lease, process)
+                self._terminate(process)
 
 
-def _signal(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    """Send a signal to a process, if it runs."""
-    if process.poll() is None:
-        process.send_signal(number)
+class _Crashes:
+    """Logs the deaths of processes; those of a crash loop once, with the last lines that the process wrote."""
+
+    def __init__(self) -> None:
+        self.looping = False
+        """Whether processes die soon after their start, again and again in the same way, and this has been logged."""
+        self._last = ("", "")
+        """How the last process died, and its last line without numbers."""
+        self._last_at = -math.inf
+
+    def record(self, process: WorkerProcess, now: float) -> None:
+        """Log that a process has died, which is restarted."""
+        early = not process.ready or now < process.began + EARLY_DEATH_SECONDS
+        lines = process.last_lines()
+        death = (process.end, re.sub(r"\d+", "", lines[-1]) if lines else "")
+        again = early and death == self._last and now < self._last_at + LOOP_SECONDS
+        if not again:
+            unheard = _quoted(process) if self.looping else ""
+            log.error("worker process %d %s; restarting it%s", process.pid, process.end, unheard)
+        elif not self.looping:
+            log.error(
+                "worker process %d %s soon after its start, like the one before: a crash loop; restarting with pauses "
+                "of up to %g s, and logging the same no more%s",
+                process.pid, process.end, BACKOFF_SECONDS[1], _quoted(process),
+            )  # fmt: skip
+        self.looping = again
+        self._last, self._last_at = death if early else ("", ""), now
 
 
-def command(*arguments: str) -> list[str]:
-    """Return the command line that runs `mdworker` with `arguments` on this Python interpreter."""
-    return [sys.executable, "-m", "zmdp.workers.cli.main", *arguments]
+def _quoted(process: WorkerProcess) -> str:
+    lines = process.last_lines()
+    return "; it wrote last:" + "".join(f"\n    {line}" for line in lines) if lines else ""

@@ -285,6 +285,11 @@ class Slots:
         first, longest = BACKOFF_SECONDS
         return min(first * 2.0 ** min(times - 1, 32), longest) * self.rng.uniform(1 - JITTER, 1)
 
+    def retry_now(self) -> None:
+        """Let the leases that wait because others have failed begin now."""
+        for slot in self._slots.values():
+            slot.retry_at, slot.deaths, slot.refusals = 0.0, 0, 0
+
     # ── inspection ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def drain(self) -> None:

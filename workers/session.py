@@ -62,6 +62,8 @@ class WorkerSession:
             raise SettingError(f"service {name!r} is reserved: the broker itself offers services named mmi.*")
         self.state: State = WAITING
         self.controller = controller or CreditController(1)
+        self.served = 0
+        """Requests that have ended, with a reply or without."""
         self.credit = self.controller.credit
         """The credit announced to the broker."""
         self.heartbeats = Heartbeats(self.settings.heartbeat, self.settings.liveness)
@@ -300,6 +302,7 @@ class WorkerSession:
     def _finish(self, request: Request, now: float) -> bool:
         """Remove `request` from those held.  Return False if its connection was lost."""
         requests = self._requests
+        self.served += 1
         held = requests.finish(request, now)
         if held:
             self.heartbeats.sent_at = now

@@ -22,7 +22,7 @@ Wants=network-online.target
 
 [Service]
 Type=notify
-NotifyAccess={notify}
+NotifyAccess=main
 {service}
 Restart=always
 RestartSec=1
@@ -81,7 +81,7 @@ def unit(command: str) -> str:
     """Return the unit of a command: mdp-broker, mdworker, titanic serve or mdp-gateway http."""
     file, description, environment, reloads = {
         "mdp-broker": ("mdp-broker.service", "zmdp's broker", "broker", True),
-        "mdworker": ("mdworker@.service", "zmdp's worker %i", "worker-%i", False),
+        "mdworker": ("mdworker@.service", "zmdp's worker %i", "worker-%i", True),
         "titanic serve": ("titanic.service", "zmdp's store of requests, Titanic", "titanic", False),
         "mdp-gateway http": ("mdp-gateway.service", "zmdp's gateway for HTTP", "gateway", True),
     }[command]
@@ -95,9 +95,8 @@ def unit(command: str) -> str:
         instance="mdworker@NAME" if is_worker else file.removesuffix(".service"),
         settings=f"{settings.replace('%i', 'NAME')} has TARGET=module:services, and may have OPTIONS=--processes=4"
         if is_worker else f"{settings} may have OPTIONS=--option=value ..., and environment variables of the command",
-        # Processes that a worker starts say themselves when they serve.
-        notify="all" if is_worker else "main",
-        service=f"EnvironmentFile={optional}{settings}\nExecStart={' '.join(words)}{RELOAD if reloads else ''}",
+        # One process that is supervised, so that systemctl reload replaces it without a failed call.
+        service="Environment=OPTIONS=--processes=1\n" * is_worker + f"EnvironmentFile={optional}{settings}\nExecStart={' '.join(words)}{RELOAD if reloads else ''}",
         runtime=file.removesuffix(".service").replace("@", "-%i"),
         # Handlers may compile their code while they run.
         no_jit="no" if is_worker else "yes",

@@ -68,6 +68,18 @@ def test_a_dead_lease_is_restarted_at_once_and_then_after_pauses():
     assert fleet.last_error == "killed"
 
 
+def test_a_pause_can_be_ended():
+    fleet = slots()
+    for _ in range(2):
+        (lease,) = serving(fleet)
+        fleet.ended(lease, Died("it was killed"), 0.0)
+    assert fleet.due(0.0) == []
+    fleet.retry_now()
+    (lease,) = serving(fleet)
+    fleet.ended(lease, Died("it was killed"), 0.0)
+    assert len(fleet.due(0.0)) == 1  # no pause after the first death
+
+
 def test_deaths_far_apart_cause_no_pause():
     fleet = slots()
     now = 0.0

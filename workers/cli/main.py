@@ -1,17 +1,9 @@
 """The command `mdworker`."""
 
-import asyncio
-import logging
-import math
 import os
 import re
-import sys
-import threading
-import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final, NoReturn
 
 import click
@@ -19,7 +11,6 @@ from click.core import ParameterSource
 
 from ...mdp import wire
 from ...mdp.access import load as load_access
-from ...mdp.cli import notify
 from ...mdp.cli.console import (
     CONTEXT_SETTINGS,
     Endpoint,
@@ -35,33 +26,25 @@ from ...mdp.cli.console import (
     version_option,
     with_default,
 )
-from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
+from ...mdp.cli.shutdown import drain_timeout_option
 from ...mdp.cli.systemd import systemd_option
 from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.loading import load
-from ...mdp.logs import counted, fields_of
 from ..aio import DEFAULT_CONCURRENCY, AsyncWorker
-from ..freelance import DEFAULT_SERVICE, AsyncFreelanceWorker, FreelanceWorker, freelance_worker
+from ..freelance import DEFAULT_SERVICE, freelance_worker
 from ..handling import is_async
-from ..load import fetch_load, fetch_pids
 from ..mdworker import Worker
-from ..processes import END_SECONDS, Supervisor, command
-from ..scaling import Load, Slots
+from ..reload import check_installed
 from ..services import Services, ServicesWorker
-
-PARENT_CHECK_SECONDS: Final = 1.0
-"""Interval at which a supervised process checks that its supervisor still exists."""
+from ..supervised import Limits, SupervisorLink
+from .check import table
+from .serving import AnyWorker, Offering, serve
+from .supervising import Supervision, supervise
 
 DEFAULT_IDLE_SECONDS: Final = 60.0
 DEFAULT_DRAIN_SECONDS: Final = 30.0
-MAX_SHOWN: Final = 10
-"""Maximum number of unfinished requests that the log names."""
-
-AnyWorker = Worker | AsyncWorker
-Offering = AnyWorker | ServicesWorker
-
-log = logging.getLogger("zmdp.worker")
+_UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
@@ -83,8 +66,21 @@ class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in o
         return least, most
 
 
+class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """A number of bytes, which may have a unit."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of bytes."""
+        found = re.fullmatch(r"(\d{1,15})([KMG]?)B?", value.upper(), re.ASCII)
+        if found is None or not int(found[1]):
+            self.fail(f"expected a size such as 512M or 2G, got {value!r}", param, ctx)
+        return int(found[1]) * _UNITS[found[2]]
+
+
 @click.command(context_settings=CONTEXT_SETTINGS)
-@click.argument("target", metavar="MODULE:NAME")
+@click.argument("targets", metavar="MODULE:NAME...", nargs=-1, required=True)
 @brokers_option(
     "Broker to serve. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is served "
     "until the first is back.",
@@ -107,10 +103,9 @@ class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in o
 @click.option(
     "--processes",
     type=_Processes(),
-    default="1",
-    help=with_default(
-        "Number of worker processes, which are restarted if they die; MIN-MAX, such as 1-8, scales with the load.", 1
-    ),
+    help="Supervise so many worker processes, also one: they are restarted if they die, and SIGHUP replaces them one "
+    "by one, with new code, without a failed call. MIN-MAX, such as 1-8, scales with the load.  "
+    "[default: serve in this process]",
 )
 @click.option(
     "--idle",
@@ -120,6 +115,19 @@ class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in o
         "With --processes MIN-MAX: how long a process must not have been needed before it is stopped.",
         f"{DEFAULT_IDLE_SECONDS:g}",
     ),
+)
+@click.option(
+    "--max-requests",
+    type=Number("requests", whole=True),
+    help="Replace a process, as SIGHUP does, after it has served so many requests.",
+)
+@click.option(
+    "--max-memory", type=_Memory(), help="Replace a process, as SIGHUP does, when it uses more memory, such as 512M."
+)
+@click.option(
+    "--reload",
+    is_flag=True,
+    help="For development: replace the processes, as SIGHUP does, when Python files in the modules' folders change.",
 )
 @heartbeat_options(default=False)
 @handler_timeout_option
@@ -153,21 +161,30 @@ class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in o
 @click.option(
     "--insecure", is_flag=True, help="With --freelance: listen without --access where other machines can connect."
 )
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Print what would be served, without serving; exit with 2 if it would fail to start. Uses no broker, and "
+    "enters no lifespan.",
+)
 @log_level_option
-@click.option("--supervised-by", type=int, hidden=True)
+@click.option("--supervised-by", nargs=3, type=int, hidden=True)
 @systemd_option("mdworker")
 @version_option()
 def cli(
     *,
-    target: str,
+    targets: tuple[str, ...],
     broker: tuple[str, ...],
     keys: ClientKeys | None,
     service: str | None,
     only: tuple[str, ...],
     codec: str | None,
     concurrency: int | None,
-    processes: tuple[int, int],
+    processes: tuple[int, int] | None,
     idle: float,
+    max_requests: int | None,
+    max_memory: int | None,
+    reload: bool,
     heartbeat: float | None,
     liveness: int | None,
     handler_timeout: float | None,
@@ -177,10 +194,12 @@ def cli(
     bind: str | None,
     access: str | None,
     insecure: bool,
+    check: bool,
     log_level: str,
-    supervised_by: int | None,
+    supervised_by: tuple[int, int, int] | None,
 ) -> int:
     """Serve requests with MODULE:NAME: a `zmdp.Services`, a `zmdp.Worker` or `AsyncWorker`, or a function of a request.
+    Several `Services` can be served together.
 
     The module is looked up in the current directory, then among the installed packages.  Options override the settings
     in the module.
@@ -198,29 +217,71 @@ def cli(
       2  invalid usage, or MODULE:NAME cannot be used
     """
     log_to_stderr(log_level)
+    link = None if supervised_by is None else SupervisorLink(*supervised_by)
     _check_freelance(freelance)
     _export_connection()
-    found = load(target, "MODULE:NAME, for example zmdp.workers.echo:worker")
     options: dict[str, Any] = {
         "endpoints": broker or None, "keys": keys, "concurrency": concurrency,
         "heartbeat": heartbeat, "liveness": liveness, "handler_timeout": handler_timeout, "protocol": protocol,
     }  # fmt: skip
     given = {name: value for name, value in options.items() if value is not None}
-    if isinstance(found, Services):
-        services = _services_worker(found, target, only, given)
-        if processes == (1, 1) or supervised_by is not None:
-            return _serve(services, drain_timeout, supervised_by)
-        return _supervise(None, processes, idle, drain_timeout)
-    if only:
-        raise click.UsageError(f"--only requires a zmdp.Services, but {target} is not one")
-    worker = _as_worker(found, target, service, codec, None if freelance is None else DEFAULT_SERVICE)
-    worker.settings = replace(worker.settings, **{"name": worker.settings.name or target, **given})
-    if freelance is not None:
-        rules = None if access is None else load_access(access)
-        worker = freelance_worker(worker, freelance, bind=bind, access=rules, insecure=insecure)
-    if processes != (1, 1) and supervised_by is None:
-        return _supervise(worker, processes, idle, drain_timeout)
-    return _serve(worker, drain_timeout, supervised_by)
+    worker: Offering
+    found = _load_all(targets)
+    if len(found) > 1 or isinstance(found[0], Services):
+        worker = _services_worker(_joined(found, targets), " ".join(targets), only, given)
+    elif only:
+        raise click.UsageError(f"--only requires a zmdp.Services, but {targets[0]} is not one")
+    else:
+        worker = _as_worker(found[0], targets[0], service, codec, None if freelance is None else DEFAULT_SERVICE)
+        worker.settings = replace(worker.settings, **{"name": worker.settings.name or targets[0], **given})
+        if freelance is not None:
+            rules = None if access is None else load_access(access)
+            worker = freelance_worker(worker, freelance, bind=bind, access=rules, insecure=insecure)
+    least, most = processes or (1, 1)
+    if least < most and not isinstance(worker, ServicesWorker) and worker.settings.protocol != "X1":
+        raise SettingError("--processes MIN-MAX needs X1, in which workers tell the broker their process ids")
+    if reload:
+        check_installed()
+    if check:
+        click.echo(table(worker))
+        return 0
+    limits = Limits(max_requests, max_memory)
+    if link is None and (processes is not None or reload or limits != (None, None)):
+        modules = [target.partition(":")[0] for target in targets] if reload else []
+        return supervise(worker, Supervision(least, most, idle, drain_timeout, modules))
+    return serve(worker, drain_timeout, link, limits)
+
+
+def _load_all(targets: Sequence[str]) -> list[object]:
+    """Return what the targets name.  Raises `SettingError` with all problems."""
+    found, problems = [], []
+    for target in targets:
+        try:
+            found.append(load(target, "MODULE:NAME, for example zmdp.workers.echo:worker"))
+        except SettingError as error:
+            problems.append(str(error))
+    if problems:
+        raise SettingError("; ".join(problems))
+    return found
+
+
+def _joined(found: Sequence[object], targets: Sequence[str]) -> Services:
+    """Return one `Services` with all that were found.  Raises `SettingError` if they cannot be served together."""
+    if len(found) == 1 and isinstance(found[0], Services):
+        return found[0]
+    joined = Services()
+    for each, target in zip(found, targets, strict=True):
+        if not isinstance(each, Services):
+            kind = type(each).__name__
+            raise SettingError(
+                f"{target} is of type {kind}: only a zmdp.Services can be served together with others; start an "
+                "mdworker of its own for it"
+            )
+        try:
+            joined.include(each)
+        except SettingError as error:
+            raise SettingError(f"cannot use {target}: {error}") from None
+    return joined
 
 
 def _export_connection() -> None:
@@ -235,7 +296,8 @@ def _export_connection() -> None:
 
 _NEEDS_FREELANCE: Final = ("bind", "access", "insecure")
 _NEEDS_BROKER: Final = (
-    "broker", "key_file", "broker_key", "processes", "idle", "heartbeat", "liveness", "handler_timeout", "protocol",
+    "broker", "key_file", "broker_key", "processes", "idle", "max_requests", "max_memory", "reload", "heartbeat",
+    "liveness", "handler_timeout", "protocol",
 )  # fmt: skip
 
 
@@ -249,7 +311,8 @@ def _check_freelance(freelance: str | None) -> None:
         if freelance is None and name in _NEEDS_FREELANCE:
             raise click.UsageError(f"{option.opts[0]} requires --freelance", context)
         if freelance is not None and name in _NEEDS_BROKER:
-            hint = "start one mdworker for each endpoint" if name == "processes" else "it uses no broker"
+            supervised = name in {"processes", "max_requests", "max_memory", "reload"}
+            hint = "start one mdworker for each endpoint" if supervised else "it uses no broker"
             raise click.UsageError(f"{option.opts[0]} has no meaning with --freelance: {hint}", context)
 
 
@@ -259,116 +322,13 @@ def _services_worker(services: Services, target: str, only: tuple[str, ...], giv
     for name in ("service", "codec", "freelance"):
         if context.params[name] is not None:
             raise click.UsageError(f"--{name} has no meaning with {target}, which has services with names and types")
-    least, most = context.params["processes"]
+    least, most = context.params["processes"] or (1, 1)
     if least < most:
         raise click.UsageError("--processes MIN-MAX follows the load of one service: give a Services a fixed number")
     arguments = {"name": target, **given}
     keys = arguments.pop("keys", None)
     broker = arguments.pop("endpoints", None)
     return services.worker(broker=broker, only=only, **({"key": keys} if keys is not None else {}), **arguments)
-
-
-def _described(worker: Offering) -> str:
-    """Return what a worker offers, and where."""
-    workers = worker.workers if isinstance(worker, ServicesWorker) else [worker]
-    names = ", ".join(each.service.decode() for each in workers[:MAX_SHOWN])
-    more = f" and {len(workers) - MAX_SHOWN} more" if len(workers) > MAX_SHOWN else ""
-    brokers = " or ".join(workers[0].settings.endpoints)
-    concurrency = f", concurrency {workers[0].settings.concurrency}" if len(workers) == 1 else ""
-    return f"{names}{more} at {brokers}{concurrency}"
-
-
-def _serve(worker: Offering, drain_timeout: float, supervised_by: int | None) -> int:
-    started = f"offering {_described(worker)}; Ctrl-C stops it"
-    if supervised_by is not None:
-        notify.ready_when(lambda: worker.registered, os.environ.pop(notify.ADDRESS, ""))
-    # A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
-    # which also kills it if need be.
-    with Shutdown(
-        worker.stop, limit=drain_timeout, unfinished=partial(_unfinished, worker), exits=supervised_by is None,
-        logger=log,
-    ) as shutdown:  # fmt: skip
-        if supervised_by is not None:
-            watching = (supervised_by, worker, shutdown)
-            threading.Thread(target=_watch_supervisor, args=watching, name="supervisor", daemon=True).start()
-        if isinstance(worker, ServicesWorker):
-            asyncio.run(_serve_services(worker, started))
-        elif isinstance(worker, AsyncWorker):
-            asyncio.run(_serve_async(worker, started))
-        else:
-            worker.start()
-            log.info(started)
-            notify.ready(worker.turning, lambda: worker.registered)
-            worker.wait()
-    return 0
-
-
-async def _serve_async(worker: AsyncWorker, started: str) -> None:
-    worker.start()
-    log.info(started)
-    notify.ready(notify.event_loop(), lambda: worker.registered)
-    await worker.wait()
-
-
-async def _serve_services(worker: ServicesWorker, started: str) -> None:
-    await worker.start()
-    log.info(started)
-    notify.ready(notify.event_loop(), lambda: worker.registered)
-    await worker.wait()
-
-
-def _watch_supervisor(pid: int, worker: Offering, shutdown: Shutdown) -> None:
-    """Stop the worker when its supervisor has died.  Runs in a thread, because handlers may block the event loop."""
-    while os.getppid() == pid:
-        time.sleep(PARENT_CHECK_SECONDS)
-    shutdown.begin()
-    log.warning("the supervisor process has died: stopping")
-    worker.stop()
-
-
-def _unfinished(worker: Offering) -> str:
-    """Describe the requests whose handlers have not ended."""
-    requests = worker.requests
-    if not requests:
-        return "waiting for a handler whose request has been given up before, or for the broker to confirm the end"
-    shown = [str(fields_of(request).get("request_id", "")) for request in requests[:MAX_SHOWN]]
-    names = ", ".join(shown + ["…"] * (len(requests) > MAX_SHOWN))
-    freelance = isinstance(worker, FreelanceWorker | AsyncFreelanceWorker)
-    then = "their clients try other servers" if freelance else "other workers get them"
-    services = ", ".join(sorted({request.service for request in requests})[:MAX_SHOWN])
-    return f"{counted(len(requests), 'request')} of {services} ({names}); {then}"
-
-
-def _supervise(worker: AnyWorker | None, processes: tuple[int, int], idle: float, drain_timeout: float) -> int:
-    least, most = processes
-    concurrency = 1 if worker is None else worker.settings.concurrency
-    slots = Slots(least, most, lease=math.inf, idle=idle, concurrency=concurrency)
-    watch: Callable[[], tuple[Load, set[int]]] | None = None
-    with ExitStack() as stack:
-        if least < most and worker is not None:  # services have a fixed number of processes
-            settings = worker.settings
-            if settings.protocol != "X1":
-                raise SettingError("--processes MIN-MAX needs X1, in which workers tell the broker their process ids")
-            from ...clients import Client  # noqa: PLC0415 - workers do without it otherwise
-
-            client = stack.enter_context(
-                Client(settings.endpoints, timeout=1.0, retries=0, heartbeat=settings.heartbeat, key=settings.keys)
-            )
-            service = worker.service.decode()
-
-            def watch() -> tuple[Load, set[int]]:
-                return fetch_load(client, service), fetch_pids(client, service)
-
-        processes_command = command("--supervised-by", str(os.getpid()), *sys.argv[1:])
-        supervisor = Supervisor(processes_command, slots, watch, drain_timeout=drain_timeout)
-        stack.enter_context(
-            Shutdown(
-                supervisor.stop, supervisor.stop, limit=drain_timeout, unfinished=supervisor.unfinished,
-                announcement="", grace=END_SECONDS, logger=log,
-            )
-        )  # fmt: skip
-        notify.watchdog(supervisor.turning)  # its processes say when they serve
-        return supervisor.run()
 
 
 def _as_worker(

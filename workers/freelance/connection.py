@@ -239,6 +239,11 @@ class FreelanceServerConnection:
         return more or sent  # sending may consume the descriptor's signal that something has arrived
 
     @property
+    def served(self) -> int:
+        """How many requests have ended with a reply."""
+        return self.session.served
+
+    @property
     def requests(self) -> list[Request]:
         """The requests whose handlers have not ended."""
         return self.session.running

@@ -67,6 +67,8 @@ class FreelanceServerSession:
         max_frames: int = Limits().max_frames,
     ) -> None:
         self.service = service
+        self.served = 0
+        """Requests that have ended with a reply."""
         self.leaving = False
         self.dropped: Counter[str] = Counter()
         """Number of requests, replies and other messages that were dropped, by reason."""
@@ -165,6 +167,7 @@ class FreelanceServerSession:
         held = self._running.pop(self._address(request), None)
         if held is None:
             return
+        self.served += 1
         if isinstance(outcome, Failed):
             body: Sequence[bytes] = wire.error_body(outcome.code, outcome.text)
         else:

@@ -1,6 +1,8 @@
 """Lifespans: what services prepare before their first request, and release after the last one."""
 
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any
 
 from ...mdp.errors import SettingError
@@ -9,6 +11,20 @@ from ..request import State
 
 if TYPE_CHECKING:
     from .services import Services
+
+
+Lifespan = Callable[[], AbstractContextManager[Mapping[str, Any] | None] | AbstractAsyncContextManager[Any]]
+
+
+def checked_lifespan(lifespan: Lifespan | None) -> Lifespan | None:
+    """Return `lifespan`.  Raises `SettingError` if it cannot return a context manager."""
+    given: Any = lifespan
+    if given is not None and not callable(given):
+        raise SettingError(f"lifespan is {given!r:.100}: it must be a function that returns a context manager")
+    for is_kind, decorator in ((isgeneratorfunction, "contextmanager"), (isasyncgenfunction, "asynccontextmanager")):
+        if is_kind(given):
+            raise SettingError(f"the lifespan {name_of(given)} is a generator: decorate it with contextlib.{decorator}")
+    return lifespan
 
 
 class Lifespans:

@@ -1,13 +1,14 @@
 """`Services`: functions with types, declared as services."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from ...mdp.errors import SettingError
 from ..arguments import WorkerArguments
 from ..handling import name_of
+from .lifespan import Lifespan, checked_lifespan
 from .middleware import Middleware
 from .offered import AnyOffered, OfferedService, OfferedStreaming, ServiceSettings
 from .signature import signature_of
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 I = TypeVar("I")  # noqa: E741 - in and out
 O = TypeVar("O")  # noqa: E741
-Lifespan = Callable[[], AbstractContextManager[Mapping[str, Any] | None] | AbstractAsyncContextManager[Any]]
 
 DEFAULT_BATCH_WAIT = 0.005
 """Seconds."""
@@ -92,6 +92,8 @@ class Services:
             last one, in each process.  The mapping that it yields is `current_request().state`.
         middleware: Called around each request, the first outermost: see `zmdp.workers.services.middleware`.
         defaults: Settings of all services that do not have their own.
+
+    Raises `SettingError` for a lifespan that cannot be one.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Services:
         **defaults: Unpack[ServiceSettings],
     ) -> None:
         self.prefix = prefix
-        self.lifespan = lifespan
+        self.lifespan = checked_lifespan(lifespan)
         self.middleware = list(middleware)
         self.included: list[Services] = []
         """Those whose services are offered too."""

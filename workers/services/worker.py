@@ -128,6 +128,11 @@ class ServicesWorker:
         return all(worker.registered for worker in self.workers)
 
     @property
+    def served(self) -> int:
+        """How many requests have ended."""
+        return sum(worker.served for worker in self.workers)
+
+    @property
     def requests(self) -> list[Request]:
         """The requests that it holds: those in progress, and those that have not started."""
         return [request for worker in self.workers for request in worker.requests]

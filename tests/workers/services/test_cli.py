@@ -22,9 +22,45 @@ async def double(n: int) -> int:
 """
 
 
+OTHERS = """
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from zmdp import Services, Worker
+
+@dataclass
+class Letter:
+    to: str
+
+others = Services(prefix="mail.")
+worker = Worker("echo", list, concurrency=3)
+sync = Services(middleware=[lambda request, call_next: call_next(request)])
+
+@others.service("send", concurrency=2)
+def send(letter: Letter) -> None:
+    pass
+
+@others.service("watch")
+async def watch(box: str) -> AsyncIterator[Letter]:
+    yield Letter(box)
+
+@sync.service("later")
+async def later() -> int:
+    return 1
+"""
+TABLE = """\
+SERVICE     REQUEST  REPLY             RUNS IN     CONCURRENCY
+pid         None     int               threads     1
+double      int      int               event loop  64
+mail.send   Letter   None              threads     2
+mail.watch  str      stream of Letter  event loop  64
+"""
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(SERVICES)
+    (tmp_path / "more.py").write_text(OTHERS)
+    (tmp_path / "broken.py").write_text("import nothing_like_it")
     monkeypatch.chdir(tmp_path)
 
 
@@ -49,9 +85,39 @@ def test_some_services_in_several_processes():
         assert worker.end() == 0
 
 
+def test_the_services_of_several_modules():
+    with broker() as (_, at), process("mdworker", "own:services", "more:others", "--broker", at) as worker:
+        assert "offering pid, double, mail.send, mail.watch at" in worker.line("offering")
+        with Client(at) as client:
+            assert client.call("double", 21) == 42
+            assert client.call("mail.send", {"to": "a"}) is None
+        assert worker.end() == 0
+
+
+def test_a_table_of_what_would_be_served():
+    done = run("mdworker", "own:services", "more:others", "--check")
+    assert (done.returncode, done.stdout.decode()) == (0, TABLE)
+    done = run("mdworker", "more:worker", "--check")
+    assert done.stdout.decode().splitlines()[1].split() == ["echo", "frames", "frames", "threads", "3"]
+
+
+def test_reload_without_watchfiles(tmp_path):
+    (tmp_path / "watchfiles.py").write_text("raise ImportError")
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['watchfiles'] = None")
+    done = run("mdworker", "own:services", "--reload", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert b"--reload needs watchfiles: pip install 'zmdp[reload]'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
+        (["broken:a", "own:nothing", "--check"], "broken.py:1); cannot use own:nothing: module own has no 'nothing'"),
+        (["more:sync", "--check"], "middleware <lambda> is a def, and cannot wrap service later"),
+        (["own:services", "own:services"], "cannot use own:services: these services are included already"),
+        (["own:services", "more:worker"], "more:worker is of type Worker: only a zmdp.Services can be served together"),
+        (["own:services", "--max-memory", "much"], "expected a size such as 512M or 2G, got 'much'"),
+        (["own:services", "--reload", "--freelance", "tcp://127.0.0.1:5"], "--reload has no meaning with --freelance"),
         (["own:services", "--only", "pit"], "there is no service 'pit': did you mean pid?"),
         (["own:services", "--service", "other"], "--service has no meaning with own:services"),
         (["own:services", "--codec", "json"], "--codec has no meaning with own:services"),

@@ -315,6 +315,13 @@ def test_a_lifespan_that_fails_ends_the_others_and_the_worker():
 
 
 def test_what_a_lifespan_must_return():
+    def forgotten():
+        yield
+
+    with pytest.raises(SettingError, match=r"forgotten is a generator: decorate it with contextlib\.contextmanager"):
+        Services(lifespan=forgotten)
+    with pytest.raises(SettingError, match="lifespan is 1: it must be a function"):
+        Services(lifespan=1)
     services = Services(lifespan=lambda: {"db": 1})
     services.service("a")(lambda: 1)
     with pytest.raises(SettingError, match="it must return a context manager"):

@@ -1,0 +1,90 @@
+"""Serves in this process: the end of `mdworker`, and of each process that it supervises."""
+
+import asyncio
+import logging
+import os
+from functools import partial
+from typing import Final
+
+from ...mdp.cli import notify
+from ...mdp.cli.shutdown import Shutdown
+from ...mdp.logs import counted, fields_of
+from ..aio import AsyncWorker
+from ..freelance import AsyncFreelanceWorker, FreelanceWorker
+from ..mdworker import Worker
+from ..services import ServicesWorker
+from ..supervised import Limits, SupervisorLink
+
+MAX_SHOWN: Final = 10
+"""Maximum number of unfinished requests, or of services, that the log names."""
+
+AnyWorker = Worker | AsyncWorker
+Offering = AnyWorker | ServicesWorker
+
+log = logging.getLogger("zmdp.worker")
+
+
+def serve(worker: Offering, drain_timeout: float, link: SupervisorLink | None, limits: Limits) -> int:
+    """Serve until a signal says to stop.  Return the exit code."""
+    started = f"offering {described(worker)}; Ctrl-C stops it"
+    # A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
+    # which also kills it if need be.
+    with Shutdown(
+        worker.stop, limit=drain_timeout, unfinished=partial(_unfinished, worker), exits=link is None, logger=log,
+    ) as shutdown:  # fmt: skip
+        if link is not None:
+
+            def orphaned() -> None:
+                shutdown.begin()
+                log.warning("the supervisor process has died: stopping")
+                worker.stop()
+
+            os.environ.pop(notify.ADDRESS, None)  # the supervisor tells
+            link.watch(worker, limits, orphaned)
+        if isinstance(worker, ServicesWorker):
+            asyncio.run(_serve_services(worker, started))
+        elif isinstance(worker, AsyncWorker):
+            asyncio.run(_serve_async(worker, started))
+        else:
+            worker.start()
+            log.info(started)
+            notify.ready(worker.turning, lambda: worker.registered)
+            worker.wait()
+    return 0
+
+
+def described(worker: Offering) -> str:
+    """Return what a worker offers, and where."""
+    workers = worker.workers if isinstance(worker, ServicesWorker) else [worker]
+    names = ", ".join(each.service.decode() for each in workers[:MAX_SHOWN])
+    more = f" and {len(workers) - MAX_SHOWN} more" if len(workers) > MAX_SHOWN else ""
+    brokers = " or ".join(workers[0].settings.endpoints)
+    concurrency = f", concurrency {workers[0].settings.concurrency}" if len(workers) == 1 else ""
+    return f"{names}{more} at {brokers}{concurrency}"
+
+
+async def _serve_async(worker: AsyncWorker, started: str) -> None:
+    worker.start()
+    log.info(started)
+    notify.ready(notify.event_loop(), lambda: worker.registered)
+    await worker.wait()
+
+
+async def _serve_services(worker: ServicesWorker, started: str) -> None:
+    await worker.start()
+    log.info(started)
+    notify.ready(notify.event_loop(), lambda: worker.registered)
+    await worker.wait()
+
+
+def _unfinished(worker: Offering) -> str:
+    """Describe the requests whose handlers have not ended."""
+    requests = worker.requests
+    if not requests:
+        return "waiting for a handler whose request has been given up before, or for the broker to confirm the end"
+    shown = [str(fields_of(request).get("request_id", "")) for request in requests[:MAX_SHOWN]]
+    names = ", ".join(shown + ["…"] * (len(requests) > MAX_SHOWN))
+    freelance = isinstance(worker, FreelanceWorker | AsyncFreelanceWorker)
+    then = "their clients try other servers" if freelance else "other workers get them"
+    services = ", ".join(sorted({request.service for request in requests})[:MAX_SHOWN])
+    return f"{counted(len(requests), 'request')} of {services} ({names}); {then}"

@@ -1,0 +1,37 @@
+"""Watches the source code of modules, for `mdworker --reload`."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from ..mdp.errors import SettingError
+
+
+def check_installed() -> None:
+    """Raise `SettingError` if watchfiles is not installed."""
+    if find_spec("watchfiles") is None:
+        raise SettingError("--reload needs watchfiles: pip install 'zmdp[reload]'")
+
+
+def source_folders(modules: Iterable[str]) -> list[Path]:
+    """Return the folders of modules that have been loaded; those of a package's modules are within the package's."""
+    found = set()
+    for name in modules:
+        module = sys.modules[name.partition(".")[0]]
+        files = [module.__file__] if module.__file__ else [f"{each}/__init__.py" for each in module.__path__]
+        found |= {Path(file).resolve().parent for file in files}
+    return sorted(found)
+
+
+def watch_sources(folders: Iterable[Path], changed: Callable[[str], object]) -> None:
+    """Call `changed` with what has changed when Python files in these folders do.  Runs in a thread of its own."""
+    from watchfiles import PythonFilter, watch  # noqa: PLC0415 - an optional dependency
+
+    def run() -> None:
+        for changes in watch(*folders, watch_filter=PythonFilter()):
+            names = sorted({Path(path).name for _, path in changes})
+            changed(f"{', '.join(names)} changed")
+
+    threading.Thread(target=run, name="reload", daemon=True).start()
