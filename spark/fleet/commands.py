@@ -142,8 +142,8 @@ def fleet(
     """Serve requests with MODULE:FUNCTION on the executors of a Spark cluster, as `mdworker` does on one machine.
 
     The number of slots follows the broker's queue, between --min and --max; a slot that dies is restarted.
-    Executors need Python and pyzmq, installed or in an --archive: `mdp-spark doctor` checks for them. zmdp itself is
-    always shipped. With a local master, modules are also imported from the current directory.
+    Executors need Python, pyzmq and msgspec, installed or in an --archive: `mdp-spark doctor` checks for them.  zmdp
+    itself is always shipped.  With a local master, modules are also imported from the current directory.
 
     SIGTERM, Ctrl-C or `mdp-spark drain NAME` finishes running requests and exits, at the latest after --drain-timeout;
     a second signal exits immediately.

@@ -27,6 +27,7 @@ EXECUTOR_TIMEOUT_SECONDS: Final = 60.0
 """How long executors may take to start and answer."""
 SUPPORTED_VERSIONS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | None]]] = {
     "pyzmq": ((26,), None),
+    "msgspec": ((0, 19), None),
     "pyspark": ((4, 0), (4, 4)),
     "pandas": ((2, 2), (3,)),
     "pyarrow": ((18,), None),
@@ -118,7 +119,7 @@ class Doctor:
             yield from _skipped(EXECUTOR_CHECKS[1:], EXECUTOR_CHECKS[0])
             return
         where = ", ".join(sorted({str(each["host"]) for each in found}))
-        yield Check(EXECUTOR_CHECKS[0], "ok", f"Python {found[0]['python']} with zmdp and pyzmq on {where}")
+        yield Check(EXECUTOR_CHECKS[0], "ok", f"Python {found[0]['python']} with zmdp, pyzmq and msgspec on {where}")
         bad = next((each for each in found if each["broker"] is not None), None)
         if not broker_answers and not self.executors_broker:
             yield from _skipped(EXECUTOR_CHECKS[1:], "broker")
@@ -200,5 +201,7 @@ def _probed(session: "SparkSession", broker: tuple[str, ...], keys: ClientKeys |
         advice = "check the cluster's web page: does it have free cores, and does it start executors?"
     except Exception as error:  # noqa: BLE001 - whatever ended the job is the finding
         found = classify_failure(error).reason
-        advice = "give executors pyzmq and the driver's minor version of Python, with PYSPARK_PYTHON or --archive"
+        advice = (
+            "give executors pyzmq, msgspec and the driver's minor version of Python, with PYSPARK_PYTHON or --archive"
+        )
     return Check(EXECUTOR_CHECKS[0], "failed", found, advice)

@@ -75,11 +75,12 @@ def classify_failure(error: BaseException) -> Refused | Died:
     text = str(error) if java is None else str(java.getMessage() or java.toString())
     if "No module named 'zmdp'" in text:
         return Refused("executors cannot import zmdp: install it in the Python that PYSPARK_PYTHON names")
-    if "No module named 'zmq'" in text:
-        return Refused(
-            "executors have no pyzmq: install it in their Python, or ship an environment that has it, made by "
-            "venv-pack, with --archive"
-        )
+    for module, package in {"zmq": "pyzmq", "msgspec": "msgspec"}.items():
+        if f"No module named '{module}'" in text:
+            return Refused(
+                f"executors have no {package}: install it in their Python, or ship an environment that has pyzmq and "
+                "msgspec, made by venv-pack, with --archive"
+            )
     if "PYTHON_VERSION_MISMATCH" in text:
         return Refused(
             f"executors do not run the driver's Python version, {sys.version_info.major}.{sys.version_info.minor}: set "

@@ -1,4 +1,4 @@
-"""Package zmdp itself as a zip for executors, which the driver ships; it is pure Python, and needs only pyzmq."""
+"""Package zmdp itself as a zip for executors, which the driver ships: pure Python that needs pyzmq and msgspec."""
 
 import zipfile
 from collections.abc import Iterator

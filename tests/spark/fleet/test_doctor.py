@@ -20,7 +20,7 @@ from zmdp.spark.session import SparkError
 
 NOWHERE = "tcp://127.0.0.1:1"
 ALL = [
-    "Python", "pyzmq", "pyspark", "pandas", "pyarrow", "Java", "broker", "session", "executors",
+    "Python", "pyzmq", "msgspec", "pyspark", "pandas", "pyarrow", "Java", "broker", "session", "executors",
     "executors reach the broker", "cores",
 ]  # fmt: skip
 

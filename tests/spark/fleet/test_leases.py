@@ -81,6 +81,7 @@ def test_a_lease_ends_when_the_driver_asks_it_to_drain(endpoint):
     [
         ("… ModuleNotFoundError: No module named 'zmdp'", (Refused, "executors cannot import zmdp")),
         ("… ModuleNotFoundError: No module named 'zmq'", (Refused, "executors have no pyzmq")),
+        ("… ModuleNotFoundError: No module named 'msgspec'", (Refused, "executors have no msgspec")),
         (
             "[PYTHON_VERSION_MISMATCH] Python in worker has",
             (Refused, "executors do not run the driver's Python version"),

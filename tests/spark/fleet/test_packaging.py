@@ -23,7 +23,7 @@ def package(tmp_path):
 
 
 def python(code, *paths):
-    """Run code with only the standard library, pyzmq and these paths; return what it prints."""
+    """Run code with only the standard library, pyzmq, msgspec and these paths; return what it prints."""
     import zmq
 
     lines = [f"import sys; sys.path[:0] = {[str(path) for path in paths]!r}", code]
@@ -46,7 +46,7 @@ def test_executors_can_import_from_the_package(package):
     assert python(code, package) == f"{package}/zmdp/spark/fleet/executor.py"
 
 
-def test_executors_need_only_pyzmq(package):
+def test_executors_need_only_pyzmq_and_msgspec(package):
     names = ("click", "pandas", "pyarrow", "pyspark", "sqlalchemy")
     code = f"import zmdp.spark.fleet.executor; print([name for name in {names} if name in sys.modules])"
     assert python(code, package) == "[]"
