@@ -44,6 +44,7 @@ class AsyncClient:
         async with AsyncClient("tcp://127.0.0.1:5555") as client:
             await client.request("echo", b"hello")                  # [b'hello']
             await asyncio.gather(*(client.call("sum", [n, 1]) for n in range(500)))
+        await client.close()                                            # as the end of the block does
 
     A client belongs to the event loop in which it is first used.  Cancelling a task that awaits a reply cancels the
     request, at the broker and at the worker.  When the connection is lost, every outstanding request is sent again, so
@@ -75,6 +76,9 @@ class AsyncClient:
         broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85; by default
             `$MDP_BROKER_KEY`.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
+
+    Raises:
+        SettingError: A setting is invalid.
     """
 
     def __init__(
@@ -115,6 +119,8 @@ class AsyncClient:
     ) -> Reply:
         """Call `service` and return the frames of its reply.
 
+            reply = await client.request("echo", b"hello", timeout=2)      # [b'hello']
+
         Args:
             service: The service's name.
             frames: The body of the request; if there are none, one empty frame.
@@ -127,8 +133,15 @@ class AsyncClient:
         Returns:
             The frames of every PARTIAL, if the service streams, followed by those of the FINAL.
 
-        Raises `RequestTimeout` (a `TimeoutError`), `BrokerUnreachable`, `ServiceNotFound`, `ServiceError` if the
-        handler failed, `RetryLater`, `WorkerLost`, `RequestRejected`, or `SettingError` for an invalid argument.
+        Raises:
+            ServiceError: The handler failed.
+            ServiceNotFound: No worker offers the service, and `wait` is false.
+            RequestTimeout: No reply in time; `BrokerUnreachable`, because no broker answers.
+            RetryLater: A limit is reached, or the broker shuts down.
+            WorkerLost: The workers that held the request died.
+            RequestRejected: The request is not allowed, or too large.
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         name, body = wire.service_name(service), checked_body(frames)
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
@@ -148,7 +161,10 @@ class AsyncClient:
     def stream(self, service: Any, *frames: Any, **how: Unpack[StreamArguments]) -> AsyncGenerator[Any, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
-        Of a `Streaming` service with types, given a value, it yields values.
+            async for part in client.stream("words", b"hello big world"):
+                print(part, part.final)
+            async for name in client.stream(find, "cat"):                 # a `Streaming` with types: values
+                print(name)
 
         The request is sent when the first part is requested.  Closing the generator early cancels it.  After a lost
         connection it is sent again only if no part has arrived.
@@ -163,7 +179,14 @@ class AsyncClient:
             headers: Passed to the handler.
             options: Defined by the service (docs/reference/x1.md).
 
-        Raises `StreamInterrupted` if the stream fails after its first part; otherwise raises as `request`.
+        Yields:
+            Each part, as it arrives.
+
+        Raises:
+            StreamInterrupted: The stream failed after its first part.
+            RequestError: As from `request`.
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         if isinstance(service, BaseService):
             body = typed.body(service, frames, streaming=True)
@@ -227,20 +250,28 @@ class AsyncClient:
     ) -> Any:
         """Call `service` with a value and return the value it replies with.
 
-            await client.call(resize, Resize("a.png", 80))              # a Service, with types: a Size
-            await client.call("images.resize", {"path": "a.png", "width": 80})      # a name: plain values
+            await client.call(resize, Resize("a.png", 80))                 # a Service, with types: a Size
+            await client.call("images.resize", {"path": "a.png", "width": 80})    # a name: plain values
+            await client.call("images.resize", {"path": "a.png", "width": 80}, returns=Size)
 
-        With a name, `codec` (default: the client's) encodes one and decodes the other; the worker must use the same.
-        If the service streams, only the FINAL counts: see `stream` and `call_stream`.
+        With a name, `codec` encodes one and decodes the other; the worker must use the same.  If the service streams,
+        only the FINAL counts: see `stream` and `call_stream`.
 
         Args:
             service: The service, or its name.
+            value: What it is called with.
             codec: With a name: how values are encoded, if not as by default.
             returns: With a name: the type of the reply.
             how: Arguments of `request`.
 
-        Raises `CodecError` for a value that cannot be encoded or decoded, or is not of the declared type; otherwise
-        raises as `request`.
+        Returns:
+            The value of the reply.
+
+        Raises:
+            CodecError: A value cannot be encoded or decoded, or is not of the declared type.
+            RequestError: As from `request`.
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         if isinstance(service, BaseService):
             return typed.value_of(service, await self.request(service.name, *typed.body(service, (value,)), **how))
@@ -259,7 +290,21 @@ class AsyncClient:
     ) -> AsyncGenerator[Any, None]:
         """Call `service` with a value and yield each value as it arrives; that of the FINAL unless it is None.
 
-        `codec` is as in `call`, the other arguments are those of `stream`.  Raises as `call` and `stream`.
+            async for value in client.call_stream("numbers.count", 3):
+                print(value)
+
+        Args:
+            service: The service's name.
+            value: What it is called with.
+            codec: How values are encoded, if not as by default.
+            how: Arguments of `stream`.
+
+        Yields:
+            The value of each part.
+
+        Raises:
+            CodecError: A value cannot be encoded or decoded.
+            RequestError: As from `stream`.
         """
         coder = self._coder if codec is None else Coder(codec)
         parts = self.stream(service, *coder.encode(value), **how)
@@ -282,13 +327,16 @@ class AsyncClient:
     ) -> AsyncGenerator[Any, None]:
         """Call `service` for each row, and yield the outcomes in the order of the rows (docs/how-to/python.md).
 
+            async for outcome in client.map("shout", rows):
+                print(outcome)                                      # [b'HELLO'], or an exception
+
         An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is handled as if it
         were a request of this one frame, but requests carry as many rows as are answered quickly.  Rows are read as
         their outcomes are taken, some thousands ahead at most.  Closing the generator early cancels what is
         outstanding.
 
         Args:
-            service: The service's name.
+            service: The service's name, or a `Service`: then rows and replies are values.
             rows: The rows.
             window: Maximum number of outstanding requests.  Beside it, their size is limited to 64 MB.
             rows_per_request: A fixed number of rows; then a worker that does not understand packs must reply with a
@@ -296,7 +344,12 @@ class AsyncClient:
             timeout: Seconds for each request.
             headers: Passed to the handler, with each row.
 
-        Raises `SettingError` for an invalid argument.
+        Yields:
+            The outcome of each row.
+
+        Raises:
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         checked = checked_settings(self.protocol, **settings)
         if isinstance(service, BaseService):
@@ -328,10 +381,26 @@ class AsyncClient:
     ) -> Call:
         """Call `service` without a task: `receiver.put` is called with each part, and with the reply or the error.
 
-        For programs that translate between protocols.  It returns immediately, and `max_outstanding` does not apply.
-        The other arguments are those of `request`.  `cancel` ends the request early.
+            call = client.begin(receiver, "echo", b"hello")
+            client.cancel(call)
 
-        Raises `SettingError` for an invalid argument or a protocol other than X1, and `ClosedError`.
+        For programs that translate between protocols.  It returns immediately, and `max_outstanding` does not apply.
+
+        Args:
+            receiver: Is told of each part, the reply and the error.
+            service: The service's name.
+            frames: The body of the request; if there are none, one empty frame.
+            timeout: As for `request`.
+            wait: As for `request`.
+            headers: As for `request`.
+            options: As for `request`.
+
+        Returns:
+            What `cancel` takes, to end the request early.
+
+        Raises:
+            SettingError: An argument is invalid, or the protocol is not X1.
+            ClosedError: The client is closed, or belongs to another process.
         """
         name, body = wire.service_name(service), checked_body(frames)
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
@@ -339,7 +408,16 @@ class AsyncClient:
         return self._x1().begin(receiver, name, body, timeout=limit, wait=wait, headers=headers, options=options)
 
     def cancel(self, call: Call) -> None:
-        """Cancel a request made with `begin`, at the broker and at the worker.  Its receiver gets nothing more."""
+        """Cancel a request made with `begin`, at the broker and at the worker.  Its receiver gets nothing more.
+
+            client.cancel(client.begin(receiver, "echo", b"hello"))
+
+        Args:
+            call: What `begin` returned.
+
+        Raises:
+            SettingError: The protocol is not X1.
+        """
         self._x1().cancel(call)
 
     def _x1(self) -> X1AsyncDialog:
@@ -350,7 +428,19 @@ class AsyncClient:
     async def available(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> bool:
         """Return whether at least one worker offers `service` now (`mmi.service`).
 
-        Raises as `request`, and `RequestRejected` if this client's role may not know about the service.
+            if not await client.available("echo"):
+                print("there is no worker")
+
+        Args:
+            service: The service's name.
+            timeout: As for `request`.
+
+        Returns:
+            Whether it is offered.
+
+        Raises:
+            RequestRejected: This client's role may not know about the service.
+            RequestError: As from `request`.
         """
         return is_available(await self.request("mmi.service", wire.service_name(service), timeout=timeout), service)
 
@@ -382,7 +472,7 @@ class AsyncClient:
             self._loop = loop
 
     async def close(self) -> None:
-        """Cancel every outstanding request and close the connection.  Does nothing if the client is closed."""
+        """Cancel every outstanding request and close the connection.  Do nothing if closed, or in a forked process."""
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True

@@ -51,6 +51,7 @@ class Client:
             client.request("echo", b"hello")                        # [b'hello']
             client.call("sum", [1, 2, 3])                           # 6
             futures = [client.submit("echo", b"%d" % n) for n in range(100)]
+        client.close()                                              # as the end of the block does
 
     Any number of threads may share a client.  When the connection is lost, every outstanding request is sent again, so
     a service may see a request more than once.
@@ -83,6 +84,9 @@ class Client:
         broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85; by default
             `$MDP_BROKER_KEY`.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
+
+    Raises:
+        SettingError: A setting is invalid.
     """
 
     def __init__(
@@ -121,6 +125,8 @@ class Client:
     def request(self, service: str | bytes, *frames: bytes, **how: Unpack[RetriedArguments]) -> Reply:
         """Call `service` and return the frames of its reply.
 
+            reply = client.request("echo", b"hello", timeout=2)      # [b'hello']
+
         Args:
             service: The service's name.
             frames: The body of the request; if there are none, one empty frame.
@@ -134,8 +140,15 @@ class Client:
         Returns:
             The frames of every PARTIAL, if the service streams, followed by those of the FINAL.
 
-        Raises `RequestTimeout` (a `TimeoutError`), `BrokerUnreachable`, `ServiceNotFound`, `ServiceError` if the
-        handler failed, `RetryLater`, `WorkerLost`, `RequestRejected`, or `SettingError` for an invalid argument.
+        Raises:
+            ServiceError: The handler failed.
+            ServiceNotFound: No worker offers the service, and `wait` is false.
+            RequestTimeout: No reply in time; `BrokerUnreachable`, because no broker answers.
+            RetryLater: A limit is reached, or the broker shuts down.
+            WorkerLost: The workers that held the request died.
+            RequestRejected: The request is not allowed, or too large.
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         dialog = self._usable()
         return dialog.request(self._ask(service, frames, **how))
@@ -157,7 +170,10 @@ class Client:
     ) -> Generator[Any, None, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
-        Of a `Streaming` service with types, given a value, it yields values.
+            for part in client.stream("words", b"hello big world"):
+                print(part, part.final)
+            for name in client.stream(find, "cat"):                 # a `Streaming` with types: values
+                print(name)
 
         The request is sent when the first part is requested.  Leaving the loop early cancels it.  After a lost
         connection it is sent again only if no part has arrived.
@@ -173,7 +189,14 @@ class Client:
             headers: Passed to the handler.
             options: Defined by the service (docs/reference/x1.md).
 
-        Raises `StreamInterrupted` if the stream fails after its first part; otherwise raises as `request`.
+        Yields:
+            Each part, as it arrives.
+
+        Raises:
+            StreamInterrupted: The stream failed after its first part.
+            RequestError: As from `request`.
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         dialog = self._usable()
         if isinstance(service, Streaming | Service):
@@ -216,21 +239,28 @@ class Client:
     ) -> Any:
         """Call `service` with a value and return the value it replies with.
 
-            client.call(resize, Resize("a.png", 80))                    # a Service, with types: a Size
+            client.call(resize, Resize("a.png", 80))                 # a Service, with types: a Size
             client.call("images.resize", {"path": "a.png", "width": 80})    # a name: plain values
             client.call("images.resize", {"path": "a.png", "width": 80}, returns=Size)
 
-        With a name, `codec` (default: the client's) encodes one and decodes the other; the worker must use the same.
-        If the service streams, only the FINAL counts: see `stream` and `call_stream`.
+        With a name, `codec` encodes one and decodes the other; the worker must use the same.  If the service streams,
+        only the FINAL counts: see `stream` and `call_stream`.
 
         Args:
             service: The service, or its name.
+            value: What it is called with.
             codec: With a name: how values are encoded, if not as by default.
             returns: With a name: the type of the reply.
             how: Arguments of `request`.
 
-        Raises `CodecError` for a value that cannot be encoded or decoded, or is not of the declared type; otherwise
-        raises as `request`.
+        Returns:
+            The value of the reply.
+
+        Raises:
+            CodecError: A value cannot be encoded or decoded, or is not of the declared type.
+            RequestError: As from `request`.
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         if isinstance(service, BaseService):
             return typed.value_of(service, self.request(service.name, *typed.body(service, (value,)), **how))
@@ -249,7 +279,21 @@ class Client:
     ) -> Generator[Any, None, None]:
         """Call `service` with a value and yield each value as it arrives; that of the FINAL unless it is None.
 
-        `codec` is as in `call`, the other arguments are those of `stream`.  Raises as `call` and `stream`.
+            for value in client.call_stream("numbers.count", 3):
+                print(value)
+
+        Args:
+            service: The service's name.
+            value: What it is called with.
+            codec: How values are encoded, if not as by default.
+            how: Arguments of `stream`.
+
+        Yields:
+            The value of each part.
+
+        Raises:
+            CodecError: A value cannot be encoded or decoded.
+            RequestError: As from `stream`.
         """
         coder = self._coder if codec is None else Coder(codec)
         return _decoded(coder, self.stream(service, *coder.encode(value), **how))
@@ -263,11 +307,24 @@ class Client:
     def submit(self, service: Any, *frames: Any, **how: Unpack[RetriedArguments]) -> "Future[Any]":
         """Call `service` and immediately return a `concurrent.futures.Future` of the reply.
 
-        Of a `Service` with types, given a value, it is the future of a value.
+            futures = [client.submit("echo", b"%d" % number) for number in range(100)]
+            replies = [future.result() for future in futures]
 
-        Any number of futures may be outstanding.  `future.cancel()` cancels the request.  Callbacks run one after the
-        other in a thread of the client's: they may use the client and wait for other replies, but while one blocks,
-        the other callbacks wait.  The arguments are those of `request`.
+        Of a `Service` with types, given a value, it is the future of a value.  Any number of futures may be
+        outstanding.  `future.cancel()` cancels the request.  Callbacks run one after the other in a thread of the
+        client's: they may use the client and wait for other replies, but while one blocks, the other callbacks wait.
+
+        Args:
+            service: The service's name, or a `Service`.
+            frames: The body of the request; if there are none, one empty frame.  For a `Service`, its value.
+            how: Arguments of `request`.
+
+        Returns:
+            The future of the reply, or of its error.
+
+        Raises:
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         dialog = self._usable()
         if isinstance(service, BaseService):
@@ -304,8 +361,12 @@ class Client:
             timeout: Seconds for each request.
             headers: Passed to the handler, with each row.
 
-        Raises `SettingError` for an invalid argument, and within a running event loop: use `AsyncClient.map` there.
-        Raises `ClosedError` if the client is closed.
+        Yields:
+            The outcome of each row.
+
+        Raises:
+            SettingError: An argument is invalid; or an event loop is running: use `AsyncClient.map` there.
+            ClosedError: The client is closed, or belongs to another process.
         """
         checked = checked_settings(self.protocol, **settings)
         self._check_map("Client.map cannot run within an event loop: use AsyncClient.map")
@@ -335,6 +396,9 @@ class Client:
     ) -> "Generator[pa.RecordBatch, None, None]":
         """Call `service` for each row of Arrow data, and yield the data with the replies (docs/how-to/python.md).
 
+            batches = client.map_arrow("echo", pa.table({"text": ["a", "b"]}), input="text")
+            replies = pa.Table.from_batches(batches)                # text, reply, reply_code, reply_error
+
         There are three more columns: `output`, the reply; `output`_code, which is 200 for a row that has its reply, and
         NULL for a row that was not sent; `output`_error, which otherwise says what went wrong.  Batches may be smaller
         than those of the data; there is at least one, perhaps without rows.  Rows are read and sent as with `map`.
@@ -351,8 +415,12 @@ class Client:
                 `codec="arrow"`, the type of the first column of the reply: a `pyarrow.DataType`, or its name.
             settings: `window`, `rows_per_request`, `timeout` and `headers`, as for `map`.
 
-        Raises `SettingError` for an invalid argument, if PyArrow is missing, and within a running event loop, and
-        `ClosedError` if the client is closed.
+        Yields:
+            Record batches: those of the data, with the three columns.
+
+        Raises:
+            SettingError: An argument is invalid, PyArrow is missing, or an event loop is running.
+            ClosedError: The client is closed, or belongs to another process.
         """
         name = wire.service_name(service).decode()
         checked = checked_settings(self.protocol, **settings)
@@ -374,7 +442,20 @@ class Client:
     def available(self, service: str | bytes, *, timeout: float | None = None, retries: int | None = None) -> bool:
         """Return whether at least one worker offers `service` now (`mmi.service`).
 
-        Raises as `request`, and `RequestRejected` if this client's role may not know about the service.
+            if not client.available("echo"):
+                print("there is no worker")
+
+        Args:
+            service: The service's name.
+            timeout: As for `request`.
+            retries: As for `request`.
+
+        Returns:
+            Whether it is offered.
+
+        Raises:
+            RequestRejected: This client's role may not know about the service.
+            RequestError: As from `request`.
         """
         reply = self.request("mmi.service", wire.service_name(service), timeout=timeout, retries=retries)
         return is_available(reply, service)
@@ -403,21 +484,48 @@ class Client:
     def send(self, service: str | bytes, *frames: bytes) -> None:
         """Send a request without waiting: any number may be sent before `recv` returns the replies.
 
+            client.send("echo", b"hello")
+            reply = client.recv()                                   # [b'hello']
+
         Replies arrive in the order of completion.  With protocols 0.2 and 0.1, which do not number requests, nothing is
         sent again.
+
+        Args:
+            service: The service's name.
+            frames: The body of the request; if there are none, one empty frame.
+
+        Raises:
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         self._usable().send(wire.service_name(service), checked_body(frames), timeout=self._timeout)
 
     def recv(self, timeout: float | None = None) -> Reply:
         """Return the next reply, or part of one (see `Reply.final`), to a request made with `send`.
 
-        Raises `RequestTimeout` if none arrives within `timeout` seconds (default: the client's), after which `recv` can
-        be called again; `BusyError` if nothing was sent; and whatever a request failed with, such as `ServiceError`.
+            client.send("echo", b"hello")
+            reply = client.recv()                                   # [b'hello']
+
+        Args:
+            timeout: Seconds to wait; by default the client's.
+
+        Returns:
+            The frames of the reply or part.
+
+        Raises:
+            RequestTimeout: None has arrived in time; `recv` can be called again.
+            BusyError: Nothing was sent.
+            RequestError: What a request failed with, such as `ServiceError`.
         """
         return self._usable().recv(timeout=self._timeout if timeout is None else checked_timeout(timeout))
 
     def reset(self) -> None:
-        """Abandon every request made with `send`: `recv` will not return their replies."""
+        """Abandon every request made with `send`.
+
+            client.reset()
+
+        `recv` will not return their replies.
+        """
         self._usable().reset()
 
     def _ask(

@@ -10,7 +10,15 @@ from ..mdp.wire.names import show
 class Reply(list[bytes]):
     """The body frames of a reply, or of a part of one, from `service`.
 
+        reply = client.request("echo", b"hello")
+        reply[0], reply.service, reply.final                    # b'hello', 'echo', True
+
     `final` is False for a PARTIAL, which more parts follow, and True for a FINAL.
+
+    Args:
+        frames: The frames.
+        service: The name of the service.
+        final: Whether it is the end of the reply.
     """
 
     __slots__ = ("collected", "failure", "final", "service")

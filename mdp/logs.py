@@ -46,11 +46,26 @@ def _shown_address(address: bytes) -> str:
 class RequestFilter(logging.Filter):
     """Adds the fields of the request that is being handled to what its handler logs.
 
+        handler = logging.StreamHandler()
+        handler.addFilter(RequestFilter())
+
     Install it on a handler of `logging`, not on a logger, whose filters do not see what its children log.
+
+    Args:
+        name: As for `logging.Filter`.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Add the fields, unless the record has a request already.  Return True."""
+        """Add the fields, unless the record has a request already; `logging` calls it.
+
+            RequestFilter().filter(record)                          # True
+
+        Args:
+            record: What is about to be logged.
+
+        Returns:
+            True: every record is logged.
+        """
         request = current.get(None)
         if request is not None and not hasattr(record, "request_id"):
             for name, value in fields_of(request).items():

@@ -112,7 +112,14 @@ def _merged(passed: dict[str, str], headers: Headers | None) -> Headers:
 
 
 class handling:  # noqa: N801 - used like a function, as the context managers of contextlib are
-    """Within this context, `request` is the current request, and its trace context is passed on."""
+    """Within this context, `request` is the current request, and its trace context is passed on.
+
+        with handling(request(headers={"user": "ann"})):
+            assert greet("hello") == "hello, ann"
+
+    Args:
+        request: The request that is being handled, or one that `zmdp.mdp.testing.request` has made.
+    """
 
     __slots__ = ("_request", "_span", "_token")
 

@@ -41,7 +41,17 @@ P = TypeVar("P")
 class Titanic:
     """Submits requests to Titanic through a `zmdp.clients.Client`.
 
+        with Client() as client:
+            ticket = Titanic(client).submit("resize", b"a.png")
+            reply = ticket.result()
+
     A client whose protocol is `"0.2"` cannot send options, and polls for replies.
+
+    Args:
+        client: Its connection, and its key, are used.
+
+    Raises:
+        SettingError: `client` is something else.
     """
 
     def __init__(self, client: Client) -> None:
@@ -106,29 +116,33 @@ class Titanic:
     ) -> "Ticket[Any, Any]":
         """Submit a request for `service`; when this returns, the request is on disk.
 
+            ticket = titanic.submit(resize, Resize("a.png", 80), key="a.png", retries=3, ttl=86400)
+            print(ticket.uuid)
+
         Args:
             service: The service to call: its name, or a `Service` or `Streaming`.
             frames: The body; without frames, one empty frame.  For a service with types, or with `codec`, its value.
             codec: With a name: the codec of the value that is sent, and of those that the ticket returns.
             headers: Headers for the service's handler.
-            options: All are optional:
-                `key`: An idempotency key, to make your own retries safe: the same key and service return the first
-                    request's ticket.  (If the client itself resends a request after a lost connection, it is stored
-                    only once in any case.)
-                `key_ttl`: How long to remember the key, in seconds (default: forever).
-                `delay`: Delay in seconds before the request may run.
-                `at`: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
-                `priority`: 0 (the default) to 9; 9 runs first.
-                `retries`: How often to retry if the handler fails (default: 0).
-                `backoff`: Pause in seconds before the first retry, doubled for each further one (default: 1).
-                `ttl`: How long to keep the result, in seconds (default: until it is closed).
+            key: An idempotency key, to make your own retries safe: the same key and service return the first request's
+                ticket.  (If the client itself resends a request after a lost connection, it is stored only once in any
+                case.)
+            key_ttl: How long to remember the key, in seconds (default: forever).
+            delay: Delay in seconds before the request may run.
+            at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
+            priority: 0 (the default) to 9; 9 runs first.
+            retries: How often to retry if the handler fails (default: 0).
+            backoff: Pause in seconds before the first retry, doubled for each further one (default: 1).
+            ttl: How long to keep the result, in seconds (default: until it is closed).
+
+        Returns:
+            The ticket, with which the reply can be fetched.
 
         Raises:
             SettingError: An argument is invalid.
             TitanicError: The request was not stored.
-            ServiceNotFound: No Titanic is registered at the broker, nor has one registered within 5 seconds.
-
-        Everything that `Client.request` raises can be raised as well.
+            ServiceNotFound: No Titanic is registered at the broker, nor has one registered within 15 seconds.
+            RequestError: As from `Client.request`.
         """
         steps = conversation.submit(self.client, name_of(service), body_of(service, frames, codec), headers, options)
         return Ticket(self, *self._perform(steps), reader=reader_of(service, codec))
@@ -147,6 +161,16 @@ class Titanic:
         """Return the ticket of a request that was submitted before.
 
         With a `service` that has types, or with a `codec`, its replies are read as values.
+
+            ticket = titanic.ticket("3f0c1d5a5a3b4b7e9b0a6f1f2d4c8e11", resize)
+
+        Args:
+            uuid: The request's UUID.
+            service: The service that it was for, if it has types.
+            codec: The codec of the values in its replies.
+
+        Returns:
+            The ticket; whether there is such a request shows when it is used.
 
         Raises:
             InvalidUUID: `uuid` is not a UUID.
@@ -182,10 +206,19 @@ class Titanic:
 
 
 class Ticket(Generic[R, P]):
-    """A request that Titanic has stored.  At a broker without access control, anyone who knows its `uuid` can fetch or
-    close it, so keep it secret; otherwise the role that submitted it, and admins.
+    """A request that Titanic has stored.
 
-    As a context manager it closes the request at the end of the block.
+        with Titanic(client).ticket(uuid) as ticket:            # closes it at the end of the block
+            print(ticket.result())
+
+    At a broker without access control, anyone who knows its `uuid` can fetch or close it, so keep it secret; otherwise
+    the role that submitted it, and admins.
+
+    Args:
+        titanic: Through which it is fetched.
+        uuid: The request's UUID.
+        service: The service's name, if it is known.
+        reader: How the reply is read.
     """
 
     def __init__(self, titanic: Titanic, uuid: str, service: str = "", *, reader: Reader = FRAMES) -> None:
@@ -199,16 +232,32 @@ class Ticket(Generic[R, P]):
         return f"Ticket({self.uuid!r})"
 
     def ready(self) -> bool:
-        """Return whether the request has ended.  Raises `UnknownTicket`."""
+        """Return whether the request has ended.
+
+            if ticket.ready():
+                print(ticket.result())
+
+        Returns:
+            Whether it is done or has failed.
+
+        Raises:
+            UnknownTicket: It was closed, or its result has expired.
+            RequestError: As from `Client.request`.
+        """
         return self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
 
     def result(self, timeout: float | None = None) -> R:
-        """Return the reply's FINAL once it is there: its frames, or the value of a service with types.
+        """Return the reply's FINAL once it is there.
 
-        It can be fetched any number of times.  It is None for a stream without a last value.
+            size = ticket.result(timeout=60)
+
+        It can be fetched any number of times.
 
         Args:
             timeout: Seconds to wait; 0 does not wait, None waits without limit.  Titanic may be restarted meanwhile.
+
+        Returns:
+            Its frames, or the value of a service with types; None for a stream without a last value.
 
         Raises:
             ServiceError: The request failed.
@@ -225,6 +274,9 @@ class Ticket(Generic[R, P]):
     def partials(self, start: int = 0, *, timeout: float | None = None) -> Generator[P, None, None]:
         """Yield the reply's PARTIALs from number `start` on, as they arrive, until the request has ended.
 
+            for part in ticket.partials():
+                print(part)
+
         Titanic keeps them, so they can be read again.  If an attempt is interrupted, the generator continues with the
         PARTIALs of the next attempt, at the number that it has reached.
 
@@ -232,7 +284,11 @@ class Ticket(Generic[R, P]):
             start: The number of the first PARTIAL, counted from 0.
             timeout: Maximum silence in seconds; None for no limit.
 
-        Raises the same errors as `result`.
+        Yields:
+            Each PARTIAL: its frames, or the value of a service with types.
+
+        Raises:
+            RequestError: As from `result`.
         """
         client = self._titanic.client
         cursor = PartialsCursor(client, self.uuid, start, timeout, submitted=bool(self.service))
@@ -253,10 +309,11 @@ class Ticket(Generic[R, P]):
     def close(self) -> None:
         """Delete the request and its reply; if the request is running, cancel it.  Can be repeated.
 
+            ticket.close()
+
         Raises:
             TitanicError: Titanic could not delete it.
-
-        Everything that `Client.request` raises can be raised as well.
+            RequestError: As from `Client.request`.
         """
         self._titanic._perform(conversation.close(self._titanic.client, self.uuid))
 
@@ -273,7 +330,20 @@ class Ticket(Generic[R, P]):
 
 
 class AsyncTitanic:
-    """`Titanic` for asyncio, through an `AsyncClient`."""
+    """Submits requests to Titanic through a `zmdp.clients.AsyncClient`, for asyncio.
+
+        async with AsyncClient() as client:
+            ticket = await AsyncTitanic(client).submit("resize", b"a.png")
+            reply = await ticket.result()
+
+    A client whose protocol is `"0.2"` cannot send options, and polls for replies.
+
+    Args:
+        client: Its connection, and its key, are used.
+
+    Raises:
+        SettingError: `client` is something else.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         _check_client(client, AsyncClient)
@@ -335,7 +405,36 @@ class AsyncTitanic:
         headers: Mapping[str, str] | None = None,
         **options: Unpack[SubmissionOptions],
     ) -> "AsyncTicket[Any, Any]":
-        """Submit a request for `service`; when this returns, the request is on disk.  See `Titanic.submit`."""
+        """Submit a request for `service`; when this returns, the request is on disk.
+
+            ticket = await titanic.submit(resize, Resize("a.png", 80), key="a.png", retries=3, ttl=86400)
+            print(ticket.uuid)
+
+        Args:
+            service: The service to call: its name, or a `Service` or `Streaming`.
+            frames: The body; without frames, one empty frame.  For a service with types, or with `codec`, its value.
+            codec: With a name: the codec of the value that is sent, and of those that the ticket returns.
+            headers: Headers for the service's handler.
+            key: An idempotency key, to make your own retries safe: the same key and service return the first request's
+                ticket.  (If the client itself resends a request after a lost connection, it is stored only once in any
+                case.)
+            key_ttl: How long to remember the key, in seconds (default: forever).
+            delay: Delay in seconds before the request may run.
+            at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
+            priority: 0 (the default) to 9; 9 runs first.
+            retries: How often to retry if the handler fails (default: 0).
+            backoff: Pause in seconds before the first retry, doubled for each further one (default: 1).
+            ttl: How long to keep the result, in seconds (default: until it is closed).
+
+        Returns:
+            The ticket, with which the reply can be fetched.
+
+        Raises:
+            SettingError: An argument is invalid.
+            TitanicError: The request was not stored.
+            ServiceNotFound: No Titanic is registered at the broker, nor has one registered within 15 seconds.
+            RequestError: As from `AsyncClient.request`.
+        """
         steps = conversation.submit(self.client, name_of(service), body_of(service, frames, codec), headers, options)
         return AsyncTicket(self, *await self._perform(steps), reader=reader_of(service, codec))
 
@@ -350,7 +449,24 @@ class AsyncTitanic:
     def ticket(
         self, uuid: str | bytes | UUID, service: AnyService | None = None, codec: str | Codec | None = None
     ) -> "AsyncTicket[Any, Any]":
-        """Return the ticket of a request that was submitted before.  See `Titanic.ticket`."""
+        """Return the ticket of a request that was submitted before.
+
+        With a `service` that has types, or with a `codec`, its replies are read as values.
+
+            ticket = titanic.ticket("3f0c1d5a5a3b4b7e9b0a6f1f2d4c8e11", resize)
+
+        Args:
+            uuid: The request's UUID.
+            service: The service that it was for, if it has types.
+            codec: The codec of the values in its replies.
+
+        Returns:
+            The ticket; whether there is such a request shows when it is used.
+
+        Raises:
+            InvalidUUID: `uuid` is not a UUID.
+            SettingError: There is no such codec.
+        """
         return AsyncTicket(self, conversation.uuid_text(uuid), reader=reader_of(service, codec))
 
     async def _perform(self, steps: Steps[Result]) -> Result:
@@ -383,7 +499,20 @@ class AsyncTitanic:
 
 
 class AsyncTicket(Generic[R, P]):
-    """`Ticket` for asyncio."""
+    """A request that Titanic has stored.
+
+        async with AsyncTitanic(client).ticket(uuid) as ticket:            # closes it at the end of the block
+            print(await ticket.result())
+
+    At a broker without access control, anyone who knows its `uuid` can fetch or close it, so keep it secret; otherwise
+    the role that submitted it, and admins.
+
+    Args:
+        titanic: Through which it is fetched.
+        uuid: The request's UUID.
+        service: The service's name, if it is known.
+        reader: How the reply is read.
+    """
 
     def __init__(self, titanic: AsyncTitanic, uuid: str, service: str = "", *, reader: Reader = FRAMES) -> None:
         self.uuid = uuid
@@ -396,18 +525,64 @@ class AsyncTicket(Generic[R, P]):
         return f"AsyncTicket({self.uuid!r})"
 
     async def ready(self) -> bool:
-        """Return whether the request has ended.  Raises `UnknownTicket`."""
+        """Return whether the request has ended.
+
+            if await ticket.ready():
+                print(await ticket.result())
+
+        Returns:
+            Whether it is done or has failed.
+
+        Raises:
+            UnknownTicket: It was closed, or its result has expired.
+            RequestError: As from `AsyncClient.request`.
+        """
         return await self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
 
     async def result(self, timeout: float | None = None) -> R:
-        """Return the reply's FINAL once it is there.  See `Ticket.result`."""
+        """Return the reply's FINAL once it is there.
+
+            size = await ticket.result(timeout=60)
+
+        It can be fetched any number of times.
+
+        Args:
+            timeout: Seconds to wait; 0 does not wait, None waits without limit.  Titanic may be restarted meanwhile.
+
+        Returns:
+            Its frames, or the value of a service with types; None for a stream without a last value.
+
+        Raises:
+            ServiceError: The request failed.
+            RequestTimeout: The request has not ended in time.
+            UnknownTicket: It was closed, or its result has expired.
+            BrokerUnreachable: No broker answers.
+            ServiceNotFound: No Titanic is registered at the broker, and none was while this method waited.
+        """
         steps = conversation.result(self._titanic.client, self.uuid, timeout, submitted=bool(self.service))
         found = await self._titanic._perform(steps)
         read: R = self._reader.final(found)
         return read
 
     async def partials(self, start: int = 0, *, timeout: float | None = None) -> AsyncGenerator[P, None]:
-        """Yield the reply's PARTIALs from number `start` on, until the request has ended.  See `Ticket.partials`."""
+        """Yield the reply's PARTIALs from number `start` on, as they arrive, until the request has ended.
+
+            async for part in ticket.partials():
+                print(part)
+
+        Titanic keeps them, so they can be read again.  If an attempt is interrupted, the generator continues with the
+        PARTIALs of the next attempt, at the number that it has reached.
+
+        Args:
+            start: The number of the first PARTIAL, counted from 0.
+            timeout: Maximum silence in seconds; None for no limit.
+
+        Yields:
+            Each PARTIAL: its frames, or the value of a service with types.
+
+        Raises:
+            RequestError: As from `result`.
+        """
         client = self._titanic.client
         cursor = PartialsCursor(client, self.uuid, start, timeout, submitted=bool(self.service))
         while not cursor.ended:
@@ -423,7 +598,14 @@ class AsyncTicket(Generic[R, P]):
             cursor.check()
 
     async def close(self) -> None:
-        """Delete the request and its reply.  See `Ticket.close`."""
+        """Delete the request and its reply; if the request is running, cancel it.  Can be repeated.
+
+            await ticket.close()
+
+        Raises:
+            TitanicError: Titanic could not delete it.
+            RequestError: As from `AsyncClient.request`.
+        """
         await self._titanic._perform(conversation.close(self._titanic.client, self.uuid))
 
     async def __aenter__(self) -> Self:

@@ -31,6 +31,9 @@ def enqueue(
     Titanic executes the request only if that transaction commits, so the request and the program's other writes succeed
     or fail together.  With asyncio: `await session.run_sync(enqueue, "service", b"…")`.
 
+        with Session(engine) as session, session.begin():
+            session.add(Order(number=18, uuid=enqueue(session, "invoice", b"18")))
+
     Args:
         session: A SQLAlchemy Session or Connection to Titanic's database (`titanic db upgrade --db URL` creates its
             tables beside your own).
@@ -41,6 +44,9 @@ def enqueue(
         owner: At a broker with access control, the role that the request belongs to, and on whose behalf Titanic sends
             it.  By default Titanic sends it with its own role, and only admins can fetch the reply through the broker.
         options: Those of `Titanic.submit`.
+
+    Returns:
+        The request's UUID, with which its reply can be fetched.
 
     Raises:
         SettingError: An argument is invalid.

@@ -48,9 +48,16 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     `concurrency` is the maximum number of concurrent requests (default 64), over one connection; with 0.2 and 0.1, over
     one connection each.  When a request is cancelled or its connection is lost, the handler's task is cancelled.
     Handlers must not block the event loop, which also sends the heartbeats: a worker whose handlers block it for more
-    than 0.1 s says so in its log.  All other settings are those of `Worker`.
+    than 0.1 s says so in its log.
 
-    Raises `SettingError` if a setting is invalid.
+    Args:
+        service: The name of the service.
+        handler: A coroutine function or async generator function; it can be set later, as above.
+        broker: Endpoint of the broker, or several, as for `Worker`.
+        arguments: All other settings are those of `Worker`.
+
+    Raises:
+        SettingError: A setting is invalid.
     """
 
     default_concurrency = DEFAULT_CONCURRENCY
@@ -83,7 +90,14 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
     def start(self) -> None:
         """Serve in the running event loop, and return immediately.  Call `stop` and `wait` afterwards.
 
-        Raises `SettingError` without a handler or an event loop, `ClosedError` if the worker was started before.
+            worker.start()
+            ...
+            worker.stop()
+            await worker.wait()
+
+        Raises:
+            SettingError: There is no handler or no event loop.
+            ClosedError: The worker was started before.
         """
         check_not_importing()
         if asyncio._get_running_loop() is None:
@@ -108,15 +122,23 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         return _AsyncConnection(self, handler, loop, self._open_context(), first=not number)
 
     def stop(self) -> None:
-        """Take no more requests; `run` and `wait` return when those in progress are finished.  Thread-safe."""
+        """Take no more requests.
+
+            worker.stop()
+
+        `run` and `wait` return when those in progress are finished.  Thread-safe.
+        """
         self._stopping = True
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._leave)
 
     def abort(self) -> None:
-        """End without finishing the requests in progress: cancel their handlers.  Other workers get the requests.
+        """End without finishing the requests in progress: cancel their handlers.
 
-        Call this in the event loop, and `wait` afterwards.
+            worker.abort()
+            await worker.wait()
+
+        Call it in the event loop.  Other workers get the requests.
         """
         self._stopping = True
         for connection in self._connections:
@@ -127,7 +149,13 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             connection.leave()
 
     async def wait(self) -> None:
-        """Wait until everything has ended after `stop`."""
+        """Wait until everything has ended.
+
+            worker.stop()
+            await worker.wait()
+
+        Without `stop`, it waits for ever.
+        """
         for connection in self._connections:
             await connection.done.wait()
         if self._own_context is not None:

@@ -138,7 +138,20 @@ class BaseWorker(Generic[AnyHandler]):
         return handler
 
     def copy(self, *, broker: str | Sequence[str] | None = None) -> Self:
-        """Return a worker with the same handler and settings that has not been started; `broker` replaces its own."""
+        """Return a worker with the same handler and settings that has not been started.
+
+            with worker.copy(broker=server.endpoints[0]):
+                ...
+
+        Args:
+            broker: Replaces its own endpoint, or endpoints.
+
+        Returns:
+            The new worker.
+
+        Raises:
+            SettingError: An endpoint is invalid.
+        """
         made = copy(self)
         if broker is not None:
             made.settings = self.settings.at(broker)

@@ -29,7 +29,14 @@ log = logging.getLogger("zmdp.worker")
 def current_request() -> Request:
     """Return the request that is being handled, for handlers that get a decoded value and for code that they call.
 
-    Raises `LookupError` outside of a handler.
+        def greet(word):
+            return f"{word}, {current_request().headers['user']}"
+
+    Returns:
+        The request.
+
+    Raises:
+        LookupError: No request is being handled.
     """
     request: Request = tracing.current.get()
     return request
@@ -52,9 +59,14 @@ def name_of(handler: object) -> str:
 
 
 class Last:
-    """The last value of a stream, sent as the FINAL.
+    """The last value of a stream, sent as the FINAL: for async generators, which cannot return a value.
 
-    For handlers that cannot return a value, async generators: `yield Last(b"that was all")`.
+        async def parts(request):
+            yield b"a part"
+            yield Last(b"that was all")
+
+    Args:
+        value: What the handler would return.
     """
 
     def __init__(self, value: Any = None) -> None:

@@ -39,7 +39,8 @@ class Worker(BaseWorker[Handler]):
         worker = Worker("echo", lambda request: request)
         worker.run()
 
-    or, with the worker as a decorator:
+    or, in a program that does something else meanwhile, `worker.start()`, and at its end `worker.stop()` and
+    `worker.wait()`; or, with the worker as a decorator:
 
         worker = Worker("count")
 
@@ -52,6 +53,8 @@ class Worker(BaseWorker[Handler]):
     text; the worker carries on.  A handler that raises `ServiceError` itself chooses the code and the text.
 
     Args:
+        service: The name of the service.
+        handler: The function; it can be set later, with the worker as a decorator.
         broker: Endpoint of the broker, or several in order of preference; by default those in `$MDP_BROKER`, or else
             tcp://127.0.0.1:5555.  Brokers with keys of their own are written as `ENDPOINT=KEY`.  The worker moves on
             when it loses a broker, or the broker drains.  With X1 it returns to the first once that is back, after the
@@ -78,7 +81,8 @@ class Worker(BaseWorker[Handler]):
             `$MDP_BROKER_KEY`.
         context: ZeroMQ context to use, needed for `inproc://` endpoints.
 
-    Raises `SettingError` if a setting is invalid.
+    Raises:
+        SettingError: A setting is invalid.
     """
 
     _asyncio = False
@@ -112,7 +116,12 @@ class Worker(BaseWorker[Handler]):
     def start(self) -> None:
         """Serve in threads, and return immediately.  Call `stop` and `wait` afterwards, or use a `with` block.
 
-        Raises `SettingError` without a handler, `ClosedError` if the worker was started before.
+            with worker:
+                client.request("echo", b"hello")
+
+        Raises:
+            SettingError: There is no handler.
+            ClosedError: The worker was started before.
         """
         check_not_importing()
         handler = self._begin_start()
@@ -127,13 +136,28 @@ class Worker(BaseWorker[Handler]):
             raise
 
     def stop(self) -> None:
-        """Take no more requests; `run` and `wait` return when those in progress are finished."""
+        """Take no more requests.
+
+            worker.stop()
+
+        `run` and `wait` return when those in progress are finished.
+        """
         self._stopping = True
         for connection in self._connections:
             connection.stop()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait up to `timeout` seconds (default: forever) for all threads to end.  Return whether they have."""
+        """Wait until all threads have ended.
+
+            worker.stop()
+            ended = worker.wait(timeout=10)
+
+        Args:
+            timeout: Seconds to wait; None waits forever.
+
+        Returns:
+            Whether they have ended.
+        """
         until = math.inf if timeout is None else time.monotonic() + timeout
         # Not Thread.join(): after Ctrl-C interrupts that, it considers the thread ended.
         with self._changed:
@@ -275,8 +299,19 @@ class Worker(BaseWorker[Handler]):
                 while (request := worker.recv(reply)) is not None:
                     reply = request
 
-        The first call ignores `reply`.  Heartbeats continue between calls.  Returns None after `timeout` seconds (the
-        reply was sent all the same), or once `stop` was called.
+        Heartbeats continue between calls.
+
+        Args:
+            reply: The reply to the last request; the first call ignores it.
+            timeout: Seconds to wait; None waits forever.
+
+        Returns:
+            The next request, or None after `timeout` seconds (the reply was sent all the same), or once `stop` was
+            called.
+
+        Raises:
+            ClosedError: The worker has a handler.
+            HandlerError: The reply cannot be sent.
         """
         if self._handler is not None:
             raise ClosedError("this worker has a handler: use run(), or make a worker without one")
@@ -289,13 +324,31 @@ class Worker(BaseWorker[Handler]):
         return self._current
 
     def send_partial(self, part: Frames) -> bool:
-        """Send a PARTIAL of the request that `recv` returned.  Return False if the request was lost."""
+        """Send a PARTIAL of the request that `recv` returned.
+
+            worker.send_partial(b"half of it")
+
+        Args:
+            part: One frame, several, or None for an empty one.
+
+        Returns:
+            False if the request was lost.
+
+        Raises:
+            ClosedError: There is no request to reply to.
+            HandlerError: The part cannot be sent.
+        """
         if self._current is None or not self._connections:
             raise ClosedError("there is no request to reply to: call recv() first")
         return self._connections[0].partial(self._current, self._adapter.frames(part))
 
     def close(self) -> None:
-        """Disconnect from the broker.  A request that has no reply yet goes to another worker."""
+        """Disconnect from the broker.
+
+            worker.close()
+
+        A request that has no reply yet goes to another worker.
+        """
         self.stop()
         if self._handler is None:
             if self._current is not None:

@@ -20,10 +20,21 @@ class State(dict[str, Any]):
 class Request(list[bytes]):
     """A request: the list of its body frames, with its metadata as attributes.
 
+        def greet(request):
+            return b"%s, %s" % (request[0], request.headers["user"].encode())
+
     `service` is the name of the requested service.  `deadline` is the value of `time.monotonic()` at which the request
     expires, or None.  `cancelled` becomes True when the reply is no longer wanted: the client has cancelled the request
     or is gone, the deadline has passed, or the connection was lost.  Long-running handlers should check it from time to
     time, and return early.
+
+    Args:
+        frames: The body.
+        service: The name of the service.
+        client: The client's address.
+        options: What the client sent beside the body.
+        deadline: When it expires.
+        attempt: How often it was tried before.
     """
 
     __slots__ = ("_attempt", "_options", "_state", "_values", "address", "cancelled", "deadline", "service")
@@ -84,7 +95,17 @@ class Request(list[bytes]):
         return self._options.raw != b"" and self.options.get("admin") is True
 
     def may_manage(self, owner: str) -> bool:
-        """Return whether the sender is `owner` or an admin.  Anyone may manage what has no owner."""
+        """Return whether the sender is `owner` or an admin.  Anyone may manage what has no owner.
+
+            if not request.may_manage(job.owner):
+                raise ServiceError(403, "this is somebody else's")
+
+        Args:
+            owner: The role that owns something; empty if nobody does.
+
+        Returns:
+            Whether the sender may manage it.
+        """
         return not owner or self.admin or self.user == owner
 
     @property

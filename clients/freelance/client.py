@@ -54,7 +54,21 @@ class AsyncFreelanceClient:
             await asyncio.gather(*(client.call([n, 1]) for n in range(500)))
 
     A client belongs to the event loop in which it is first used.  Cancelling a task that awaits a reply ends the
-    request; a server that has it is not told.  Settings and errors are those of `FreelanceClient`.
+    request; a server that has it is not told.
+
+    Args:
+        servers: The endpoints of the servers, exactly as the servers name themselves.
+        timeout: As for `FreelanceClient`.
+        codec: As for `FreelanceClient`.
+        ping: As for `FreelanceClient`.
+        ttl: As for `FreelanceClient`.
+        max_outstanding: As for `FreelanceClient`.
+        key: As for `FreelanceClient`.
+        server_key: As for `FreelanceClient`.
+        context: As for `FreelanceClient`.
+
+    Raises:
+        SettingError: A setting is invalid.
     """
 
     def __init__(
@@ -92,28 +106,85 @@ class AsyncFreelanceClient:
         self._timer_at = 0.0
 
     async def request(self, *frames: bytes, timeout: float | None = None) -> Reply:
-        """Send a request and return the frames of its reply: see `FreelanceClient.request`."""
+        """Send a request and return the frames of its reply, whose `service` is the endpoint of the server.
+
+            reply = await client.request(b"hello", timeout=2)
+
+        Args:
+            frames: The body of the request; if there are none, one empty frame.
+            timeout: Seconds until the reply must have arrived; by default the client's `timeout`.
+
+        Returns:
+            The frames of the reply.
+
+        Raises:
+            ServiceError: The handler failed.
+            RequestTimeout: No reply in time.
+            BrokerUnreachable: No server could be reached.
+            WorkerLost: Several servers were lost while they held the request.
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
+        """
         return await self._request(*self._checked(frames, timeout))
 
     async def call(self, value: Any = None, *, codec: str | Codec | None = None, timeout: float | None = None) -> Any:
-        """Send a value and return the value that the server replies with: see `FreelanceClient.call`."""
+        """Send a value and return the value that the server replies with.
+
+            total = await client.call([1, 2, 3])
+
+        Args:
+            value: The value.
+            codec: Encodes one and decodes the other, if not as by default; the server must use the same.
+            timeout: As for `request`.
+
+        Returns:
+            The value of the reply.
+
+        Raises:
+            CodecError: A value cannot be encoded or decoded.
+            RequestError: As from `request`.
+        """
         coder = self._coder if codec is None else Coder(codec)
         return coder.decode(await self.request(*coder.encode(value), timeout=timeout))
 
     async def ping(self, timeout: float = DEFAULT_PING_TIMEOUT) -> RoundTrips:
-        """Send every server a PING, and return how long each took to answer: see `FreelanceClient.ping`."""
+        """Send every server a PING, and return how many seconds each took to answer.
+
+            seconds = (await client.ping())["tcp://10.0.0.1:5555"]
+
+        Args:
+            timeout: Seconds to wait for the servers.
+
+        Returns:
+            The seconds by endpoint, when all have answered or the time is up; None for a server that has not answered.
+
+        Raises:
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
+        """
         future: asyncio.Future[RoundTrips] = self._open().create_future()
         self._session.survey(time.monotonic(), timeout=checked_timeout(timeout), receiver=future)
         self._step_soon()
         return await future
 
     def servers(self) -> list[ServerStatus]:
-        """Return what is known of each server, the one that gets the next request first."""
+        """Return what is known of each server.
+
+            alive = [server.endpoint for server in client.servers() if server.alive]
+
+        Returns:
+            The servers, the one that gets the next request first.
+
+        Raises:
+            ClosedError: The client is closed, or belongs to another process.
+        """
         self._check_usable()
         return self._session.servers(time.monotonic())
 
     async def close(self) -> None:
         """End every outstanding request with `ClosedError` and close the connections.
+
+            await client.close()
 
         Does nothing if the client is closed, or in a forked process.
         """
@@ -259,7 +330,8 @@ class FreelanceClient:
         server_key: The servers' public key, which `key` needs: a certificate file, or 40 characters of Z85.
         context: The ZeroMQ context, needed only for `inproc://` endpoints.
 
-    Raises `SettingError` if a setting is invalid.
+    Raises:
+        SettingError: A setting is invalid.
     """
 
     def __init__(self, servers: str | Sequence[str], **settings: Unpack[FreelanceArguments]) -> None:
@@ -275,41 +347,93 @@ class FreelanceClient:
     def request(self, *frames: bytes, timeout: float | None = None) -> Reply:
         """Send a request and return the frames of its reply, whose `service` is the endpoint of the server.
 
+            reply = client.request(b"hello", timeout=2)
+
         Args:
             frames: The body of the request; if there are none, one empty frame.
             timeout: Seconds until the reply must have arrived; by default the client's `timeout`.
 
-        Raises `RequestTimeout` (a `TimeoutError`), `BrokerUnreachable` if no server could be reached, `ServiceError` if
-        the handler failed, `WorkerLost` if several servers were lost while they held the request, or `SettingError` for
-        an invalid argument.
+        Returns:
+            The frames of the reply.
+
+        Raises:
+            ServiceError: The handler failed.
+            RequestTimeout: No reply in time.
+            BrokerUnreachable: No server could be reached.
+            WorkerLost: Several servers were lost while they held the request.
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         return self._wait(self._client.request, *frames, timeout=timeout)
 
     def call(self, value: Any = None, *, codec: str | Codec | None = None, timeout: float | None = None) -> Any:
         """Send a value and return the value that the server replies with.
 
-        `codec` (default: the client's) encodes one and decodes the other; the server must use the same.  Raises
-        `CodecError` for a value that cannot be encoded or decoded; otherwise raises as `request`.
+            total = client.call([1, 2, 3])
+
+        Args:
+            value: The value.
+            codec: Encodes one and decodes the other, if not as by default; the server must use the same.
+            timeout: As for `request`.
+
+        Returns:
+            The value of the reply.
+
+        Raises:
+            CodecError: A value cannot be encoded or decoded.
+            RequestError: As from `request`.
         """
         return self._wait(self._client.call, value, codec=codec, timeout=timeout)
 
     def submit(self, *frames: bytes, timeout: float | None = None) -> "Future[Reply]":
         """Send a request and immediately return a `concurrent.futures.Future` of the reply.
 
+            future = client.submit(b"hello")
+
         Cancelling it ends the request.  Callbacks run in the client's own thread: while one blocks, other requests
-        wait.  Arguments and errors are those of `request`.
+        wait.
+
+        Args:
+            frames: As for `request`.
+            timeout: As for `request`.
+
+        Returns:
+            The future of the reply, or of its error.
+
+        Raises:
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         return self._begin(self._client._request, *self._client._checked(frames, timeout))
 
     def ping(self, timeout: float = DEFAULT_PING_TIMEOUT) -> RoundTrips:
-        """Send every server a PING, and return how many seconds each took to answer, by endpoint.
+        """Send every server a PING, and return how many seconds each took to answer.
 
-        Returns when all have answered, or after `timeout` seconds; the value of a server that has not answered is None.
+            seconds = client.ping()["tcp://10.0.0.1:5555"]
+
+        Args:
+            timeout: Seconds to wait for the servers.
+
+        Returns:
+            The seconds by endpoint, when all have answered or the time is up; None for a server that has not answered.
+
+        Raises:
+            SettingError: An argument is invalid.
+            ClosedError: The client is closed, or belongs to another process.
         """
         return self._wait(self._client.ping, timeout)
 
     def servers(self) -> list[ServerStatus]:
-        """Return what is known of each server, the one that gets the next request first."""
+        """Return what is known of each server.
+
+            alive = [server.endpoint for server in client.servers() if server.alive]
+
+        Returns:
+            The servers, the one that gets the next request first.
+
+        Raises:
+            ClosedError: The client is closed, or belongs to another process.
+        """
         if threading.current_thread() is self._thread:  # in a future's callback
             return self._client.servers()
 
@@ -320,6 +444,8 @@ class FreelanceClient:
 
     def close(self) -> None:
         """End every outstanding request with `ClosedError` and close the connections.
+
+            client.close()
 
         Does nothing if the client is closed, or in a forked process.
         """

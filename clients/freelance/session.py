@@ -46,7 +46,17 @@ Event = tuple[Any, Outcome | RoundTrips]
 
 
 class ServerStatus(NamedTuple):
-    """What a client knows of one of its servers."""
+    """What a client knows of one of its servers.
+
+        for server in client.servers():
+            print(server.endpoint, server.alive)
+
+    Args:
+        endpoint: Where it listens.
+        alive: Whether it is connected and has been heard within the TTL.
+        silence: Seconds since it was heard, or None if it never was.
+        outstanding: Requests that it has not answered yet.
+    """
 
     endpoint: str
     alive: bool

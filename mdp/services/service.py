@@ -14,13 +14,18 @@ Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - as above
 class BaseService(Generic[In, Out]):
     """A name with types, which can be given to a client, to Titanic, or to Spark in place of the name alone.
 
+        resize = Service("images.resize", Resize, Size)     # or Streaming
+        frames = resize.encode_request([Resize("a.png", 80)])
+        resize.decode_reply([b'{"width": 80, "height": 60}'])               # Size(80, 60)
+
     Args:
         name: The service's name.
         request: Type of the value that it takes; None if it takes none.
         reply: Type of the value that it replies with, or of each part of a stream.
         codec: `"json"` or `"msgpack"`.
 
-    Raises `SettingError` for an invalid name, and for types whose values cannot be sent.
+    Raises:
+        SettingError: The name is invalid, or values of a type cannot be sent.
     """
 
     def __init__(
@@ -41,18 +46,49 @@ class BaseService(Generic[In, Out]):
     def encode_request(self, values: Sequence[Any]) -> list[bytes]:
         """Return the body of a request with one value, or none.
 
-        Raises `SettingError` for several values, `CodecError` for one that cannot be sent.
+            frames = resize.encode_request([Resize("a.png", 80)])
+
+        Args:
+            values: No value, or one.
+
+        Returns:
+            The frames.
+
+        Raises:
+            SettingError: There are several values.
+            CodecError: The value cannot be sent.
         """
         if len(values) > 1:
             raise SettingError(f"service {self.name!r} takes one value, not {len(values)}: use a dataclass for several")
         return self.request.encode(values[0] if values else None)
 
     def ends(self, final: list[bytes]) -> bool:
-        """Return whether the FINAL of a stream has no value."""
+        """Return whether the FINAL of a stream has no value.
+
+            find.ends([b""])                                        # True
+
+        Args:
+            final: Its frames.
+
+        Returns:
+            Whether it only ends the stream.
+        """
         return final in ([b""], self.reply.nothing)
 
     def decode_reply(self, frames: list[bytes]) -> Any:
-        """Return the value of a reply.  Raises `CodecError`, which names the service."""
+        """Return the value of a reply.
+
+            size = resize.decode_reply([b'{"width": 80, "height": 60}'])
+
+        Args:
+            frames: The frames of the reply.
+
+        Returns:
+            The value.
+
+        Raises:
+            CodecError: The reply does not fit the type.  It names the service.
+        """
         try:
             return self.reply.decode(frames)
         except CodecError as error:
@@ -66,6 +102,15 @@ class Service(BaseService[In, Out]):
         size = client.call(resize, Resize("a.png", 80))
 
     It takes the place of the name in `call`, `submit` and `map`.
+
+    Args:
+        name: The service's name.
+        request: Type of the value that it takes; None if it takes none.
+        reply: Type of the value that it replies with.
+        codec: `"json"` or `"msgpack"`.
+
+    Raises:
+        SettingError: The name is invalid, or values of a type cannot be sent.
     """
 
 
@@ -76,4 +121,13 @@ class Streaming(BaseService[In, Out]):
         for match in client.stream(find, "cats"): ...
 
     It takes the place of the name in `stream`.
+
+    Args:
+        name: The service's name.
+        request: Type of the value that it takes; None if it takes none.
+        reply: Type of each value of the stream.
+        codec: `"json"` or `"msgpack"`.
+
+    Raises:
+        SettingError: The name is invalid, or values of a type cannot be sent.
     """

@@ -23,8 +23,15 @@ _untried: list[int] = []
 def free_endpoint() -> str:
     """Return an endpoint on loopback at which nothing listens, for a broker that is stopped and started again.
 
+        endpoint = free_endpoint()
+        for _ in range(2):
+            with running_broker(endpoint): ...
+
     Each call returns another one, until all have been tried.  The port of `tcp://127.0.0.1:*` may meanwhile be given to
     any connection of any program.
+
+    Returns:
+        The endpoint.
     """
     while True:
         if not _untried:
@@ -55,7 +62,24 @@ def running_broker(
         with running_broker() as server, Client(server.endpoints[0]) as client:
             client.request("mmi.service", b"echo")
 
-    The broker drains when the block ends.  Raises `BindError`.
+    The broker drains when the block ends.
+
+    Args:
+        binds: Where it listens.
+        limits: Its settings (`zmdp.mdp.limits.Limits`).
+        drain_timeout: Seconds for requests in progress when the block ends.
+        context: The ZeroMQ context, for `inproc://` endpoints.
+        access: Admit only these keys (`zmdp.mdp.access.load`).
+        pirates: Endpoints for pirate clients, each with the service that they call.
+        pirate_workers: Endpoints for pirate workers, each with the service that they offer.
+        name: The broker's name.
+        links: Other brokers to which it is linked.
+
+    Yields:
+        The server.
+
+    Raises:
+        BindError: It cannot listen.
     """
     endpoints: Sequence[str] = binds or (FREE_PORT,)
     settings = ServerSettings(

@@ -16,7 +16,7 @@ def request(
     attempt: int = 1,
     cancelled: bool = False,
 ) -> Request:
-    """Return the `Request` that a handler gets when a client sends `frames` (none: one empty frame).
+    """Return the `Request` that a handler gets when a client sends `frames`.
 
         def test_greet():
             assert greet(request(b"hello", headers={"user": "ann"})) == b"hello, ann"
@@ -26,7 +26,20 @@ def request(
         with handling(request(headers={"user": "ann"})):
             assert greet("hello") == "hello, ann"
 
-    Raises `SettingError` for options or headers that a client could not send.
+    Args:
+        frames: The body; none is one empty frame.
+        service: The name of the service.
+        headers: What the client has sent as headers.
+        options: What the client has sent as options.
+        deadline: When it expires, as a value of `time.monotonic()`.
+        attempt: 1, plus the number of workers that were lost while they held it.
+        cancelled: Whether the reply is no longer wanted.
+
+    Returns:
+        The request.
+
+    Raises:
+        SettingError: A client could not send these options or headers.
     """
     values = {**(options or {}), **({"headers": dict(headers)} if headers else {})}
     made = Request(

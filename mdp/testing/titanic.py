@@ -11,9 +11,22 @@ from ...titanic.server import Server
 
 @contextmanager
 def running_titanic(broker: str, db: str) -> Iterator[Server]:
-    """Run a Titanic in a thread, with its requests in the SQLite file `db`.
+    """Run a Titanic in a thread.
 
-    Requests in progress when the block ends stay in the file.  Raises `SettingError` and `SchemaError`.
+        with running_broker() as server, running_titanic(server.endpoints[0], "test.db"): ...
+
+    Requests in progress when the block ends stay in the file.
+
+    Args:
+        broker: The broker's endpoint.
+        db: The SQLite file with its requests.
+
+    Yields:
+        The server.
+
+    Raises:
+        SettingError: A setting is invalid.
+        SchemaError: The file has the tables of another version.
     """
     server = Server(db, broker=broker, drain_timeout=0.0)
     ready: Future[asyncio.AbstractEventLoop] = Future()

@@ -59,6 +59,9 @@ def call_service(
 ) -> DataFrame:
     """Return `df` with three more columns: `output`, `service`'s reply to each row; `output`_code; `output`_error.
 
+        replies = call_service(df, "shout", input="text")
+        replies.where("reply_code <> 200").show()
+
     The code is 200 for a row that has its reply and NULL for a row that was not sent; otherwise the error says what
     went wrong.
 
@@ -85,7 +88,11 @@ def call_service(
         client_key: the `key` of the clients on the executors, read here, for brokers that require one.
         broker_key: the broker's public key, as for `Client`.
 
-    Raises `SettingError` if an argument is invalid.  Errors of requests go into the columns.
+    Returns:
+        The DataFrame with the columns, into which errors of requests go as well.
+
+    Raises:
+        SettingError: An argument is invalid.
     """
     one_frame = result if codec is None else "binary"
     settings = _settings(broker, window, rows_per_request, timeout, keep, headers, one_frame, client_key, broker_key)
@@ -142,12 +149,26 @@ def register_function(
 ) -> None:
     """Register `name` as an SQL function: `name(service, input)`, or `name(service, input, key)`.
 
-    It returns a struct of `reply`, `code` and `error`.  The arguments are those of `call_service`; rows with a key go
-    through Titanic.
+    It returns a struct of `reply`, `code` and `error`.  Rows with a key go through Titanic.
 
-        SELECT id, r.reply, r.code FROM (SELECT id, call_service('shout', text) AS r FROM texts)
+        register_function(spark)
+        spark.sql("SELECT id, r.reply, r.code FROM (SELECT id, call_service('shout', text) AS r FROM texts)")
 
-    Raises `SettingError` if an argument is invalid.
+    Args:
+        spark: the session.
+        name: the name of the function.
+        broker: as for `call_service`.
+        window: as for `call_service`.
+        rows_per_request: as for `call_service`.
+        timeout: as for `call_service`.
+        keep: as for `call_service`.
+        headers: as for `call_service`.
+        result: as for `call_service`.
+        client_key: as for `call_service`.
+        broker_key: as for `call_service`.
+
+    Raises:
+        SettingError: An argument is invalid.
     """
     settings = _settings(broker, window, rows_per_request, timeout, keep, headers, result, client_key, broker_key)
     if not isinstance(name, str) or not name.isidentifier():

@@ -40,7 +40,19 @@ class _FreelanceBase(BaseWorker[AnyHandler]):
         super().__init__(service, handler, broker=self.endpoint, key="", **arguments)
 
     def copy(self, *, broker: Any = None) -> Self:
-        """Return a server with the same handler and settings that has not been started; `broker` is its endpoint."""
+        """Return a server with the same handler and settings that has not been started.
+
+            server = worker.copy(broker="tcp://10.0.0.2:5555")
+
+        Args:
+            broker: Replaces its own endpoint.
+
+        Returns:
+            The new server.
+
+        Raises:
+            SettingError: The endpoint is invalid.
+        """
         made = super().copy(broker=broker)
         if broker is not None:
             made.endpoint = made.bind = public_endpoint(broker)
@@ -67,6 +79,7 @@ class FreelanceWorker(_FreelanceBase[Handler], Worker):
 
     Args:
         endpoint: The public endpoint, by which clients know this server, and to which they connect.
+        handler: As in `Worker`.
         bind: Where it listens, if not there: for example `"tcp://*:5555"`, or an address behind a proxy.
         service: The name that requests show to the handler.
         concurrency: Threads that run the handler (default 1).
@@ -77,7 +90,9 @@ class FreelanceWorker(_FreelanceBase[Handler], Worker):
         insecure: Admit everybody, even if other machines can connect.
         context: ZeroMQ context to use, needed for `inproc://` endpoints.
 
-    Raises `SettingError` if a setting is invalid, and when it starts, `BindError` if it cannot listen.
+    Raises:
+        SettingError: A setting is invalid.
+        BindError: It cannot listen, when it starts.
     """
 
     def _connect(self, number: int) -> ThreadedServer:
@@ -88,8 +103,23 @@ class AsyncFreelanceWorker(_FreelanceBase[AsyncHandler], AsyncWorker):
     """A server that clients call directly, without a broker, with an asyncio handler.
 
     It is used like an `AsyncWorker`, and has the same handlers.  They must not block the event loop, which also answers
-    PINGs.  The settings are those of `FreelanceWorker`; `concurrency` is the maximum number of concurrent requests
-    (default 64).
+    PINGs.
+
+        worker = AsyncFreelanceWorker("tcp://127.0.0.1:5555", reply)
+        asyncio.run(worker.run())
+
+    Args:
+        endpoint: As for `FreelanceWorker`.
+        handler: As in `AsyncWorker`.
+        bind: As for `FreelanceWorker`.
+        service: As for `FreelanceWorker`.
+        access: As for `FreelanceWorker`.
+        insecure: As for `FreelanceWorker`.
+        arguments: Those of `FreelanceWorker`; `concurrency` is the maximum number of concurrent requests (default 64).
+
+    Raises:
+        SettingError: A setting is invalid.
+        BindError: It cannot listen, when it starts.
     """
 
     def _connect(self, number: int, handler: AsyncHandler, loop: asyncio.AbstractEventLoop) -> AsyncServer:
@@ -105,7 +135,23 @@ def freelance_worker(
     access: Access | None = None,
     insecure: bool = False,
 ) -> FreelanceWorker | AsyncFreelanceWorker:
-    """Return a server with the handler of `worker`, which has not been started.  `FreelanceWorker` has the settings."""
+    """Return a server with the handler of `worker`, which has not been started.
+
+        freelance_worker(worker, "tcp://10.0.0.1:5555", bind="tcp://*:5555").run()
+
+    Args:
+        worker: Whose handler and settings it has.
+        endpoint: As for `FreelanceWorker`.
+        bind: As for `FreelanceWorker`.
+        access: As for `FreelanceWorker`.
+        insecure: As for `FreelanceWorker`.
+
+    Returns:
+        The server.
+
+    Raises:
+        SettingError: A setting is invalid.
+    """
     kind = AsyncFreelanceWorker if isinstance(worker, AsyncWorker) else FreelanceWorker
     settings = worker.settings
     return kind(

@@ -78,11 +78,39 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
 
 
 class OfferedService(_Offered[In, Out, Function], Service[In, Out], Generic[In, Out, Function]):
-    """A function that is offered as a service."""
+    """A function that is offered as a service.
+
+    `Services.service` makes it; nobody else needs to.
+
+        size = resize(Resize("a.png", 80))                      # calls the function
+        size = client.call(resize, Resize("a.png", 80))         # calls the service
+
+    Args:
+        name: The service's name.
+        function: The function.
+        signature: Its types.
+        group: The `Services` in which it was declared.
+        settings: Its settings.
+        batch: For a function of batches: how many requests, and how many seconds to wait for them.
+    """
 
 
 class OfferedStreaming(_Offered[In, Out, Function], Streaming[In, Out], Generic[In, Out, Function]):
-    """A generator function that is offered as a service."""
+    """A generator function that is offered as a service.
+
+    `Services.service` makes it; nobody else needs to.
+
+        names = list(find("cat"))                               # calls the function
+        names = list(client.stream(find, "cat"))                # calls the service
+
+    Args:
+        name: The service's name.
+        function: The function.
+        signature: Its types.
+        group: The `Services` in which it was declared.
+        settings: Its settings.
+        batch: For a function of batches: how many requests, and how many seconds to wait for them.
+    """
 
 
 AnyOffered = OfferedService[Any, Any, Any] | OfferedStreaming[Any, Any, Any]

@@ -82,6 +82,8 @@ class Services:
         if __name__ == "__main__":
             services.run()                              # or: mdworker images:services
 
+        services.include(others)                        # offer the services of another `Services` too
+
     The types say what travels: a request that does not fit is refused with 422 and never reaches the function.  A plain
     function runs in a thread, a coroutine function in the event loop.  A generator function's yields are sent as they
     come.  The decorated function can be called as before, and can be given to a client in place of the service's name.
@@ -91,9 +93,7 @@ class Services:
         lifespan: Returns a context manager, sync or async, which is entered before the first request and left after the
             last one, in each process.  The mapping that it yields is `current_request().state`.
         middleware: Called around each request, the first outermost: see `zmdp.workers.services.middleware`.
-        defaults: Settings of all services that do not have their own.
-
-    Raises `SettingError` for a lifespan that cannot be one.
+        defaults: Settings of all services that do not have their own: see `ServiceSettings`.
     """
 
     def __init__(
@@ -135,6 +135,9 @@ class Services:
     ) -> Any:
         """Declare the decorated function as the service `name`.
 
+            @services.service("score", batch=32, batch_wait=0.005)
+            def score(paths: list[str]) -> list[float]: ...
+
         The function takes one value or none.  Its annotations are the types; without them, it gets plain values.
 
         Args:
@@ -144,7 +147,12 @@ class Services:
             batch_wait: Seconds that the first request of a batch waits for others.
             settings: See `ServiceSettings`.
 
-        Raises `SettingError` if the function or a setting is invalid, or the name was declared before.
+        Returns:
+            A decorator, which makes an `OfferedService` of a function, and an `OfferedStreaming` of a generator
+            function.
+
+        Raises:
+            SettingError: The function or a setting is invalid, or the name was declared before.
         """
 
         def declare(function: Callable[..., Any]) -> AnyOffered:
@@ -170,9 +178,16 @@ class Services:
         return declare
 
     def include(self, other: "Services", *, prefix: str = "") -> None:
-        """Offer the services of `other` too, within this lifespan and middleware; `prefix` comes before their names.
+        """Offer the services of `other` too, within this lifespan and middleware.
 
-        Raises `SettingError` if a name was declared before, or if `other` is included already.
+            services.include(accounts, prefix="v2.")
+
+        Args:
+            other: The services.
+            prefix: Comes before their names.
+
+        Raises:
+            SettingError: A name was declared before, or `other` is included already.
         """
         if other is self or other._parent is not None:
             raise SettingError("these services are included already: declare them once, and include them once")
@@ -198,7 +213,13 @@ class Services:
             raise SettingError(f"service {name!r} was declared before")
 
     def around(self) -> "list[Services]":
-        """Return this and those in which it is included, the outermost first."""
+        """Return this and those in which it is included.
+
+            outermost, *_ = accounts.around()
+
+        Returns:
+            All of them, the outermost first.
+        """
         return [*(self._parent.around() if self._parent else ()), self]
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,7 +231,21 @@ class Services:
         only: Sequence[str] = (),
         **arguments: Unpack[WorkerArguments],
     ) -> ServicesWorker:
-        """Return a worker that offers the services, or those named in `only`.  Raises `SettingError`."""
+        """Return a worker that offers the services, for use within an event loop.
+
+            await services.worker(broker="tcp://10.0.0.1:5555").run()
+
+        Args:
+            broker: Endpoint of the broker, or several, as for `Worker`.
+            only: The names of the services to offer; by default all.
+            arguments: Those of `Worker`: `key`, `name` and so on.
+
+        Returns:
+            The worker, which has not been started.
+
+        Raises:
+            SettingError: A setting is invalid, or there is no such service.
+        """
         return ServicesWorker(self, broker=broker, only=only, **arguments)
 
     def run(
@@ -220,15 +255,30 @@ class Services:
         only: Sequence[str] = (),
         **arguments: Unpack[WorkerArguments],
     ) -> None:
-        """Offer the services, or those named in `only`, until Ctrl-C; then finish the requests in progress.
+        """Offer the services until Ctrl-C; then finish the requests in progress.
 
-        The arguments are those of `Worker`: `broker`, `key` and so on.  Raises `SettingError`.
+            services.run(only=["images.resize"])
+
+        Args:
+            broker: Endpoint of the broker, or several, as for `Worker`.
+            only: The names of the services to offer; by default all.
+            arguments: Those of `Worker`: `key`, `name` and so on.
+
+        Raises:
+            SettingError: A setting is invalid, or there is no such service.
         """
         with suppress(KeyboardInterrupt):
             asyncio.run(self.worker(broker=broker, only=only, **arguments).run())
 
     def test_client(self) -> "TestClient":
-        """Return a client that calls the services in this process, without a broker."""
+        """Return a client that calls the services in this process, without a broker.
+
+            with services.test_client() as client:
+                assert client.call(resize, Resize("a.png", 80)) == Size(80, 60)
+
+        Returns:
+            The client, whose `with` block enters the lifespan.
+        """
         from .test_client import TestClient  # noqa: PLC0415 - tests alone need it
 
         return TestClient(self)

@@ -39,6 +39,9 @@ class TestClient:
 
     Errors are those of `Client`: what a function raises becomes a `ServiceError`.  Plain functions run in the calling
     thread, coroutine functions in an event loop of the client's.
+
+    Args:
+        services: The services to call.
     """
 
     __test__ = False  # it is no test case, whatever pytest thinks of its name
@@ -78,7 +81,19 @@ class TestClient:
     def call(
         self, service: Service[Any, Any] | str, value: Any = None, *, headers: Mapping[str, str] | None = None
     ) -> Any:
-        """Call a service with a value and return the value it replies with.  Raises as `Client.call`."""
+        """Call a service with a value and return the value it replies with.
+
+        Args:
+            service: The service, or its name.
+            value: What it is called with.
+            headers: Seen by handler and middleware.
+
+        Returns:
+            The value of the reply.
+
+        Raises:
+            RequestError: As from `Client.call`: what the function raises becomes a `ServiceError`.
+        """
         *_, last = self._replies(service, value, headers)
         return last
 
@@ -91,11 +106,35 @@ class TestClient:
     def stream(
         self, service: Streaming[Any, Any] | str, value: Any = None, *, headers: Mapping[str, str] | None = None
     ) -> Iterator[Any]:
-        """Call a service with a value and yield each value as it comes.  Raises as `Client.stream`."""
+        """Call a service with a value and yield each value as it comes.
+
+            names = list(client.stream(find, "cat"))
+
+        Args:
+            service: The service, or its name.
+            value: What it is called with.
+            headers: Seen by handler and middleware.
+
+        Yields:
+            Each value.
+
+        Raises:
+            RequestError: As from `Client.stream`.
+        """
         return self._replies(service, value, headers)
 
     def map(self, service: Service[I, O], values: Iterable[I]) -> Iterator[O | ZmdpError]:
-        """Call a service for each value, and yield the replies in the same order; an error is yielded, not raised."""
+        """Call a service for each value, and yield the replies in the same order.
+
+            sizes = list(client.map(resize, [Resize("a.png", 80)] * 3))
+
+        Args:
+            service: The service.
+            values: What it is called with.
+
+        Yields:
+            Each reply; an error is yielded, not raised.
+        """
         for value in values:
             try:
                 reply: O = self.call(service, value)
@@ -104,7 +143,17 @@ class TestClient:
                 yield error
 
     def submit(self, service: Service[I, O], value: I) -> "Future[O]":
-        """Call a service and return the future of its reply, which is done: nothing runs in the background."""
+        """Call a service and return the future of its reply, which is done: nothing runs in the background.
+
+            size = client.submit(resize, Resize("a.png", 80)).result()
+
+        Args:
+            service: The service.
+            value: What it is called with.
+
+        Returns:
+            The future of the reply, or of its error.
+        """
         future: Future[O] = Future()
         try:
             future.set_result(self.call(service, value))

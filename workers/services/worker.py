@@ -31,9 +31,20 @@ BATCHES = 2
 class ServicesWorker:
     """Offers services: plain functions in threads, coroutine functions in the event loop, each over its own connection.
 
-    The arguments are those of `Worker`: `concurrency` and `handler_timeout` are for services that do not set their own.
+        worker = services.worker()
+        await worker.run()                              # or, beside other tasks:
+        await worker.start()
+        worker.stop()
+        await worker.wait()
 
-    Raises `SettingError` if there are no services, if `only` names another, or if a setting is invalid.
+    Args:
+        services: The services.
+        broker: Endpoint of the broker, or several, as for `Worker`.
+        only: The names of the services to offer; by default all.
+        arguments: Those of `Worker`; `concurrency` and `handler_timeout` are for services that do not set their own.
+
+    Raises:
+        SettingError: There are no services, `only` names another, or a setting is invalid.
     """
 
     def __init__(
@@ -79,7 +90,9 @@ class ServicesWorker:
     async def start(self) -> None:
         """Enter the lifespan, and begin to serve.  Call `stop` and `wait` afterwards.
 
-        Raises what the lifespan raises, and `ClosedError` if the worker was started before.
+        Raises:
+            ClosedError: The worker was started before.
+            Exception: What the lifespan raises.
         """
         if self._started:
             raise ClosedError("a worker of services can be started only once")
