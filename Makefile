@@ -114,7 +114,7 @@ browser:
 DOCS := .venv-docs/bin
 
 docs-pages:
-	@$(MAKE) --no-print-directory VENV=.venv-docs .venv-docs/docs.installed
+	@$(MAKE) --silent VENV=.venv-docs .venv-docs/docs.installed
 	@$(DOCS)/python docs/generate.py
 
 docs: docs-pages
