@@ -410,9 +410,9 @@ def anchors(page):
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings} | set(named)
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/explanation/guarantees.md"])
 def test_the_files_that_a_page_names_exist(page):
-    folders = "mdp|mmi|clients|workers|titanic|spark|migrations|src|tests|docs"
+    folders = "mdp|mmi|clients|workers|titanic|spark|migrations|src|tests|docs|bench|examples"
     names = re.findall(rf"`((?:{folders})/[\w./-]+)`", (ROOT / page).read_text())
     assert names
     assert [name for name in names if not (ROOT / name).exists()] == []
