@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 SITE = Path(__file__).parents[1] / "build" / "site"
-HOST = "http://site"
-"""A name for the site, which has none until it is published."""
+HOST, PREFIX = "http://site", "/zmdp/"
+"""A place for the site, which has none until it is published.  It may be a folder, so nothing leads out of it."""
 
 
 @dataclass
@@ -55,10 +55,12 @@ def broken_links(site: Path) -> list[str]:
 
 def leads_somewhere(link: str, path: Path, pages: dict[Path, Page], site: Path) -> bool:
     """Return whether a link leads to a file of the site and its anchor exists, or leads elsewhere."""
-    url = urlsplit(urljoin(f"{HOST}/{path.relative_to(site)}", link))
+    url = urlsplit(urljoin(f"{HOST}{PREFIX}{path.relative_to(site)}", link))
     if f"{url.scheme}://{url.netloc}" != HOST:
         return True
-    target = site / unquote(url.path).lstrip("/")
+    if not url.path.startswith(PREFIX):
+        return False
+    target = site / unquote(url.path.removeprefix(PREFIX))
     if target.is_dir():
         target /= "index.html"
     if not url.fragment or target not in pages:

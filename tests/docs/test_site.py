@@ -53,6 +53,8 @@ def check_site():
         ("../image.svg", False),
         ("../lost.svg", True),
         ("../lost/", True),
+        ("/", True),
+        ("../../image.svg", True),
         ("https://example.com/#any", False),
         ("mailto:somebody@example.com", False),
     ],

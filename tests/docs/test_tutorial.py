@@ -3,10 +3,11 @@
 import json
 import subprocess
 from contextlib import ExitStack
+from urllib.request import urlopen
 
 import pytest
 from support.pages import DOCS, Reader, write_files
-from support.processes import eventually, free_endpoint
+from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.clients import Client
 
@@ -86,8 +87,10 @@ def test_the_page_about_tests(tutorial):
 
 
 def test_the_page_about_production(tutorial):
-    """Also if the first broker is lost afterwards."""
+    """The dashboard is there, and a call succeeds after the first broker is lost."""
     reader = tutorial("tutorial/production.md")
+    with urlopen(f"http://{reader.names[DASHBOARD]}/livez", timeout=TIMEOUT_SECONDS) as answer:
+        assert answer.status == 200
     (left,) = [running for command, running in reader.servers.items() if "--name left" in command]
     left.kill()
     reader.run("curl --silent --data-binary @photo.jpg http://127.0.0.1:8000/thumbnail --output small.png", [])
