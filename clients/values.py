@@ -1,12 +1,14 @@
 """Values of services as JSON, by the codec that their workers tell: for people, and for programs without the types."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 
 from ..mdp.errors import CodecError
 from ..mdp.services import About
 from ..mdp.services.about import RAW
+from .reply import Reply
 
 
 def encoded(about: About, text: bytes) -> list[bytes]:
@@ -33,3 +35,33 @@ def json_of(about: About, frames: Sequence[bytes]) -> bytes | None:
         return msgspec.json.encode(msgspec.msgpack.decode(frames[0]))
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError):
         return None
+
+
+def body_for(about: About, frames: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the body of a request with a value that somebody has typed: JSON, or a text for a service that takes one.
+
+    What is neither is returned as it is: the service says what it expects.
+    """
+    if not about.codec or about.request == RAW or len(frames) != 1 or not frames[0]:
+        return frames
+    text = bytes(frames[0])
+    with suppress(CodecError, UnicodeDecodeError):
+        if (about.request or {}).get("type") == "string" and not _is_json_text(text):
+            text = msgspec.json.encode(text.decode())
+        return encoded(about, text)
+    return frames
+
+
+def _is_json_text(text: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(text), str)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def readable(about: About, reply: Reply) -> Reply:
+    """Return a reply with each value as JSON, if each is a frame of the service's codec."""
+    if about.codec != "msgpack":
+        return reply
+    frames = [frame if (value := json_of(about, [frame])) is None else value for frame in reply]
+    return Reply(frames, service=reply.service, final=reply.final)

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import click
@@ -17,7 +18,8 @@ from ...mdp.cli.console import (
     version_option,
     with_default,
 )
-from ...mdp.errors import BrokerUnreachable, RequestTimeout, ServiceNotFound
+from ...mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, ServiceNotFound
+from ...mdp.services import About
 from ...mdp.transport.reach import check_listening
 from .. import bodies, brokers
 from ..aio import AsyncClient
@@ -26,6 +28,7 @@ from ..defaults import MAX_OUTSTANDING
 from ..load import Progress, Result, mixed, one_by_one, pipelined
 from ..mdclient import Client
 from ..top import elsewhere
+from ..values import body_for, readable
 from .describing import describe, stub
 from .freelance import FREELANCE, call_servers
 from .monitoring import health, tail, top
@@ -94,8 +97,9 @@ def call(
 ) -> None:
     """Call SERVICE and print its reply.
 
-    A reply of one frame is printed byte for byte (on a terminal, with a newline); several frames are printed one per
-    line.
+    For a service with types, BODY is a value in JSON, or a text for one that takes a text, and so is what is printed.
+    Otherwise a reply of one frame is printed byte for byte (on a terminal, with a newline); several frames are printed
+    one per line.
 
     \b
     mdclient call echo hello                                   through a broker
@@ -114,7 +118,8 @@ def call(
         with new_client(connection) as client, advice(connection, service, wait=wait, on=on):
             headers = _named(headers, connection) if verbose else headers
             arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
-            reply = client.request(service, *frames, **arguments)
+            about = _about(client, service)
+            reply = readable(about, client.request(service, *body_for(about, frames), **arguments))
         check_known(service, reply)
     if as_json:
         bodies.print_json(bodies.described(reply))
@@ -149,8 +154,10 @@ def stream(
     with new_client(connection) as client, advice(connection, service, wait=wait, on=on):
         headers = _named(headers, connection) if verbose else headers
         arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
-        for part in client.stream(service, *frames, **arguments):
+        about = _about(client, service)
+        for part in client.stream(service, *body_for(about, frames), **arguments):
             check_known(service, part)
+            part = readable(about, part)  # noqa: PLW2901
             if as_json:
                 bodies.print_json(bodies.described(part))
             else:
@@ -395,6 +402,14 @@ def _is_missing(client: Client, service: str, timeout: float) -> bool:
         raise
     except RequestTimeout:
         return False
+
+
+def _about(client: Client, service: str) -> About:
+    """Return what the workers of a service say of it, if the broker tells."""
+    if client.protocol == "X1" and not service.startswith("mmi."):
+        with suppress(ServiceNotFound, RequestRejected):
+            return client.describe(service).about
+    return About()
 
 
 def _named(headers: dict[str, str], connection: dict[str, Any]) -> dict[str, str]:

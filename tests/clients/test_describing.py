@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -96,13 +97,17 @@ def test_workers_at_all_brokers_describe_a_service():
                 )
 
 
-def test_services_describe_themselves(tmp_path):
+def test_services_describe_themselves():
     services = Services(version="1.4")
 
     @services.service("double")
     def double(number: int) -> int:
         """Return twice the number."""
         return 2 * number
+
+    @services.service("letters", codec="msgpack")
+    def letters(text: str) -> Iterator[str]:
+        yield from text
 
     with running_broker() as server:
         at = server.endpoints[0]
@@ -117,6 +122,14 @@ def test_services_describe_themselves(tmp_path):
                 printed = await asyncio.to_thread(run, "describe", "double", "--json", "--broker", at)
                 code = await asyncio.to_thread(run, "stub", "double", "--broker", at)
                 quoted = await asyncio.to_thread(run, "stub", "double", "--json", "--broker", at)
+                while not await client.available("letters"):
+                    await asyncio.sleep(0)
+                for command, expected in (
+                    (("call", "double", "4"), "8"),
+                    (("call", "letters", "ab"), '"a"\n"b"\nnull\n'),
+                    (("stream", "letters", "ab"), '"a"\n"b"\nnull\n'),
+                ):
+                    assert await asyncio.to_thread(run, *command, "--broker", at) == expected
             worker.stop()
             await worker.wait()
             return described, printed, code, quoted
