@@ -26,7 +26,6 @@ import zmq
 
 from ..access import Access, Permissions
 from ..broker.server import Server
-from ..control import GATEWAY, SPARK
 from ..errors import BindError, SettingError
 from ..transport.tcp import is_loopback, listen, shown_address
 
@@ -34,8 +33,6 @@ MODULE: Final = "zmdp.mmi.web"
 PACKAGES: Final = ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
 ROLE: Final = "(dashboard)"
 """The role of the process at a broker with access control; no role in a file can have such a name."""
-CALLS: Final = (f"{SPARK}*", f"{GATEWAY}*")
-"""The services that it asks besides the broker itself."""
 RESTART_SECONDS: Final = (1.0, 60.0)
 """How long to wait before the process is restarted: at first, and at most."""
 END_SECONDS: Final = 0.5
@@ -89,8 +86,8 @@ class WebProcess:
         return f"http://{shown_address(self._listener)}/"
 
     def admitted_by(self, access: Access) -> Access:
-        """Return `access` with the key of the process."""
-        return access.adding({self._public: Permissions(ROLE, call=CALLS, admin=True)})
+        """Return `access` with the key of the process, which tries services on behalf of admins."""
+        return access.adding({self._public: Permissions(ROLE, call=("*",), admin=True, on_behalf=True)})
 
     def start(self, server: Server) -> None:
         """Start the process, for a broker that listens at `endpoint`."""

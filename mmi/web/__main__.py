@@ -48,7 +48,7 @@ async def serve(listener: socket.socket) -> int:
     visitors = Visitors(visitors_of(settings["access"]), any_host=settings["open"])
     async with AsyncClient(settings["endpoint"], key=loaded or "") as client:
         observer = Observer(client)
-        broker = BrokerSection(observer)
+        broker = BrokerSection(observer, client)
         pages_of_spark = SparkSection(observer, ControlServices(client, observer, SPARK))
         pages_of_gateways = GatewaySection(observer, ControlServices(client, observer, GATEWAY))
         sections = [broker.section(), pages_of_gateways.section(), pages_of_spark.section()]

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from prometheus_client.registry import Collector
 
+from ...clients import AsyncClient
 from ...mdp.control import GATEWAY, SPARK
 from .charts import bars, chart, drawing
 from .exposition import BrokerCollector, Selection
@@ -18,6 +19,7 @@ from .observer import Observer, Unavailable, until_changed
 from .shell import Action, NotFoundError, Page, Section, View
 from .snapshot import Change, Snapshot, change, change_of
 from .tables import Column, Table, table
+from .trials import Trials, beginning
 
 FRESH_SECONDS: Final = 2.0
 """For this long, an answer of the broker proves that its loop turns."""
@@ -38,8 +40,9 @@ _FAR: Final = float("inf")
 class BrokerSection:
     """The section of the broker that an observer looks at."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, client: AsyncClient) -> None:
         self._observer = observer
+        self._trials = Trials(observer, client)
         self._lists = Lists(observer)
         self._selection = Selection()
         self._changes: tuple[Snapshot | None, dict[str, Change]] = (None, {})
@@ -56,7 +59,7 @@ class BrokerSection:
                 Page("/requests", "requests.html", self._requests, "Requests", "r"),
                 Page("/brokers", "brokers.html", self._brokers, "Brokers", "b"),
             ],
-            actions=[Action("/requests/cancel", self._cancel)],
+            actions=[Action("/requests/cancel", self._cancel), Action("/service/try", self._trials.run)],
             collectors=self._collectors,
             version=lambda: self._observer.generation,
             troubles=self._troubles,
@@ -178,8 +181,10 @@ class BrokerSection:
         body = _as_bytes(name)
         requests, trouble = await _told(self._lists.requests(body))
         workers, _ = await _told(self._lists.workers(body))
+        described = await self._trials.described(name)
         return {
-            "trouble": observer.trouble, "row": row, "now": now,
+            "trouble": observer.trouble, "row": row, "now": now, "described": described,
+            "beginning": beginning(described), "outcome": self._trials.outcome(view.query.get("tried", "")),
             "p50": now.at_worker.quantile(0.5, latest.bounds), "p99": now.at_worker.quantile(0.99, latest.bounds),
             "all": all_times, "bars": bars(all_times, latest.bounds), "queue_bars": bars(in_queue, latest.bounds),
             "all_p50": all_times.quantile(0.5, latest.bounds), "all_p99": all_times.quantile(0.99, latest.bounds),

@@ -1,15 +1,13 @@
 """Values over HTTP, by the codec that the workers of a service tell, and the page on which people try services."""
 
-import asyncio
-import threading
 from collections.abc import AsyncIterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
 import pytest
 from support import browser as browsers
-from support.http_gateways import await_services, http_gateway
+from support.http_gateways import http_gateway
+from support.offered import offered
 from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp import Services
@@ -47,31 +45,13 @@ def raw(data: bytes) -> bytes:
     return data
 
 
-@contextmanager
-def offered(endpoint):
-    """Offer the services in a thread."""
-    started, loop = threading.Event(), asyncio.new_event_loop()
-    worker = services.worker(broker=endpoint)
-
-    def run():
-        loop.call_soon(started.set)
-        loop.run_until_complete(worker.run())
-        loop.close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    started.wait()
-    try:
-        await_services(endpoint, "packed", "plain", "parts", "raw")
-        yield
-    finally:
-        worker.stop()
-        thread.join()
-
-
 @pytest.fixture(scope="module")
 def gateway():
-    with running_broker(drain_timeout=0.0) as server, offered(at := server.endpoints[0]), http_gateway(at) as gateway:
+    with (
+        running_broker(drain_timeout=0.0) as server,
+        offered(services, at := server.endpoints[0]),
+        http_gateway(at) as gateway,
+    ):
         yield gateway
 
 
