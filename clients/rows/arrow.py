@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ RESULTS: Final = {"string": pa.string(), "binary": pa.binary(), "frames": pa.lis
 
 Outcome = RowOutcome | None
 """None if the row was not sent."""
+Columns = Callable[[Sequence[Outcome]], list[pa.Array]]
+"""Makes reply, code and error of rows, as arrays."""
 
 
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -141,13 +144,16 @@ def map_rows(
     connect: Connect,
     *,
     result: str = "string",
+    columns: Columns | None = None,
     keyed: Route | None = None,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield the batches, perhaps divided, with three more columns: reply, code and error, named `added`.
 
     The last column of each batch is what to send and is left out: strings or bytes, and NULL in rows that are not sent.
-    With `keyed`, which sends rows with keys, the last two are what to send and the keys.  `result` is one of `RESULTS`.
+    With `keyed`, which sends rows with keys, the last two are what to send and the keys.  `result` is one of `RESULTS`,
+    unless `columns` makes the three columns.
     """
+    make = columns or partial(reply_columns, result=result)
     lookahead, selected = Lookahead(settings), 1 + (keyed is not None)
 
     def parts() -> Iterator[Rows]:
@@ -163,9 +169,9 @@ def map_rows(
     for rows in answer_rows(parts(), settings, connect, lookahead, keyed):
         names = [*rows.tag.schema.names[:-selected], *added]
         for start, end in split_by_size(rows.outcomes):
-            columns = [column.slice(start, end - start) for column in rows.tag.columns[:-selected]]
-            columns += reply_columns(rows.outcomes[start:end], result)
-            yield pa.RecordBatch.from_arrays(columns, names)
+            found = [column.slice(start, end - start) for column in rows.tag.columns[:-selected]]
+            found += make(rows.outcomes[start:end])
+            yield pa.RecordBatch.from_arrays(found, names)
 
 
 def frames_of(column: pa.Array) -> list[bytes | None]:

@@ -2,11 +2,13 @@
 
     replies = call_service(df, "shout", input="text", window=64)
     replies.where("reply_code <> 200").show()
+    call_service(df, resize, input="job")               # a Service, with types: the reply is a struct of its fields
 
 Errors are columns too: a row whose request fails never fails the job.  See docs/spark/pipeline.md.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any, Final
 
 from pyspark.errors import AnalysisException, PySparkNotImplementedError
@@ -22,12 +24,15 @@ from ...clients.rows.arrow import added_names, check_result, map_rows
 from ...clients.rows.tables import ARROW, map_tables
 from ...mdp import wire
 from ...mdp.keys import BrokerKey, Key
+from ...mdp.services import BaseService
 from ...mdp.transport.brokers import checked_brokers
 from ...titanic.submission import MAX_SECONDS
 from ..errors import reason
 from ..python_workers import exempt_imports_from_collection
 from .function import call_series
 from .settings import CallSettings
+from .values import ValueColumns, check_input, check_service
+from .values import reply_type as type_of_reply
 
 REPLY_TYPES: Final = {
     "string": StringType(),
@@ -35,13 +40,18 @@ REPLY_TYPES: Final = {
     "frames": ArrayType(BinaryType(), containsNull=False),
 }
 """The type of the column of replies, by `result`."""
+JSON_OPTIONS: Final = (
+    "map('ignoreNullFields', 'false', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", "
+    "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\")"
+)
+"""How values are written for services with types: with microseconds."""
 TEMPORARY_COLUMN: Final = "__zmdp_{}__"
 """Names of temporary columns, chosen not to clash with those of the DataFrame."""
 
 
 def call_service(
     df: DataFrame,
-    service: str,
+    service: str | BaseService[Any, Any],
     *,
     input: str | Sequence[str] | Column,  # noqa: A002 - the natural name
     output: str = "reply",
@@ -67,7 +77,8 @@ def call_service(
 
     Args:
         df: the rows; all their columns are kept.
-        service: the service to call.
+        service: the service to call: its name, or a `Service`.  The type of a service's request says which columns fit
+            as `input`, that of its reply is the type of the reply column.
         input: what to send.  A column of strings or bytes is sent as it is; a struct, map or array as JSON; a list of
             column names as one JSON object.  Rows whose input is NULL are not sent.
         output: name of the reply column.
@@ -92,11 +103,16 @@ def call_service(
         The DataFrame with the columns, into which errors of requests go as well.
 
     Raises:
-        SettingError: An argument is invalid.
+        SettingError: An argument is invalid, or a column does not fit a service's types.
     """
+    typed = service if isinstance(service, BaseService) else None
+    if typed is not None:
+        check_service(typed)
+        if codec is not None or result != "string":
+            raise SettingError(f"{typed!r} has types, so it needs neither result nor codec")
     one_frame = result if codec is None else "binary"
     settings = _settings(broker, window, rows_per_request, timeout, keep, headers, one_frame, client_key, broker_key)
-    name = wire.service_name(service).decode()
+    name = wire.service_name(service.name if isinstance(service, BaseService) else service).decode()
     if key is not None and (settings.rows_per_request or 1) > 1:
         raise SettingError(f"rows_per_request is {rows_per_request}, but with a key it must be {AUTO!r} or 1")
     if codec not in {None, ARROW}:
@@ -105,19 +121,25 @@ def call_service(
         raise SettingError("a key belongs to a row, so it cannot be combined with codec='arrow'")
     fold = str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
     added = added_names(output, df.columns, fold)
-    selected = _select_input(df, input, key, as_it_is=codec is not None)
+    selected = _select_input(df, input, key, typed, as_it_is=codec is not None)
 
     reply_type: DataType
     if codec is None:
+        columns = None
         reply_type = REPLY_TYPES[result]
+        if typed is not None and typed.reply.kind is not Any:  # otherwise it is any JSON
+            reply_type, shape = type_of_reply(typed)
+            columns = ValueColumns(name, shape, _arrow_type(reply_type))
         route = None if key is None else settings.through_titanic
 
         def call(batches: Iterator[Any]) -> Iterator[Any]:
-            yield from map_rows(batches, name, added, settings, settings.connect, result=result, keyed=route)
+            yield from map_rows(
+                batches, name, added, settings, settings.connect, result=result, columns=columns, keyed=route
+            )
             exempt_imports_from_collection()
     else:
         reply_type = _any_type(df.sparkSession, result)
-        arrow_type = to_arrow_type(reply_type)
+        arrow_type = _arrow_type(reply_type)
         sent_as = None if isinstance(input, list | tuple) else input if isinstance(input, str) else "input"
 
         def call(batches: Iterator[Any]) -> Iterator[Any]:
@@ -168,7 +190,7 @@ def register_function(
         broker_key: as for `call_service`.
 
     Raises:
-        SettingError: An argument is invalid.
+        SettingError: An argument is invalid, or a column does not fit a service's types.
     """
     settings = _settings(broker, window, rows_per_request, timeout, keep, headers, result, client_key, broker_key)
     if not isinstance(name, str) or not name.isidentifier():
@@ -198,6 +220,12 @@ def _any_type(spark: SparkSession, name: str) -> DataType:
         raise SettingError(f"{expected}: {reason(error)}") from None
 
 
+def _arrow_type(kind: DataType) -> Any:
+    """Return the type of Arrow for one of Spark's; from Spark 4.3 on, that of a timestamp needs a time zone."""
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_type).parameters else {}
+    return to_arrow_type(kind, **zone)
+
+
 def _settings(
     broker: str | Sequence[str] | None,
     window: int,
@@ -224,7 +252,9 @@ def _settings(
     return CallSettings(**vars(rows), broker=endpoints, keep=keep, result=result, keys=keys)
 
 
-def _select_input(df: DataFrame, selected: Any, key: str | None, *, as_it_is: bool = False) -> DataFrame:
+def _select_input(
+    df: DataFrame, selected: Any, key: str | None, typed: BaseService[Any, Any] | None = None, *, as_it_is: bool = False
+) -> DataFrame:
     """Return the columns of `df`, then what to send (string or binary, or as it is), then the key if there is one.
 
     All are renamed c0, c1, …, because names may occur more than once.  Raises `SettingError`.
@@ -238,6 +268,11 @@ def _select_input(df: DataFrame, selected: Any, key: str | None, *, as_it_is: bo
     if key is not None and not isinstance(found.schema.fields[-1].dataType, StringType):
         type_name = found.schema.fields[-1].dataType.simpleString()
         raise SettingError(f"key is {key!r}, a column of type {type_name}; cast it to string")
+    if typed is not None:
+        check_input(typed, selected if isinstance(selected, str) else "input", kind)
+        if not typed.request.raw:
+            names[at] = f"{_as_json(names[at], kind)} AS {names[at]}"
+        return found.selectExpr(*names)
     if as_it_is or isinstance(kind, StringType | BinaryType):
         return found
     if isinstance(kind, StructType | MapType | ArrayType):
@@ -247,6 +282,14 @@ def _select_input(df: DataFrame, selected: Any, key: str | None, *, as_it_is: bo
         f"input is {selected!r}, of type {kind.simpleString()}; expected a string, binary, struct, map or array: "
         "cast it, or pass a list of columns to send them as a JSON object"
     )
+
+
+def _as_json(column: str, kind: DataType) -> str:
+    """Return the SQL for values of a column as JSON; `to_json` takes no scalars, so these are put in an array."""
+    if isinstance(kind, StructType | MapType | ArrayType):
+        return f"to_json({column}, {JSON_OPTIONS})"
+    array = f"to_json(array({column}), {JSON_OPTIONS})"
+    return f"CASE WHEN {column} IS NOT NULL THEN substr({array}, 2, length({array}) - 2) END"
 
 
 def _with_input(df: DataFrame, selected: Any) -> DataFrame:

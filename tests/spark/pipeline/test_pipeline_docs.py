@@ -18,11 +18,17 @@ PAGE = Path(__file__).parents[3] / "docs" / "spark" / "pipeline.md"
 def test_its_python_runs(spark, endpoint, tmp_path, capsys):
     names = {}
     shout = Worker("shout", lambda request: [frame.upper() for frame in request], broker=endpoint, **BEATS)
-    with shout, serving(endpoint, str(tmp_path / "titanic.db"), **BEATS):
+    rate = Worker(
+        "rate", lambda job: {"good": "good" in job["text"], "words": []}, codec="json", broker=endpoint, **BEATS
+    )
+    with shout, rate, serving(endpoint, str(tmp_path / "titanic.db"), **BEATS):
         for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
             here = block.replace("tcp://127.0.0.1:5555", endpoint).replace('t("replies")', f't("{tmp_path}/replies")')
             exec(compile(here, str(PAGE), "exec"), names)
         assert names["typed"].count() == 3
+        codes = [(row.id, row.reply_code) for row in names["rated"].orderBy("id").collect()]
+        assert codes == [(1, 200), (2, 500), (3, 200)]  # a plain worker does not check what it gets
+        assert names["rated"].schema["reply"].dataType.simpleString() == "struct<good:boolean,words:array<string>>"
     shown = re.findall(r"^    ([+|].*)$", PAGE.read_text(), re.MULTILINE)
     assert capsys.readouterr().out.split("\n")[: len(shown)] == shown
     assert names["spark"] is spark

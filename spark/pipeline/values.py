@@ -1,0 +1,287 @@
+"""Values of services with types as columns: which columns fit a request, and what a reply's column holds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from functools import cached_property, partial
+from typing import Any, Final, Literal, Optional
+from uuid import UUID
+
+import msgspec
+import pyarrow as pa
+from msgspec import inspect
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegralType,
+    LongType,
+    MapType,
+    NullType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from ...clients.rows.arrow import OK, Outcome, answer
+from ...mdp.codes import Code
+from ...mdp.errors import CodecError, SettingError
+from ...mdp.services import BaseService, Service, Streaming
+from ...mdp.services.values import show
+
+AnyService = BaseService[Any, Any]
+Row = tuple[Any, int | None, str | None]
+"""A reply, its code and its error."""
+Shape = tuple[str, Any]
+"""What a reply is made of: `("value", TYPE)`, the shape of what is in an `"optional"`, `"list"` or `"dict"`, or the
+fields of an `"object"`: name, shape and, unless it is required, default."""
+
+_SCALARS: Final[Sequence[tuple[type, type, DataType, tuple[type, ...]]]] = (
+    (inspect.BoolType, bool, BooleanType(), (BooleanType,)),
+    (inspect.IntType, int, LongType(), (IntegralType,)),
+    (inspect.FloatType, float, DoubleType(), (NumericType,)),
+    (inspect.StrType, str, StringType(), (StringType,)),
+    (inspect.BytesType, bytes, BinaryType(), (BinaryType,)),
+    (inspect.DateTimeType, datetime, TimestampType(), (TimestampType, TimestampNTZType)),
+    (inspect.DateType, date, DateType(), (DateType,)),
+    (inspect.DecimalType, Decimal, DecimalType(38, 18), (NumericType,)),
+    (inspect.UUIDType, UUID, StringType(), (StringType,)),
+)
+"""Types of values, the type of a column of replies, and those of columns that can be sent."""
+_LISTS: Final = (
+    inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType, inspect.CollectionType,
+)  # fmt: skip
+_OBJECTS: Final = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
+_ARROW_ERRORS: Final = (pa.ArrowException, OverflowError)
+_KEPT: Final = (bytes, datetime, date, Decimal)
+"""Values that Arrow takes as they are."""
+
+
+def check_service(service: AnyService) -> None:
+    """Raise `SettingError` for a service whose values cannot be columns."""
+    if isinstance(service, Streaming):
+        raise SettingError(f"service {service.name!r} streams its reply, but a row has one reply")
+    if service.request.codec != "json":
+        raise SettingError(f"service {service.name!r} has the codec {service.request.codec}; expected json")
+    if service.request.kind is type(None):
+        raise SettingError(f"service {service.name!r} takes no value, so there is no input to send")
+
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_input(service: AnyService, column: str, found: DataType) -> None:
+    """Raise `SettingError`, which names the column or its field, unless values of type `found` can be sent."""
+    wrong = _misfit(inspect.type_info(service.request.kind), found, column)
+    if wrong is not None:
+        raise SettingError(f"{wrong}, as service {service.name!r} takes {show(service.request.kind)}")
+
+
+def _misfit(expected: inspect.Type, found: DataType, column: str) -> str | None:
+    """Return what is wrong with a column whose values are to be of type `expected`."""
+    expected = _without_metadata(expected)
+    if isinstance(expected, inspect.AnyType | inspect.CustomType) or isinstance(found, NullType):
+        return None
+    if isinstance(expected, inspect.UnionType):
+        wrong = [_misfit(each, found, column) for each in expected.types if not isinstance(each, inspect.NoneType)]
+        return None if None in wrong else wrong[0] if len(wrong) == 1 else _differs(expected, found, column)
+    if isinstance(expected, _OBJECTS) and isinstance(found, StructType):
+        return _object_misfit(expected.fields, {each.name: each.dataType for each in found.fields}, column)
+    if isinstance(expected, _LISTS) and isinstance(found, ArrayType):
+        return _misfit(expected.item_type, found.elementType, f"{column}[]")
+    if isinstance(expected, inspect.TupleType) and isinstance(found, ArrayType):
+        wrong = [_misfit(each, found.elementType, f"{column}[]") for each in expected.item_types]
+        return next(filter(None, wrong), None)
+    if isinstance(expected, inspect.DictType) and isinstance(found, MapType):
+        return _misfit(expected.value_type, found.valueType, f"{column}[]")
+    if isinstance(expected, inspect.DictType) and isinstance(found, StructType):
+        wrong = [_misfit(expected.value_type, each.dataType, f"{column}.{each.name}") for each in found.fields]
+        return next(filter(None, wrong), None)
+    fitting = _fitting(expected)
+    return None if isinstance(found, fitting) else _differs(expected, found, column)
+
+
+def _object_misfit(fields: Sequence[Any], found: Mapping[str, DataType], column: str) -> str | None:
+    for each in fields:
+        name = f"{column}.{each.encode_name}"
+        if each.encode_name in found:
+            wrong = _misfit(each.type, found[each.encode_name], name)
+        else:
+            wrong = f"{name} is missing; expected {_name(each.type)}" if each.required else None
+        if wrong is not None:
+            return wrong
+    return None
+
+
+def _fitting(expected: inspect.Type) -> tuple[type, ...]:
+    """Return the types of columns that fit a value that has no parts."""
+    if isinstance(expected, inspect.EnumType | inspect.LiteralType):
+        return (StringType,) if isinstance(_values(expected)[0], str) else (IntegralType,)
+    return next((fitting for kind, _, _, fitting in _SCALARS if isinstance(expected, kind)), ())
+
+
+def _differs(expected: inspect.Type, found: DataType, column: str) -> str:
+    return f"{column} is of type {found.simpleString()}; expected {_name(expected)}"
+
+
+# ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def reply_type(service: AnyService) -> tuple[DataType, Shape]:
+    """Return the type of the column of replies, and their shape.
+
+    Raises `SettingError` for a type that Spark has no equivalent of.
+    """
+    return _column(inspect.type_info(service.reply.kind), f"the reply of service {service.name!r}", ())
+
+
+def _column(kind: inspect.Type, path: str, outer: tuple[inspect.Type, ...]) -> tuple[DataType, Shape]:
+    kind, optional = _optional(kind)
+    column, shape = _column_of_values(kind, path, outer)
+    return column, ("optional", shape) if optional else shape
+
+
+def _column_of_values(kind: inspect.Type, path: str, outer: tuple[inspect.Type, ...]) -> tuple[DataType, Shape]:
+    """Return the type of a column of values that are not None."""
+    for scalar, value, column, _ in _SCALARS:
+        if isinstance(kind, scalar):
+            return column, ("value", value)
+    if isinstance(kind, inspect.EnumType | inspect.LiteralType):
+        values = _values(kind)
+        return StringType() if isinstance(values[0], str) else LongType(), ("value", Literal[tuple(values)])
+    if isinstance(kind, inspect.NoneType):
+        return NullType(), ("value", None)
+    if isinstance(kind, _LISTS):
+        item, shape = _column(kind.item_type, f"{path}[]", outer)
+        return ArrayType(item, shape[0] == "optional"), ("list", shape)
+    if isinstance(kind, inspect.DictType) and isinstance(_optional(kind.key_type)[0], inspect.StrType):
+        item, shape = _column(kind.value_type, f"{path}[]", outer)
+        return MapType(StringType(), item, shape[0] == "optional"), ("dict", shape)
+    if isinstance(kind, _OBJECTS) and not getattr(kind, "array_like", False) and not _contains(outer, kind):
+        struct, fields = StructType(), []
+        for each in kind.fields:
+            column, shape = _column(each.type, f"{path}.{each.encode_name}", (*outer, kind))
+            struct.add(each.encode_name, column)
+            fields.append((each.encode_name, shape, *(() if each.required else (_default(each),))))
+        return struct, ("object", fields)
+    raise SettingError(f"{path} is of type {_name(kind)}, which has no equivalent in Spark")
+
+
+def _contains(outer: Sequence[inspect.Type], kind: inspect.Type) -> bool:
+    return any(each is kind for each in outer)  # types that contain themselves cannot be compared
+
+
+def _default(field: inspect.Field) -> Any:
+    """Return the value of a field that a reply lacks."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return msgspec.to_builtins(field.default_factory(), builtin_types=_KEPT)
+    if field.default in {msgspec.NODEFAULT, msgspec.UNSET}:  # of a TypedDict, or of a Struct
+        return None
+    return msgspec.to_builtins(field.default, builtin_types=_KEPT)
+
+
+def _type_of(shape: Shape, name: str = "Value") -> Any:
+    """Return a type whose values have this shape; it has a `name`, as msgspec tells types apart by theirs."""
+    match shape:
+        case "value", kind:
+            return kind
+        case "optional", inner:
+            return Optional[_type_of(inner, name)]  # noqa: UP045 - the other form is for types only
+        case "list", inner:
+            return list[_type_of(inner, name)]  # type: ignore[misc]
+        case "dict", inner:
+            return dict[str, _type_of(inner, name)]  # type: ignore[misc]
+    fields: list[Any] = []
+    for at, (_, inner, *default) in enumerate(shape[1]):
+        given = [msgspec.field(default_factory=partial(_first, default))] if default else []
+        fields.append((f"f{at}", _type_of(inner, f"{name}_{at}"), *given))
+    rename = {f"f{at}": sent for at, (sent, *_) in enumerate(shape[1])}  # which need not be valid in Python
+    return msgspec.defstruct(name, fields, rename=rename, kw_only=True)
+
+
+def _first(values: list[Any]) -> Any:
+    return values[0]
+
+
+@dataclass(frozen=True)
+class ValueColumns:
+    """Makes reply, code and error of rows, as arrays; Spark ships it to executors.
+
+    A reply that has another shape is an error of its row.  The types themselves are not shipped: msgspec prevents that,
+    and executors may not have the modules in which they are declared.
+    """
+
+    name: str
+    """The service's."""
+    shape: Shape
+    column: pa.DataType
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> list[pa.Array]:
+        """Return the arrays."""
+        rows = list(map(self._read, outcomes))
+        try:
+            return self._arrays(rows)
+        except _ARROW_ERRORS:  # such as a number that is too large: find out which
+            return self._arrays(list(map(self._check, rows)))
+
+    @cached_property
+    def _service(self) -> AnyService:
+        return Service(self.name, None, _type_of(self.shape))
+
+    def _read(self, outcome: Outcome) -> Row:
+        reply, code, error = answer(outcome, "binary")
+        if not isinstance(reply, bytes):
+            return None, code, error
+        try:
+            return msgspec.to_builtins(self._service.decode_reply([reply]), builtin_types=_KEPT), OK, None
+        except CodecError as wrong:
+            return None, int(Code.FAILED), str(wrong)
+
+    def _check(self, row: Row) -> Row:
+        try:
+            pa.scalar(row[0], self.column)
+        except _ARROW_ERRORS as wrong:
+            return None, int(Code.FAILED), f"the reply of service {self.name!r} does not fit: {wrong}"
+        return row
+
+    def _arrays(self, rows: Sequence[Row]) -> list[pa.Array]:
+        kinds = (self.column, pa.int32(), pa.string())
+        return [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
+
+
+# ── types ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _without_metadata(kind: inspect.Type) -> inspect.Type:
+    return _without_metadata(kind.type) if isinstance(kind, inspect.Metadata) else kind
+
+
+def _optional(kind: inspect.Type) -> tuple[inspect.Type, bool]:
+    """Return the type of the values that are not None, and whether None is allowed."""
+    kind = _without_metadata(kind)
+    if not isinstance(kind, inspect.UnionType):
+        return kind, False
+    others = [_without_metadata(each) for each in kind.types if not isinstance(each, inspect.NoneType)]
+    if {type(each) for each in others} == {inspect.IntType, inspect.FloatType}:
+        return inspect.FloatType(), kind.includes_none
+    return (others[0] if len(others) == 1 else kind), kind.includes_none
+
+
+def _values(kind: inspect.EnumType | inspect.LiteralType) -> Sequence[Any]:
+    return [each.value for each in kind.cls] if isinstance(kind, inspect.EnumType) else kind.values
+
+
+def _name(kind: inspect.Type) -> str:
+    """Return the name of a type as people write it."""
+    kind = _without_metadata(kind)
+    if isinstance(kind, inspect.UnionType):
+        return " | ".join(map(_name, kind.types))
+    found = getattr(kind, "cls", None)
+    return show(found) if found is not None else type(kind).__name__.removesuffix("Type").lower()
