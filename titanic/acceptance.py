@@ -73,10 +73,10 @@ class Acceptance:
     def _stored(self, wanted: Sequence[Submission], uuids: Sequence[UUID | None]) -> None:
         """Have requests executed that were stored, all to one service."""
         new = sum(uuid == each.uuid for uuid, each in zip(uuids, wanted, strict=True))
-        self._backlog.accepted(new, sum(uuid is not None for uuid in uuids) - new)
+        service, due = wanted[0].service, wanted[0].due
+        self._backlog.accepted(service, new, sum(uuid is not None for uuid in uuids) - new)
         if not new:
             return
-        service, due = wanted[0].service, wanted[0].due
         if due > self._database.clock.now():
             self._backlog.look.set()
         elif not self._dispatcher.offered.get(service):
@@ -122,7 +122,7 @@ class Acceptance:
         claims: list[store.Claimed] = []
         if not done.cancelled() and done.exception() is None:
             claims = [each for each in done.result() if isinstance(each, store.Claimed)]
-            self._backlog.accepted(len(claims), count - len(claims))
+            self._backlog.accepted(lane.service, len(claims), count - len(claims))
         self._dispatcher.execute_rows(lane, count, claims)
 
     def end_turns(self) -> None:

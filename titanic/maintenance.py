@@ -66,7 +66,7 @@ class Maintenance:
             self._backlog.look.clear()
             known = dict(self._dispatcher.running)
             asked = store.MaintenanceRound(
-                self._lease, self._database.clock, renew_at, self._backlog.max_waiting if count else None,
+                self._lease, self._database.clock, renew_at, self._backlog.max_per_service if count else None,
                 tuple(self._dispatcher.offered),
             )  # fmt: skip
             pause = MAINTENANCE_SECONDS

@@ -53,27 +53,27 @@ class Results:
             self.unstored_bytes -= size
 
     async def _store(self, sent: Sent, results: Sequence[AttemptResult]) -> None:
-        uuids = [each.claimed.uuid for each in sent.members]
+        members = [each.claimed for each in sent.members]
         ended = [each for each in results if isinstance(each, store.Outcome)]
         if len(ended) == len(results) > 1:
             with suppress(StoreError):  # then each is stored by itself
                 current = await self._writer.submit_all(store.finish, ended)
-                for each in zip(uuids, ended, current, strict=True):
+                for each in zip(members, ended, current, strict=True):
                     self._ended(*each)
                 return
         storing = [self._submit(each) for each in results]
-        for uuid, result, stored in zip(uuids, results, storing, strict=True):
+        for claimed, result, stored in zip(members, results, storing, strict=True):
             current = await self._stored(result, stored)
             if isinstance(result, store.Outcome):
-                self._ended(uuid, result, current)
+                self._ended(claimed, result, current)
             else:
                 self._backlog.retried()
-                self._callers.changed(uuid)
+                self._callers.changed(claimed.uuid)
 
-    def _ended(self, uuid: UUID, outcome: store.Outcome, current: bool) -> None:
+    def _ended(self, claimed: store.Claimed, outcome: store.Outcome, current: bool) -> None:
         """Record that the outcome of a request was stored, if it was `current`."""
-        self._backlog.ended(outcome.code)
-        self._callers.changed(uuid, outcome if current else None)
+        self._backlog.ended(claimed.service, outcome.code)
+        self._callers.changed(claimed.uuid, outcome if current else None)
 
     async def store_partial(self, uuid: UUID, part: store.Partial) -> None:
         """Store a PARTIAL of the request with this UUID."""

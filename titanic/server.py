@@ -17,7 +17,7 @@ from ..workers import AsyncWorker
 from . import schema, store
 from .acceptance import Acceptance
 from .attempts import Attempts
-from .backlog import Backlog
+from .backlog import DEFAULT_MAX_WAITING, Backlog
 from .callers import MAX_CALLERS, Callers
 from .database import Database, prepare
 from .discovery import Discovery
@@ -36,7 +36,6 @@ ABORT_SECONDS: Final = 0.2
 """How long they may take to end once they are given up."""
 CONCURRENCY: Final = 256
 """Maximum number of requests that titanic.request and titanic.close each handle at a time."""
-DEFAULT_MAX_WAITING: Final = 1_000_000
 DEFAULT_MAX_DEATHS: Final = 5
 MIN_LEASE_SECONDS: Final = 2.0
 WORKER_NAME: Final = "titanic, database "
@@ -69,6 +68,7 @@ class Server:
             that answers.
         lease: Seconds after a crash until another Titanic may take over its running requests.
         max_waiting: Maximum number of requests that have not ended.
+        max_waiting_per_service: Maximum number of these to one service; half of `max_waiting` by default.
         max_deaths: Number of workers lost while they handled a request after which the request fails.
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
         drain_timeout: Seconds that `stop` waits for running requests, of callers and of services.
@@ -90,6 +90,7 @@ class Server:
         broker: str | Sequence[str] | None = None,
         lease: float = DEFAULT_LEASE_SECONDS,
         max_waiting: int = DEFAULT_MAX_WAITING,
+        max_waiting_per_service: int | None = None,
         max_deaths: int = DEFAULT_MAX_DEATHS,
         ttl: float | None = None,
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
@@ -104,6 +105,8 @@ class Server:
             raise SettingError(f"ttl is {ttl!r}: it must be a number of seconds above 0, or None")
         if max_waiting < 1:
             raise SettingError(f"max_waiting is {max_waiting!r}: it must be 1 or more")
+        if max_waiting_per_service is not None and max_waiting_per_service < 1:
+            raise SettingError(f"max_waiting_per_service is {max_waiting_per_service!r}: it must be 1 or more")
         if max_deaths < 1:
             raise SettingError(f"max_deaths is {max_deaths!r}: it must be 1 or more")
         self.url = schema.database_url(db)
@@ -113,6 +116,7 @@ class Server:
         self._brokers, keys = checked_brokers(broker, key, broker_key)
         self._lease = lease
         self._max_waiting = max_waiting
+        self._max_per_service = max_waiting_per_service or -(-max_waiting // 2)
         self._max_deaths = max_deaths
         self._ttl = ttl
         self._drain_timeout = drain_timeout
@@ -210,7 +214,7 @@ class Server:
             lease.holder, self._clock, ttl=self._ttl, max_deaths=self._max_deaths, metrics=self.metrics
         )
         callers = Callers(database.reader)
-        backlog = Backlog(self.metrics, self._max_waiting)
+        backlog = Backlog(self.metrics, self._max_waiting, self._max_per_service)
         results = Results(database.writer, callers, backlog)
         attempts = Attempts(client, retries, results, self.metrics)
         dispatcher = Dispatcher(database, attempts, results, callers, lease)

@@ -32,7 +32,6 @@ from .submission import MalformedRequest, Submission, parse_close, parse_reply_r
 
 OK: Final = b"200"
 NOT_YET: Final = b"300"
-FULL: Final = "500 full: too many requests have not ended; try again later"
 UNKNOWN: Final = "400 unknown uuid"
 UUID_IN_USE: Final = "400 uuid cannot be used: choose another"
 """Another owner's request has it."""
@@ -77,8 +76,8 @@ class Service:
     async def _single(self, request: Request) -> list[bytes]:
         """Submit a request."""
         wanted = parse_submission(request, request.options, self._database.clock.now(), request.user)
-        if not self._backlog.has_room():
-            return self._rejected(request, "full", FULL)
+        if full := self._backlog.why_full(wanted.service):
+            return self._rejected(request, "full", f"{Code.QUEUE_FULL:d} {full}")
         uuid = await self._acceptance.accept(wanted)
         if uuid is None:
             return self._rejected(request, "uuid-in-use", UUID_IN_USE)
@@ -87,8 +86,8 @@ class Service:
     async def _rows(self, request: Request) -> list[bytes]:
         """Submit the rows of `request`, and wait for their replies."""
         parsed = parse_rows(request, request.options, self._database.clock.now(), request.user)
-        if not self._backlog.has_room():
-            return self._rejected(request, "full", FULL)
+        if full := self._backlog.why_full(request[0].decode()):  # checked: it is the service's name
+            return self._rejected(request, "full", f"{Code.QUEUE_FULL:d} {full}")
         replies = RowReplies(len(parsed))
         with self._callers.waiting_for_rows() as (waiter, watch):
             submitted: dict[int, Submission] = {}
@@ -212,4 +211,6 @@ def _rejection(request: Request, error: MalformedRequest | StoreError) -> list[b
 
 def _status(request: Request, status: str) -> bytes:
     """Return the status frame: the code and, for callers that speak X1, the text (C37)."""
-    return (status[:3] if "dialect" in request.options else status).encode(errors="replace")
+    if "dialect" not in request.options:
+        return status.encode(errors="replace")
+    return b"500" if status.startswith(f"{Code.QUEUE_FULL:d}") else status[:3].encode()  # TSP has no 429

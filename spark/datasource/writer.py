@@ -17,11 +17,12 @@ from pyspark.sql.types import Row, StructType
 
 from ...mdp.errors import SettingError
 from ...titanic.arrow.rows import ROW_OPTIONS, plan_rows
-from ...titanic.arrow.writing import ArrowWrite
+from ...titanic.arrow.writing import DEFAULT_WAIT_SECONDS, ArrowWrite
+from ...titanic.backlog import DEFAULT_MAX_PER_SERVICE
 from ...titanic.store import staging
 from ..arrow import arrow_schema
 from ..python_workers import exempt_imports_from_collection
-from .options import database_option, known_options
+from .options import database_option, int_option, known_options
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamBase
@@ -36,7 +37,9 @@ MAX_CHUNK_ROWS: Final = 10_000
 """Maximum number of rows staged in one transaction, if Spark does not provide batches."""
 MAX_NAME: Final = 500
 """Maximum number of characters in the name of a job or sink."""
-WRITE_OPTIONS: Final = ROW_OPTIONS | {"db"}
+MAX_WAIT_SECONDS: Final = 12 * 3600
+"""Longest wait for room: staged rows are swept after a day."""
+WRITE_OPTIONS: Final = ROW_OPTIONS | {"db", "max_waiting", "wait"}
 """The options of both writers; batches can also set `job`, streams `sink`."""
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 """The property with which Spark identifies a stream to its tasks; it lives as long as the checkpoint."""
@@ -60,7 +63,11 @@ class _Writer:
         self._name = given.get(naming)
         if self._name is not None and not 0 < len(self._name) <= MAX_NAME:
             raise SettingError(f"the name of a job or sink must have 1 to {MAX_NAME} characters")
-        self.target = ArrowWrite(database_option(given), plan_rows(arrow_schema(schema), given), uuid4().hex)
+        self.target = ArrowWrite(
+            database_option(given), plan_rows(arrow_schema(schema), given), uuid4().hex,
+            int_option(given, "max_waiting", DEFAULT_MAX_PER_SERVICE, most=10**12),
+            int_option(given, "wait", DEFAULT_WAIT_SECONDS, most=MAX_WAIT_SECONDS),
+        )  # fmt: skip
         self._checkpoint = given.get("checkpointlocation")
 
     def abort(self, messages: Sequence[Any], batchId: int | None = None) -> None:  # noqa: N803 - Spark's name

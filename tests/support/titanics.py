@@ -161,7 +161,7 @@ def rooms_of(writer: Any = None) -> SimpleNamespace:
     nothing: Any = None
     lease = store.Lease("me", 10)
     metrics = Metrics()
-    backlog = Backlog(metrics, 9)
+    backlog = Backlog(metrics, 9, 9)
     retries = RetryPolicy("me", database.clock, ttl=None, max_deaths=1, metrics=metrics)
     dispatcher = Dispatcher(database, nothing, Results(writer, nothing, backlog), nothing, lease)
     acceptance = Acceptance(database, dispatcher, nothing, backlog, lease)

@@ -359,7 +359,20 @@ def test_a_full_titanic_rejects_requests(twin, endpoint, url):
         titanic.submit("later")
         with pytest.raises(TitanicError, match="full") as told:
             titanic.submit("later")
-        assert told.value.code == 500
+        assert told.value.code == 429
+
+
+def test_a_service_that_has_all_its_room_leaves_room_to_others(twin, endpoint, url):
+    """Other programs, such as Spark, write into the database without asking Titanic."""
+    with serving(endpoint, url, max_waiting=4), opened(twin, endpoint) as titanic:
+        for _ in range(2):
+            titanic.submit("bulk")
+        with pytest.raises(TitanicError, match=r"2 requests to bulk have not ended \(--max-waiting-per-service\)"):
+            titanic.submit("bulk")
+        for _ in range(2):
+            titanic.submit("other")
+        with pytest.raises(TitanicError, match=r"4 requests have not ended \(--max-waiting\)"):
+            titanic.submit("third")
 
 
 @pytest.mark.usefixtures("echo")

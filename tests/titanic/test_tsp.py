@@ -188,7 +188,7 @@ def test_a_large_request_and_a_large_reply(bench, server):
 @on_sqlite
 def test_a_full_titanic_answers_500(bench, url, monkeypatch):
     monkeypatch.setattr(maintenance, "COUNT_SECONDS", 0.1)
-    with serving(bench.endpoint, url, max_waiting=2):
+    with serving(bench.endpoint, url, max_waiting=2, max_waiting_per_service=2):
         client = bench.client()
         for _ in range(2):
             submit(client, b"later", b"body")

@@ -4,20 +4,32 @@ Tasks may be retried or run twice, and writes repeated; in the end somebody says
 `titanic/store/staging.py` has the SQL.
 """
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
+from ...mdp.codes import Code
 from ...mdp.errors import TitanicError
 from .. import schema as schemas
-from ..store import staging
+from ..backlog import DEFAULT_MAX_PER_SERVICE
+from ..store import count_waiting, staging
 from .connection import check_database, connect_arrow, open_database
 from .rows import RowConverter, bounded
+
+DEFAULT_WAIT_SECONDS: Final = 600
+POLL_SECONDS: Final = 1.0
+"""Pause between two looks whether there is room for the rows of a write."""
+TELL_SECONDS: Final = 10.0
+"""Interval at which a write that waits for room says so."""
+
+log = logging.getLogger("zmdp.titanic")
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,10 @@ class ArrowWrite:
     rows: RowConverter
     write: str
     """Identifies this write."""
+    max_waiting: int = DEFAULT_MAX_PER_SERVICE
+    """Maximum number of requests to one service that have not ended, with those of this write."""
+    wait: float = DEFAULT_WAIT_SECONDS
+    """Seconds to wait for room."""
 
     def check(self, named: staging.Write | None = None) -> bool:
         """Return whether the write `named` was committed before, by this process or another.
@@ -64,10 +80,13 @@ class ArrowWrite:
     def commit(self, named: staging.Write | None, staged: Sequence[staging.Accepted]) -> None:
         """Accept the rows of these attempts, unless the write `named` was committed before, and delete all others.
 
+        Waits until there is room for them, so that one write does not take all the room that a Titanic has.
+
         Raises `TitanicError` if nothing was written.
         """
         with self._opened() as engine:
             try:
+                self._wait_for_room(engine, named, staged)
                 with engine.begin() as connection:
                     committed = staging.commit(connection, named, staged, time.time())
                     self._discard(connection, () if committed else staged)
@@ -79,6 +98,33 @@ class ArrowWrite:
                     code=500,
                 ) from None
             _sweep(engine, sum(each.rows for each in staged))
+
+    def _wait_for_room(self, engine: Engine, named: staging.Write | None, staged: Sequence[staging.Accepted]) -> None:
+        """Wait until each service has room for its rows.  Raises `TitanicError` if it never has, or not in time."""
+        with engine.begin() as connection:
+            if named is not None and staging.was_committed(connection, named):
+                return
+            rows = staging.count_by_service(connection, staged)
+        now = time.monotonic()
+        until, tell_at = now + self.wait, now
+        while True:
+            with engine.begin() as connection:
+                waiting = count_waiting(connection, self.max_waiting)
+            full = next((each for each in rows if waiting.get(each, 0) + rows[each] > self.max_waiting), None)
+            if full is None:
+                return
+            limit = f"max_waiting is {self.max_waiting}, {waiting.get(full, 0)} requests to {full} have not ended"
+            if rows[full] > self.max_waiting or now >= until:
+                raise TitanicError(
+                    f"no room for the {rows[full]} rows of this write: {limit}. Nothing was written. Write fewer at a "
+                    "time, or set the options max_waiting (with `titanic serve --max-waiting-per-service`) or wait",
+                    code=Code.QUEUE_FULL,
+                )
+            if now >= tell_at:
+                tell_at = now + TELL_SECONDS
+                log.warning("the write of %d rows waits for room: %s", rows[full], limit)
+            time.sleep(POLL_SECONDS)
+            now = time.monotonic()
 
     def abort(self, staged: Sequence[staging.Accepted]) -> None:
         """Delete everything that was staged."""

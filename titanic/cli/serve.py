@@ -30,11 +30,11 @@ from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
 from ...mdp.transport.tcp import is_loopback
 from .. import schema
+from ..backlog import DEFAULT_MAX_WAITING
 from ..server import (
     DEFAULT_DRAIN_SECONDS,
     DEFAULT_LEASE_SECONDS,
     DEFAULT_MAX_DEATHS,
-    DEFAULT_MAX_WAITING,
     MIN_LEASE_SECONDS,
     Server,
 )
@@ -69,6 +69,11 @@ log = logging.getLogger("zmdp.titanic")
     type=Number("requests", whole=True),
     default=DEFAULT_MAX_WAITING,
     help=with_default("Maximum number of requests that have not ended; more are rejected.", DEFAULT_MAX_WAITING),
+)
+@click.option(
+    "--max-waiting-per-service",
+    type=Number("requests", whole=True),
+    help=with_default("Maximum number of these to one service.", "half of --max-waiting"),
 )
 @click.option(
     "--max-deaths",

@@ -10,13 +10,13 @@ from sqlalchemy.engine import Connection
 
 from .clock import Clock
 from .leases import Lease, is_invalid, renew
-from .models import NOT_ENDED
 from .tables import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
 
 MAX_SWEEP_ROWS: Final = 5000
 """Maximum number of rows of each kind that one call changes or deletes."""
 MAX_BACKOFF_SECONDS: Final = 3600.0
 """The longest pause before another attempt, without its jitter."""
+_ONE: Final = sa.literal_column("1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class MaintenanceRound:
     renew_at: float
     """When to renew the lease, on the monotonic clock; the transaction may begin much later than it was asked for."""
     count_up_to: int | None
-    """Count the requests that have not ended, up to this number; None: do not count."""
+    """Count the requests of each service that have not ended, up to this number; None: do not count."""
     offered: tuple[str, ...] = ()
     """Services that have workers."""
 
@@ -45,8 +45,8 @@ class Findings:
     """The offered services that have pending requests."""
     next_due: float | None
     """When the next delayed request is due."""
-    waiting: int | None
-    """How many requests have not ended."""
+    waiting: dict[str, int] | None
+    """How many requests have not ended, as `count_waiting` returns them."""
     more: bool = False
     """Whether there was more to do than one call does."""
 
@@ -127,17 +127,30 @@ def pending_after(connection: Connection, batch: Sequence[tuple[str, int]]) -> l
 
 
 def _pending_after(connection: Connection, after: str, limit: int) -> list[str]:
-    first = sa.select(sa.func.min(R.service).label("service")).where(is_in("pending"), R.service > after)
-    each = first.cte("each", recursive=True)
-    following = sa.select(sa.func.min(R.service)).where(is_in("pending"), R.service > each.c.service).scalar_subquery()
-    each = each.union_all(sa.select(following).where(each.c.service.is_not(None)))
+    each = _each_pending(after)
     return list(connection.scalars(sa.select(each.c.service).where(each.c.service.is_not(None)).limit(limit)))
 
 
-def count_waiting(connection: Connection, maximum: int) -> int:
-    """Count the requests that have not ended, up to `maximum`."""
-    counted = 0
-    for state in NOT_ENDED:
-        rows = sa.select(sa.literal_column("1")).where(is_in(state)).limit(maximum - counted).subquery()
-        counted += connection.scalar(sa.select(sa.func.count()).select_from(rows)) or 0
-    return counted
+def _each_pending(after: str) -> sa.CTE:
+    """Return the services with pending requests whose names come after `after`, in order, and NULL at the end."""
+    first = sa.select(sa.func.min(R.service).label("service")).where(is_in("pending"), R.service > after)
+    each = first.cte("each", recursive=True)
+    following = sa.select(sa.func.min(R.service)).where(is_in("pending"), R.service > each.c.service).scalar_subquery()
+    return each.union_all(sa.select(following).where(each.c.service.is_not(None)))
+
+
+def count_waiting(connection: Connection, maximum: int) -> dict[str, int]:
+    """Count the requests of each service that have not ended: of the pending ones, up to `maximum`.
+
+    Requests that are delayed, up to `maximum`, are counted under no name, for no index has the names of their services.
+    """
+    running = sa.select(R.service, sa.func.count()).where(is_in("running")).group_by(R.service)
+    found: dict[str, int] = {service: count for service, count in connection.execute(running)}  # noqa: C416 - rows
+    each = _each_pending("")
+    pending = sa.select(_ONE).where(is_in("pending"), R.service == each.c.service).limit(maximum).correlate(each)
+    number = sa.select(sa.func.count()).select_from(pending.subquery()).scalar_subquery()
+    for service, count in connection.execute(sa.select(each.c.service, number).where(each.c.service.is_not(None))):
+        found[service] = found.get(service, 0) + count
+    delayed = sa.select(_ONE).where(is_in("delayed")).limit(maximum).subquery()
+    found[""] = connection.scalar(sa.select(sa.func.count()).select_from(delayed)) or 0
+    return found

@@ -125,6 +125,13 @@ def was_committed(connection: Connection, write: Write) -> bool:
     return connection.scalar(later.where(T.query.is_not_distinct_from(write.query))) is not None
 
 
+def count_by_service(connection: Connection, accepted: Sequence[Accepted]) -> dict[str, int]:
+    """Return how many rows these attempts have staged for each service."""
+    stagings = [each.staging for each in accepted]
+    rows = sa.select(S.service, sa.func.count()).where(_among(S.staging, stagings)).group_by(S.service)
+    return {service: count for service, count in connection.execute(rows)}  # noqa: C416 - rows
+
+
 def commit(connection: Connection, write: Write | None, accepted: Sequence[Accepted], now: float) -> bool:
     """Accept the requests that these attempts have staged, as `store.accept` would.
 

@@ -1,16 +1,19 @@
 """Batches to rows and back, and rows with keys through Titanic."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pyarrow as pa
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, serving
 
-from zmdp.clients import AsyncClient
+from zmdp.clients import AsyncClient, Client
 from zmdp.clients.rows import Lookahead, RowSettings
 from zmdp.clients.rows import arrow as rows_module
 from zmdp.clients.rows.arrow import Rows, answer, answer_rows, frames_of, reply_columns, split_by_size
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.testing import running_broker
+from zmdp.titanic import Titanic
 from zmdp.titanic.keyed import KeyedRows
 from zmdp.workers import Worker
 
@@ -77,6 +80,16 @@ def test_invalid_keys(server, tmp_path):
     assert empty[1] == 400
     assert "key must be text of 1 to 255 bytes" in empty[2]
     assert right[1] == 200
+
+
+def test_rows_wait_until_titanic_has_room(server, tmp_path):
+    with serving(server.endpoints[0], str(tmp_path / "t.db"), max_waiting=9, max_waiting_per_service=1) as titanic:
+        with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor(1) as pool:
+            Titanic(client).submit("up", b"earlier")
+            asked = pool.submit(ask, server, keyed("a", "b", "c"))
+            eventually(lambda: titanic.metrics.rejected["full"])
+            with worker(server, up):
+                assert [code for _, code, _ in asked.result()] == [200, 200, 200]
 
 
 def test_without_titanic(server):

@@ -2,6 +2,7 @@
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -10,7 +11,9 @@ import pytest
 import sqlalchemy as sa
 from support.databases import check_columns
 
+from zmdp.mdp.errors import TitanicError
 from zmdp.titanic.arrow import rows as row_rules
+from zmdp.titanic.arrow import writing as arrow_writing
 from zmdp.titanic.arrow.rows import BadRow, plan_rows
 from zmdp.titanic.arrow.writing import ArrowWrite
 from zmdp.titanic.frames import unpack
@@ -282,3 +285,45 @@ def test_a_commit_scans_no_table(db, repeated, statements):
     assert len(plans) == statements
     assert not any(word in plan for plan in plans for word in ("SCAN titanic_", "Seq Scan"))
     assert db.count() == (99 if repeated else 100)
+
+
+# ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def limited(db, most, wait):
+    return replace(writing(db), max_waiting=most, wait=wait)
+
+
+def test_a_write_that_never_has_room_fails_at_once_and_says_what_to_set(db):
+    write = limited(db, 2, wait=1e9)
+    with pytest.raises(TitanicError, match=r"no room for the 3 rows .* 0 requests .* set the options") as told:
+        write.commit(JOB, [write.stage(batches("a", "b", "c"), 0)])
+    assert told.value.code == 429
+    assert bodies(db) == []
+
+
+def test_a_write_waits_for_room_and_says_so(db, monkeypatch, caplog):
+    written(db, "x")
+
+    def make_room(seconds):
+        assert "the write of 2 rows waits for room: max_waiting is 2, 1 requests to s have not ended" in caplog.text
+        with db.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE titanic_requests SET state = 'done'")
+
+    monkeypatch.setattr(arrow_writing.time, "sleep", make_room)
+    write = limited(db, 2, wait=1e9)
+    write.commit(JOB, [write.stage(batches("a", "b"), 0)])
+    assert bodies(db) == ["x", "a", "b"]
+    again = limited(db, 1, wait=0)  # it was committed, so it needs no room
+    again.commit(JOB, [again.stage(batches("a", "b"), 0)])
+    assert bodies(db) == ["x", "a", "b"]
+
+
+def test_a_write_waits_only_so_long_and_only_for_its_own_service(db):
+    written(db, "x")
+    write = limited(db, 2, wait=0)
+    with pytest.raises(TitanicError, match="no room for the 2 rows"):
+        write.commit(None, [write.stage(batches("a", "b"), 0)])
+    other = replace(writing(db, service="other"), max_waiting=2)
+    other.commit(None, [other.stage(batches("a", "b"), 0)])
+    assert bodies(db) == ["x", "a", "b"]

@@ -928,7 +928,7 @@ def test_release_returns_all_requests_of_an_owner(tables):
 
 def test_maintenance_of_an_empty_database(tables):
     found = tables.maintain(count_up_to=100)
-    assert found == store.Findings(held={}, services=[], next_due=None, waiting=0)
+    assert found == store.Findings(held={}, services=[], next_due=None, waiting={"": 0})
 
 
 def test_due_requests_become_pending(tables):
@@ -1055,7 +1055,13 @@ def test_requests_are_counted_up_to_a_limit(tables, submission):
     tables.claim(limit=2)
     tables.done(service="other")
     assert tables.maintain(count_up_to=None).waiting is None
-    assert [tables.maintain(count_up_to=most).waiting for most in (1, 4, 7, 8, 9, 1000)] == [1, 4, 7, 8, 8, 8]
+    tables.do(store.accept, *(submission("other") for _ in range(2)))
+    assert [tables.maintain(count_up_to=most).waiting for most in (1, 2, 3, 1000)] == [
+        {"echo": 3, "other": 1, "": 1},  # two are running
+        {"echo": 4, "other": 2, "": 2},
+        {"echo": 5, "other": 2, "": 3},
+        {"echo": 5, "other": 2, "": 3},
+    ]
 
 
 @only_sqlite
@@ -1081,7 +1087,7 @@ def test_several_maintenances_in_one_batch(tables, a_round):
     tables.running()
     lease = store.Lease("me", 10)
     rounds = [a_round(lease, renew=True), a_round(lease, count_up_to=10)]
-    assert [each.waiting for each in tables.do(store.maintain, *rounds)] == [None, 1]
+    assert [each.waiting for each in tables.do(store.maintain, *rounds)] == [None, {"echo": 1, "": 0}]
 
 
 # ── fetch, states, close ─────────────────────────────────────────────────────────────────────────────────────────────
