@@ -9,16 +9,17 @@
 import inspect
 import json
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, SettingError
 from ...mdp.loading import load
+from ...mdp.services.values import Misfit, ValueType, converted
 from ...workers import Request
 
 ENTRY_POINTS: Final = "zmdp.spark.jobs"
@@ -124,8 +125,7 @@ def parse_call(frames: Sequence[bytes], jobs: Mapping[str, Callable[..., Any]]) 
     function = jobs.get(name)
     if function is None:
         raise unprocessable(f"no job named {name[:100]!r}; available jobs: {', '.join(sorted(jobs)) or 'none'}")
-    arguments = parse_object(frames[1:2], "the arguments")
-    check_arguments(name, function, arguments)
+    arguments = convert_arguments(name, function, parse_object(frames[1:2], "the arguments"))
     return JobCall(name, function, arguments, parse_format(parse_object(frames[2:], "the settings", {"format"})))
 
 
@@ -189,39 +189,48 @@ def describe_parameters(function: Callable[..., Any]) -> str:
     return ", ".join(map(str, parameters)) or "no arguments"
 
 
-def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Check arguments against the function's signature and annotations.  Raises `ServiceError` 422."""
+def convert_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON values as the function's annotations want them: dates, decimals, enums, dataclasses, ….
+
+    Those of other types, such as classes of your own, stay as they are.  Raises `ServiceError` 422 if one does not fit.
+    """
     try:
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:
         raise unprocessable(f"job {name}: {error}; its parameters are {describe_parameters(function)}") from None
+    hints = _hints(function)
+    return {each: _converted(name, function, each, value, hints.get(each, Any)) for each, value in arguments.items()}
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotations; none if they cannot be evaluated: a name may be imported for type checkers only."""
+    with suppress(Exception):  # evaluating an annotation can raise anything
+        return typing.get_type_hints(function, include_extras=True)
+    return {}
+
+
+def _converted(name: str, function: Callable[..., Any], parameter: str, value: Any, hint: Any) -> Any:
     try:
-        hints = typing.get_type_hints(function)
-    except Exception:  # noqa: BLE001 - evaluating an annotation can raise anything
-        return  # for example, a name that is only imported for type checkers
-    for each, value in arguments.items():
-        if each in hints and not fits(value, hints[each]):
-            wanted = _NAMES.get(hints[each]) or inspect.formatannotation(hints[each])
-            takes = describe_parameters(function)
-            raise unprocessable(f"job {name}: {each} is {value!r:.100}; expected {wanted}. The job takes {takes}")
+        return converted(value, hint)
+    except Misfit as error:
+        wanted = _NAMES.get(hint) or f"{inspect.formatannotation(hint)} ({error})"
+        takes = describe_parameters(function)
+        text = f"job {name}: {parameter} is {value!r:.100}; expected {wanted}. The job takes {takes}"
+        raise unprocessable(text) from None
+    except (TypeError, NotImplementedError):  # see `unconverted`
+        return value
 
 
-def fits(value: object, hint: Any) -> bool:
-    """Whether a JSON value matches an annotation.  Annotations that this function does not know match everything."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in {typing.Union, types.UnionType}:
-        return any(fits(value, each) for each in args)
-    if origin is Literal:
-        return value in args
-    if origin is typing.Annotated:
-        return fits(value, args[0])
-    kind = origin or hint
-    if kind is None or kind is type(None):
-        return value is None
-    if kind in {int, float}:
-        return isinstance(value, int | kind) and not isinstance(value, bool)
-    if kind is list:
-        return isinstance(value, list) and (not args or all(fits(each, args[0]) for each in value))
-    if kind is dict:
-        return isinstance(value, dict) and (not args or all(fits(each, args[1]) for each in value.values()))
-    return isinstance(value, kind) if kind in {str, bool} else True
+def unconverted(function: Callable[..., Any]) -> list[str]:
+    """Return the annotated parameters whose values are passed on as JSON has them, unchecked."""
+    hints = _hints(function)
+    _, *parameters = inspect.signature(function).parameters.values()
+    return [each.name for each in parameters if each.annotation is not each.empty and not _is_known(hints, each.name)]
+
+
+def _is_known(hints: Mapping[str, Any], name: str) -> bool:
+    try:
+        ValueType(hints[name])
+    except (KeyError, SettingError):
+        return False
+    return True

@@ -5,8 +5,10 @@ import os
 import re
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -150,26 +152,70 @@ def test_a_call_without_any_jobs():
     assert refused(jobs.parse_call, [b"x"], {}) == "no job named 'x'; available jobs: none"
 
 
+class Colour(Enum):
+    RED = "red"
+
+
+class Unknown:
+    """A class to which JSON cannot be converted."""
+
+
+IDENTITY = UUID("0123456789abcdef0123456789abcdef")
+
+
 @pytest.mark.parametrize(
-    ("value", "hint", "right"),
+    ("value", "hint", "expected"),
     [
-        (1, int | str, True), ("a", int | str, True), (1.5, int | str, False),
-        ("a", Literal["a", "b"], True), ("c", Literal["a", "b"], False),
-        (1, Annotated[int, "n"], True), ("1", Annotated[int, "n"], False),
-        ({"a": 1}, dict[str, int], True), ({"a": "b"}, dict[str, int], False), ([], dict, False),
-        (None, None, True), (1, None, False), (1, Any, True), (1, date, True), (True, float, False), (True, bool, True),
+        (1, int | str, 1), ("a", int | str, "a"), ("a", Literal["a", "b"], "a"), (1, Annotated[int, "n"], 1),
+        ({"a": 1}, dict[str, int], {"a": 1}), (None, None, None), (1, Any, 1), (True, bool, True), (1, float, 1.0),
+        ("2026-01-31", date, date(2026, 1, 31)),
+        ("2026-01-31T12:00:00Z", datetime, datetime(2026, 1, 31, 12, tzinfo=UTC)),
+        ("1.50", Decimal, Decimal("1.50")), (IDENTITY.hex, UUID, IDENTITY), ("red", Colour, Colour.RED),
+        (["2026-01-31", None], list[date | None], [date(2026, 1, 31), None]), ("x", Unknown, "x"),
     ],
 )  # fmt: skip
-def test_values_and_annotations(value, hint, right):
-    assert jobs.fits(value, hint) is right
+def test_arguments_get_the_types_of_the_annotations(value, hint, expected):
+    def job(spark, x):
+        return x
+
+    job.__annotations__["x"] = hint
+    assert jobs.convert_arguments("job", job, {"x": value}) == {"x": expected}
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "message"),
+    [
+        (1.5, int | str, "expected int | str ($: expected int | str, got float)"), ("c", Literal["a", "b"], "expected"),
+        ("1", Annotated[int, "n"], "got str"), ({"a": "b"}, dict[str, int], "$[...]: expected int, got str"),
+        ([], dict, "expected an object"), (1, None, "got int"), (True, float, "expected a number"),
+        (1, date, "x is 1; expected datetime.date ($: expected date, got int)"),
+        ("31.1.", date, "invalid RFC3339 encoded date"),
+        ("x", Decimal, "expected decimal.Decimal"), ("x", UUID, "expected uuid.UUID"),
+        ("blue", Colour, "invalid enum value"),
+    ],
+)  # fmt: skip
+def test_arguments_of_other_types(value, hint, message):
+    def job(spark, x):
+        return x
+
+    job.__annotations__["x"] = hint
+    assert message in refused(jobs.convert_arguments, "job", job, {"x": value})
+
+
+def test_parameters_that_are_not_converted():
+    def job(spark, day: date, own: Unknown, plain, anything: Any = None, more: list[Unknown] = ()):
+        return day
+
+    assert jobs.unconverted(job) == ["own", "more"]
 
 
 def test_unresolvable_annotations_are_checked_by_name_only():
     def job(spark, path: "OnlyForTypeCheckers"):  # noqa: F821
         return path
 
-    jobs.check_arguments("job", job, {"path": 1})
-    assert "unexpected keyword argument 'way'" in refused(jobs.check_arguments, "job", job, {"path": 1, "way": 1})
+    assert jobs.convert_arguments("job", job, {"path": 1}) == {"path": 1}
+    assert "unexpected keyword argument 'way'" in refused(jobs.convert_arguments, "job", job, {"path": 1, "way": 1})
+    assert jobs.unconverted(job) == ["path"]
 
 
 @pytest.mark.parametrize(
