@@ -190,7 +190,7 @@ def register_function(
         broker_key: as for `call_service`.
 
     Raises:
-        SettingError: An argument is invalid, or a column does not fit a service's types.
+        SettingError: An argument is invalid.
     """
     settings = _settings(broker, window, rows_per_request, timeout, keep, headers, result, client_key, broker_key)
     if not isinstance(name, str) or not name.isidentifier():
