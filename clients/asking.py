@@ -9,6 +9,7 @@ import click
 
 from ..mdp.cli.console import Decorator, Number, brokers_option, key_options, options, with_default
 from ..mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, ServiceNotFound, WorkerLost
+from .completion import services
 from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from .mdclient import Client
 
@@ -21,7 +22,7 @@ ON: Final = click.option(
     metavar="NAME",
     help="Address the broker of that name, which `mdclient brokers` lists: only its workers get the request.",
 )
-SERVICE: Final = click.argument("service")
+SERVICE: Final = click.argument("service", shell_complete=services)
 OF: Final = click.option("--on", metavar="NAME", help="Ask the broker of that name, which `mdclient brokers` lists.")
 
 

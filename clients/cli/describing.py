@@ -8,6 +8,7 @@ from ...mdp.services import Description
 from ...mdp.transport.reach import check_listening
 from .. import bodies, stubs
 from ..asking import SERVICE, advice, connection_options, new_client
+from ..completion import services as complete_services
 
 
 @click.command()
@@ -28,7 +29,7 @@ def describe(*, service: str, as_json: bool, **connection: Any) -> None:
 
 
 @click.command()
-@click.argument("services", nargs=-1, required=True, metavar="SERVICE...")
+@click.argument("services", nargs=-1, required=True, metavar="SERVICE...", shell_complete=complete_services)
 @connection_options(json_help="Print a JSON object with the code.")
 def stub(*, services: tuple[str, ...], as_json: bool, **connection: Any) -> None:
     """Print Python code to call each SERVICE with types: dataclasses and `Service` objects.

@@ -24,11 +24,13 @@ from ...mdp.transport.reach import check_listening
 from .. import bodies, brokers
 from ..aio import AsyncClient
 from ..asking import OF, ON, SERVICE, addressed, advice, ask, check_known, connection_options, new_client, total_timeout
+from ..completion import services as complete_services
 from ..defaults import MAX_OUTSTANDING
 from ..load import Progress, Result, mixed, one_by_one, pipelined
 from ..mdclient import Client
 from ..top import elsewhere
 from ..values import body_for, readable
+from .completion import completion
 from .describing import describe, stub
 from .freelance import FREELANCE, call_servers
 from .monitoring import health, tail, top
@@ -53,6 +55,13 @@ def cli() -> None:
     mdclient health echo               check the broker and a service, for probes
     mdclient brokers                   show the brokers that it is linked to
     mdclient bench echo hello          benchmark a service
+    mdclient completion bash           let the shell complete what you type
+
+    \b
+    Try it, each in a terminal of its own:
+      mdp-broker                                start a broker on this machine
+      mdworker zmdp.workers.echo:worker         offer the service echo
+      mdclient call echo hello                  call it
 
     Replies go to stdout, everything else to stderr.
 
@@ -75,7 +84,7 @@ _WAIT = click.option(
 
 
 @cli.command(epilog=bodies.BODY_HELP)
-@click.argument("service", required=False, metavar="SERVICE")
+@click.argument("service", required=False, metavar="SERVICE", shell_complete=complete_services)
 @bodies.BODY
 @FREELANCE
 @connection_options(json_help='Print the reply as a JSON object; a frame that is not text becomes {"base64": …}.')
@@ -440,7 +449,7 @@ def _request_arguments(
     return {}
 
 
-for _command in (describe, stub, health, tail, top):
+for _command in (describe, stub, health, tail, top, completion):
     cli.add_command(_command)
 
 

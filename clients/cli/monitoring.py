@@ -16,6 +16,7 @@ from ...mdp.errors import RequestRejected, RequestTimeout
 from ...mdp.transport.reach import check_listening
 from .. import bodies, brokers, tail_view
 from ..asking import OF, addressed, advice, ask, connection_options, new_client
+from ..completion import services as complete_services
 from ..health import Question, Thresholds, as_dict, checks
 from ..mdclient import Client
 from ..top import View, lines, with_rates
@@ -28,7 +29,7 @@ MAX_PAGES: Final = 10
 
 
 @click.command()
-@click.argument("services", nargs=-1, metavar="[SERVICE]...")
+@click.argument("services", nargs=-1, metavar="[SERVICE]...", shell_complete=complete_services)
 @click.option(
     "--min-workers",
     type=Number("workers", whole=True),

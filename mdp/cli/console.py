@@ -184,12 +184,16 @@ def environment_variable(context: click.Context, option: click.Parameter) -> str
     return str(option.envvar or f"{context.auto_envvar_prefix}_{(option.name or '').upper()}")
 
 
-class Group(click.Group):
-    """A group of commands that prints its help if no command is given."""
+class Command(click.Command):
+    """A command that prints its help if nothing is given, because that is not enough."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the group's own arguments."""
+        """Parse the arguments."""
         return super().parse_args(ctx, args or ["--help"])
+
+
+class Group(Command, click.Group):
+    """A group of commands that prints its help if no command is given."""
 
 
 class LazyGroup(Group):

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from ...clients import Client, Reply, RequestTimeout, ServiceError, ServiceNotFound, bodies
+from ...clients.completion import services as complete_services
 from ...mdp.cli.console import (
     CONTEXT_SETTINGS,
     LazyGroup,
@@ -65,7 +66,7 @@ def cli() -> None:
 
 
 @cli.command(epilog=bodies.BODY_HELP)
-@click.argument("service")
+@click.argument("service", shell_complete=complete_services)
 @bodies.BODY
 @submission_options
 @bodies.HEADER

@@ -13,6 +13,7 @@ from ...mdp import wire
 from ...mdp.access import load as load_access
 from ...mdp.cli.console import (
     CONTEXT_SETTINGS,
+    Command,
     Endpoint,
     Number,
     brokers_option,
@@ -79,7 +80,7 @@ class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
         return int(found[1]) * _UNITS[found[2]]
 
 
-@click.command(context_settings=CONTEXT_SETTINGS)
+@click.command(cls=Command, context_settings=CONTEXT_SETTINGS)
 @click.argument("targets", metavar="MODULE:NAME...", nargs=-1, required=True)
 @brokers_option(
     "Broker to serve. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is served "
@@ -208,7 +209,17 @@ def cli(
     handlers do; a second signal exits immediately.  Other workers get the requests that were not finished.
 
     \b
-    Try it: mdworker zmdp.workers.echo:worker
+    from zmdp import Services             # hello.py
+    services = Services()
+    @services.service("hello")
+    def hello(name: str) -> str:
+        return f"Hello, {name}!"
+
+    \b
+    Try it, each in a terminal of its own:
+      mdp-broker                                start a broker on this machine
+      mdworker hello:services                   or, without a file: mdworker zmdp.workers.echo:worker
+      mdclient call hello '"Ada"'               call it
 
     \b
     Exit codes:
