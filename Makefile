@@ -19,7 +19,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover bench bench-more dist clean help
+.PHONY: demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover bench bench-more dist compatibility release-check clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -40,6 +40,8 @@ help:
 	@echo "make bench           measure zmdp beside NATS, RabbitMQ, Redis, gearmand, Celery and others"
 	@echo "make bench-more      measure recovery, Titanic and Spark"
 	@echo "make dist            build a source distribution, a pure wheel, and a compiled one for each Python that is found"
+	@echo "make compatibility   run the last release's programs with today's"
+	@echo "make release-check   check that a release is complete: versions, changelog, wheels that install, documentation"
 	@echo "make clean           remove everything that these targets create"
 
 $(BIN)/python:
@@ -210,6 +212,17 @@ dist:
 	for python in $(COMPILED); do \
 		ZMDP_PURE=0 $(DIST) pip --python $$python wheel --quiet --no-deps --wheel-dir dist dist/zmdp-*.tar.gz || exit 1; \
 	done
+
+# With the last tag, or with the commit PREVIOUS.
+compatibility: $(VENV)/dev.installed
+	$(if $(PREVIOUS),ZMDP_PREVIOUS=$(PREVIOUS)) $(BIN)/python -m pytest -q tests/deploy/test_compatibility.py
+
+# TAG is what is to be released, such as v0.1.0.
+release-check: $(VENV)/dev.installed
+	$(BIN)/python deploy/release_check.py $(TAG)
+	@$(MAKE) --no-print-directory dist
+	$(BIN)/python -m pytest -q -s tests/deploy/test_wheels.py
+	@$(MAKE) --no-print-directory docs
 
 clean:
 	rm -rf .venv .venv-* build dist *.egg-info src/zmdp/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache
