@@ -26,7 +26,7 @@ from ..mdp.services import Service, Streaming
 from . import conversation
 from .conversation import CallTitanic, CheckAvailable, PartialsCursor, Result, Step, Steps
 from .submission import SubmissionOptions
-from .typed import FRAMES, AnyService, Reader, body_of, name_of, reader_of
+from .typed import FRAMES, AnyService, Reader, body_of, name_of, options_of, reader_of
 
 I = TypeVar("I")  # noqa: E741 - in and out
 O = TypeVar("O")  # noqa: E741
@@ -130,10 +130,11 @@ class Titanic:
             key_ttl: How long to remember the key, in seconds (default: forever).
             delay: Delay in seconds before the request may run.
             at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
-            priority: 0 (the default) to 9; 9 runs first.
-            retries: How often to retry if the handler fails (default: 0).
-            backoff: Pause in seconds before the first retry, doubled for each further one (default: 1).
-            ttl: How long to keep the result, in seconds (default: until it is closed).
+            priority: 0 to 9; 9 runs first (default: the service's, or 0).
+            retries: How often to retry if the handler fails (default: the service's, or 0).
+            backoff: Pause in seconds before the first retry, doubled for each further one (default: the
+                service's, or 1).
+            ttl: How long to keep the result, in seconds (default: the service's, or until it is closed).
 
         Returns:
             The ticket, with which the reply can be fetched.
@@ -144,7 +145,8 @@ class Titanic:
             ServiceNotFound: No Titanic is registered at the broker, nor has one registered within 15 seconds.
             RequestError: As from `Client.request`.
         """
-        steps = conversation.submit(self.client, name_of(service), body_of(service, frames, codec), headers, options)
+        given, body = options_of(service, options), body_of(service, frames, codec)
+        steps = conversation.submit(self.client, name_of(service), body, headers, given)
         return Ticket(self, *self._perform(steps), reader=reader_of(service, codec))
 
     @overload
@@ -421,10 +423,11 @@ class AsyncTitanic:
             key_ttl: How long to remember the key, in seconds (default: forever).
             delay: Delay in seconds before the request may run.
             at: Earliest time at which it may run: a datetime with its time zone, or seconds since 1970.
-            priority: 0 (the default) to 9; 9 runs first.
-            retries: How often to retry if the handler fails (default: 0).
-            backoff: Pause in seconds before the first retry, doubled for each further one (default: 1).
-            ttl: How long to keep the result, in seconds (default: until it is closed).
+            priority: 0 to 9; 9 runs first (default: the service's, or 0).
+            retries: How often to retry if the handler fails (default: the service's, or 0).
+            backoff: Pause in seconds before the first retry, doubled for each further one (default: the
+                service's, or 1).
+            ttl: How long to keep the result, in seconds (default: the service's, or until it is closed).
 
         Returns:
             The ticket, with which the reply can be fetched.
@@ -435,7 +438,8 @@ class AsyncTitanic:
             ServiceNotFound: No Titanic is registered at the broker, nor has one registered within 15 seconds.
             RequestError: As from `AsyncClient.request`.
         """
-        steps = conversation.submit(self.client, name_of(service), body_of(service, frames, codec), headers, options)
+        given, body = options_of(service, options), body_of(service, frames, codec)
+        steps = conversation.submit(self.client, name_of(service), body, headers, given)
         return AsyncTicket(self, *await self._perform(steps), reader=reader_of(service, codec))
 
     @overload

@@ -10,7 +10,7 @@ from ..mdp.codes import Code
 from ..mdp.errors import SettingError, TitanicError
 from ..mdp.wire import service_name
 from .submission import OWNER_OPTION, MalformedRequest, SubmissionOptions, encode_options, parse_submission
-from .typed import AnyService, body_of, name_of
+from .typed import AnyService, body_of, name_of, options_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -58,7 +58,7 @@ def enqueue(
     from . import store  # noqa: PLC0415
     from .store.models import StoredRequest  # noqa: PLC0415
 
-    encoded = encode_options(options)
+    encoded = encode_options(options_of(service, options))
     if headers:
         encoded["headers"] = dict(headers)
     try:

@@ -1,6 +1,6 @@
 """Requests of services with types, or with a codec: how their bodies are made, and how their replies are read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..clients.reply import Reply
@@ -62,3 +62,10 @@ def _coder(service: AnyService | None, codec: str | Codec) -> Coder:
     if isinstance(service, BaseService):
         raise SettingError(f"codec is {codec!r}, but {service!r} has a codec of its own")
     return Coder(codec)
+
+
+def options_of(service: AnyService, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a submission: those that are given, and for the others the service's own."""
+    if not isinstance(service, BaseService) or not service.submission:
+        return options
+    return {**service.submission, **{name: value for name, value in options.items() if value is not None}}

@@ -16,7 +16,7 @@ UNIT: Final = """\
 # {settings}
 [Unit]
 Description={description}
-Documentation=https://github.com/zmdp/zmdp/blob/main/docs/installing.md
+Documentation=https://github.com/zmdp/zmdp/blob/main/docs/how-to/installing.md
 After=network-online.target
 Wants=network-online.target
 
@@ -96,7 +96,8 @@ def unit(command: str) -> str:
         settings=f"{settings.replace('%i', 'NAME')} has TARGET=module:services, and may have OPTIONS=--processes=4"
         if is_worker else f"{settings} may have OPTIONS=--option=value ..., and environment variables of the command",
         # One process that is supervised, so that systemctl reload replaces it without a failed call.
-        service="Environment=OPTIONS=--processes=1\n" * is_worker + f"EnvironmentFile={optional}{settings}\nExecStart={' '.join(words)}{RELOAD if reloads else ''}",
+        service="Environment=OPTIONS=--processes=1\n" * is_worker
+        + f"EnvironmentFile={optional}{settings}\nExecStart={' '.join(words)}{RELOAD if reloads else ''}",
         runtime=file.removesuffix(".service").replace("@", "-%i"),
         # Handlers may compile their code while they run.
         no_jit="no" if is_worker else "yes",

@@ -1,14 +1,28 @@
 """`Service` and `Streaming`: a service's name, and the types of its request and its reply."""
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from ..errors import CodecError, SettingError
+from ..limits import check_number
 from ..wire.names import service_name
 from .values import ValueType
 
 In = TypeVar("In", contravariant=True)  # noqa: PLC0105 - shown in type checkers' messages
 Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - as above
+
+
+class SubmissionDefaults(TypedDict, total=False):
+    """Options with which requests of a service are submitted to Titanic, unless the submission has its own.
+
+    `retries` says how often a request whose handler fails is executed again, and `backoff` how many seconds after;
+    `ttl` for how many seconds the result is kept.  Of requests that wait, those with the highest `priority` are first.
+    """
+
+    retries: int | None
+    backoff: float | None
+    ttl: float | None
+    priority: int | None
 
 
 class BaseService(Generic[In, Out]):
@@ -23,9 +37,10 @@ class BaseService(Generic[In, Out]):
         request: Type of the value that it takes; None if it takes none.
         reply: Type of the value that it replies with, or of each part of a stream.
         codec: `"json"` or `"msgpack"`.
+        retries, backoff, ttl, priority: See `SubmissionDefaults`.
 
     Raises:
-        SettingError: The name is invalid, or values of a type cannot be sent.
+        SettingError: The name or a number is invalid, or values of a type cannot be sent.
     """
 
     def __init__(
@@ -35,10 +50,21 @@ class BaseService(Generic[In, Out]):
         reply: type[Out] | None = Any,  # type: ignore[assignment]
         *,
         codec: str = "json",
+        retries: int | None = None,
+        backoff: float | None = None,
+        ttl: float | None = None,
+        priority: int | None = None,
     ) -> None:
         self.name = service_name(name).decode()
         self.request = ValueType(request, codec)
         self.reply = ValueType(reply, codec)
+        given = {"retries": retries, "backoff": backoff, "ttl": ttl, "priority": priority}
+        self.submission = {name: value for name, value in given.items() if value is not None}
+        """How its requests are submitted to Titanic, if the submission does not say."""
+        for option, value in self.submission.items():
+            check_number(option, value, whole=option in {"retries", "priority"})
+            if value < 0:
+                raise SettingError(f"{option} is {value!r}: it must be 0 or more")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pytest
 import sqlalchemy as sa
 from support.processes import TIMEOUT_SECONDS
+from support.titanics import row
 
-from zmdp import AsyncClient, AsyncTitanic, Client, ServiceError, Services, Titanic
+from zmdp import AsyncClient, AsyncTitanic, Client, Service, ServiceError, Services, Titanic
 from zmdp.clients import CodecError, SettingError
 from zmdp.mdp.testing import running_broker, running_titanic
 from zmdp.titanic import enqueue
@@ -90,6 +91,40 @@ def test_a_codec_gives_values_to_a_name(endpoint):
             titanic.submit("resize", 1, 2, codec="json")
         with pytest.raises(SettingError, match="has a codec of its own"):
             titanic.submit(resize, Resize("a", 80), codec="json")
+
+
+def test_a_service_has_defaults_for_its_submissions(endpoint, database):
+    declared = Services(retries=1, backoff=0.5).service("later", retries=3, ttl=3600.0)(lambda n: n)
+    url = f"sqlite:///{database}"
+    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        titanic = Titanic(client)
+        tickets = [titanic.submit(declared, 1, delay=60), titanic.submit(declared, 1, delay=60, retries=0, ttl=None)]
+    told = [row(url, ticket.uuid) for ticket in tickets]
+    assert [(each["retries"], each["backoff"], each["result_ttl"]) for each in told] == [(3, 0.5, 3600), (0, 0.5, 3600)]
+
+    async def submit():
+        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
+            return await AsyncTitanic(client).submit(Service("later", int, int, priority=7), 1, delay=60)
+
+    assert row(url, asyncio.run(submit()).uuid)["priority"] == 7
+    with sa.create_engine(url).begin() as connection:
+        uuid = enqueue(connection, declared, 1, delay=60)
+    assert row(url, uuid)["retries"] == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"retries": 1.5}, "retries is 1.5: it must be a whole number"),
+        ({"ttl": "1d"}, "ttl is '1d': it must be a number"),
+        ({"priority": -1}, "priority is -1: it must be 0 or more"),
+    ],
+)
+def test_wrong_defaults_are_told_where_they_are_declared(settings, problem):
+    with pytest.raises(SettingError, match=problem):
+        Service("later", int, int, **settings)
+    with pytest.raises(SettingError, match=problem):
+        services.service("later", **settings)(lambda: 1)
 
 
 def test_errors(endpoint):

@@ -3,9 +3,9 @@
 import inspect
 from collections.abc import Callable
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Final, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from ...mdp.services import About, BaseService, Service, Streaming
+from ...mdp.services import About, BaseService, Service, Streaming, SubmissionDefaults
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -19,11 +19,12 @@ MAX_DESCRIPTION: Final = 4000
 """Characters of a docstring that callers are told."""
 
 
-class ServiceSettings(TypedDict, total=False):
+class ServiceSettings(SubmissionDefaults, total=False):
     """Settings of a service, or defaults for all services of a `Services`.
 
     `codec` is `"json"` (the default) or `"msgpack"`.  `version` is what callers are told.  `concurrency` and
-    `handler_timeout` are as for `Worker` and `AsyncWorker`.
+    `handler_timeout` are as for `Worker` and `AsyncWorker`.  The others are for submissions to Titanic: see
+    `SubmissionDefaults`.
     """
 
     codec: str
@@ -44,7 +45,11 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         settings: ServiceSettings,
         batch: tuple[int, float] | None = None,
     ) -> None:
-        super().__init__(name, signature.request, signature.reply, codec=settings.get("codec", "json"))
+        super().__init__(
+            name, signature.request, signature.reply, codec=settings.get("codec", "json"),
+            retries=settings.get("retries"), backoff=settings.get("backoff"), ttl=settings.get("ttl"),
+            priority=settings.get("priority"),
+        )  # fmt: skip
         self.function = function
         self.signature = signature
         self.settings = settings
