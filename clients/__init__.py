@@ -23,6 +23,7 @@ from ..mdp.errors import (
 from .aio import AsyncClient
 from .mdclient import Client
 from .reply import Reply
+from .retry import Retry
 
 __all__ = [
     "AsyncClient",
@@ -36,6 +37,7 @@ __all__ = [
     "RequestError",
     "RequestRejected",
     "RequestTimeout",
+    "Retry",
     "RetryLater",
     "ServiceError",
     "ServiceNotFound",

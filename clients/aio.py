@@ -26,6 +26,7 @@ from .dialog import AsyncDialog
 from .legacy_aio import LegacyAsyncDialog
 from .many import MapSettings, checked_settings, chunks_async, outcomes
 from .reply import Reply, is_available
+from .retry import Retry, checked_retry
 from .rows import Lookahead, RowSettings, answer_chunks_async
 from .settings import ConnectionArguments, ConnectionSettings
 from .x1_aio import Receiver, X1AsyncDialog
@@ -67,6 +68,7 @@ class AsyncClient:
         envelope: With protocol 0.2, begin each message with an empty frame, as a ROUTER–DEALER proxy between client
             and broker requires.  X1 and 0.1 always do.
         codec: How `call` encodes values.
+        retry: After which errors, and how often, to send a request again, within its `timeout`; by default never.
         heartbeat: Seconds of silence after which the client sends the broker a HEARTBEAT, while a request is
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
@@ -87,10 +89,12 @@ class AsyncClient:
         *,
         timeout: float | None = DEFAULT_TOTAL_TIMEOUT,
         codec: str | Codec = "json",
+        retry: Retry | None = None,
         **connection: Unpack[ConnectionArguments],
     ) -> None:
         self._timeout = None if timeout is None else checked_timeout(timeout)
         self._coder = Coder(codec)
+        self._retry = checked_retry(retry, connection.get("protocol", "X1"))
         self._settings = settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
         self._process = os.getpid()
@@ -116,6 +120,7 @@ class AsyncClient:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
     ) -> Reply:
         """Call `service` and return the frames of its reply.
 
@@ -129,6 +134,7 @@ class AsyncClient:
             wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/reference/x1.md).
+            retry: After which errors to send it again; by default the client's `retry`.
 
         Returns:
             The frames of every PARTIAL, if the service streams, followed by those of the FINAL.
@@ -146,7 +152,9 @@ class AsyncClient:
         name, body = wire.service_name(service), checked_body(frames)
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
         self._check_usable()
-        return await self._dialog.request(name, body, timeout=limit, wait=wait, headers=headers, options=options)
+        return await self._dialog.request(
+            name, body, timeout=limit, wait=wait, headers=headers, options=options, retry=self._retried(retry)
+        )
 
     @overload
     def stream(self, service: Streaming[None, O], **how: Unpack[StreamArguments]) -> AsyncGenerator[O, None]: ...
@@ -178,6 +186,7 @@ class AsyncClient:
             wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/reference/x1.md).
+            retry: After which errors to send it again; by default the client's `retry`.
 
         Yields:
             Each part, as it arrives.
@@ -202,6 +211,7 @@ class AsyncClient:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
     ) -> AsyncGenerator[Reply, None]:
         name, body = wire.service_name(service), checked_body(frames)
         if timeout is not None:
@@ -210,8 +220,9 @@ class AsyncClient:
             checked_timeout(deadline, "deadline")
         self._check_usable()
         parts = self._dialog.stream(
-            name, body, timeout=timeout, deadline=deadline, wait=wait, headers=headers, options=options
-        )
+            name, body, timeout=timeout, deadline=deadline, wait=wait, headers=headers, options=options,
+            retry=self._retried(retry),
+        )  # fmt: skip
         async with aclosing(parts):
             async for part in parts:
                 yield part
@@ -378,6 +389,7 @@ class AsyncClient:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
     ) -> Call:
         """Call `service` without a task: `receiver.put` is called with each part, and with the reply or the error.
 
@@ -405,7 +417,9 @@ class AsyncClient:
         name, body = wire.service_name(service), checked_body(frames)
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
         self._check_usable()
-        return self._x1().begin(receiver, name, body, timeout=limit, wait=wait, headers=headers, options=options)
+        return self._x1().begin(
+            receiver, name, body, timeout=limit, wait=wait, headers=headers, options=options, retry=self._retried(retry)
+        )
 
     def cancel(self, call: Call) -> None:
         """Cancel a request made with `begin`, at the broker and at the worker.  Its receiver gets nothing more.
@@ -459,6 +473,9 @@ class AsyncClient:
             with suppress(RequestError):  # it is gone meanwhile, or does not tell this role
                 inquiry.take(await self.request(DESCRIBE, name, timeout=timeout, options={"broker": broker}))
         return inquiry.description()
+
+    def _retried(self, retry: Retry | None) -> Retry | None:
+        return self._retry if retry is None else checked_retry(retry, self.protocol)
 
     def _check_usable(self) -> None:
         if self._closed:

@@ -6,6 +6,7 @@ from typing import Any, Final, TypedDict
 
 from ..mdp.errors import SettingError
 from .legacy_session import HEADERS
+from .retry import Retry
 
 _ONLY_BYTES: Final = {bytes}
 
@@ -17,6 +18,7 @@ class RequestArguments(TypedDict, total=False):
     wait: bool
     headers: Mapping[str, str] | None
     options: Mapping[str, Any] | None
+    retry: Retry | None
 
 
 class RetriedArguments(RequestArguments, total=False):
@@ -77,9 +79,10 @@ def checked_max_outstanding(most: int) -> int:
 
 
 def check_legacy(wait: bool, *extensions: object) -> None:
-    """Reject arguments that MDP/0.2 and 0.1 cannot carry: headers, options, a deadline, `wait=False`."""
+    """Reject arguments that MDP/0.2 and 0.1 cannot carry: headers, options, a deadline, a retry, `wait=False`."""
     if not wait or any(extensions):
-        raise SettingError("headers, options, deadline and wait=False require protocol X1: MDP/0.2 cannot carry them")
+        names = "headers, options, deadline, retry and wait=False"
+        raise SettingError(f"{names} require protocol X1: MDP/0.2 cannot carry them")
 
 
 def checked_protocol(protocol: str) -> str:

@@ -1,5 +1,6 @@
 """A request of an X1 client: its options, its state, and the exceptions that end it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -8,6 +9,7 @@ from ..mdp.codes import Code, request_error
 from ..mdp.errors import RequestError, SettingError, StreamInterrupted, ZmdpError
 from ..mdp.timers import TimerNode
 from .reply import Reply
+from .retry import Retry
 
 if TYPE_CHECKING:
     from .broker_connection import BrokerConnection
@@ -24,8 +26,8 @@ class Call(TimerNode):
     """One request, from when it is made until its FINAL or ERROR."""
 
     __slots__ = (
-        "body", "collected", "collected_bytes", "connection", "deadline", "ended", "number", "options",
-        "receiver", "service", "silence", "stream", "streamed", "timeout",
+        "attempts", "body", "collected", "collected_bytes", "connection", "deadline", "due", "ended", "number",
+        "options", "receiver", "retry", "service", "silence", "stream", "streamed", "timeout",
     )  # fmt: skip
 
     connection: "BrokerConnection"
@@ -51,6 +53,11 @@ class Call(TimerNode):
         self.silence: float | None = None
         self.deadline: float | None = None
         """When its ttl expires."""
+        self.due = math.inf
+        """When it fails if nothing more arrives."""
+        self.retry: Retry | None = None
+        self.attempts = 1
+        """How often it has been sent because it had failed, and once more."""
         self.ended = False
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 from .reply import Reply
+from .retry import Retry
 
 
 class Ask(NamedTuple):
@@ -26,6 +27,7 @@ class Ask(NamedTuple):
     options: Mapping[str, Any] | None = None
     deadline: float | None = None
     """Seconds until the FINAL of a stream must have arrived."""
+    retry: Retry | None = None
 
 
 class Dialog(Protocol):
@@ -80,6 +82,7 @@ class AsyncDialog(Protocol):
         wait: bool,
         headers: Mapping[str, str] | None,
         options: Mapping[str, Any] | None,
+        retry: Retry | None,
     ) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
 
@@ -93,6 +96,7 @@ class AsyncDialog(Protocol):
         wait: bool,
         headers: Mapping[str, str] | None,
         options: Mapping[str, Any] | None,
+        retry: Retry | None,
     ) -> AsyncGenerator[Reply, None]:
         """Send a request and yield each part of the reply as it arrives, the FINAL last.  Raises as `request`."""
 

@@ -54,13 +54,13 @@ class LegacyDialog:
 
     def request(self, ask: Ask) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
-        check_legacy(ask.wait, ask.headers, ask.options, ask.deadline)
+        check_legacy(ask.wait, ask.headers, ask.options, ask.deadline, ask.retry)
         (reply,) = self._exchange(ask, stream=False)
         return reply
 
     def stream(self, ask: Ask) -> Generator[Reply, None, None]:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
-        check_legacy(ask.wait, ask.headers, ask.options, ask.deadline)
+        check_legacy(ask.wait, ask.headers, ask.options, ask.deadline, ask.retry)
         return self._exchange(ask, stream=True)
 
     def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":

@@ -17,6 +17,7 @@ from ..mdp.wire import Message
 from .arguments import check_legacy
 from .legacy_session import LegacySession
 from .reply import Reply
+from .retry import Retry
 from .settings import ConnectionSettings
 
 MAX_CONNECTIONS: Final = 500
@@ -60,9 +61,10 @@ class LegacyAsyncDialog:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
     ) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
-        check_legacy(wait, headers, options)
+        check_legacy(wait, headers, options, retry)
         session, endpoint, failovers = self._new_session(), self.endpoint, self._failovers
         now, limit = time.monotonic(), math.inf if timeout is None else timeout
         session.request(service, body, now, timeout=limit, deadline=now + limit)
@@ -87,9 +89,10 @@ class LegacyAsyncDialog:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
     ) -> AsyncGenerator[Reply, None]:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
-        check_legacy(wait, headers, options, deadline)
+        check_legacy(wait, headers, options, deadline, retry)
         session = self._new_session()
         async with self._connections:
             limit = math.inf if timeout is None else timeout

@@ -32,6 +32,7 @@ from .dialog import Ask, Dialog
 from .legacy import LegacyDialog
 from .many import MapSettings, checked_settings, chunks, outcomes
 from .reply import Reply, is_available
+from .retry import Retry, checked_retry
 from .rows import Lookahead, RowSettings, answer_chunks
 from .settings import ConnectionArguments, ConnectionSettings
 from .x1 import X1Dialog
@@ -75,6 +76,7 @@ class Client:
         envelope: With protocol 0.2, begin each message with an empty frame, as a ROUTER–DEALER proxy between client
             and broker requires.  X1 and 0.1 always do.
         codec: How `call` encodes values.
+        retry: After which errors, and how often, to send a request again, within that time; by default never.
         heartbeat: Seconds of silence after which the client sends the broker a HEARTBEAT, while a request is
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
@@ -96,11 +98,13 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT,
         retries: int = DEFAULT_RETRIES,
         codec: str | Codec = "json",
+        retry: Retry | None = None,
         **connection: Unpack[ConnectionArguments],
     ) -> None:
         self._timeout = checked_timeout(timeout)
         self._retries = checked_retries(retries)
         self._coder = Coder(codec)
+        self._retry = checked_retry(retry, connection.get("protocol", "X1"))
         self._settings = settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
         self._closed = False
@@ -136,6 +140,7 @@ class Client:
             wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/reference/x1.md).
+            retry: After which errors to send it again; by default the client's `retry`.
 
         Returns:
             The frames of every PARTIAL, if the service streams, followed by those of the FINAL.
@@ -188,6 +193,7 @@ class Client:
             wait: If false, fail immediately when no worker offers the service.
             headers: Passed to the handler.
             options: Defined by the service (docs/reference/x1.md).
+            retry: After which errors to send it again; by default the client's `retry`.
 
         Yields:
             Each part, as it arrives.
@@ -538,6 +544,7 @@ class Client:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
     ) -> Ask:
         """Return the request that these arguments describe.  Raises `SettingError` if one is invalid."""
         return Ask(
@@ -548,6 +555,7 @@ class Client:
             wait,
             headers,
             options,
+            retry=self._retry if retry is None else checked_retry(retry, self.protocol),
         )
 
     def _usable(self) -> Dialog:

@@ -38,6 +38,7 @@ from .broker_connection import BrokerConnection
 from .call import Call, Outcome, encode_options, error_of, interruption, is_refused
 from .failover import Failover
 from .reply import Reply
+from .retry import Retry
 
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
 GRACE: tuple[float, float] = (0.05, 0.5)
@@ -76,13 +77,16 @@ class ClientSession:
         """What `take_events` would return."""
         self.retry_at = 0.0
         """When to connect next, while there is no connection."""
-        self.failover = Failover(endpoints or Endpoints([""]), rng or random.Random())  # noqa: S311 - jitter only
+        self._rng = rng or random.Random()  # noqa: S311 - jitter only
+        self.failover = Failover(endpoints or Endpoints([""]), self._rng)
         self._several = self.failover.several
         self._heartbeat = heartbeat
         self._patience = heartbeat * (liveness - 1)
         """Seconds a broker may leave a HEARTBEAT unanswered."""
         self.current = self._new_connection("", lost="not connected yet")
         """The latest connection.  While it is lost, new requests wait there for the next."""
+        self._pausing = self._new_connection("", lost="waits to be sent again")
+        """Has the requests that have failed and are sent again later."""
         self._old: list[BrokerConnection] = []
         """Connections that were left, and where requests are outstanding."""
         self._trouble: str | None = None
@@ -104,6 +108,7 @@ class ClientSession:
         wait: bool = True,
         headers: Mapping[Any, Any] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
         receiver: Any = None,
     ) -> Call:
         """Begin a request.  It is sent now, or as soon as there is a connection.
@@ -118,6 +123,7 @@ class ClientSession:
             wait: If false, fail immediately when no worker offers the service.
             headers: Texts by name, for the handler.
             options: Further options of the request.
+            retry: After which errors, and how often, to send it again.
             receiver: Where to deliver the outcomes.
 
         Raises `SettingError` for an argument that cannot be sent, and `RequestRejected` for a body that is known to
@@ -138,6 +144,7 @@ class ClientSession:
         call.receiver = receiver
         call.timeout = timeout
         call.silence = silence
+        call.retry = retry
         if timeout is not None:
             call.deadline = now + timeout
         self._set_due(call, now)
@@ -154,6 +161,7 @@ class ClientSession:
             due = deadline + min(timeout * GRACE[0], GRACE[1])
         if silence is not None and now + silence < due:
             due = now + silence
+        call.due = due
         if due < math.inf:
             self._due.set(call, due)
 
@@ -181,9 +189,32 @@ class ClientSession:
         self._forget(call)
         self.events.append((call, error))
 
+    def _failed(self, call: Call, error: RequestError, now: float) -> None:
+        """End a request that the broker or its worker has failed, or send it again after a pause."""
+        retry = call.retry
+        if retry is not None and not call.streamed and error.code in retry.codes and call.attempts < retry.attempts:
+            retry_at = now + retry.pause(call.attempts, self._rng)
+            if retry_at < (call.due if call.deadline is None else min(call.due, call.deadline)):
+                call.attempts += 1
+                self._take_from_connection(call)
+                self._pausing.add(call, now)
+                self._due.clear(call)
+                self._due.set(call, retry_at)
+                return
+        self._fail(call, error)
+
+    def _try_again(self, call: Call, now: float) -> None:
+        """Send a request again that had failed, under a new number."""
+        self._take_from_connection(call)
+        self._last_number += 1
+        call.number = self._last_number
+        if call.due < math.inf:
+            self._due.set(call, call.due)
+        self._send_again(call, now)
+
     def close(self, error: Callable[[], ZmdpError]) -> None:
         """Cancel every outstanding request; each ends with an `error`."""
-        for connection in [self.current, *self._old]:
+        for connection in [self.current, self._pausing, *self._old]:
             for call in list(connection.calls.values()):
                 connection.cancel(call)
                 self._fail(call, error())
@@ -313,7 +344,7 @@ class ClientSession:
                 if self._several and is_refused(call, command):
                     refused.append(call)
                 else:
-                    self._fail(call, error_of(call, command))
+                    self._failed(call, error_of(call, command), now)
             elif isinstance(command, wire.Limits):
                 for call in connection.told_limits(command, now):
                     self._fail(call, _too_large(call.service, str(connection.refuses(call.body))))
@@ -335,10 +366,10 @@ class ClientSession:
         body = answer.body
         if answer.final:
             failure = wire.parse_error(body)  # from a worker whose dialect has no ERROR
-            self._forget(call)
             if failure is not None:
-                self.events.append((call, ServiceError(failure[0], failure[1], service=service)))
+                self._failed(call, ServiceError(failure[0], failure[1], service=service), now)
                 return
+            self._forget(call)
             reply = Reply(body, service=service, final=True)
             if call.collected is not None:
                 reply[:0] = call.collected
@@ -375,6 +406,9 @@ class ClientSession:
     def tick(self, now: float) -> None:
         """Do what is due: end overdue requests, send heartbeats, give up a broker that has been silent for too long."""
         for call in self._due.pop_due(now):
+            if call.connection is self._pausing:
+                self._try_again(call, now)
+                continue
             call.connection.cancel(call)
             self._fail(call, self._overdue(call, now))
         silent = self.current.tick(now)

@@ -157,7 +157,7 @@ class SharedConnection:
                         timeout -= slot.waited()
                     receiver.call = self.session.request(
                         ask.service, ask.body, time.monotonic(), timeout=timeout, silence=silence, stream=stream,
-                        wait=ask.wait, headers=headers, options=ask.options, receiver=receiver,
+                        wait=ask.wait, headers=headers, options=ask.options, retry=ask.retry, receiver=receiver,
                     )  # fmt: skip
                     self.wake()
                     return

@@ -13,6 +13,7 @@ from .call import Call, Outcome
 from .connection import ClientConnection
 from .inbox import Inbox
 from .reply import Reply
+from .retry import Retry
 from .session import ClientSession
 from .settings import ConnectionSettings
 
@@ -62,6 +63,7 @@ class X1AsyncDialog:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
     ) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
         headers, finish = tracing.calling(service.decode(), headers, timeout)
@@ -74,7 +76,7 @@ class X1AsyncDialog:
             future: asyncio.Future[Reply] = loop.create_future()
             call = session.request(
                 service, body, monotonic(), timeout=timeout, wait=wait, headers=headers, options=options,
-                receiver=future,
+                retry=retry, receiver=future,
             )  # fmt: skip
             self._send()
             if future.done():
@@ -99,6 +101,7 @@ class X1AsyncDialog:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
     ) -> AsyncGenerator[Reply, None]:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
         headers, finish = tracing.calling(service.decode(), headers, deadline)
@@ -110,7 +113,7 @@ class X1AsyncDialog:
                 deadline = await self._await_slot(service, deadline, timeout)
             call = self._session.request(
                 service, body, monotonic(), timeout=deadline, silence=timeout, stream=True, wait=wait, headers=headers,
-                options=options, receiver=inbox,
+                options=options, retry=retry, receiver=inbox,
             )  # fmt: skip
             self._send()
             while True:
@@ -135,12 +138,13 @@ class X1AsyncDialog:
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
     ) -> Call:
         """Send a request, however many others are outstanding, and return it.  `receiver` gets each outcome."""
         self._check_open()
         call = self._session.request(
             service, body, monotonic(), timeout=timeout, stream=True, wait=wait, headers=headers, options=options,
-            receiver=receiver,
+            retry=retry, receiver=receiver,
         )  # fmt: skip
         self._flush_soon()  # callers that have no task of their own begin many requests in one turn
         return call

@@ -1,6 +1,6 @@
 """zmdp: a service broker for Python teams, speaking ZeroMQ's Majordomo protocol.
 
-- `Client`, `AsyncClient`: call services
+- `Client`, `AsyncClient`: call services; `Retry`: after which errors they try again
 - `Services`: declare functions with types as services; `Service` and `Streaming`: call them from elsewhere
 - `Worker`, `AsyncWorker`: offer a service of frames
 - `ServiceError`: what a handler raises to fail with a code of its own, and what its callers then get
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from .pure import PURE, prefer_sources
 
 if TYPE_CHECKING:
-    from .clients import AsyncClient, Client
+    from .clients import AsyncClient, Client, Retry
     from .mdp.services import Service, Streaming
     from .titanic import AsyncTitanic, Titanic
     from .workers import AsyncWorker, ServiceError, Worker
@@ -42,6 +42,7 @@ __all__ = [
     "AsyncTitanic",
     "AsyncWorker",
     "Client",
+    "Retry",
     "Service",
     "ServiceError",
     "Services",
@@ -57,6 +58,7 @@ _HOMES = {
     "AsyncTitanic": "titanic",
     "AsyncWorker": "workers",
     "Client": "clients",
+    "Retry": "clients",
     "Service": "mdp.services",
     "ServiceError": "workers",
     "Services": "workers.services",

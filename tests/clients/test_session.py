@@ -27,6 +27,7 @@ from zmdp.clients import session as module
 from zmdp.clients.broker_connection import LARGE_REQUEST_BYTES
 from zmdp.clients.call import Call
 from zmdp.clients.reply import Reply
+from zmdp.clients.retry import Retry
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
@@ -999,3 +1000,100 @@ def test_the_next_broker_is_asked_for_its_own_limits() -> None:
     session.receive(limits(max_bytes=7), 101.0)
     ((_, error),) = session.events
     assert isinstance(error, RequestRejected)
+
+
+# ── retries ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+RETRY = Retry(attempts=3, codes={429, 503}, backoff=1.0)
+
+
+def test_a_request_that_fails_is_sent_again_after_growing_pauses_under_a_new_number() -> None:
+    session, (call,) = asking(timeout=60.0, retry=RETRY)
+    session.receive(error(1, 429, b"full"), 101.0)
+    assert (events(session), sent(session), session.outstanding) == ([], [], 1)
+    session.tick(101.9)
+    assert sent(session) == []
+    session.tick(102.1)
+    assert sent(session) == [request(2, ttl=57900)]
+    session.receive(error(2, 503, b"draining"), 102.5)
+    session.tick(104.4)
+    assert sent(session) == []
+    session.tick(104.6)
+    assert sent(session) == [request(3, ttl=55400)]
+    session.receive(final(3, b"y"), 104.7)
+    assert session.take_events() == [(call, [b"y"])]
+    assert is_empty(session)
+
+
+@pytest.mark.parametrize(
+    ("code", "failures", "kind"),
+    [(429, 3, RetryLater), (404, 1, ServiceNotFound), (502, 1, WorkerLost)],
+)
+def test_a_request_fails_after_its_last_attempt_or_with_another_code(
+    code: int, failures: int, kind: type[RequestError]
+) -> None:
+    session, (call,) = asking(retry=RETRY)
+    for number in range(1, failures + 1):
+        assert events(session) == []
+        session.tick(100.0 + 3 * number)
+        session.receive(error(number, code, b"no"), 100.0 + 3 * number)
+    ((ended, failure),) = session.take_events()
+    assert ended is call
+    assert type(failure) is kind
+    assert is_empty(session)
+
+
+def test_a_failure_in_the_reply_of_an_old_worker_is_retried() -> None:
+    session, (call,) = asking(retry=RETRY)
+    session.receive(final(1, *wire.error_body(503, "later")), 100.0)
+    session.tick(101.1)
+    session.receive(final(2, b"y"), 101.2)
+    assert session.take_events() == [(call, [b"y"])]
+
+
+@pytest.mark.parametrize("limits", [{"timeout": 0.9}, {"silence": 0.9, "stream": True}])
+def test_no_attempt_is_made_after_the_time_of_a_request(limits: dict[str, Any]) -> None:
+    session, (call,) = asking(retry=RETRY, **limits)
+    session.receive(error(1, 429, b"full"), 100.0)
+    ((ended, failure),) = session.take_events()
+    assert ended is call
+    assert isinstance(failure, RetryLater)
+
+
+def test_a_stream_is_not_retried_after_its_first_part() -> None:
+    session, _ = asking(many=2, stream=True, silence=2.0, retry=RETRY)
+    session.receive(partial(1, b"part"), 100.0)
+    session.receive(error(1, 503, b"draining"), 100.0)
+    session.receive(error(2, 503, b"draining"), 100.0)
+    _, (_, failure) = session.take_events()
+    assert isinstance(failure, RetryLater)
+    session.tick(101.1)
+    assert len(sent(session)) == 1
+    session.tick(102.1)  # the silence counts from the beginning
+    ((_, failure),) = session.take_events()
+    assert isinstance(failure, RequestTimeout)
+
+
+def test_a_request_that_waits_for_its_next_attempt_can_be_cancelled() -> None:
+    session, calls = asking(many=2, retry=RETRY)
+    for number in (1, 2):
+        session.receive(error(number, 429, b"full"), 100.0)
+    session.cancel(calls[0])
+    session.close(lambda: ClosedError("closed"))
+    ((ended, failure),) = session.take_events()
+    assert ended is calls[1]
+    assert isinstance(failure, ClosedError)
+    assert sent(session) == []
+    assert is_empty(session)
+
+
+def test_the_next_attempt_goes_over_the_connection_that_there_is_then() -> None:
+    session, (call,) = asking(retry=RETRY)
+    session.receive(error(1, 429, b"full"), 100.0)
+    session.lose("lost", 100.1)
+    session.connected("tcp://there", 100.5)
+    assert sent(session) == []
+    session.tick(101.1)
+    assert len(sent(session)) == 1
+    session.receive(final(2, b"y"), 101.2)
+    assert session.take_events() == [(call, [b"y"])]
