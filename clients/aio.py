@@ -25,6 +25,7 @@ from .describing import DESCRIBE, Inquiry
 from .dialog import AsyncDialog
 from .legacy_aio import LegacyAsyncDialog
 from .many import MapSettings, checked_settings, chunks_async, outcomes
+from .middleware import AsyncClientMiddleware, AsyncMiddlewareDialog, checked_middleware
 from .reply import Reply, is_available
 from .retry import Retry, checked_retry
 from .rows import Lookahead, RowSettings, answer_chunks_async
@@ -69,6 +70,7 @@ class AsyncClient:
             and broker requires.  X1 and 0.1 always do.
         codec: How `call` encodes values.
         retry: After which errors, and how often, to send a request again, within its `timeout`; by default never.
+        middleware: Called around each request, the first outermost: see `zmdp.clients.middleware`.
         heartbeat: Seconds of silence after which the client sends the broker a HEARTBEAT, while a request is
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
@@ -90,11 +92,13 @@ class AsyncClient:
         timeout: float | None = DEFAULT_TOTAL_TIMEOUT,
         codec: str | Codec = "json",
         retry: Retry | None = None,
+        middleware: Sequence[AsyncClientMiddleware] = (),
         **connection: Unpack[ConnectionArguments],
     ) -> None:
         self._timeout = None if timeout is None else checked_timeout(timeout)
         self._coder = Coder(codec)
         self._retry = checked_retry(retry, connection.get("protocol", "X1"))
+        surrounding = checked_middleware(middleware, asynchronous=True)
         self._settings = settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
         self._process = os.getpid()
@@ -106,6 +110,8 @@ class AsyncClient:
         except BaseException:
             settings.end_context()
             raise
+        if surrounding:
+            self._dialog = AsyncMiddlewareDialog(self._dialog, surrounding)
 
     @property
     def endpoint(self) -> str:
@@ -436,7 +442,8 @@ class AsyncClient:
 
     def _x1(self) -> X1AsyncDialog:
         if not isinstance(self._dialog, X1AsyncDialog):
-            raise SettingError(f"begin() needs protocol X1, not {self.protocol}")
+            reason = "middleware, which begin() cannot call" if self.protocol == "X1" else f"protocol {self.protocol}"
+            raise SettingError(f"begin() needs a client with protocol X1 and without middleware: this one has {reason}")
         return self._dialog
 
     async def available(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> bool:

@@ -31,6 +31,7 @@ from .describing import DESCRIBE, Inquiry
 from .dialog import Ask, Dialog
 from .legacy import LegacyDialog
 from .many import MapSettings, checked_settings, chunks, outcomes
+from .middleware import ClientMiddleware, MiddlewareDialog, checked_middleware
 from .reply import Reply, is_available
 from .retry import Retry, checked_retry
 from .rows import Lookahead, RowSettings, answer_chunks
@@ -77,6 +78,7 @@ class Client:
             and broker requires.  X1 and 0.1 always do.
         codec: How `call` encodes values.
         retry: After which errors, and how often, to send a request again, within that time; by default never.
+        middleware: Called around each request, the first outermost: see `zmdp.clients.middleware`.
         heartbeat: Seconds of silence after which the client sends the broker a HEARTBEAT, while a request is
             outstanding.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
@@ -99,12 +101,14 @@ class Client:
         retries: int = DEFAULT_RETRIES,
         codec: str | Codec = "json",
         retry: Retry | None = None,
+        middleware: Sequence[ClientMiddleware] = (),
         **connection: Unpack[ConnectionArguments],
     ) -> None:
         self._timeout = checked_timeout(timeout)
         self._retries = checked_retries(retries)
         self._coder = Coder(codec)
         self._retry = checked_retry(retry, connection.get("protocol", "X1"))
+        surrounding = checked_middleware(middleware, asynchronous=False)
         self._settings = settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
         self._closed = False
@@ -118,6 +122,9 @@ class Client:
         except BaseException:
             settings.end_context()
             raise
+        if surrounding:
+            self._dialog = dialog = MiddlewareDialog(self._dialog, surrounding)
+            self._connect = partial(self._connect, middleware=[dialog.for_map()])
 
     @property
     def endpoint(self) -> str:

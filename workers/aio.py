@@ -190,8 +190,9 @@ class _AsyncConnection(Connection):
         self.done = asyncio.Event()
         """Set when the connection and all handlers have ended."""
         self._calls = HandlerCalls(
-            handler, worker._adapter, self, whole_packs=settings.rows, concurrency=settings.concurrency
-        )
+            handler, worker._adapter, self, whole_packs=settings.rows, concurrency=settings.concurrency,
+            pack_middleware=worker.pack_middleware,
+        )  # fmt: skip
         self._loop = loop
         self._worker_context = copy_context()
         self._watch = BlockingWatch(loop, worker.service.decode(), name_of(handler))

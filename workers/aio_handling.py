@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol
 from ..mdp.rows import Outcome
 from ..mdp.tracing import current, handling, opentelemetry_trace
 from .handling import HandlerAdapter, Last, failed
+from .pack_middleware import NOT_CALLED, PackMiddleware, failed_pack
 from .request import Request
 from .rows import Pack, is_pack
 
@@ -60,6 +61,7 @@ class HandlerCalls:
         holder: Holds the requests, and learns what becomes of them.
         whole_packs: Whether the handler gets all rows of a pack at once.
         concurrency: The maximum number of rows that are handled concurrently.
+        pack_middleware: What surrounds packs of rows.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class HandlerCalls:
         *,
         whole_packs: bool = False,
         concurrency: int = 1,
+        pack_middleware: PackMiddleware | None = None,
     ) -> None:
         self._handler = handler
         self._adapter = adapter
         self._holder = holder
         self._whole_packs = whole_packs
+        self._pack_middleware = pack_middleware
         self._context = copy_context()
         self._row_slots = asyncio.Semaphore(concurrency)
 
@@ -86,7 +90,9 @@ class HandlerCalls:
         outcome: Outcome | None
         try:
             try:
-                if self._whole_packs or is_pack(request):
+                if self._whole_packs:
+                    outcome = await self._handle_whole(request)
+                elif is_pack(request):
                     outcome = await self._handle_pack(request)
                 elif opentelemetry_trace() is not None:
                     with handling(request):
@@ -128,14 +134,38 @@ class HandlerCalls:
     # ── packs ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _handle_pack(self, request: Request) -> Outcome:
-        return await (self._handle_whole(request) if self._whole_packs else self._handle_rows(request))
+        """Call the handler for each row of a pack, within the middleware.  Return the end of the reply."""
+        if self._pack_middleware is None:
+            return await self._handle_rows(request, self._handler, self._context)
+        around, row_handler = self._pack_middleware
+        outcome: Outcome | None = None
 
-    async def _handle_rows(self, request: Request) -> Outcome:
-        """Call the handler for each row of a pack, concurrently.  Return the end of the reply."""
+        async def call_next(pack: Request) -> None:
+            nonlocal outcome
+            outcome = await self._handle_rows(pack, row_handler, copy_context())
+
+        failure = NOT_CALLED
+        try:
+            with handling(request):
+                await around(request, call_next)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if outcome is not None:
+                raise
+            failure = failed(error, request)
+        if outcome is None:
+            failed_rows = failed_pack(request, failure)
+            await self._send_groups(failed_rows, request)
+            outcome = failed_rows.last()
+        return outcome
+
+    async def _handle_rows(self, request: Request, handler: AsyncHandler, base: TaskContext) -> Outcome:
+        """Call a handler for each row of a pack, concurrently.  Return the end of the reply."""
         pack = Pack(request)
         running: set[asyncio.Task[None]] = set()
         crashes: list[BaseException] = []
-        slots, base, loop = self._row_slots, self._context, asyncio.get_running_loop()
+        slots, loop = self._row_slots, asyncio.get_running_loop()
         until = time.monotonic() + MAX_PACK_TURN_SECONDS
 
         def ended(task: "asyncio.Task[None]") -> None:
@@ -147,7 +177,7 @@ class HandlerCalls:
         try:
             for index, row in enumerate(pack):
                 await slots.acquire()
-                task = begin_task(self._handle_row(pack, index, row), loop, base.copy())
+                task = begin_task(self._handle_row(handler, pack, index, row), loop, base.copy())
                 if task.done():
                     ended(task)
                 else:
@@ -171,11 +201,11 @@ class HandlerCalls:
         await self._send_groups(pack, request)
         return pack.last()
 
-    async def _handle_row(self, pack: Pack, index: int, row: Request) -> None:
+    async def _handle_row(self, handler: AsyncHandler, pack: Pack, index: int, row: Request) -> None:
         outcome: Outcome
         try:
             with handling(row):
-                result = self._handler(self._adapter.argument(row))
+                result = handler(self._adapter.argument(row))
                 if type(result) is not CoroutineType and isinstance(result, AsyncGenerator):
                     outcome = await self._collect(result)
                 else:

@@ -14,6 +14,7 @@ from .arguments import WorkerArguments, WorkerSettings
 from .connection import ready_options
 from .credit import CreditController
 from .handling import HandlerAdapter, is_async, name_of
+from .pack_middleware import PackMiddleware
 from .request import Request
 from .session import WorkerSession
 
@@ -96,6 +97,8 @@ class BaseWorker(Generic[AnyHandler]):
     _connections: Sequence[RequestSource]
     _wrong_handler: ClassVar[str]
     """The error message for a handler that this kind of worker cannot call."""
+    pack_middleware: PackMiddleware | None = None
+    """What surrounds packs of rows, and handles their rows instead of the handler."""
 
     def __init__(
         self,

@@ -15,6 +15,7 @@ from ..mdp.rows import Outcome
 from ..mdp.tracing import handling
 from .base import BaseWorker, ThreadedSource
 from .handling import Frames, Last, failed
+from .pack_middleware import NOT_CALLED, failed_pack
 from .request import Request
 from .rows import Pack, is_pack
 from .threaded import ThreadedConnection
@@ -198,7 +199,7 @@ class Worker(BaseWorker[Handler]):
             if self.settings.rows:
                 outcome = self._handle_whole(connection, handler, request)
             elif is_pack(request):
-                outcome = self._handle_rows(connection, handler, request)
+                outcome = self._handle_pack(connection, handler, request)
             else:
                 with handling(request):
                     result = handler(self._adapter.argument(request))
@@ -208,6 +209,31 @@ class Worker(BaseWorker[Handler]):
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
             outcome = failed(error, request)
         connection.end(request, outcome)
+
+    def _handle_pack(self, connection: ThreadedSource, handler: Handler, request: Request) -> Outcome:
+        """Call the handler for each row of a pack, within the middleware.  Return the end of the reply."""
+        if self.pack_middleware is None:
+            return self._handle_rows(connection, handler, request)
+        around, row_handler = self.pack_middleware
+        outcome: Outcome | None = None
+
+        def call_next(pack: Request) -> None:
+            nonlocal outcome
+            outcome = self._handle_rows(connection, row_handler, pack)
+
+        failure = NOT_CALLED
+        try:
+            with handling(request):
+                around(request, call_next)
+        except BaseException as error:
+            if outcome is not None:
+                raise
+            failure = failed(error, request)
+        if outcome is None:
+            pack = failed_pack(request, failure)
+            self._send_groups(connection, pack, request)
+            outcome = pack.last()
+        return outcome
 
     def _handle_rows(self, connection: ThreadedSource, handler: Handler, request: Request) -> Outcome:
         """Call the handler for each row of a pack.  Return the end of the reply."""

@@ -1,4 +1,4 @@
-"""What a worker says of its service, and how others read it: the option `about` of READY (docs/x1.md)."""
+"""What a worker says of its service, and how others read it: the option `about` of READY (docs/reference/x1.md)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

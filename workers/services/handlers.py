@@ -6,22 +6,28 @@ from typing import Any
 from ...mdp.errors import CodecError, ServiceError
 from ...mdp.services.values import Misfit
 from ..handling import Last, Unreadable
+from ..pack_middleware import PackMiddleware
 from ..request import Request, State
 from .batching import Batcher
-from .middleware import Endpoint, middleware_of, wrapped
+from .middleware import Endpoint, middleware_of, pack_middleware_of, wrapped
 from .offered import AnyOffered
 
 MISFIT = 422
 """Code of the `ServiceError` for a request whose value is not of the declared type."""
 
 
-def handler_of(offered: AnyOffered, state: State) -> Callable[[Request], Any]:
-    """Return the handler of a service for a worker of its kind.
+def handlers_of(offered: AnyOffered, state: State) -> tuple[Callable[[Request], Any], PackMiddleware | None]:
+    """Return the handler of a service for a worker of its kind, and what surrounds packs of rows.
 
-    It decodes and validates the value, calls the function within its middleware, and encodes what that returns.
+    A handler decodes and validates the value, calls the function within its middleware, and encodes what that returns.
     `state` is what the lifespan yields.  Raises `SettingError` for middleware that does not fit.
     """
-    endpoint = wrapped(_endpoint(offered), middleware_of(offered))
+    endpoint = _endpoint(offered)
+    handler = _handler(offered, wrapped(endpoint, middleware_of(offered)), state)
+    return handler, pack_middleware_of(offered, state, _handler(offered, endpoint, state))
+
+
+def _handler(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[[Request], Any]:
     if offered.signature.streaming:
         return (_async_stream if offered.signature.asynchronous else _stream)(offered, endpoint, state)
     encode = offered.reply.encode
@@ -55,7 +61,10 @@ def _endpoint(offered: AnyOffered) -> Endpoint:
             raise Unreadable(str(error)) from None
         return function(value) if takes_value else function()
 
-    return endpoint
+    async def streaming(request: Request) -> Any:  # so that middleware can await every service
+        return endpoint(request)
+
+    return streaming if offered.signature.streaming and offered.signature.asynchronous else endpoint
 
 
 def _stream(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[[Request], Any]:
@@ -78,8 +87,8 @@ def _async_stream(offered: AnyOffered, endpoint: Endpoint, state: State) -> Call
     async def handle(request: Request) -> AsyncGenerator[Any, None]:
         request.state = state
         parts = endpoint(request)
-        if not hasattr(parts, "__aiter__"):
-            parts = await parts  # of a middleware that awaits call_next()
+        while not hasattr(parts, "__aiter__"):
+            parts = await parts  # also of middleware that does not await call_next()
         try:
             async for part in parts:
                 if isinstance(part, Last):

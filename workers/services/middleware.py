@@ -11,6 +11,10 @@
 
 The request is a `zmdp.workers.Request`, whose body has not been decoded.  For a stream, the result is an iterator.
 Middleware may raise `ServiceError` instead, or return another value.
+
+Requests of `map`, Spark and Titanic may pack rows: middleware is called once for such a request, which has a frame for
+each row.  The rows' replies are sent as they come, so there is no result: `call_next` returns None, and what the
+middleware returns is ignored.  If it raises instead of calling that, all rows fail.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,7 +22,8 @@ from typing import Any
 
 from ...mdp.errors import SettingError
 from ..handling import is_async, name_of
-from ..request import Request
+from ..pack_middleware import PackMiddleware
+from ..request import Request, State
 from .offered import AnyOffered
 
 Endpoint = Callable[[Request], Any]
@@ -48,3 +53,18 @@ def middleware_of(offered: AnyOffered) -> list[Middleware]:
                 f"{other}: declare services of each kind in a Services with middleware of its own, and include() them"
             )
     return found
+
+
+def pack_middleware_of(
+    offered: AnyOffered, state: State, row_handler: Callable[[Request], Any]
+) -> PackMiddleware | None:
+    """Return what surrounds packs of rows of a service, with the state of its lifespan; None without middleware."""
+    middleware = middleware_of(offered)
+    if not middleware:
+        return None
+
+    def around(request: Request, call_next: Endpoint) -> Any:
+        request.state = state
+        return wrapped(call_next, middleware)(request)
+
+    return PackMiddleware(around, row_handler)

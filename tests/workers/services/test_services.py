@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import pytest
@@ -358,6 +359,103 @@ def test_middleware_surrounds_functions(connect):
         assert caught.value.code == 401
     with connect(asynchronous) as client:
         assert client.call(two, "a") == "A"
+
+
+def test_middleware_awaits_streams_as_other_services(connect):
+    async def awaits(request, call_next):
+        return await call_next(request)
+
+    async def passes(request, call_next):
+        return call_next(request)
+
+    for middleware in (awaits, passes):
+        surrounded = Services(middleware=[middleware])
+
+        @surrounded.service("letters")
+        async def letters(text: str) -> AsyncIterator[str]:
+            for letter in text:
+                yield letter
+
+        with connect(surrounded) as client:
+            assert list(client.stream(letters, "abc")) == ["a", "b", "c"]
+
+
+TENANT = ContextVar("tenant", default="nobody")
+
+
+def packed(asynchronous):
+    """Return a service that adds a number for the tenant, what its middleware has seen, and what it was called with."""
+    seen, calls = [], []
+
+    @contextmanager
+    def lifespan():
+        yield {"numbers": {"a": 10, "b": 20}}
+
+    def begin(request):
+        seen.append((len(request), current_request() is request))
+        tenant = request.headers.get("tenant", "")
+        if tenant not in request.state.numbers:
+            raise ServiceError(401, f"no tenant {tenant!r}")
+        TENANT.set(tenant)
+        return "skip" not in request.headers
+
+    def middleware(request, call_next):
+        return call_next(request) if begin(request) else 5
+
+    async def middleware_async(request, call_next):
+        return await call_next(request) if begin(request) else 5
+
+    def add(n: int) -> int:
+        calls.append(n)
+        return n + current_request().state.numbers[TENANT.get()]
+
+    async def add_async(n: int) -> int:
+        await asyncio.sleep(0)
+        return add(n)
+
+    services = Services(lifespan=lifespan, middleware=[middleware_async if asynchronous else middleware])
+    return services, services.service("add")(add_async if asynchronous else add), seen, calls
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_middleware_is_called_once_for_a_pack_of_rows(asynchronous):
+    services, add, seen, calls = packed(asynchronous)
+    settings = {"rows_per_request": 50, "timeout": TIMEOUT_SECONDS}
+    with running_broker() as server, serving(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
+        for tenant, number in (("a", 10), ("b", 20)):
+            outcomes = client.map(add, range(100), headers={"tenant": tenant}, **settings)
+            assert list(outcomes) == [n + number for n in range(100)]
+        assert seen == 4 * [(50, True)]
+        assert client.call(add, 1, headers={"tenant": "a"}) == 11
+        seen.clear()
+        calls.clear()
+        failures = [*client.map(add, range(100), headers={"tenant": "c"}, **settings)]
+        assert {(each.code, each.text) for each in failures} == {(401, "no tenant 'c'")}
+        failures = [*client.map(add, range(50), headers={"tenant": "a", "skip": "1"}, **settings)]
+        assert {each.code for each in failures} == {500}
+        assert "did not call call_next for a pack of rows" in failures[0].text
+        assert seen == 3 * [(50, True)]
+        assert calls == []
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_middleware_that_fails_after_the_rows_fails_them(asynchronous):
+    def middleware(request, call_next):
+        call_next(request)
+        raise ServiceError(460, "afterwards")
+
+    async def middleware_async(request, call_next):
+        await call_next(request)
+        raise ServiceError(460, "afterwards")
+
+    async def add_async(n: int) -> int:
+        return n
+
+    services = Services(middleware=[middleware_async if asynchronous else middleware])
+    add = services.service("add")(add_async if asynchronous else lambda n: n)
+    with running_broker() as server, serving(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
+        outcomes = client.map(add, range(4), rows_per_request=4, timeout=TIMEOUT_SECONDS)
+        assert [each.code for each in outcomes] == 4 * [460]
 
 
 def test_middleware_of_the_other_kind_is_refused():

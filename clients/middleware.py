@@ -1,0 +1,237 @@
+"""Middleware of clients: called with each request and with what sends it, which returns the reply.
+
+    def traced(request, call_next):                     # async def, for an AsyncClient
+        request.headers["tenant"] = tenant.get()
+        began = time.monotonic()
+        try:
+            return call_next(request)                   # return await call_next(request)
+        finally:
+            log.info("%s took %.3f s", request.service, time.monotonic() - began)
+
+    client = Client(middleware=[traced])
+
+The result is a `Reply`; of `stream`, an iterator of its parts.  Middleware may change the request, raise, return
+another reply, or call `call_next` again.  Requests of `map` pack rows: middleware is called once for each pack.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..mdp import wire
+from ..mdp.errors import ClosedError, SettingError
+from .arguments import checked_body
+from .dialog import Ask, AsyncDialog, Dialog
+from .reply import Reply
+from .retry import Retry
+
+MAX_THREADS: Final = 64
+"""Maximum number of threads in which the middleware of a `Client` runs for futures, and for the packs of `map`."""
+
+
+@dataclass(slots=True)
+class OutgoingRequest:
+    """A request as middleware sees it, before it is sent."""
+
+    service: str
+    body: list[bytes]
+    headers: dict[str, str]
+    options: dict[str, Any]
+
+
+CallNext = Callable[[OutgoingRequest], Any]
+ClientMiddleware = Callable[[OutgoingRequest, CallNext], Any]
+AsyncClientMiddleware = Callable[[OutgoingRequest, CallNext], Coroutine[Any, Any, Any]]
+
+
+def checked_middleware(middleware: Iterable[ClientMiddleware], *, asynchronous: bool) -> list[ClientMiddleware]:
+    """Return the middleware of a client of this kind.  Raises `SettingError` for what such a client cannot call."""
+    found = [*middleware]
+    for each in found:
+        name = getattr(each, "__qualname__", type(each).__qualname__)
+        if not callable(each):
+            raise SettingError(f"middleware {each!r:.100} is not a function of a request and call_next")
+        call: Any = getattr(each, "__call__", each)  # noqa: B004 - this inspects it, callable() would not
+        if (inspect.iscoroutinefunction(each) or inspect.iscoroutinefunction(call)) is not asynchronous:
+            needed = "is a def: an AsyncClient needs async def" if asynchronous else "is async: a Client needs a def"
+            raise SettingError(f"middleware {name} {needed}")
+    return found
+
+
+def chained(middleware: Sequence[ClientMiddleware], call_next: CallNext) -> CallNext:
+    """Return `call_next` with the middleware around it, the first outermost."""
+    for each in reversed(middleware):
+        call_next = _around(each, call_next)
+    return call_next
+
+
+def _around(middleware: ClientMiddleware, call_next: CallNext) -> CallNext:
+    return lambda request: middleware(request, call_next)
+
+
+class MiddlewareDialog:
+    """Surrounds the requests of a dialog for threads.
+
+    A future is that of a thread which runs the middleware, so it cannot be cancelled once that has begun.
+    """
+
+    def __init__(self, dialog: Dialog, middleware: Sequence[ClientMiddleware]) -> None:
+        self._dialog = dialog
+        self._middleware = middleware
+        self._closed = False
+        self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="zmdp-middleware")
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+        return self._dialog.endpoint
+
+    def request(self, ask: Ask) -> Reply:
+        """Send a request and return the whole reply."""
+        reply: Reply = self._call(ask, self._dialog.request)
+        return reply
+
+    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
+        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
+        yield from self._call(ask, self._dialog.stream)
+
+    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
+        """Send a request and return the future of its reply, or of what `convert` makes of it."""
+
+        def call() -> Any:
+            self._check_open()
+            reply = self.request(ask)
+            return reply if convert is None else convert(reply)
+
+        self._check_open()
+        return self._executor.submit(copy_context().run, call)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this client was closed")
+
+    def _call(self, ask: Ask, send: Callable[[Ask], Any]) -> Any:
+        def call_next(request: OutgoingRequest) -> Any:
+            name, body = wire.service_name(request.service), checked_body(request.body)
+            return send(ask._replace(service=name, body=body, headers=request.headers, options=request.options))
+
+        return chained(self._middleware, call_next)(_outgoing(ask.service, ask.body, ask.headers, ask.options))
+
+    def for_map(self) -> AsyncClientMiddleware:
+        """Return middleware for the event loop in which `map` sends its rows: this one, in threads."""
+
+        async def around(request: OutgoingRequest, call_next: CallNext) -> Any:
+            loop, sent, ended = asyncio.get_running_loop(), list[Future[Any]](), False
+
+            def send(request: OutgoingRequest) -> Any:
+                if ended:
+                    raise ClosedError("the call of map() has ended")
+                sent.append(asyncio.run_coroutine_threadsafe(call_next(request), loop))
+                return sent[-1].result()
+
+            try:
+                call = chained(self._middleware, send)
+                return await loop.run_in_executor(self._executor, copy_context().run, call, request)
+            finally:
+                ended = True
+                for future in sent:
+                    future.cancel()  # its thread gets an exception
+
+        return around
+
+    # ── the Guide's lower level, without middleware ──────────────────────────────────────────────────────────────────
+
+    def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
+        """Send a request whose reply `recv` returns."""
+        self._dialog.send(service, body, timeout=timeout)
+
+    def recv(self, *, timeout: float) -> Reply:
+        """Return the next reply, or part of one, to a request made with `send`."""
+        return self._dialog.recv(timeout=timeout)
+
+    def reset(self) -> None:
+        """Abandon every request made with `send`."""
+        self._dialog.reset()
+
+    def close(self) -> None:
+        """Cancel every outstanding request and close the connection."""
+        self._closed = True
+        self._dialog.close()
+        self._executor.shutdown(wait=False)  # the threads end by themselves; one of them may be what closes the client
+
+
+class AsyncMiddlewareDialog:
+    """Surrounds the requests of a dialog for asyncio."""
+
+    def __init__(self, dialog: AsyncDialog, middleware: Sequence[ClientMiddleware]) -> None:
+        self._dialog = dialog
+        self._middleware = middleware
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+        return self._dialog.endpoint
+
+    async def request(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+        retry: Retry | None,
+    ) -> Reply:
+        """Send a request and return the whole reply."""
+
+        async def call_next(request: OutgoingRequest) -> Reply:
+            return await self._dialog.request(
+                wire.service_name(request.service), checked_body(request.body), timeout=timeout, wait=wait,
+                headers=request.headers, options=request.options, retry=retry,
+            )  # fmt: skip
+
+        reply: Reply = await chained(self._middleware, call_next)(_outgoing(service, body, headers, options))
+        return reply
+
+    async def stream(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None,
+        deadline: float | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+        retry: Retry | None,
+    ) -> AsyncGenerator[Reply, None]:
+        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
+
+        async def call_next(request: OutgoingRequest) -> AsyncGenerator[Reply, None]:
+            return self._dialog.stream(
+                wire.service_name(request.service), checked_body(request.body), timeout=timeout, deadline=deadline,
+                wait=wait, headers=request.headers, options=request.options, retry=retry,
+            )  # fmt: skip
+
+        parts = await chained(self._middleware, call_next)(_outgoing(service, body, headers, options))
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            if hasattr(parts, "aclose"):
+                await parts.aclose()
+
+    def close(self) -> None:
+        """End every outstanding request with `ClosedError` and close the connection."""
+        self._dialog.close()
+
+
+def _outgoing(
+    service: bytes, body: Sequence[bytes], headers: Mapping[str, str] | None, options: Mapping[str, Any] | None
+) -> OutgoingRequest:
+    return OutgoingRequest(service.decode(), [*body], {**(headers or {})}, {**(options or {})})
