@@ -2,12 +2,14 @@
 
 from ..mdp.errors import InvalidUUID, TitanicError, UnknownTicket
 from .client import AsyncTicket, AsyncTitanic, Ticket, Titanic
+from .schedule_client import Schedules
 from .transactional import enqueue
 
 __all__ = [
     "AsyncTicket",
     "AsyncTitanic",
     "InvalidUUID",
+    "Schedules",
     "Ticket",
     "Titanic",
     "TitanicError",

@@ -70,6 +70,14 @@ class Acceptance:
         self._stored(rows, uuids)
         return uuids
 
+    def stored(self, wanted: Sequence[Submission], uuids: Sequence[UUID | None]) -> None:
+        """Have requests executed that were stored elsewhere; `uuids` is what `store.accept` returned."""
+        services: dict[str, list[tuple[Submission, UUID | None]]] = {}
+        for each, uuid in zip(wanted, uuids, strict=True):
+            services.setdefault(each.service, []).append((each, uuid))
+        for pairs in services.values():
+            self._stored(*zip(*pairs, strict=True))
+
     def _stored(self, wanted: Sequence[Submission], uuids: Sequence[UUID | None]) -> None:
         """Have requests executed that were stored, all to one service."""
         new = sum(uuid == each.uuid for uuid, each in zip(uuids, wanted, strict=True))

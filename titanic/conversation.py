@@ -35,7 +35,7 @@ RESTART_SECONDS: Final = 15.0
 """How long a call is repeated while no Titanic is registered: one may be restarting, perhaps on a busy machine."""
 RESTART_POLL_SECONDS: Final = 0.1
 """Pause between these calls."""
-REQUEST, REPLY, CLOSE = "titanic.request", "titanic.reply", "titanic.close"
+REQUEST, REPLY, CLOSE, SCHEDULE = "titanic.request", "titanic.reply", "titanic.close", "titanic.schedule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,18 @@ def result(caller: Caller, uuid: str, timeout: float | None, *, submitted: bool)
 def close(caller: Caller, uuid: str) -> Steps[None]:
     """Close the request."""
     raise_for_status((yield from _call(caller, CallTitanic(CLOSE, [uuid.encode()]))))
+
+
+def schedule(
+    caller: Caller,
+    frames: Sequence[bytes],
+    options: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Steps[Sequence[bytes]]:
+    """Ask `titanic.schedule`, and return the frames after the status."""
+    reply = yield from _call(caller, CallTitanic(SCHEDULE, frames, options or None, headers))
+    raise_for_status(reply)
+    return reply[1:]
 
 
 class PartialsCursor:

@@ -12,13 +12,20 @@ from .metrics import Metrics
 
 KEY_LOCK_SECONDS: Final = 1.0
 """How long a request with a key waits for another transaction with the same key."""
-ACCEPTS: Final = (store.accept, store.accept_running)
+ACCEPTS: Final = (store.accept, store.accept_running, store.fire)
 WRITES: Final = (
     *ACCEPTS, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
-    store.release, store.pending_after,
+    store.release, store.pending_after, store.edit_schedules,
 )  # fmt: skip
 """The order of statements within a transaction.  A PARTIAL must be stored before its FINAL."""
-READS: Final = (store.fetch, store.fetch_reply, store.fetch_partials, store.progress)
+READS: Final = (
+    store.fetch,
+    store.fetch_reply,
+    store.fetch_partials,
+    store.progress,
+    store.next_occurrence,
+    store.list_schedules,
+)
 
 log = logging.getLogger("zmdp.titanic")
 

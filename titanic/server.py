@@ -26,6 +26,8 @@ from .maintenance import Maintenance
 from .metrics import Metrics
 from .results import Results
 from .retries import RetryPolicy
+from .scheduler import Scheduler
+from .schedules import Schedule
 from .service import Service
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
@@ -35,7 +37,7 @@ MIN_STOP_SECONDS: Final = 2.0
 ABORT_SECONDS: Final = 0.2
 """How long they may take to end once they are given up."""
 CONCURRENCY: Final = 256
-"""Maximum number of requests that titanic.request and titanic.close each handle at a time."""
+"""Maximum number of requests that each of Titanic's services but titanic.reply handles at a time."""
 DEFAULT_MAX_DEATHS: Final = 5
 MIN_LEASE_SECONDS: Final = 2.0
 WORKER_NAME: Final = "titanic, database "
@@ -56,6 +58,7 @@ class _Rooms(NamedTuple):
     discovery: Discovery
     acceptance: Acceptance
     maintenance: Maintenance
+    scheduler: Scheduler
     service: Service
 
 
@@ -71,6 +74,7 @@ class Server:
         max_waiting_per_service: Maximum number of these to one service; half of `max_waiting` by default.
         max_deaths: Number of workers lost while they handled a request after which the request fails.
         ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
+        schedules: The declared schedules (`store.declare_schedules`); None leaves them as they are.
         drain_timeout: Seconds that `stop` waits for running requests, of callers and of services.
         heartbeat: Seconds between heartbeats.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
@@ -93,6 +97,7 @@ class Server:
         max_waiting_per_service: int | None = None,
         max_deaths: int = DEFAULT_MAX_DEATHS,
         ttl: float | None = None,
+        schedules: Sequence[Schedule] | None = None,
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
         liveness: int = 5,
@@ -130,6 +135,10 @@ class Server:
         self._clock = store.Clock()
         self._engine, identity = prepare(self.url, self._clock)
         self._worker_name = WORKER_NAME + identity
+        if schedules is not None:
+            with self._engine.begin() as connection:
+                store.declare_schedules(connection, schedules)
+            self._engine.dispose()  # it reconnects when it is used
 
     @property
     def stopping(self) -> bool:
@@ -187,10 +196,12 @@ class Server:
                     ("titanic.request", rooms.service.request, CONCURRENCY + MAX_CALLERS),
                     ("titanic.reply", rooms.service.reply, CONCURRENCY + MAX_CALLERS),
                     ("titanic.close", rooms.service.close, CONCURRENCY),
+                    ("titanic.schedule", rooms.scheduler.schedule, CONCURRENCY),
                 )
             ]
             running = (
-                rooms.maintenance.run(), rooms.discovery.run(), rooms.callers.watch(), self._compare_databases(client)
+                rooms.maintenance.run(), rooms.discovery.run(), rooms.callers.watch(), rooms.scheduler.run(),
+                self._compare_databases(client),
             )  # fmt: skip
             tasks = [asyncio.ensure_future(each) for each in running]
             ending.push_async_callback(_cancelled, tasks)
@@ -222,7 +233,8 @@ class Server:
         acceptance = Acceptance(database, dispatcher, discovery, backlog, lease)
         maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)
         service = Service(database, acceptance, backlog, dispatcher, callers, self.metrics)
-        return _Rooms(callers, dispatcher, discovery, acceptance, maintenance, service)
+        scheduler = Scheduler(database, acceptance, backlog)
+        return _Rooms(callers, dispatcher, discovery, acceptance, maintenance, scheduler, service)
 
     async def _compare_databases(self, client: AsyncClient) -> None:
         """Log an error while another Titanic at the broker uses another database.  Runs until cancelled."""

@@ -71,7 +71,7 @@ class Service:
             return await (self._rows(request) if asks_for_rows(request) else self._single(request))
         except (MalformedRequest, StoreError) as error:
             self._metrics.refused("malformed" if isinstance(error, MalformedRequest) else "database")
-            return _rejection(request, error)
+            return rejection(request, error)
 
     async def _single(self, request: Request) -> list[bytes]:
         """Submit a request."""
@@ -112,7 +112,7 @@ class Service:
 
     def _rejected(self, request: Request, reason: str, status: str) -> list[bytes]:
         self._metrics.refused(reason)
-        return [_status(request, status)]
+        return [status_frame(request, status)]
 
     async def _collect_rows(
         self, request: Request, rows: dict[UUID, list[int]], waiter: RowsWaiter, replies: RowReplies
@@ -143,7 +143,7 @@ class Service:
             uuid = parse_close(request, request.options)
             found = await self._database.writer.submit(store.close, _lookup(request, uuid))
         except (MalformedRequest, StoreError) as error:
-            return _rejection(request, error)
+            return rejection(request, error)
         if found is not None:
             self._dispatcher.closed(found)
             self._callers.changed(uuid)
@@ -167,7 +167,7 @@ class Service:
                     await waiter.change()
             yield Last(_final(request, await self._with_reply(found)))
         except (MalformedRequest, StoreError) as error:
-            yield Last(_rejection(request, error))
+            yield Last(rejection(request, error))
 
     async def _with_reply(self, found: store.Fetched | None) -> store.Fetched | None:
         """Return `found` with its reply also if that is large; None if it was closed meanwhile."""
@@ -194,7 +194,7 @@ def _lookup(request: Request, uuid: UUID) -> store.Lookup:
 def _final(request: Request, found: store.Fetched | None) -> list[bytes]:
     """Return the FINAL for a request in this state."""
     if found is None:
-        return [_status(request, UNKNOWN)]
+        return [status_frame(request, UNKNOWN)]
     if found.state == "done":
         return [OK, *unpack(found.reply or b"")]
     if found.state != "failed":
@@ -202,14 +202,15 @@ def _final(request: Request, found: store.Fetched | None) -> list[bytes]:
     # The frames after the status distinguish a request that failed from a Titanic that failed.
     detail = [] if found.reply is None else unpack(found.reply)
     code = b"%03d" % (found.code or Code.FAILED)
-    return [_status(request, f"500 {found.error}"), code, found.service.encode(), *detail]
+    return [status_frame(request, f"500 {found.error}"), code, found.service.encode(), *detail]
 
 
-def _rejection(request: Request, error: MalformedRequest | StoreError) -> list[bytes]:
-    return [_status(request, f"400 {error}" if isinstance(error, MalformedRequest) else f"500 {error.text}")]
+def rejection(request: Request, error: MalformedRequest | StoreError) -> list[bytes]:
+    """Return the frames that reject a request."""
+    return [status_frame(request, f"400 {error}" if isinstance(error, MalformedRequest) else f"500 {error.text}")]
 
 
-def _status(request: Request, status: str) -> bytes:
+def status_frame(request: Request, status: str) -> bytes:
     """Return the status frame: the code and, for callers that speak X1, the text (C37)."""
     if "dialect" not in request.options:
         return status.encode(errors="replace")

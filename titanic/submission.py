@@ -89,6 +89,26 @@ class TextOption(Option):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceOption(Option):
+    """One of several words."""
+
+    choices: tuple[str, ...]
+
+    def to_wire(self, name: str, value: Any) -> str:
+        """Return the word."""
+        try:
+            return self.from_wire(name, value)
+        except MalformedRequest as error:
+            raise SettingError(str(error)) from None
+
+    def from_wire(self, name: str, value: Any) -> str:
+        """Return the word."""
+        if isinstance(value, str) and value in self.choices:
+            return value
+        raise MalformedRequest(f"{name} must be {', '.join(self.choices[:-1])} or {self.choices[-1]}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DurationOption(Option):
     """A duration: seconds in Python, milliseconds on the wire."""
 
@@ -269,8 +289,10 @@ _BY_WIRE_NAME: Final[Mapping[str, tuple[str, Option]]] = {
 _REPLY_OPTIONS: Final = ("partials", "from")
 
 
-def encode_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the wire form of `SubmissionOptions`.
+def encode_options(
+    options: Mapping[str, Any], declared: Mapping[str, Option] = OPTIONS, of: str = "a submission"
+) -> dict[str, Any]:
+    """Return the wire form of `SubmissionOptions`, or of other options that are declared in the same way.
 
     Raises:
         SettingError: A value is invalid, or two options cannot be combined.
@@ -278,9 +300,9 @@ def encode_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     encoded = {}
     for name, value in options.items():
-        option = OPTIONS.get(name)
+        option = declared.get(name)
         if option is None:
-            raise TypeError(f"a submission has no option {name!r}: its options are {', '.join(OPTIONS)}")
+            raise TypeError(f"{of} has no option {name!r}: its options are {', '.join(declared)}")
         if value is not None:
             encoded[option.wire_name or name] = option.to_wire(name, value)
     try:
@@ -386,7 +408,7 @@ def parse_reply_request(frames: Sequence[bytes], options: Mapping[str, Any]) -> 
         MalformedRequest: It breaks a rule.
     """
     uuid = _parse_only_uuid("titanic.reply", frames)
-    _check_names("reply", options, _REPLY_OPTIONS)
+    check_names("reply", options, _REPLY_OPTIONS)
     partials, start = options.get("partials", False), options.get("from", 0)
     if not isinstance(partials, bool):
         raise MalformedRequest("partials must be true or false")
@@ -405,7 +427,7 @@ def parse_close(frames: Sequence[bytes], options: Mapping[str, Any]) -> UUID:
         MalformedRequest: It breaks a rule.
     """
     uuid = _parse_only_uuid("titanic.close", frames)
-    _check_names("close", options, ())
+    check_names("close", options, ())
     return uuid
 
 
@@ -426,7 +448,8 @@ def _parse_only_uuid(name: str, frames: Sequence[bytes]) -> UUID:
     return uuid
 
 
-def _check_names(service: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+def check_names(service: str, options: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Raise `MalformedRequest` if there are options other than `known` and those of X1."""
     for name in options:
         if name not in known and name not in _X1_OPTIONS:
             raise _unknown_option(service, name, known)

@@ -99,7 +99,7 @@ def mdp_titanic(mdp_broker: Server, mdp_client: Client, tmp_path: Path) -> Itera
     from .titanic import running_titanic
 
     with running_titanic(mdp_broker.endpoints[0], str(tmp_path / "titanic.db")):
-        for service in ("titanic.request", "titanic.reply", "titanic.close"):
+        for service in ("titanic.request", "titanic.reply", "titanic.close", "titanic.schedule"):
             _await_worker(mdp_client, service)
         yield Titanic(mdp_client)
 

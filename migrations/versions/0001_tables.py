@@ -1,4 +1,4 @@
-"""Create the tables: requests, PARTIALs of their replies, callers' keys, leases, and what Spark writes."""
+"""Create the tables: requests, PARTIALs of their replies, callers' keys, schedules, leases, and what Spark writes."""
 
 import secrets
 
@@ -38,6 +38,7 @@ def upgrade() -> None:
         sa.Column("owner", sa.Text, primary_key=True, server_default=sa.text("''")),
     )
     _partial("titanic_keys_expires", "titanic_keys", ["expires"], "expires IS NOT NULL")
+    _create_schedules()
     identity = op.create_table("titanic_identity", sa.Column("id", sa.Text, primary_key=True))
     op.execute(sa.insert(identity).values(id=secrets.token_hex(8)))
     _create_what_spark_writes()
@@ -93,6 +94,31 @@ def _create_requests() -> None:
     )
 
 
+def _create_schedules() -> None:
+    op.create_table(
+        "titanic_schedules",
+        sa.Column("name", sa.Text, primary_key=True),
+        sa.Column("owner", sa.Text, primary_key=True),
+        sa.Column("service", sa.Text, nullable=False),
+        sa.Column("body", sa.LargeBinary, nullable=False),
+        sa.Column("headers", sa.Text),
+        sa.Column("priority", sa.SmallInteger, nullable=False),
+        sa.Column("retries", sa.Integer, nullable=False),
+        sa.Column("backoff", sa.Double),
+        sa.Column("result_ttl", sa.Double),
+        sa.Column("cron", sa.Text),
+        sa.Column("every", sa.Double),
+        sa.Column("timezone", sa.Text, nullable=False),
+        sa.Column("missed", sa.Text, nullable=False),
+        sa.Column("created", sa.Double, nullable=False),
+        sa.Column("next", sa.Double),
+        sa.Column("last", sa.Double),
+        sa.Column("last_uuid", sa.Uuid),
+        sa.Column("declared", sa.Boolean, nullable=False),
+    )
+    _partial("titanic_schedules_next", "titanic_schedules", ["next"], "next IS NOT NULL")
+
+
 def _create_what_spark_writes() -> None:
     op.create_table(
         "titanic_staging",
@@ -143,7 +169,9 @@ def _on_postgresql() -> bool:
 
 def downgrade() -> None:
     """Drop the tables and everything in them."""
-    for table in ("written", "staged", "staging", "identity", "keys", "parts", "holders", "counters", "requests"):
+    for table in (
+        "written", "staged", "staging", "identity", "schedules", "keys", "parts", "holders", "counters", "requests",
+    ):  # fmt: skip
         op.drop_table(f"titanic_{table}")
     if _on_postgresql():
         op.execute(sa.schema.DropSequence(sa.Sequence("titanic_ended")))

@@ -339,7 +339,7 @@ def test_a_closed_stdout_is_not_an_error(titanic, endpoint, api):
     assert os.system(f"bash -c 'set -o pipefail; {command}' 2>/dev/null") in {0, 256}
 
 
-SUBCOMMANDS = [*cli.DATABASE_COMMANDS, "request", "reply", "close"]
+SUBCOMMANDS = [*cli.LAZY_COMMANDS, "request", "reply", "close"]
 
 
 @pytest.mark.parametrize("arguments", [[], *([name] for name in SUBCOMMANDS), ["db", "check"]], ids=" ".join)
@@ -370,7 +370,7 @@ def test_serve_registers_at_several_brokers(tmp_path, here):
         brokers = f"{one} {other}"
         command = ("titanic", "serve", "--db", str(tmp_path / "titanic.db"), *QUICK)
         with process(*command, MDP_BROKER=brokers) as serving:
-            serving.line(f"serving titanic.request, titanic.reply, titanic.close at {one}, {other}")
+            serving.line(f"serving titanic.request, titanic.reply, titanic.close, titanic.schedule at {one}, {other}")
             for at in (one, other):
                 with Client(at, timeout=TIMEOUT_SECONDS) as client:
                     ticket = Titanic(client).submit("echo", at.encode())

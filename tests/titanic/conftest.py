@@ -74,7 +74,7 @@ def engine(backend, prepared):
     """A database with empty tables, the same for all tests, because creating one takes long."""
     made = prepared(backend, schema.upgrade)
     with made.begin() as connection:
-        for table in (sql.REQUESTS, sql.KEYS, sql.HOLDERS):
+        for table in (sql.REQUESTS, sql.KEYS, sql.HOLDERS, sql.SCHEDULES):
             connection.execute(sa.delete(table))
     yield made
     made.dispose()  # nothing of this test's is left in the next

@@ -28,7 +28,7 @@ def test_c31_requests_without_workers_are_not_sent_to_the_broker(bench, titanic,
     answer(worker)
     ticket.result(timeout=TIMEOUT_SECONDS)
     known = {each["name"] for each in json.loads(bench.mmi(b"mmi.services", b""))["services"]}
-    assert known == {"now", "titanic.request", "titanic.reply", "titanic.close"}
+    assert known == {"now", "titanic.request", "titanic.reply", "titanic.close", "titanic.schedule"}
     assert {each["state"] for each in stored(url)["requests"]} == {"pending", "done"}
     later = bench.x1_worker(b"later")
     assert [answer(later) for _ in range(20)] == [b"%d" % number for number in range(20)]

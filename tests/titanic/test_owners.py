@@ -334,3 +334,56 @@ def test_a_handler_that_answers_403_is_retried(site):
 def test_an_owner_must_be_text(url, owner):
     with connected(url) as connection, pytest.raises(SettingError, match="owner must be text of 1 to 64 bytes"):
         enqueue(connection, "echo", owner=owner)
+
+
+# ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_schedule(client, name=b"nightly"):
+    return ask(client, b"titanic.schedule", b"add", name, b"echo", b"body", cron="0 2 * * *")
+
+
+def schedules_of(client):
+    status, listed = ask(client, b"titanic.schedule", b"ls")
+    assert status == b"200"
+    return [(each["name"], each["owner"]) for each in json.loads(listed)]
+
+
+def test_a_schedule_belongs_to_the_role_that_added_it(site):
+    shop, web, ops = site.peer("shop"), site.peer("web"), site.peer("ops")
+    assert add_schedule(shop) == add_schedule(shop, b"weekly") == add_schedule(web) == [b"200"]
+    assert schedules_of(shop) == [("nightly", "shop"), ("weekly", "shop")]
+    assert schedules_of(web) == [("nightly", "web")]
+    assert schedules_of(ops) == [("nightly", "shop"), ("nightly", "web"), ("weekly", "shop")]
+    for action in (b"pause", b"resume", b"run", b"rm"):
+        unknown = ask(web, b"titanic.schedule", action, b"never-added")
+        assert unknown == [b"400 there is no schedule never-added"]
+        assert ask(web, b"titanic.schedule", action, b"weekly") == [b"400 there is no schedule weekly"]
+        refused = ask(web, b"titanic.schedule", action, b"weekly", owner="shop")
+        assert refused == [b"400 only admins can change what belongs to others"]
+    assert ask(web, b"titanic.schedule", b"rm", b"nightly", owner="web") == [b"200"]
+    assert schedules_of(ops) == [("nightly", "shop"), ("weekly", "shop")]
+
+
+def test_admins_change_the_schedules_of_others(site):
+    shop, web, ops = site.peer("shop"), site.peer("web"), site.peer("ops")
+    add_schedule(shop)
+    assert ask(ops, b"titanic.schedule", b"pause", b"nightly") == [b"200"]
+    add_schedule(web)
+    several = ask(ops, b"titanic.schedule", b"rm", b"nightly")
+    assert several == [b"400 several roles have a schedule nightly: set owner"]
+    assert ask(ops, b"titanic.schedule", b"rm", b"nightly", owner="web") == [b"200"]
+    assert schedules_of(ops) == [("nightly", "shop")]
+
+
+def test_what_a_schedule_submits_is_executed_on_behalf_of_its_owner(site):
+    shop, web, ops = site.peer("shop"), site.peer("web"), site.peer("ops")
+    echo = worker(site, b"echo")
+    add_schedule(shop)
+    status, uuid = ask(ops, b"titanic.schedule", b"run", b"nightly")
+    assert status == b"200"
+    address, options = echo.request(b"body")
+    assert json.loads(options)["user"] == "shop"
+    echo.final(address, b"reply")
+    assert ended(shop, uuid) == [b"200", b"reply"]
+    assert reply(web, uuid) == [b"400 unknown uuid"]

@@ -21,24 +21,25 @@ from ...mdp.cli.console import (
 )
 from ...mdp.errors import TitanicError
 from ..client import Titanic
-from .parameters import UUID_TYPE, client_options, submission_options
+from ..submission import OPTIONS
+from .parameters import DEFAULT_TIMEOUT, UUID_TYPE, client_options, declared_options
 
-DEFAULT_TIMEOUT: Final = 15.0
 REGISTRATION_SECONDS: Final = 15.0
 """How long a Titanic that has just started, or is restarting, may take to register; `--timeout` may say less."""
 HINT_SECONDS: Final = 1.0
 """When to tell that there is none yet."""
 POLL_SECONDS: Final = 0.05
-DATABASE_COMMANDS: Final = {
+LAZY_COMMANDS: Final = {
+    "schedule": "zmdp.titanic.cli.schedules:schedule",
     "serve": "zmdp.titanic.cli.serve:serve",
     **{
         name: f"zmdp.titanic.cli.operators:{name}" for name in ("ls", "show", "retry", "cancel", "purge", "stats", "db")
     },
 }
-"""Those that open the database, and so need SQLAlchemy."""
+"""Those that need what callers do not need: SQLAlchemy, cronsim."""
 
 
-@click.group(cls=LazyGroup, commands_in=DATABASE_COMMANDS, context_settings=CONTEXT_SETTINGS)
+@click.group(cls=LazyGroup, commands_in=LAZY_COMMANDS, context_settings=CONTEXT_SETTINGS)
 @version_option()
 def cli() -> None:
     """Durable requests: submit one, get its UUID, fetch the reply at any time.
@@ -48,10 +49,11 @@ def cli() -> None:
     titanic request echo hello          submit a request; prints its UUID
     titanic reply UUID --wait           print the reply once it is there
     titanic close UUID                  delete the request and its reply
+    titanic schedule add NAME SERVICE   submit a request again and again
     titanic ls --state failed           list failed requests
 
-    `request`, `reply` and `close` ask the Titanic that is registered at the broker. The other commands except
-    `serve` open the database directly.
+    `request`, `reply`, `close` and `schedule` ask the Titanic that is registered at the broker. The other commands
+    except `serve` open the database directly.
 
     \b
     Exit codes:
@@ -68,7 +70,7 @@ def cli() -> None:
 @cli.command(epilog=bodies.BODY_HELP)
 @click.argument("service", shell_complete=complete_services)
 @bodies.BODY
-@submission_options
+@declared_options(OPTIONS)
 @bodies.HEADER
 @client_options(DEFAULT_TIMEOUT)
 @bodies.JSON

@@ -20,7 +20,7 @@ from .. import admin, schema
 from ..frames import unpack
 from ..store.models import NOT_ENDED, STATES
 from .database import DB, Begin, opened_engine, opened_tables
-from .parameters import AGE, NEEDS_UNIT, UUID_TYPE
+from .parameters import AGE, NEEDS_UNIT, UUID_TYPE, shown_age
 
 CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
@@ -120,7 +120,7 @@ def ls(
         for row in rows[:limit]:
             click.echo(
                 f"{row['uuid']}  {row['service']:{width}}  {row['owner'] or '-':{owners}}  {row['state']:7}  "
-                f"{row['priority']:3}  {_age(now - row['created']):>6}  {row['attempts']:5}  "
+                f"{row['priority']:3}  {shown_age(now - row['created']):>6}  {row['attempts']:5}  "
                 f"{printable(_note(row, now))}".rstrip()
             )
     if len(rows) > limit:
@@ -262,7 +262,7 @@ def stats(*, db: str, as_json: bool) -> None:
     click.echo(f"{'SERVICE':{width}}" + "".join(f"  {state.upper():>9}" for state in STATES) + f"  {'OLDEST':>7}")
     for name, counts in [*found["services"].items(), ("", found["total"])]:
         waited = counts.get("oldest_waiting_seconds")
-        oldest = "" if waited is None else _age(waited)
+        oldest = "" if waited is None else shown_age(waited)
         click.echo(f"{name:{width}}" + "".join(f"  {counts[state]:9}" for state in STATES) + f"  {oldest:>7}".rstrip())
     click.echo(f"{found['partials']} PARTIALs, {found['keys']} keys")
 
@@ -316,20 +316,13 @@ def _shortened(text: str) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters; --full prints all)"
 
 
-def _age(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f}{unit}"
-    return f"{max(0.0, seconds):.0f}s"
-
-
 def _note(row: dict[str, Any], now: float) -> str:
     """Return the most important detail of a request, for the last column."""
     if row["state"] == "failed":
         return f"{row['code']}: {row['error']}"[:80]
     if row["state"] == "delayed":
         why = f" after: {row['error']}" if row["error"] else ""
-        return f"due in {_age(row['due'] - now)}{why}"[:80]
+        return f"due in {shown_age(row['due'] - now)}{why}"[:80]
     if row["state"] == "done":
         return f"took {row['finished'] - row['created']:.3g} s"
     return ""

@@ -1,6 +1,6 @@
 """Parameter types and options of the command `titanic`, of which Spark's commands use some."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
 from typing import Any, Final
@@ -13,9 +13,15 @@ from ...clients.asking import BROKER
 from ...mdp.cli.console import Decorator, key_options, options, with_default
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
-from ..submission import MAX_SECONDS, OPTIONS, DurationOption, IntegerOption, Option, TimeOption, read_uuid
-
-Command = Callable[..., Any]
+from ..submission import (
+    MAX_SECONDS,
+    ChoiceOption,
+    DurationOption,
+    IntegerOption,
+    Option,
+    TimeOption,
+    read_uuid,
+)
 
 
 class Uuid(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
@@ -86,6 +92,8 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in older
             self.fail(f"{value!r} is not a time such as 2030-01-31T12:00 or 2030-01-31T12:00:00+00:00", param, ctx)
 
 
+DEFAULT_TIMEOUT: Final = 15.0
+"""Of commands that ask Titanic, in seconds."""
 DURATION: Final = Duration()
 DURATION_FROM_0: Final = Duration(zero=True)
 AGE: Final = Duration(zero=True, unit=True)
@@ -116,17 +124,20 @@ def client_options(timeout: float) -> Decorator:
     return decorate
 
 
-def submission_options(command: Command) -> Command:
-    """Add an option for each of `SubmissionOptions`."""
-    for name, option in reversed(list(OPTIONS.items())):
-        command = click.option(
-            flag(name),
-            name,
-            type=_type(option),
-            metavar="N" if isinstance(option, IntegerOption) else None,
-            help=_help(option),
-        )(command)
-    return command
+def declared_options(declared: Mapping[str, Option]) -> Decorator:
+    """Return the decorator that adds a command-line option for each declared option."""
+    return options(
+        *(
+            click.option(
+                flag(name),
+                name,
+                type=_type(option),
+                metavar="N" if isinstance(option, IntegerOption) else None,
+                help=_help(option),
+            )
+            for name, option in declared.items()
+        )
+    )
 
 
 def flag(name: str) -> str:
@@ -156,5 +167,15 @@ def _type(option: Option) -> click.ParamType:  # type: ignore[type-arg]
             return click.IntRange(0, option.maximum)
         case TimeOption():
             return Moment()
+        case ChoiceOption():
+            return click.Choice(option.choices)
         case _:
             return click.STRING
+
+
+def shown_age(seconds: float) -> str:
+    """Return a duration in its largest unit."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"

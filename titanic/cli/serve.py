@@ -4,6 +4,7 @@ import asyncio
 import logging
 import resource
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -40,6 +41,7 @@ from ..server import (
 )
 from .database import DB, database_errors
 from .parameters import DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT
+from .schedule_file import load as load_schedules
 
 if TYPE_CHECKING:
     from ..web.server import WebServer
@@ -92,6 +94,13 @@ log = logging.getLogger("zmdp.titanic")
     ),
 )
 @click.option(
+    "--schedules",
+    "schedule_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Schedules in TOML: those in the database that came from such a file are made to match it.",
+)
+@click.option(
     "--drain-timeout",
     type=DURATION_FROM_0,
     default=DEFAULT_DRAIN_SECONDS,
@@ -123,6 +132,7 @@ def serve(
     broker: Sequence[str],
     keys: ClientKeys | None,
     db: str,
+    schedule_file: Path | None,
     http: tuple[str, int] | None,
     http_access: Path | None,
     http_insecure: bool,
@@ -150,6 +160,7 @@ def serve(
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    settings["schedules"] = None if schedule_file is None else load_schedules(schedule_file, time.time())
     with ExitStack() as stack:
         web = None
         if http is not None:
@@ -192,7 +203,7 @@ async def _serve(
 
     def ready() -> None:
         log.info(
-            "serving titanic.request, titanic.reply, titanic.close at %s; %s; Ctrl-C stops it",
+            "serving titanic.request, titanic.reply, titanic.close, titanic.schedule at %s; %s; Ctrl-C stops it",
             ", ".join(broker),
             schema.shown(schema.absolute(server.url)),
         )

@@ -5,6 +5,7 @@
     outcomes      store PARTIALs and outcomes; reschedule or release requests
     maintenance   due requests, expired leases, results and keys
     replies       fetch replies and PARTIALs; close requests
+    schedules     submit what is due; add and change schedules
     summary       count what is there
     staging       accept what Spark's tasks have written, all at once
     models        the tables; `tables` has them as the statements use them
@@ -20,11 +21,23 @@ from .leases import Lease
 from .maintenance import Findings, MaintenanceRound, count_waiting, maintain, pending_after, pending_services, set_clock
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
 from .replies import Fetched, Lookup, PartialsQuery, Progress, close, fetch, fetch_partials, fetch_reply, progress
+from .schedules import (
+    Edit,
+    Edited,
+    Fired,
+    Listing,
+    declare_schedules,
+    edit_schedules,
+    fire,
+    list_schedules,
+    next_occurrence,
+)
 from .summary import Summary, summarize
 
 __all__ = [
-    "Arrival", "Claim", "Claimed", "Clock", "Fetched", "Findings", "Lease", "Lookup", "MaintenanceRound", "Outcome",
-    "Partial", "PartialsQuery", "Progress", "Reschedule", "Summary", "accept", "accept_running", "add_partials",
-    "claim", "close", "count_waiting", "fetch", "fetch_partials", "fetch_reply", "finish", "maintain", "pending_after",
+    "Arrival", "Claim", "Claimed", "Clock", "Edit", "Edited", "Fetched", "Findings", "Fired", "Lease", "Listing",
+    "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule", "Summary", "accept",
+    "accept_running", "add_partials", "claim", "close", "count_waiting", "declare_schedules", "edit_schedules", "fetch",
+    "fetch_partials", "fetch_reply", "finish", "fire", "list_schedules", "maintain", "next_occurrence", "pending_after",
     "pending_services", "progress", "release", "reschedule", "set_clock", "summarize",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ MAX_SWEEP_ROWS: Final = 5000
 """Maximum number of rows of each kind that one call changes or deletes."""
 MAX_BACKOFF_SECONDS: Final = 3600.0
 """The longest pause before another attempt, without its jitter."""
-_ONE: Final = sa.literal_column("1")
+_ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1")
 
 
 @dataclass(frozen=True, slots=True)

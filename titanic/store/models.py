@@ -1,4 +1,4 @@
-"""The tables: requests, PARTIALs of their replies, callers' keys, leases of Titanics, and what Spark writes.
+"""The tables: requests, PARTIALs of their replies, callers' keys, schedules, leases of Titanics, and what Spark writes.
 
 Times are seconds since 1970 (UTC), with which both databases can calculate.  Bodies are packed frames
 (`titanic/frames.py`).  All names begin with `titanic_`, because the tables may share a database with a program's own.
@@ -15,6 +15,7 @@ from uuid import UUID
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Double,
     ForeignKey,
@@ -156,6 +157,42 @@ class Key(Base):
     """NULL for never."""
     owner: Mapped[str] = mapped_column(Text, primary_key=True, server_default=text("''"))
     """The role that submitted the key, or empty: owners do not share keys."""
+
+
+class StoredSchedule(Base):
+    """What is submitted again and again (`titanic/schedules.py`)."""
+
+    __tablename__ = "titanic_schedules"
+    __table_args__ = (_partial("titanic_schedules_next", "next IS NOT NULL", "next"),)
+
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    owner: Mapped[str] = mapped_column(Text, primary_key=True)
+    """The role that added it, which the requests then belong to; owners do not share names."""
+    service: Mapped[str] = mapped_column(Text)
+    body: Mapped[bytes] = mapped_column(LargeBinary)
+    headers: Mapped[str | None] = mapped_column(Text)
+    """JSON."""
+    priority: Mapped[int] = mapped_column(SmallInteger)
+    retries: Mapped[int] = mapped_column(Integer)
+    backoff: Mapped[float | None] = mapped_column(Double)
+    result_ttl: Mapped[float | None] = mapped_column(Double)
+    cron: Mapped[str | None] = mapped_column(Text)
+    """The cron expression; NULL if it has an interval."""
+    every: Mapped[float | None] = mapped_column(Double)
+    """The interval in seconds."""
+    timezone: Mapped[str] = mapped_column(Text)
+    missed: Mapped[str] = mapped_column(Text)
+    """`skip`, `once` or `all`."""
+    created: Mapped[float] = mapped_column(Double)
+    """When it was added, where its interval begins."""
+    next: Mapped[float | None] = mapped_column(Double)
+    """The first occurrence that was not submitted yet; NULL while it is paused."""
+    last: Mapped[float | None] = mapped_column(Double)
+    """The latest occurrence, or when it was last run by hand."""
+    last_uuid: Mapped[UUID | None] = mapped_column(Uuid)
+    """The request that was then submitted."""
+    declared: Mapped[bool] = mapped_column(Boolean)
+    """Whether it comes from a file, to whose next version it is compared."""
 
 
 ENDED: Final = Sequence("titanic_ended", metadata=Base.metadata)

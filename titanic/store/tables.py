@@ -6,14 +6,15 @@ from typing import Any, Final, cast
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from .models import Counter, Holder, Key, StoredPartial, StoredRequest
+from .models import Counter, Holder, Key, StoredPartial, StoredRequest, StoredSchedule
 
 REQUESTS: Final = cast(sa.Table, StoredRequest.__table__)
 PARTS: Final = cast(sa.Table, StoredPartial.__table__)
 KEYS: Final = cast(sa.Table, Key.__table__)
 HOLDERS: Final = cast(sa.Table, Holder.__table__)
 COUNTERS: Final = cast(sa.Table, Counter.__table__)
-R, P, K, W = REQUESTS.c, PARTS.c, KEYS.c, HOLDERS.c
+SCHEDULES: Final = cast(sa.Table, StoredSchedule.__table__)
+R, P, K, W, S = REQUESTS.c, PARTS.c, KEYS.c, HOLDERS.c, SCHEDULES.c
 ENDED: Final = frozenset({"done", "failed"})
 """The states in which a request stays."""
 

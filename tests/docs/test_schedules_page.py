@@ -1,0 +1,77 @@
+"""The examples of docs/schedules.md run, and its table is that of the declared options."""
+
+import re
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+from support.processes import broker, eventually, process, run
+from support.titanics import QUICK
+
+from zmdp.clients import Client
+from zmdp.titanic import Schedules
+from zmdp.titanic.cli.parameters import flag
+from zmdp.titanic.cli.schedule_file import load
+from zmdp.titanic.schedules import SCHEDULE_OPTIONS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+
+
+def block(language):
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return found
+
+
+@pytest.fixture
+def endpoint(tmp_path):
+    with broker() as (_, at):
+        db = ("--db", str(tmp_path / "titanic.db"))
+        with process("titanic", "serve", "--broker", at, *db, *QUICK) as titanic:
+            titanic.line("titanic.schedule: serving")
+            yield at
+
+
+def test_the_session(endpoint):
+    """Each command prints what the page shows, except that times and UUIDs differ."""
+    asked = {"MDP_BROKER": endpoint}
+    with process("mdworker", "zmdp.workers.echo:worker", **asked):
+        for part in re.split(r"^\$ ", block("console"), flags=re.MULTILINE)[1:]:
+            command, *printed = part.splitlines()
+            if command.endswith(" ls"):
+                eventually(lambda: b" done" in run("titanic", "schedule", "ls", **asked).stdout)
+            done = run(*shlex.split(command), **asked)
+            assert done.returncode == 0, done.stderr
+            assert [shape(line) for line in done.stdout.decode().splitlines()] == [shape(line) for line in printed]
+
+
+def shape(line):
+    """Return a line without its times, UUIDs and widths."""
+    for pattern in (r"[0-9a-f]{32}", r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ", r"\d+s ago", r" +"):
+        line = re.sub(pattern, " ", line)
+    return line
+
+
+def test_the_program(endpoint, capsys):
+    names = {}
+    exec(block("python").replace("tcp://127.0.0.1:5555", endpoint), names)
+    assert re.fullmatch(r"nightly 20\S+ None\ntick 20\S+ None\n", capsys.readouterr().out)
+    with Client(endpoint) as client:
+        (row,) = Schedules(client).ls()
+    assert (row["name"], row["paused"]) == ("nightly", True)
+
+
+def test_the_file(tmp_path):
+    path = tmp_path / "schedules.toml"
+    path.write_text(block("toml"))
+    assert [(each.name, each.cron, each.every) for each in load(path, time.time())] == [
+        ("nightly", "30 2 * * MON-FRI", None), ("tick", None, 300.0),
+    ]  # fmt: skip
+
+
+def test_the_table_of_options():
+    rows = [
+        f"| `{name}` | `{flag(name)}` | `{option.wire_name or name}` | {option.help} | {option.default} |"
+        for name, option in SCHEDULE_OPTIONS.items()
+    ]
+    assert "\n".join(rows) in PAGE

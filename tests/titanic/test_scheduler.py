@@ -1,0 +1,169 @@
+"""Schedules as programs use them: `Schedules`, the service `titanic.schedule`, and the requests that are submitted."""
+
+import json
+import time
+from datetime import datetime
+
+import pytest
+from support.processes import eventually
+from support.titanics import BEATS, answer, serving, stored
+
+from zmdp.clients import ServiceNotFound
+from zmdp.mdp.errors import SettingError
+from zmdp.titanic import Schedules
+from zmdp.titanic.schedules import occurrence_key, parse_schedule
+from zmdp.workers import Worker
+
+TIMES = ("created", "next", "last")
+
+
+@pytest.fixture
+def schedules(client, server):
+    return Schedules(client)
+
+
+def ask(bench, *frames, **options):
+    """Ask `titanic.schedule` with frames written by hand, and return the frames of the answer."""
+    client = bench.x1_client()
+    client.request(b"titanic.schedule", *frames, options=json.dumps(options).encode() if options else b"")
+    return client.recv()[4:]
+
+
+def test_occurrences_are_submitted_and_executed(bench, schedules, url):
+    called = []
+
+    def report(request):
+        called.append((request[0], request.headers["schedule"]))
+        return b"reply"
+
+    with Worker("report", report, broker=bench.endpoint, **BEATS):
+        schedules.add("tick", "report", b"body", every=1, ttl=3600, headers={"a": "b"})
+        eventually(lambda: len(called) >= 2)
+        schedules.pause("tick")
+        (row,) = eventually(lambda: [row for row in schedules.ls() if row["last_outcome"]["state"] == "done"])
+    start = int(datetime.fromisoformat(row["created"]).timestamp())
+    keys = [occurrence_key("tick", start + number) for number in (1, 2)]
+    assert called[:2] == [(b"body", key) for key in keys]
+    first, second, *_ = stored(url)["requests"]
+    assert [first["key"], second["key"]] == keys
+    assert (first["result_ttl"], json.loads(first["headers"])) == (3600, {"a": "b", "schedule": keys[0]})
+
+
+def test_the_list(schedules):
+    schedules.add("a", "report", b"\xff", cron="0 2 * * *", timezone="Europe/Berlin", missed="skip", priority=3)
+    schedules.add("b", "report", every=86400, retries=2, backoff=0.5)
+    a, b = schedules.ls()
+    assert {name: value for name, value in a.items() if name not in TIMES} == {
+        "name": "a", "owner": "", "service": "report", "headers": {}, "priority": 3, "retries": 0, "backoff": None,
+        "result_ttl": 604800.0, "cron": "0 2 * * *", "every": None, "timezone": "Europe/Berlin", "missed": "skip",
+        "declared": False, "paused": False, "last_uuid": None, "last_outcome": None,
+    }  # fmt: skip
+    assert a["last"] is None
+    assert datetime.fromisoformat(a["next"]).minute == 0
+    assert (b["every"], b["cron"], b["retries"], b["backoff"], b["missed"]) == (86400, None, 2, 0.5, "once")
+
+
+def test_pause_resume_and_remove(schedules):
+    schedules.add("nightly", "report", cron="0 2 * * *")
+    schedules.pause("nightly")
+    assert [(row["paused"], row["next"]) for row in schedules.ls()] == [(True, None)]
+    schedules.resume("nightly")
+    assert [row["paused"] for row in schedules.ls()] == [False]
+    schedules.rm("nightly")
+    assert schedules.ls() == []
+    with pytest.raises(SettingError, match="there is no schedule nightly"):
+        schedules.pause("nightly")
+
+
+def test_run_submits_a_request_now(bench, schedules):
+    worker = bench.x1_worker(b"report")
+    schedules.add("nightly", "report", b"body", cron="0 2 * * *")
+    uuid = schedules.run("nightly")
+    assert answer(worker) == b"body"
+    (row,) = eventually(lambda: [row for row in schedules.ls() if (row["last_outcome"] or {}).get("state") == "done"])
+    assert row["last_uuid"] == uuid
+
+
+def test_adding_is_idempotent_and_never_replaces(schedules):
+    for _ in range(2):
+        schedules.add("nightly", "report", cron="0 2 * * *")
+    with pytest.raises(SettingError, match="there is another schedule nightly already: remove it first"):
+        schedules.add("nightly", "report", cron="0 3 * * *")
+
+
+def test_python_programs_are_told_what_is_invalid(schedules):
+    with pytest.raises(TypeError, match="a schedule has no option 'delay'"):
+        schedules.add("a", "report", every=5, delay=1)
+    with pytest.raises(SettingError, match="missed must be skip, once or all"):
+        schedules.add("a", "report", every=5, missed="never")
+    with pytest.raises(SettingError, match="cron is 'x': wrong number of fields"):
+        schedules.add("a", "report", cron="x")
+
+
+@pytest.mark.parametrize(
+    ("frames", "options", "problem"),
+    [
+        ((b"",), {}, b"the first frame must be one of add, ls, pause, resume, rm, run"),
+        ((b"drop", b"a"), {}, b"the first frame must be one of"),
+        ((b"add", b"a", b"report"), {"every": 1000}, b"a schedule needs a name, the name of a service, and a body"),
+        ((b"add", b"a", b"report", b""), {"owner": "shop"}, b"titanic.schedule has no option 'owner'"),
+        ((b"ls", b"a"), {}, b"ls has no other frames"),
+        ((b"ls",), {"name": "a"}, b"titanic.schedule has no option 'name': it has none"),
+        ((b"rm",), {}, b"rm needs one more frame, the schedule's name"),
+        ((b"rm", b"a", b"b"), {}, b"rm needs one more frame"),
+        ((b"rm", b"a b"), {}, b"the schedule's name must be"),
+        ((b"rm", b"a"), {"uuid": "0" * 32}, b"titanic.schedule has no option 'uuid'"),
+        ((b"rm", b"a"), {"owner": 5}, b"owner must be text"),
+        ((b"rm", b"a"), {"owner": "shop"}, b"only admins can change what belongs to others"),
+        ((b"run", b"a"), {"uuid": "x"}, b"uuid must be 32 hex digits"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_malformed_requests(bench, server, frames, options, problem):
+    (status,) = ask(bench, *frames, **options)
+    assert status.startswith(b"400 " + problem)
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_nothing_is_submitted_while_titanic_is_full(bench, url, client):
+    with serving(bench.endpoint, url, max_waiting=1):
+        schedules = Schedules(client)
+        schedules.add("nightly", "report", cron="0 2 * * *")
+        schedules.run("nightly")
+        assert ask(bench, b"run", b"nightly") == [b"500 full: too many requests have not ended; try again later"]
+        schedules.add("tick", "report", every=1)
+        following = next(row["next"] for row in schedules.ls() if row["name"] == "tick")
+        eventually(lambda: datetime.fromisoformat(following).timestamp() < time.time() - 1)
+        assert len(stored(url)["requests"]) == 1
+        assert next(row["next"] for row in schedules.ls() if row["name"] == "tick") == following
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_declared_schedules(bench, url, client):
+    declared = [parse_schedule([b"nightly", b"report", b""], {"cron": "0 2 * * *"}, time.time())]
+    with serving(bench.endpoint, url, schedules=declared):
+        assert [(row["name"], row["declared"]) for row in Schedules(client).ls()] == [("nightly", True)]
+    with serving(bench.endpoint, url):
+        assert len(Schedules(client).ls()) == 1
+    with serving(bench.endpoint, url, schedules=[]):
+        assert Schedules(client).ls() == []
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_what_was_due_while_no_titanic_was_running_is_submitted_by_policy(bench, url, client):
+    started = time.time() - 1000
+    declared = [
+        parse_schedule([missed.encode(), b"report", b""], {"every": 300_000, "missed": missed}, started)
+        for missed in ("skip", "once", "all")
+    ]
+    with serving(bench.endpoint, url, schedules=declared):
+        eventually(lambda: len(stored(url)["requests"]) == 4)
+        assert sorted(request["key"].split("@")[0] for request in stored(url)["requests"]) == ["all"] * 3 + ["once"]
+
+
+def test_without_a_titanic(client, monkeypatch):
+    from zmdp.titanic import conversation
+
+    monkeypatch.setattr(conversation, "RESTART_SECONDS", 0.1)
+    with pytest.raises(ServiceNotFound, match="nobody offers"):
+        Schedules(client).ls()

@@ -1,0 +1,229 @@
+"""Submit what is due, and add, change and list schedules (`titanic/schedules.py` decides what is due)."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..recurrence import RecurrenceError
+from ..schedules import Due, Schedule, due
+from ..submission import Submission
+from .acceptance import accept
+from .clock import Clock
+from .tables import REQUESTS, SCHEDULES, R, S, for_both_dialects
+
+MAX_FIRED: Final = 500
+"""Maximum number of schedules, and about that of requests, in one transaction."""
+MAX_SCHEDULES: Final = 10_000
+"""Maximum number of schedules in the database."""
+_FIELDS: Final = tuple(S[name] for name in Schedule._fields)
+_SCHEDULE: Final = sa.select(*_FIELDS)
+_ADVANCE: Final = (
+    sa.update(SCHEDULES)
+    .where(S.name == sa.bindparam("of_name"), S.owner == sa.bindparam("of_owner"))
+    .values(
+        next=sa.bindparam("next"),
+        last=sa.func.coalesce(sa.bindparam("last", type_=sa.Double), S.last),
+        last_uuid=sa.func.coalesce(sa.bindparam("last_uuid", type_=sa.Uuid), S.last_uuid),
+    )
+)
+_INSERT: Final = for_both_dialects(lambda insert: insert(SCHEDULES).on_conflict_do_nothing())
+
+log = logging.getLogger("zmdp.titanic")
+
+
+# ── what is due ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Fired(NamedTuple):
+    """What was submitted, and the UUID of each, as `accept` returns it."""
+
+    submissions: list[Submission]
+    uuids: list[UUID | None]
+
+
+def next_occurrence(connection: Connection, batch: Sequence[None]) -> list[float | None]:
+    """Return when the next occurrence of any schedule is due."""
+    found = connection.scalar(sa.select(sa.func.min(S.next)).where(S.next.is_not(None)))
+    return [found] * len(batch)
+
+
+def fire(connection: Connection, batch: Sequence[Clock]) -> list[Fired]:
+    """Submit the occurrences that are due by a clock, and advance their schedules in the same transaction.
+
+    Other Titanics do the same.  Each takes schedules that no other has locked, so every occurrence is submitted by one
+    of them; the key of its request is a second guard.  Repeating the transaction submits what is still due.
+    """
+    return [_fire(connection, clock.now()) for clock in batch]
+
+
+def _fire(connection: Connection, now: float) -> Fired:
+    some = _SCHEDULE.where(S.next <= now).order_by(S.next).limit(MAX_FIRED).with_for_update(skip_locked=True)
+    submissions: list[Submission] = []
+    advanced: list[tuple[Schedule, Due]] = []
+    for row in connection.execute(some).all():
+        schedule = Schedule(*row)
+        found = _due(schedule, now)
+        advanced.append((schedule, found))
+        submissions += [schedule.submission(occurrence, now) for occurrence in found.occurrences]
+        if len(submissions) >= MAX_FIRED:
+            break
+    uuids = accept(connection, submissions) if submissions else []
+    stored = iter(uuids)
+    for schedule, found in advanced:
+        last: tuple[float | None, UUID | None] = (None, None)
+        for occurrence in found.occurrences:
+            last = (occurrence, next(stored))
+        _advance(connection, schedule, found.next, *last)
+    return Fired(submissions, uuids)
+
+
+def _due(schedule: Schedule, now: float) -> Due:
+    """Return what is due.  A schedule that cannot be read is paused, so that it does not stop the others."""
+    try:
+        return due(schedule, now)
+    except RecurrenceError as error:
+        log.error("paused the schedule %s: %s", schedule.name, error)
+        return Due([], None)
+
+
+def _advance(
+    connection: Connection, schedule: Schedule, following: float | None, last: float | None, uuid: UUID | None
+) -> None:
+    connection.execute(
+        _ADVANCE,
+        {
+            "of_name": schedule.name, "of_owner": schedule.owner, "next": following, "last": last, "last_uuid": uuid,
+        },
+    )  # fmt: skip
+
+
+# ── changes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change to one schedule."""
+
+    action: str
+    """`add`, `pause`, `resume`, `rm` or `run`."""
+    name: str
+    owner: str | None
+    """Whose schedule it is; None for an admin, who may change those of others."""
+    now: float
+    schedule: Schedule | None = None
+    """What to add."""
+    uuid: UUID | None = None
+    """That of the request, for `run`."""
+
+
+class Edited(NamedTuple):
+    """What came of it: a problem, or for `run` the request that was submitted."""
+
+    problem: str = ""
+    submission: Submission | None = None
+
+
+def edit_schedules(connection: Connection, batch: Sequence[Edit]) -> list[Edited]:
+    """Change schedules.  Idempotent: the same changes can be made again."""
+    return [_add(connection, each.schedule) if each.schedule else _change(connection, each) for each in batch]
+
+
+def _add(connection: Connection, schedule: Schedule) -> Edited:
+    (known,) = connection.execute(sa.select(sa.func.count()).select_from(SCHEDULES)).one()
+    if known < MAX_SCHEDULES and _insert(connection, schedule, declared=False):
+        return Edited()
+    found = _find(connection, schedule.name, schedule.owner)
+    if not found:
+        return Edited(f"there are {MAX_SCHEDULES} schedules already: remove some first")
+    if not found[0].same_as(schedule):
+        return Edited(f"there is another schedule {schedule.name} already: remove it first")
+    return Edited()
+
+
+def _insert(connection: Connection, schedule: Schedule, *, declared: bool) -> bool:
+    values = {**schedule._asdict(), "declared": declared}
+    return connection.execute(_INSERT[connection.dialect.name], values).rowcount == 1
+
+
+def _change(connection: Connection, edit: Edit) -> Edited:
+    found = _find(connection, edit.name, edit.owner)
+    if len(found) != 1:
+        several = f"several roles have a schedule {edit.name}: set owner"
+        return Edited(several if found else f"there is no schedule {edit.name}")
+    (schedule,) = found
+    this = (S.name == schedule.name) & (S.owner == schedule.owner)
+    if edit.action == "rm":
+        connection.execute(sa.delete(SCHEDULES).where(this))
+    elif edit.action == "pause":
+        connection.execute(sa.update(SCHEDULES).where(this).values(next=None))
+    elif edit.action == "resume" and schedule.next is None:
+        try:
+            following = schedule.recurrence.after(edit.now)
+        except RecurrenceError as error:
+            return Edited(str(error))
+        connection.execute(sa.update(SCHEDULES).where(this).values(next=following))
+    elif edit.action == "run":
+        submission = schedule.submission(edit.now, edit.now)._replace(key=None, key_expires=None)
+        submission = submission if edit.uuid is None else submission._replace(uuid=edit.uuid)
+        (uuid,) = accept(connection, [submission])
+        if uuid is None:
+            return Edited("uuid cannot be used: choose another")
+        _advance(connection, schedule, schedule.next, edit.now, uuid)
+        return Edited(submission=submission)
+    return Edited()
+
+
+def _find(connection: Connection, name: str, owner: str | None) -> list[Schedule]:
+    """Return the schedules of this name, at most one if `owner` is given, and lock them."""
+    where = [S.name == name, *([] if owner is None else [S.owner == owner])]
+    return [Schedule(*row) for row in connection.execute(_SCHEDULE.where(*where).limit(2).with_for_update())]
+
+
+def declare_schedules(connection: Connection, schedules: Sequence[Schedule]) -> None:
+    """Make the declared schedules these: add and change some, and remove those that are not declared any more.
+
+    What is paused stays paused, and what has not changed keeps its next occurrence.
+    """
+    for schedule in schedules:
+        if _insert(connection, schedule, declared=True):
+            continue
+        (found,) = _find(connection, schedule.name, schedule.owner)
+        values: dict[str, Any] = {"declared": True}
+        if not found.same_as(schedule):
+            values |= schedule._asdict()
+            values["next"] = None if found.next is None else schedule.next
+        this = (S.name == schedule.name) & (S.owner == schedule.owner)
+        connection.execute(sa.update(SCHEDULES).where(this).values(**values))
+    kept = {(each.name, each.owner) for each in schedules}
+    for name, owner in connection.execute(sa.select(S.name, S.owner).where(S.declared)).all():
+        if (name, owner) not in kept:
+            connection.execute(sa.delete(SCHEDULES).where(S.name == name, S.owner == owner))
+
+
+# ── what there is ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Listing(NamedTuple):
+    """Which schedules to list: those of an owner, or all if that is None."""
+
+    owner: str | None
+
+
+def list_schedules(connection: Connection, batch: Sequence[Listing]) -> list[list[dict[str, Any]]]:
+    """Return schedules by name, with the state, code and error of the latest request of each if that still exists."""
+    return [_list(connection, each.owner) for each in batch]
+
+
+def _list(connection: Connection, owner: str | None) -> list[dict[str, Any]]:
+    columns = [column for column in S if column is not S.body]
+    found = sa.select(*columns, R.state, R.code, R.error).select_from(
+        SCHEDULES.outerjoin(REQUESTS, R.uuid == S.last_uuid)
+    )
+    if owner is not None:
+        found = found.where(S.owner == owner)
+    return [dict(row) for row in connection.execute(found.order_by(S.name, S.owner)).mappings()]
