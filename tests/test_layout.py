@@ -51,7 +51,7 @@ ALLOWED = {
     "migrations": {"titanic", "titanic.store"},
     "titanic.store": {"mdp", "titanic"},
     "titanic.web": CALLERS | {"mdp.http", "mmi.web", "titanic", "titanic.store"},
-    "titanic.cli": CALLERS | {"titanic", "titanic.store", "titanic.web"},
+    "titanic.cli": CALLERS | {"titanic", "titanic.arrow", "titanic.store", "titanic.web"},
     "spark": CALLERS | {"titanic", "titanic.store", "titanic.cli"},
     "spark.batch": CALLERS | {"titanic", "titanic.cli", "spark"},
     "spark.fleet": CALLERS | {"titanic.cli", "spark", "spark.batch"},

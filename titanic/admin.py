@@ -4,7 +4,7 @@ Times are arguments, in seconds since 1970.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
@@ -38,6 +38,9 @@ class Filter:
     created_before: float | None = None
     finished_before: float | None = None
     owner: str | None = None
+    code: int | None = None
+    error: str | None = None
+    """A text in the error."""
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """Return the filter as SQL."""
@@ -50,6 +53,10 @@ class Filter:
             found.append(R.finished < self.finished_before)
         if self.owner is not None:
             found.append(R.owner == self.owner)
+        if self.code is not None:
+            found.append(R.code == self.code)
+        if self.error is not None:
+            found.append(R.error.contains(self.error, autoescape=True))
         return found
 
 
@@ -94,6 +101,24 @@ def _row(row: Mapping[Any, Any]) -> dict[str, Any]:
     found["uuid"] = found["uuid"].hex
     found.pop("id", None)
     return found
+
+
+def failures(connection: Connection, which: Filter, limit: int) -> list[dict[str, Any]]:
+    """Return how often requests that match the filter have failed, by service, code and error, the most first."""
+    count = sa.func.count().label("count")
+    last = sa.func.max(R.finished).label("last")
+    reasons = sa.select(R.service, R.code, R.error, count, sa.func.min(R.finished).label("first"), last)
+    found = reasons.where(*replace(which, states=("failed",)).conditions()).group_by(R.service, R.code, R.error)
+    return [dict(row) for row in connection.execute(found.order_by(count.desc(), last.desc()).limit(limit)).mappings()]
+
+
+def export(connection: Connection, which: Filter, after: int, limit: int) -> list[dict[str, Any]]:
+    """Return everything but the PARTIALs of the next `limit` matching requests whose `id` is above `after`.
+
+    `body` and `reply` are packed frames.
+    """
+    some = sa.select(*_SHOWN).where(*which.conditions(), R.id > after).order_by(R.id).limit(limit)
+    return [{**row, "uuid": row["uuid"].hex} for row in connection.execute(some).mappings()]
 
 
 def retry(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUID]:

@@ -8,8 +8,9 @@ import json
 import logging
 import random
 import re
-from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..clients import RequestError, RequestRejected, ServiceError, StreamInterrupted, WorkerLost
 from ..mdp.codes import Code
@@ -41,23 +42,42 @@ AttemptResult: TypeAlias = store.Outcome | store.Reschedule
 log = logging.getLogger("zmdp.titanic")
 
 
+class Retention(NamedTuple):
+    """For how many seconds to keep the results of requests without a ttl of their own; None until they are closed.
+
+    Services may have their own; failed requests are kept as long as others, unless something else is said of them.
+    """
+
+    default: float | None = None
+    services: Mapping[str, float] = MappingProxyType({})
+    failed_default: float | None = None
+    failed_services: Mapping[str, float] = MappingProxyType({})
+
+    def seconds(self, service: str, *, failed: bool) -> float | None:
+        """Return how long to keep a result of this service."""
+        kept = self.services.get(service, self.default)
+        if not failed:
+            return kept
+        return self.failed_services.get(service, kept if self.failed_default is None else self.failed_default)
+
+
 class RetryPolicy:
     """Decides what follows an attempt that the Titanic `holder` has made.
 
     Args:
         holder: The Titanic's name in the database.
         clock: The database's clock.
-        ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
+        retention: How long to keep results.
         max_deaths: Lost workers after which a request fails.
         metrics: Counts them.
     """
 
     def __init__(
-        self, holder: str, clock: store.Clock, *, ttl: float | None, max_deaths: int, metrics: Metrics
+        self, holder: str, clock: store.Clock, *, retention: Retention, max_deaths: int, metrics: Metrics
     ) -> None:
         self._holder = holder
         self._clock = clock
-        self._ttl = ttl
+        self._retention = retention
         self._max_deaths = max_deaths
         self._metrics = metrics
 
@@ -65,16 +85,16 @@ class RetryPolicy:
         """Return the outcome of a request that was answered; it has failed if the reply is too large."""
         if not fits(reply):
             return self.failure(claimed, Code.TOO_LARGE, "the reply is too large to be fetched")
-        now = self._clock.now()
-        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, pack(reply), ttl=self._ttl)
+        now, ttl = self._clock.now(), self._retention.seconds(claimed.service, failed=False)
+        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, pack(reply), ttl=ttl)
 
     def failure(
         self, claimed: store.Claimed, code: int, text: str, detail: bytes | None = None, deaths: int | None = None
     ) -> store.Outcome:
         """Return the outcome of a request that has failed, with the frame `detail` if its handler gave one."""
         text = text.replace("\0", "?")  # PostgreSQL cannot store NUL
-        now = self._clock.now()
-        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, detail, code, text, self._ttl, deaths)
+        now, ttl = self._clock.now(), self._retention.seconds(claimed.service, failed=True)
+        return store.Outcome(claimed.id, self._holder, claimed.attempt, now, detail, code, text, ttl, deaths)
 
     def after_row(self, claimed: store.Claimed, outcome: list[bytes] | Failed) -> AttemptResult:
         """Return what follows an attempt that was made in a pack, in which the worker has reported `outcome`."""

@@ -25,7 +25,7 @@ from .dispatcher import Dispatcher
 from .maintenance import Maintenance
 from .metrics import Metrics
 from .results import Results
-from .retries import RetryPolicy
+from .retries import Retention, RetryPolicy
 from .scheduler import Scheduler
 from .schedules import Schedule
 from .service import Service
@@ -73,7 +73,8 @@ class Server:
         max_waiting: Maximum number of requests that have not ended.
         max_waiting_per_service: Maximum number of these to one service; half of `max_waiting` by default.
         max_deaths: Number of workers lost while they handled a request after which the request fails.
-        ttl: Seconds to keep results of requests without a ttl of their own; None keeps them until they are closed.
+        ttl: Seconds to keep results of requests without a ttl of their own, or a `Retention`, which may differ by
+            service and for failed requests; None keeps them until they are closed.
         schedules: The declared schedules (`store.declare_schedules`); None leaves them as they are.
         drain_timeout: Seconds that `stop` waits for running requests, of callers and of services.
         heartbeat: Seconds between heartbeats.
@@ -96,7 +97,7 @@ class Server:
         max_waiting: int = DEFAULT_MAX_WAITING,
         max_waiting_per_service: int | None = None,
         max_deaths: int = DEFAULT_MAX_DEATHS,
-        ttl: float | None = None,
+        ttl: float | Retention | None = None,
         schedules: Sequence[Schedule] | None = None,
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
@@ -106,8 +107,9 @@ class Server:
     ) -> None:
         if lease < MIN_LEASE_SECONDS:
             raise SettingError(f"lease is {lease!r}: it must be {MIN_LEASE_SECONDS:g} seconds or more")
-        if ttl is not None and not ttl > 0:
-            raise SettingError(f"ttl is {ttl!r}: it must be a number of seconds above 0, or None")
+        retention = ttl if isinstance(ttl, Retention) else Retention(ttl)
+        if retention.default is not None and not retention.default > 0:
+            raise SettingError(f"ttl is {retention.default!r}: it must be a number of seconds above 0, or None")
         if max_waiting < 1:
             raise SettingError(f"max_waiting is {max_waiting!r}: it must be 1 or more")
         if max_waiting_per_service is not None and max_waiting_per_service < 1:
@@ -123,7 +125,7 @@ class Server:
         self._max_waiting = max_waiting
         self._max_per_service = max_waiting_per_service or -(-max_waiting // 2)
         self._max_deaths = max_deaths
-        self._ttl = ttl
+        self._retention = retention
         self._drain_timeout = drain_timeout
         self._drain_until: float | None = None
         """When the drain must end, on the event loop's clock."""
@@ -222,7 +224,7 @@ class Server:
     def _connect(self, client: AsyncClient, database: Database) -> _Rooms:
         lease = store.Lease(secrets.token_hex(8), self._lease)
         retries = RetryPolicy(
-            lease.holder, self._clock, ttl=self._ttl, max_deaths=self._max_deaths, metrics=self.metrics
+            lease.holder, self._clock, retention=self._retention, max_deaths=self._max_deaths, metrics=self.metrics
         )
         callers = Callers(database.reader)
         backlog = Backlog(self.metrics, self._max_waiting, self._max_per_service)

@@ -1,4 +1,4 @@
-"""The examples of docs/schedules.md run, and its table is that of the declared options."""
+"""The examples of docs/how-to/schedules.md run, and its table is that of the declared options."""
 
 import re
 import shlex
@@ -15,7 +15,7 @@ from zmdp.titanic.cli.parameters import flag
 from zmdp.titanic.cli.schedule_file import load
 from zmdp.titanic.schedules import SCHEDULE_OPTIONS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "schedules.md").read_text()
 
 
 def block(language):

@@ -27,7 +27,7 @@ from zmdp.titanic.dispatcher import Dispatcher
 from zmdp.titanic.maintenance import Maintenance
 from zmdp.titanic.metrics import Metrics
 from zmdp.titanic.results import Results
-from zmdp.titanic.retries import RetryPolicy
+from zmdp.titanic.retries import Retention, RetryPolicy
 from zmdp.titanic.server import Server
 
 BEATS: dict[str, Any] = {"heartbeat": 0.2, "liveness": 600}
@@ -162,7 +162,7 @@ def rooms_of(writer: Any = None) -> SimpleNamespace:
     lease = store.Lease("me", 10)
     metrics = Metrics()
     backlog = Backlog(metrics, 9, 9)
-    retries = RetryPolicy("me", database.clock, ttl=None, max_deaths=1, metrics=metrics)
+    retries = RetryPolicy("me", database.clock, retention=Retention(), max_deaths=1, metrics=metrics)
     dispatcher = Dispatcher(database, nothing, Results(writer, nothing, backlog), nothing, lease)
     acceptance = Acceptance(database, dispatcher, nothing, backlog, lease)
     maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)

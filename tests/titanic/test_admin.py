@@ -381,3 +381,53 @@ def test_the_oldest_is_the_oldest_of_any_state(do, tables):
 def test_a_clock_that_is_behind_gives_no_negative_age(do, tables):
     tables.add(now=NOW + 3)
     assert do(admin.stats, NOW)["services"]["echo"]["oldest_waiting_seconds"] == 0.0
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def failed(tables):
+    """Two services that have failed for several reasons."""
+    for at, (service, code, error) in enumerate(
+        [("one", 500, "100% broken"), ("one", 500, "100% broken"), ("one", 502, "lost"), ("two", 500, "100 broken")]
+    ):
+        tables.done(None, code, error, service=service, now=NOW + at)
+    tables.done(service="one")
+
+
+def test_reasons_of_failures(do, failed):
+    assert do(admin.failures, Filter(), 10) == [
+        {"service": "one", "code": 500, "error": "100% broken", "count": 2, "first": NOW, "last": NOW + 1},
+        {"service": "two", "code": 500, "error": "100 broken", "count": 1, "first": NOW + 3, "last": NOW + 3},
+        {"service": "one", "code": 502, "error": "lost", "count": 1, "first": NOW + 2, "last": NOW + 2},
+    ]
+    assert [row["count"] for row in do(admin.failures, Filter(), 1)] == [2]
+    assert [row["error"] for row in do(admin.failures, Filter(service="one", code=502), 10)] == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("which", "found"),
+    [
+        (Filter(code=500), 3), (Filter(error="broken"), 3), (Filter(error="0% b"), 2), (Filter(error="_"), 0),
+        (Filter(error="lost", code=500), 0), (Filter(service="two", error="broken"), 1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_filter_by_reason(do, failed, which, found):
+    assert len(do(admin.ls, which, 100)) == len(matching(do, which)) == do(admin.count, which) == found
+
+
+# ── export ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_requests_are_exported_in_chunks(do, tables):
+    asked = [tables.done(b"reply"), *(tables.add("other") for _ in range(4)), tables.done(b"reply")]
+    rows, last = [], 0
+    while chunk := do(admin.export, Filter(), last, 4):
+        rows, last = rows + chunk, chunk[-1]["id"]
+    assert [row["uuid"] for row in rows] == hexes(asked)
+    assert (rows[0]["reply"], rows[0]["body"], rows[0]["state"]) == (b"reply", tables.row(asked[0].uuid).body, "done")
+    assert "ended" not in rows[0]
+    done = do(admin.export, Filter(states=("done",)), 0, 4)
+    assert [row["uuid"] for row in done] == hexes([asked[0], asked[-1]])

@@ -33,7 +33,8 @@ LAZY_COMMANDS: Final = {
     "schedule": "zmdp.titanic.cli.schedules:schedule",
     "serve": "zmdp.titanic.cli.serve:serve",
     **{
-        name: f"zmdp.titanic.cli.operators:{name}" for name in ("ls", "show", "retry", "cancel", "purge", "stats", "db")
+        name: f"zmdp.titanic.cli.operators:{name}"
+        for name in ("ls", "show", "failures", "retry", "cancel", "purge", "export", "stats", "db")
     },
 }
 """Those that need what callers do not need: SQLAlchemy, cronsim."""

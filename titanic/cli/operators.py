@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from ...clients import bodies
 from ...mdp.cli.console import EXIT_CODES, Group, Number, printable, with_default
-from ...mdp.errors import UnknownTicket
+from ...mdp.errors import SettingError, UnknownTicket
 from .. import admin, schema
 from ..frames import unpack
 from ..store.models import NOT_ENDED, STATES
@@ -33,9 +34,15 @@ _OLDER = click.option(
     type=AGE,
     help=f"Only requests submitted longer ago than this. {NEEDS_UNIT}",
 )
+_CODE = click.option("--code", type=int, help="Only requests that failed with this code.")
+_ERROR = click.option("--error", metavar="TEXT", help="Only requests whose error contains this text.")
+_STATES = click.option(
+    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only requests in this state. Can be repeated."
+)
+_OWNER = click.option("--owner", metavar="ROLE", help="Only requests that this role submitted.")
 _UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
 _ALL = click.option(
-    "--all", "everything", is_flag=True, help="All such requests, or only those that --service and --older-than select."
+    "--all", "everything", is_flag=True, help="All such requests, or only those that the other options select."
 )
 
 
@@ -79,12 +86,12 @@ def check(*, db: str) -> None:
 
 
 @click.command()
-@click.option(
-    "--state", "states", type=click.Choice(STATES), multiple=True, help="Only requests in this state. Can be repeated."
-)
+@_STATES
 @_SERVICE
-@click.option("--owner", metavar="ROLE", help="Only requests that this role submitted.")
+@_OWNER
 @_OLDER
+@_CODE
+@_ERROR
 @click.option(
     "--limit",
     type=Number("requests", whole=True),
@@ -99,13 +106,16 @@ def ls(
     service: str | None,
     owner: str | None,
     older_than: float | None,
+    code: int | None,
+    error: str | None,
     limit: int,
     db: str,
     as_json: bool,
 ) -> None:
     """List requests."""
+    which = _which(states or STATES, service, older_than, owner=owner, code=code, error=error)
     with opened_tables(db) as begin, begin() as connection:
-        rows = admin.ls(connection, _which(states or STATES, service, older_than, owner), limit + 1)
+        rows = admin.ls(connection, which, limit + 1)
     now = time.time()
     for row in rows[:limit]:
         if as_json:
@@ -130,6 +140,109 @@ def ls(
 
 
 @click.command()
+@_SERVICE
+@_OWNER
+@_CODE
+@_ERROR
+@click.option(
+    "--limit",
+    type=Number("reasons", whole=True),
+    default=50,
+    help=with_default("Maximum number of reasons to list, the most frequent first.", 50),
+)
+@DB
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+def failures(*, limit: int, db: str, as_json: bool, **selected: Any) -> None:
+    """List why requests have failed, and how often: by service, code and error.
+
+    `titanic retry --all --service SERVICE --error TEXT` retries those that failed for one of these reasons.
+    """
+    with opened_tables(db) as begin, begin() as connection:
+        rows = admin.failures(connection, admin.Filter(**selected), limit)
+    now = time.time()
+    if as_json:
+        for row in rows:
+            bodies.print_json(_with_times(row))
+    elif rows:
+        width = max(len("SERVICE"), *(len(row["service"]) for row in rows))
+        click.echo(f"{'SERVICE':{width}}  {'COUNT':>7}  {'LAST':>6}  ERROR")
+        for row in rows:
+            why = printable(f"{row['code']}: {row['error']}"[:MAX_SHOWN])
+            click.echo(f"{row['service']:{width}}  {row['count']:7}  {shown_age(now - row['last']):>6}  {why}")
+    else:
+        click.echo("no failed requests", err=True)
+
+
+@click.command()
+@_STATES
+@_SERVICE
+@_OWNER
+@_OLDER
+@click.option(
+    "--format",
+    "as_parquet",
+    type=click.Choice(["ndjson", "parquet"]),
+    default="ndjson",
+    callback=lambda context, option, value: value == "parquet",
+    help=with_default("One JSON object per line, or Parquet, which needs zmdp[arrow].", "ndjson"),
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Where to write to; Parquet needs it. [default: stdout]",
+)  # fmt: skip
+@DB
+def export(
+    *,
+    states: tuple[str, ...],
+    as_parquet: bool,
+    output: Path | None,
+    older_than: float | None,
+    db: str,
+    **selected: Any,
+) -> None:
+    """Write requests with their bodies and replies to a file, oldest first.
+
+    The file has what is in the database while it is read, in many short transactions.
+    """
+    which = _which(states or STATES, older_than=older_than, **selected)
+    if not as_parquet:
+        with opened_tables(db) as read, click.open_file(str(output or "-"), "w", encoding="utf-8") as file:
+            for row in _exported(read, which):
+                file.write(f"{json.dumps(row, ensure_ascii=False)}\n")
+        return
+    if output is None:
+        raise click.UsageError("--format parquet needs --output FILE")
+    try:
+        from ..arrow.parquet import write_parquet  # noqa: PLC0415 - which needs pyarrow
+    except ImportError as error:
+        raise SettingError(f"Parquet needs pyarrow: pip install 'zmdp[arrow]' ({error})") from None
+    with opened_tables(db):
+        write_parquet(db, which, output)
+
+
+def _exported(read: Begin, which: admin.Filter) -> Iterator[dict[str, Any]]:
+    """Yield these requests as `show --json` prints them, without PARTIALs; reading them blocks no writer."""
+    last = 0
+    while True:
+        with read() as connection:
+            chunk = admin.export(connection, which, last, CHUNK)
+        if not chunk:
+            return
+        last = chunk[-1]["id"]
+        for row in chunk:
+            yield _readable(row)
+
+
+def _readable(row: dict[str, Any]) -> dict[str, Any]:
+    """Return everything about a request, ready for JSON."""
+    found = _with_times(row)
+    found.pop("id", None)
+    for name in ("body", "reply"):
+        found[name] = None if found[name] is None else [bodies.text_or_base64(frame) for frame in unpack(found[name])]
+    return found
+
+
+@click.command()
 @click.argument("uuid", type=UUID_TYPE)
 @click.option("--full", is_flag=True, help=f"Print whole values, not just {MAX_SHOWN} characters of each.")
 @DB
@@ -140,9 +253,7 @@ def show(*, uuid: UUID, full: bool, db: str, as_json: bool) -> None:
         row = admin.show(connection, uuid)
     if row is None:
         raise UnknownTicket(f"no request {uuid.hex} in {schema.shown(schema.database_url(db))}")
-    row = _with_times(row)
-    for name in ("body", "reply"):
-        row[name] = None if row[name] is None else [bodies.text_or_base64(frame) for frame in unpack(row[name])]
+    row = _readable(row)
     row["partials"] = [[bodies.text_or_base64(frame) for frame in unpack(part)] for part in row["partials"]]
     if as_json:
         bodies.print_json(row)
@@ -158,9 +269,14 @@ def show(*, uuid: UUID, full: bool, db: str, as_json: bool) -> None:
 @_ALL
 @_SERVICE
 @_OLDER
+@_CODE
+@_ERROR
 @DB
 def retry(**asked: Any) -> int:
-    """Retry failed requests."""
+    """Retry failed requests, as if they were new.
+
+    `titanic failures` lists why requests have failed; --code and --error select those that failed for one reason.
+    """
     return _change("retried", admin.retry, ("failed",), **asked)
 
 
@@ -188,13 +304,15 @@ def _change(
     service: str | None,
     older_than: float | None,
     db: str,
+    **reason: Any,
 ) -> int:
-    narrowed = service is not None or older_than is not None
+    narrowed = any(each is not None for each in (service, older_than, *reason.values()))
     if bool(uuids) == everything or (narrowed and not everything):
-        raise click.UsageError("expected UUIDs, or --all (optionally with --service, --older-than)")
+        selecting = ", ".join(f"--{name}" for name in ("service", "older-than", *sorted(reason)))
+        raise click.UsageError(f"expected UUIDs, or --all (optionally with {selecting})")
     changed: set[UUID] = set()
     with opened_tables(db) as read, opened_tables(db, write=True) as begin:
-        which = _which(states, service, older_than)
+        which = _which(states, service, older_than, **reason)
         chunks: Iterable[Sequence[UUID]] = (uuids[at : at + CHUNK] for at in range(0, len(uuids), CHUNK))
         if everything:
             chunks = ([uuid for _, uuid in chunk] for chunk in _chunks(read, which))
@@ -284,11 +402,9 @@ def _chunks(read: Begin, which: admin.Filter) -> Iterator[list[tuple[int, UUID]]
         yield chunk
 
 
-def _which(
-    states: tuple[str, ...], service: str | None, older_than: float | None, owner: str | None = None
-) -> admin.Filter:
+def _which(states: tuple[str, ...], service: str | None, older_than: float | None, **others: Any) -> admin.Filter:
     before = None if older_than is None else time.time() - older_than
-    return admin.Filter(states, service, created_before=before, owner=owner)
+    return admin.Filter(states, service, created_before=before, **others)
 
 
 @contextmanager
@@ -303,7 +419,7 @@ def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
 
 def _with_times(row: dict[str, Any]) -> dict[str, Any]:
     """Return `row` with its times in ISO 8601."""
-    times = {"created", "due", "started", "finished", "expires"}
+    times = {"created", "due", "started", "finished", "expires", "first", "last"}
     return {
         name: datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds")
         if name in times and value is not None

@@ -74,6 +74,24 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in old
         return seconds
 
 
+class ServiceExpiry(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """A duration after which something is deleted, for all services or, as `SERVICE=DURATION`, for one."""
+
+    name = "expiry"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """Return [SERVICE=]DURATION."""
+        del param, ctx
+        return "[SERVICE=]DURATION"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        """Return the service, or an empty text for all, and seconds."""
+        if isinstance(value, tuple):
+            return value
+        service, _, duration = str(value).rpartition("=")
+        return service, EXPIRY.convert(duration, param, ctx)
+
+
 class Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """A time in ISO 8601; without an offset, in this machine's time zone."""
 

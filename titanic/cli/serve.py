@@ -32,6 +32,7 @@ from ...mdp.transport.reach import warn_if_unreachable
 from ...mdp.transport.tcp import is_loopback
 from .. import schema
 from ..backlog import DEFAULT_MAX_WAITING
+from ..retries import Retention
 from ..server import (
     DEFAULT_DRAIN_SECONDS,
     DEFAULT_LEASE_SECONDS,
@@ -40,7 +41,7 @@ from ..server import (
     Server,
 )
 from .database import DB, database_errors
-from .parameters import DURATION, DURATION_FROM_0, EXPIRY, NEEDS_UNIT
+from .parameters import DURATION, DURATION_FROM_0, NEEDS_UNIT, ServiceExpiry
 from .schedule_file import load as load_schedules
 
 if TYPE_CHECKING:
@@ -88,10 +89,21 @@ log = logging.getLogger("zmdp.titanic")
 )
 @click.option(
     "--ttl",
-    type=EXPIRY,
+    "ttls",
+    type=ServiceExpiry(),
+    multiple=True,
     help=with_default(
-        f"How long to keep results of requests without a ttl of their own. {NEEDS_UNIT}", "until they are closed"
+        "How long to keep results of requests without a ttl of their own: of all services, or with SERVICE= of one. "
+        f"Can be repeated. {NEEDS_UNIT}",
+        "until they are closed",
     ),
+)
+@click.option(
+    "--failed-ttl",
+    "failed_ttls",
+    type=ServiceExpiry(),
+    multiple=True,
+    help=with_default("The same for requests that have failed.", "as --ttl"),
 )
 @click.option(
     "--schedules",
@@ -132,6 +144,8 @@ def serve(
     broker: Sequence[str],
     keys: ClientKeys | None,
     db: str,
+    ttls: Sequence[tuple[str, float]],
+    failed_ttls: Sequence[tuple[str, float]],
     schedule_file: Path | None,
     http: tuple[str, int] | None,
     http_access: Path | None,
@@ -160,6 +174,8 @@ def serve(
     with suppress(ValueError, OSError):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    kept, kept_failed = dict(ttls), dict(failed_ttls)
+    settings["ttl"] = Retention(kept.pop("", None), kept, kept_failed.pop("", None), kept_failed)
     settings["schedules"] = None if schedule_file is None else load_schedules(schedule_file, time.time())
     with ExitStack() as stack:
         web = None

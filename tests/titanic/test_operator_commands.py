@@ -1,0 +1,121 @@
+"""The operators' commands about failed requests, and `titanic export`."""
+
+import json
+
+import pytest
+from support.processes import eventually, run
+from support.titanics import row, serving, state
+
+from zmdp.titanic import Titanic
+from zmdp.titanic.cli.parameters import ServiceExpiry
+from zmdp.titanic.retries import Retention
+
+
+@pytest.fixture
+def titanic(db):
+    """Run a command of `titanic` with this database, and return its output."""
+
+    def titanic(*arguments):
+        done = run("titanic", *arguments, TITANIC_DB=db.url)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode()
+
+    return titanic
+
+
+@pytest.fixture
+def failed(db):
+    """Requests that have failed for two reasons, and one that has not."""
+    found = [db.done("resize", code=500, error=f"{error}\nin line 5", reply=None) for error in ("no\tmemory", "lost")]
+    db.done("echo", b"\xff", reply=(b"one", b"\xfe"))
+    return [each.uuid.hex for each in found]
+
+
+def test_why_requests_failed(titanic, failed):
+    heading, first, second = titanic("failures").splitlines()
+    assert heading.split() == ["SERVICE", "COUNT", "LAST", "ERROR"]
+    assert {first.split()[1], second.split()[1]} == {"1"}
+    (only,) = map(json.loads, titanic("failures", "--error", "lost", "--json").splitlines())
+    assert (only["service"], only["code"], only["error"], only["count"]) == ("resize", 500, "lost\nin line 5", 1)
+    assert only["first"].startswith("20")
+
+
+def test_those_that_failed_for_one_reason_are_retried(titanic, failed, db):
+    assert len(titanic("ls", "--error", "memory", "--code", "500").splitlines()) == 2
+    assert titanic("retry", "--all", "--service", "resize", "--error", "memory") == "1 retried\n"
+    assert [state(db.url, uuid) for uuid in failed] == ["pending", "failed"]
+    assert titanic("retry", "--all", "--code", "501") == "0 retried\n"
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_reason_alone_selects_nothing(db):
+    done = run("titanic", "retry", "--error", "lost", TITANIC_DB=db.url)
+    assert done.returncode == 2
+    assert b"expected UUIDs, or --all (optionally with --service, --older-than, --code, --error)" in done.stderr
+
+
+def test_export_as_ndjson(titanic, failed, db, tmp_path):
+    rows = [json.loads(line) for line in titanic("export").splitlines()]
+    assert [row["service"] for row in rows] == ["resize", "resize", "echo"]
+    assert rows[0]["uuid"] == failed[0]
+    assert (rows[0]["state"], rows[0]["error"], rows[0]["reply"]) == ("failed", "no\tmemory\nin line 5", None)
+    assert (rows[2]["body"], rows[2]["reply"]) == ([{"base64": "/w=="}], ["one", {"base64": "/g=="}])
+    assert rows[2]["created"].endswith("+00:00")
+    path = tmp_path / "größe.ndjson"
+    assert titanic("export", "--state", "done", "--output", str(path)) == ""
+    assert [json.loads(line) for line in path.read_text().splitlines()] == rows[2:]
+
+
+def test_export_as_parquet(titanic, failed, db, tmp_path):
+    pq = pytest.importorskip("pyarrow.parquet")
+    if not db.url.startswith("sqlite"):
+        pytest.importorskip("adbc_driver_postgresql")
+    path = tmp_path / "requests.parquet"
+    db.done("100%'s")
+    assert titanic("export", "--format", "parquet", "-o", str(path), "--service", "100%'s", "--state", "done") == ""
+    assert pq.read_table(path)["service"].to_pylist() == ["100%'s"]
+    titanic("export", "--format", "parquet", "-o", str(path), "--older-than", "0")
+    table = pq.read_table(path)
+    assert table["uuid"].to_pylist()[:2] == failed
+    assert table["request"].to_pylist()[2] == [b"\xff"]
+    assert table["error"].to_pylist()[1] == "lost\nin line 5"
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_parquet_needs_a_file(db):
+    done = run("titanic", "export", "--format", "parquet", TITANIC_DB=db.url)
+    assert (done.returncode, b"--format parquet needs --output FILE" in done.stderr) == (2, True)
+
+
+# ── retention ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_results_are_kept_by_service_and_outcome(bench, url, client):
+    retention = Retention(100, {"resize": 10}, 1000)
+    with serving(bench.endpoint, url, ttl=retention):
+        worker = bench.x1_worker(b"resize")
+        kept = []
+        for code in (None, b"500"):
+            ticket = Titanic(client).submit("resize", b"body")
+            address, _ = worker.request(b"body")
+            worker.error(address, code, b"broken") if code else worker.final(address, b"reply")
+            eventually(ticket.ready)
+            found = row(url, ticket.uuid)
+            kept.append(found["expires"] - found["finished"])
+    assert kept == pytest.approx([10, 1000])
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [("7d", ("", 604800.0)), ("resize=90s", ("resize", 90.0)), ("a=b=1m", ("a=b", 60.0))]
+)
+def test_a_ttl_of_a_service(given, taken):
+    assert ServiceExpiry().convert(given, None, None) == taken
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("given", ["7", "resize=7", "resize=", "=", "resize"])
+def test_invalid_ttls(given, db):
+    done = run("titanic", "serve", "--failed-ttl", given, TITANIC_DB=db.url)
+    assert done.returncode == 2
+    assert b"Invalid value for '--failed-ttl'" in done.stderr
