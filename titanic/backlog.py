@@ -34,8 +34,12 @@ class Backlog:
         self.look = asyncio.Event()
         """Set when maintenance should look for requests to execute before its interval ends."""
 
-    def why_full(self, service: str) -> str | None:
-        """Return why no further request to `service` may be accepted; None if one may."""
+    def full(self) -> frozenset[str]:
+        """Return the services that have taken all the room that one may take."""
+        return frozenset(name for name, waiting in self._waiting.items() if waiting >= self.max_per_service)
+
+    def why_full(self, service: str = "") -> str | None:
+        """Return why no further request to `service`, or to any, may be accepted; None if one may."""
         if self._waiting.get(service, 0) >= self.max_per_service:
             limit = f"{self.max_per_service} requests to {service} have not ended (--max-waiting-per-service)"
         elif self._total >= self._max_waiting:

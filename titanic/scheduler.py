@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from ..mdp.codes import Code
 from ..workers import Request
 from . import store
 from .acceptance import Acceptance
@@ -14,7 +15,7 @@ from .backlog import Backlog
 from .batches import StoreError
 from .database import Database
 from .schedules import parse_name, parse_schedule
-from .service import FULL, OK, rejection, status_frame
+from .service import OK, rejection, status_frame
 from .submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
 
 POLL_SECONDS: Final = 0.5
@@ -50,14 +51,15 @@ class Scheduler:
 
     async def _step(self) -> float:
         """Submit some of what is due, and return the pause until the next step."""
-        following = await self._database.reader.submit(store.next_occurrence, None)
+        full = self._backlog.full()
+        following = await self._database.reader.submit(store.next_occurrence, full)
         if following is None:
             return POLL_SECONDS
         if (early := following - self._database.clock.now()) > 0:
             return early
-        if not self._backlog.has_room():
+        if self._backlog.why_full():
             return POLL_SECONDS
-        fired = await self._database.keyed.submit(store.fire, self._database.clock)
+        fired = await self._database.keyed.submit(store.fire, store.Firing(self._database.clock, full))
         self._acceptance.stored(fired.submissions, fired.uuids)
         return 0.0 if fired.submissions else CONTENTION_SECONDS
 
@@ -101,8 +103,8 @@ class Scheduler:
         check_names("schedule", request.options, ("owner", "uuid") if action == "run" else ("owner",))
         if len(request) != 2:
             raise MalformedRequest(f"{action} needs one more frame, the schedule's name")
-        if action == "run" and not self._backlog.has_room():
-            return [status_frame(request, FULL)]
+        if action == "run" and (full := self._backlog.why_full()):
+            return [status_frame(request, f"{Code.QUEUE_FULL:d} {full}")]
         name, uuid = parse_name(request[1]), request.options.get("uuid")
         edit = store.Edit(
             action, name, _owner(request), self._database.clock.now(),

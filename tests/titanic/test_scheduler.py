@@ -130,7 +130,9 @@ def test_nothing_is_submitted_while_titanic_is_full(bench, url, client):
         schedules = Schedules(client)
         schedules.add("nightly", "report", cron="0 2 * * *")
         schedules.run("nightly")
-        assert ask(bench, b"run", b"nightly") == [b"500 full: too many requests have not ended; try again later"]
+        assert ask(bench, b"run", b"nightly") == [
+            b"429 full: 1 requests have not ended (--max-waiting); try again later"
+        ]
         schedules.add("tick", "report", every=1)
         following = next(row["next"] for row in schedules.ls() if row["name"] == "tick")
         eventually(lambda: datetime.fromisoformat(following).timestamp() < time.time() - 1)

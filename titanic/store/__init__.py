@@ -25,6 +25,7 @@ from .schedules import (
     Edit,
     Edited,
     Fired,
+    Firing,
     Listing,
     declare_schedules,
     edit_schedules,
@@ -35,9 +36,10 @@ from .schedules import (
 from .summary import Summary, summarize
 
 __all__ = [
-    "Arrival", "Claim", "Claimed", "Clock", "Edit", "Edited", "Fetched", "Findings", "Fired", "Lease", "Listing",
-    "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule", "Summary", "accept",
-    "accept_running", "add_partials", "claim", "close", "count_waiting", "declare_schedules", "edit_schedules", "fetch",
-    "fetch_partials", "fetch_reply", "finish", "fire", "list_schedules", "maintain", "next_occurrence", "pending_after",
-    "pending_services", "progress", "release", "reschedule", "set_clock", "summarize",
+    "Arrival", "Claim", "Claimed", "Clock", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing", "Lease",
+    "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
+    "Summary", "accept", "accept_running", "add_partials", "claim", "close", "count_waiting", "declare_schedules",
+    "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "finish", "fire", "list_schedules", "maintain",
+    "next_occurrence", "pending_after", "pending_services", "progress", "release", "reschedule", "set_clock",
+    "summarize",
 ]  # fmt: skip

@@ -46,23 +46,41 @@ class Fired(NamedTuple):
     uuids: list[UUID | None]
 
 
-def next_occurrence(connection: Connection, batch: Sequence[None]) -> list[float | None]:
-    """Return when the next occurrence of any schedule is due."""
-    found = connection.scalar(sa.select(sa.func.min(S.next)).where(S.next.is_not(None)))
-    return [found] * len(batch)
+def next_occurrence(connection: Connection, batch: Sequence[frozenset[str]]) -> list[float | None]:
+    """Return when the next occurrence is due, of schedules of other services than these."""
+    return [
+        connection.scalar(sa.select(sa.func.min(S.next)).where(S.next.is_not(None), *_not_of(full))) for full in batch
+    ]
 
 
-def fire(connection: Connection, batch: Sequence[Clock]) -> list[Fired]:
-    """Submit the occurrences that are due by a clock, and advance their schedules in the same transaction.
+def _not_of(services: frozenset[str]) -> list[sa.ColumnElement[bool]]:
+    return [S.service.not_in(sorted(services))] if services else []
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """By which clock occurrences are due, and for which services there is no room."""
+
+    clock: Clock
+    full: frozenset[str] = frozenset()
+
+
+def fire(connection: Connection, batch: Sequence[Firing]) -> list[Fired]:
+    """Submit the occurrences that are due, and advance their schedules in the same transaction.
 
     Other Titanics do the same.  Each takes schedules that no other has locked, so every occurrence is submitted by one
     of them; the key of its request is a second guard.  Repeating the transaction submits what is still due.
     """
-    return [_fire(connection, clock.now()) for clock in batch]
+    return [_fire(connection, each.clock.now(), each.full) for each in batch]
 
 
-def _fire(connection: Connection, now: float) -> Fired:
-    some = _SCHEDULE.where(S.next <= now).order_by(S.next).limit(MAX_FIRED).with_for_update(skip_locked=True)
+def _fire(connection: Connection, now: float, full: frozenset[str]) -> Fired:
+    some = (
+        _SCHEDULE.where(S.next <= now, *_not_of(full))
+        .order_by(S.next)
+        .limit(MAX_FIRED)
+        .with_for_update(skip_locked=True)
+    )
     submissions: list[Submission] = []
     advanced: list[tuple[Schedule, Due]] = []
     for row in connection.execute(some).all():

@@ -46,7 +46,7 @@ def add(tables):
 @pytest.fixture
 def fire(tables):
     """`fire(now)` submits what is due."""
-    return lambda now: tables.do(store.fire, Clock(now))[0]
+    return lambda now: tables.do(store.fire, store.Firing(Clock(now)))[0]
 
 
 @pytest.fixture
@@ -75,12 +75,22 @@ def keys(tables):
 
 
 def test_the_next_occurrence_of_all_schedules(tables, add, edit):
-    assert tables.do(store.next_occurrence, None) == [None]
+    assert tables.do(store.next_occurrence, frozenset()) == [None]
     add("a", 30)
     add("b", 20)
     add("c", 10)
     edit("pause", "c")
-    assert tables.do(store.next_occurrence, None) == [NOW + 20]
+    assert tables.do(store.next_occurrence, frozenset()) == [NOW + 20]
+
+
+def test_schedules_of_services_without_room_wait(tables, add):
+    add("a", 10, service="busy")
+    add("b", 20, service="free")
+    full = frozenset({"busy"})
+    assert tables.do(store.next_occurrence, full) == [NOW + 20]
+    (fired,) = tables.do(store.fire, store.Firing(Clock(NOW + 20), full))
+    assert [each.service for each in fired.submissions] == ["free"]
+    assert tables.do(store.next_occurrence, frozenset()) == [NOW + 10]
 
 
 def test_what_is_due_is_submitted_and_the_schedule_advanced(tables, add, fire):
@@ -119,7 +129,7 @@ def test_a_transaction_that_fails_submits_nothing_and_advances_nothing(tables, a
     add()
     with tables.engine.connect() as connection:
         with connection.begin() as transaction:
-            store.fire(connection, [Clock(NOW + 10)])
+            store.fire(connection, [store.Firing(Clock(NOW + 10))])
             transaction.rollback()
     assert (tables.count(), listed(tables)[0]["next"]) == (0, NOW + 10)
     assert len(fire(NOW + 10).uuids) == 1
@@ -169,10 +179,10 @@ def test_many_titanics_submit_each_occurrence_once(tables, add, url):
         try:
             while True:
                 with engine.begin() as connection:
-                    (following,) = store.next_occurrence(connection, [None])
+                    (following,) = store.next_occurrence(connection, [frozenset()])
                     if following > now:
                         return
-                    (found,) = store.fire(connection, [Clock(min(now, following + 2))])
+                    (found,) = store.fire(connection, [store.Firing(Clock(min(now, following + 2)))])
                     fired.append(len(found.uuids))
         finally:
             engine.dispose()
