@@ -75,7 +75,7 @@ class Trials:
         if len(self._outcomes) >= MAX_KEPT:
             del self._outcomes[next(iter(self._outcomes))]
         self._outcomes[number] = outcome
-        return link("/service", name=service, tried=number)
+        return link("/service", name=service, tried=number) + "#about"
 
     async def _call(self, service: str, fields: Mapping[str, str]) -> str:
         described = await self.described(service)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from support.peers import Bench
+from support.peers import Bench, ready_of
 
 
 def test_c26_service_is_200_while_a_worker_is_registered(bench: Bench) -> None:
@@ -154,3 +154,18 @@ def test_c25_mmi_stats_reports_all_counts(bench: Bench) -> None:
         "services": 2, "workers": 1, "queued": 1, "running": 1, "partials": 1, "replies": 1, "dispatched": 2
     }  # fmt: skip
     assert stats["invalid"] == {"no-header": 1}
+
+
+def test_a_service_is_described_to_clients_of_any_dialect(bench: Bench) -> None:
+    worker, client = bench.worker(), bench.client()
+    about = b'{"version":"1.4","description":"Say \\u001b it."}'
+    worker.send(b"", b"MDPWX1", b"\x09", ready_of(b"echo", 1, b'{"about":' + about + b"}"))
+    worker.sync()
+    client.send(b"MDPC02", b"\x01", b"mmi.describe", b"echo")
+    *head, answer = client.recv()
+    assert head == [b"MDPC02", b"\x03", b"mmi.describe"]
+    described = json.loads(answer)
+    assert (described["service"], described["workers"], described["brokers"]) == ("echo", 1, [])
+    assert described["abouts"] == [{"workers": 1, "about": {"version": "1.4", "description": "Say ? it."}}]
+    client.send(b"MDPC02", b"\x01", b"mmi.describe", b"nobody")
+    assert client.recv() == [b"MDPC02", b"\x03", b"mmi.describe", b"404"]
