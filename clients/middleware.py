@@ -27,7 +27,6 @@ from ..mdp.errors import ClosedError, SettingError
 from .arguments import checked_body
 from .dialog import Ask, AsyncDialog, Dialog
 from .reply import Reply
-from .retry import Retry
 
 MAX_THREADS: Final = 64
 """Maximum number of threads in which the middleware of a `Client` runs for futures, and for the packs of `map`."""
@@ -52,13 +51,12 @@ def checked_middleware(middleware: Iterable[ClientMiddleware], *, asynchronous: 
     """Return the middleware of a client of this kind.  Raises `SettingError` for what such a client cannot call."""
     found = [*middleware]
     for each in found:
-        name = getattr(each, "__qualname__", type(each).__qualname__)
         if not callable(each):
             raise SettingError(f"middleware {each!r:.100} is not a function of a request and call_next")
-        call: Any = getattr(each, "__call__", each)  # noqa: B004 - this inspects it, callable() would not
-        if (inspect.iscoroutinefunction(each) or inspect.iscoroutinefunction(call)) is not asynchronous:
+        call: Any = each if inspect.isroutine(each) else getattr(each, "__call__", each)  # noqa: B004 - to inspect it
+        if inspect.iscoroutinefunction(call) is not asynchronous:
             needed = "is a def: an AsyncClient needs async def" if asynchronous else "is async: a Client needs a def"
-            raise SettingError(f"middleware {name} {needed}")
+            raise SettingError(f"middleware {getattr(each, '__qualname__', each)} {needed}")
     return found
 
 
@@ -176,55 +174,38 @@ class AsyncMiddlewareDialog:
         """The endpoint of the broker in use."""
         return self._dialog.endpoint
 
-    async def request(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float | None,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-        retry: Retry | None,
-    ) -> Reply:
+    async def request(self, service: bytes, body: Sequence[bytes], **how: Any) -> Reply:
         """Send a request and return the whole reply."""
 
-        async def call_next(request: OutgoingRequest) -> Reply:
-            return await self._dialog.request(
-                wire.service_name(request.service), checked_body(request.body), timeout=timeout, wait=wait,
-                headers=request.headers, options=request.options, retry=retry,
-            )  # fmt: skip
+        async def send(service: bytes, body: Sequence[bytes], **changed: Any) -> Reply:
+            return await self._dialog.request(service, body, **{**how, **changed})
 
-        reply: Reply = await chained(self._middleware, call_next)(_outgoing(service, body, headers, options))
+        reply: Reply = await self._call(send, service, body, how)
         return reply
 
-    async def stream(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float | None,
-        deadline: float | None,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-        retry: Retry | None,
-    ) -> AsyncGenerator[Reply, None]:
+    async def stream(self, service: bytes, body: Sequence[bytes], **how: Any) -> AsyncGenerator[Reply, None]:
         """Send a request and yield each part of the reply as it arrives, the FINAL last."""
 
-        async def call_next(request: OutgoingRequest) -> AsyncGenerator[Reply, None]:
-            return self._dialog.stream(
-                wire.service_name(request.service), checked_body(request.body), timeout=timeout, deadline=deadline,
-                wait=wait, headers=request.headers, options=request.options, retry=retry,
-            )  # fmt: skip
+        async def send(service: bytes, body: Sequence[bytes], **changed: Any) -> AsyncGenerator[Reply, None]:
+            return self._dialog.stream(service, body, **{**how, **changed})
 
-        parts = await chained(self._middleware, call_next)(_outgoing(service, body, headers, options))
+        parts = await self._call(send, service, body, how)
         try:
             async for part in parts:
                 yield part
         finally:
             if hasattr(parts, "aclose"):
                 await parts.aclose()
+
+    async def _call(
+        self, send: Callable[..., Any], service: bytes, body: Sequence[bytes], how: Mapping[str, Any]
+    ) -> Any:
+        async def call_next(request: OutgoingRequest) -> Any:
+            name, frames = wire.service_name(request.service), checked_body(request.body)
+            return await send(name, frames, headers=request.headers, options=request.options)
+
+        request = _outgoing(service, body, how["headers"], how["options"])
+        return await chained(self._middleware, call_next)(request)
 
     def close(self) -> None:
         """End every outstanding request with `ClosedError` and close the connection."""

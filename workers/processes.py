@@ -24,6 +24,8 @@ KILL_SECONDS: Final = 1.5
 """How long a process may take after its drain limit, at which it ends itself, before it is killed."""
 END_SECONDS: Final = 1.8
 """How long the supervisor may take."""
+START_SECONDS: Final = 30.0
+"""After this time it is logged that a process which is to replace another one does not serve yet."""
 LOOP_SECONDS: Final = 2 * BACKOFF_SECONDS[1]
 """Deaths that are further apart are no crash loop."""
 
@@ -62,6 +64,8 @@ class Supervisor:
         """The processes that are to be replaced, and why."""
         self._successor: tuple[Lease, WorkerProcess] | None = None
         """The process that takes a lease over once it is ready."""
+        self._overdue: WorkerProcess | None = None
+        """The last successor of which it was logged that it takes long to start."""
         self._leaving: list[WorkerProcess] = []
         """Processes that were told to stop, and have no lease any more."""
         self._asked: SimpleQueue[str] = SimpleQueue()
@@ -119,7 +123,10 @@ class Supervisor:
                     for process in self._processes():  # those that `stop` missed, because they were starting
                         self._terminate(process)
                 for lease in self._slots.due(now):
-                    self._running[lease] = self._start(quiet=self._crashes.looping)
+                    if (started := self._start(quiet=self._crashes.looping)) is not None:
+                        self._running[lease] = started
+                    else:
+                        self._slots.ended(lease, Died("could not be started"), now)
                 self._read_reports()
                 self._reap(now)
                 self._kill_overdue(now)
@@ -138,8 +145,12 @@ class Supervisor:
         if (successor := self._successor) is not None:
             yield successor[1]
 
-    def _start(self, *, quiet: bool = False) -> WorkerProcess:
-        return WorkerProcess(self._arguments, self._stderr, quiet=quiet)
+    def _start(self, *, quiet: bool = False) -> WorkerProcess | None:
+        try:
+            return WorkerProcess(self._arguments, self._stderr, quiet=quiet)
+        except OSError as error:  # the system has no memory left, or no process
+            log.error("cannot start a worker process: %s", error)
+            return None
 
     def _terminate(self, process: WorkerProcess) -> None:
         process.terminate(self._drain_timeout + KILL_SECONDS)
@@ -211,8 +222,11 @@ class Supervisor:
             self._succeed(*self._successor)
         elif self._to_replace and not self._leaving:
             lease, reason = next(iter(self._to_replace.items()))
-            self._successor = (lease, self._start())
             log.info("replacing worker process %d: %s", self._running[lease].pid, reason)
+            if (successor := self._start()) is not None:
+                self._successor = (lease, successor)
+            else:
+                self._to_replace.clear()
 
     def _succeed(self, lease: Lease, successor: WorkerProcess) -> None:
         predecessor = self._running.get(lease)
@@ -235,6 +249,12 @@ class Supervisor:
             log.info("worker process %d has replaced %d", successor.pid, predecessor.pid)
             if not self._to_replace:
                 log.info("all worker processes have been replaced")
+        elif successor is not self._overdue and time.monotonic() >= successor.began + START_SECONDS:
+            self._overdue = successor
+            log.warning(
+                "worker process %d, which is to replace %d, does not serve after %g s: the processes that run stay",
+                successor.pid, predecessor.pid, START_SECONDS,
+            )  # fmt: skip
 
     def _dismiss(self) -> None:
         """Stop the successor, if there is one."""

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from .worker_process import READY
 
+STDERR: Final = 2
 CHECK_SECONDS: Final = 0.1
 REPEAT_SECONDS: Final = 30.0
 """How often a process says that it should be replaced: its successor may have failed to start."""
@@ -72,7 +73,7 @@ class SupervisorLink:
                 report_at = now + REPEAT_SECONDS
                 self._report(reason.encode())
             time.sleep(CHECK_SECONDS)
-        os.dup2(self._stderr, sys.stderr.fileno())  # the supervisor passes on nothing any more
+        os.dup2(self._stderr, STDERR)  # the supervisor passes on nothing any more
         orphaned()
 
     def _report(self, text: bytes) -> None:

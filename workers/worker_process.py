@@ -45,6 +45,9 @@ class WorkerProcess:
                 [sys.executable, "-m", "zmdp.workers.cli.main", *supervised, *arguments],
                 stderr=subprocess.PIPE, pass_fds=(reports, stderr),
             )  # fmt: skip
+        except BaseException:
+            os.close(self._reports)
+            raise
         finally:
             os.close(reports)
         self.pid = self._process.pid

@@ -11,8 +11,7 @@ from support.processes import TIMEOUT_SECONDS, alive, broker, eventually, proces
 from zmdp.clients import Client
 
 CODE = """
-import os, sys
-from contextlib import contextmanager
+import os, sys, time
 from pathlib import Path
 from zmdp import Services
 {extra}
@@ -30,7 +29,7 @@ async def pid() -> int:
 def hold(path: str) -> int:
     Path(path).write_text(str(os.getpid()))
     while Path(path).exists():
-        pass
+        time.sleep(0.01)
     return os.getpid()
 """
 QUICK = ("--heartbeat", "0.1", "--liveness", "600")
@@ -69,9 +68,9 @@ class Load:
     def __init__(self, client, pool, threads=4):
         self._client = client
         self._end = Event()
-        self._results = [pool.submit(self._run) for _ in range(threads)]
         self.calls = 0
         self.versions = set()
+        self._results = [pool.submit(self._run) for _ in range(threads)]
 
     def _run(self):
         number = 0

@@ -1,0 +1,84 @@
+"""The supervisor of worker processes, where processes cannot be started, or take long."""
+
+import math
+import sys
+import threading
+from contextlib import contextmanager
+
+from support.processes import eventually
+
+from zmdp.mdp.testing import running_broker
+from zmdp.workers import processes
+from zmdp.workers.processes import Supervisor
+from zmdp.workers.scaling import Slots
+
+SLOW = """
+from contextlib import contextmanager
+from pathlib import Path
+from time import sleep
+from zmdp import Services
+
+@contextmanager
+def lifespan():
+    while Path("held").exists():
+        sleep(0.01)
+    yield
+
+services = Services(lifespan=lifespan)
+services.service("now")(lambda: 0)
+"""
+
+
+@contextmanager
+def supervising(*arguments):
+    """Run a supervisor of one process in a thread; yield it, its slots, and a list for its exit code."""
+    slots, codes = Slots(1, 1, lease=math.inf, idle=1.0), []
+    supervisor = Supervisor(arguments, slots, drain_timeout=10.0)
+    thread = threading.Thread(target=lambda: codes.append(supervisor.run()))
+    thread.start()
+    try:
+        yield supervisor, slots, codes
+    finally:
+        supervisor.stop()
+        thread.join()
+
+
+def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    with supervising() as (supervisor, slots, codes):
+        eventually(lambda: slots.failures >= 2)
+        supervisor.replace_all("SIGHUP")
+        eventually(lambda: slots.failures >= 3)
+        supervisor.stop()
+        eventually(lambda: codes == [0])
+    assert "cannot start a worker process: [Errno 2] No such file or directory" in caplog.text
+
+
+def test_a_process_that_cannot_be_started_replaces_no_other(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(SLOW)
+    with running_broker() as server, supervising("own:services", "--broker", server.endpoints[0]) as (supervisor, *_):
+        eventually(lambda: supervisor._served)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+        supervisor.replace_all("SIGHUP")
+        eventually(lambda: "cannot start a worker process" in caplog.text)
+        monkeypatch.undo()
+        monkeypatch.chdir(tmp_path)
+        supervisor.replace_all("SIGHUP")
+        eventually(lambda: "all worker processes have been replaced" in caplog.text)
+
+
+def test_a_process_that_takes_long_to_start_is_told_and_replaces_the_old_one_at_last(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(processes, "START_SECONDS", 0.0)
+    (tmp_path / "own.py").write_text(SLOW)
+    with running_broker() as server, supervising("own:services", "--broker", server.endpoints[0]) as (supervisor, *_):
+        eventually(lambda: supervisor._served)
+        (tmp_path / "held").touch()
+        supervisor.replace_all("SIGHUP")
+        eventually(lambda: "does not serve after 0 s: the processes that run stay" in caplog.text)
+        (tmp_path / "held").unlink()
+        eventually(lambda: "all worker processes have been replaced" in caplog.text)
+    assert caplog.text.count("does not serve after") == 1
