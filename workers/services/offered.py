@@ -59,7 +59,7 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         """For a function of batches: how many requests, and how many seconds to wait for them."""
         self.runs_async = signature.asynchronous or batch is not None
         """Whether an event loop handles the requests."""
-        update_wrapper(self, function)
+        update_wrapper(self, function, updated=())  # its attributes may have the names of ours
 
     def about(self) -> About:
         """Return what callers are told: the version, the function's docstring, and the types."""

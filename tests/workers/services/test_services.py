@@ -261,6 +261,16 @@ def test_the_wrong_way_of_calling_says_which_is_right():
 # ── lifespan and middleware ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_functions_own_attributes_do_not_replace_those_of_its_service():
+    def function(n: int) -> int:
+        return n
+
+    function.name = function.settings = function.group = "the function's own"
+    service = Services().service("same", concurrency=3)(function)
+    assert (service.name, service.settings, service.function) == ("same", {"concurrency": 3}, function)
+    assert service.__name__ == "function"
+
+
 def test_a_lifespan_surrounds_all_requests(connect):
     events = []
 
