@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
+from ..mdp.middleware import surrounded
 from .arguments import checked_body
 from .dialog import Ask, AsyncDialog, Dialog
 from .reply import Reply
@@ -58,17 +59,6 @@ def checked_middleware(middleware: Iterable[ClientMiddleware], *, asynchronous: 
             needed = "is a def: an AsyncClient needs async def" if asynchronous else "is async: a Client needs a def"
             raise SettingError(f"middleware {getattr(each, '__qualname__', each)} {needed}")
     return found
-
-
-def chained(middleware: Sequence[ClientMiddleware], call_next: CallNext) -> CallNext:
-    """Return `call_next` with the middleware around it, the first outermost."""
-    for each in reversed(middleware):
-        call_next = _around(each, call_next)
-    return call_next
-
-
-def _around(middleware: ClientMiddleware, call_next: CallNext) -> CallNext:
-    return lambda request: middleware(request, call_next)
 
 
 class MiddlewareDialog:
@@ -117,7 +107,7 @@ class MiddlewareDialog:
             name, body = wire.service_name(request.service), checked_body(request.body)
             return send(ask._replace(service=name, body=body, headers=request.headers, options=request.options))
 
-        return chained(self._middleware, call_next)(_outgoing(ask.service, ask.body, ask.headers, ask.options))
+        return surrounded(call_next, self._middleware)(_outgoing(ask.service, ask.body, ask.headers, ask.options))
 
     def for_map(self) -> AsyncClientMiddleware:
         """Return middleware for the event loop in which `map` sends its rows: this one, in threads."""
@@ -132,7 +122,7 @@ class MiddlewareDialog:
                 return sent[-1].result()
 
             try:
-                call = chained(self._middleware, send)
+                call = surrounded(send, self._middleware)
                 return await loop.run_in_executor(self._executor, copy_context().run, call, request)
             finally:
                 ended = True
@@ -205,7 +195,7 @@ class AsyncMiddlewareDialog:
             return await send(name, frames, headers=request.headers, options=request.options)
 
         request = _outgoing(service, body, how["headers"], how["options"])
-        return await chained(self._middleware, call_next)(request)
+        return await surrounded(call_next, self._middleware)(request)
 
     def close(self) -> None:
         """End every outstanding request with `ClosedError` and close the connection."""

@@ -54,7 +54,8 @@ class SupervisorLink:
         self._supervisor = supervisor
         self._reports = reports
         self._stderr = stderr
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's: a terminal sends it to the whole group
+        # The supervisor's, though a terminal sends it to the whole group.  What handlers start shall not ignore it too.
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
         for descriptor in (reports, stderr):
             os.set_inheritable(descriptor, False)
 

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 from textwrap import dedent
 from threading import Event
 
 import pytest
-from support.processes import TIMEOUT_SECONDS, alive, broker, eventually, process
+from support.processes import BIN, TIMEOUT_SECONDS, alive, broker, eventually, process
 
 from zmdp.clients import Client
 
@@ -209,3 +211,21 @@ def test_a_crash_loop_is_told_once_with_the_last_lines(calls, tmp_path):
         parent.send_signal(signal.SIGHUP)  # it does not wait for the end of a pause
         assert client.call("version", 1)[0] == 3
         assert parent.end() == 0
+
+
+def test_all_processes_end_when_their_terminal_is_closed(tmp_path):
+    """That sends SIGHUP too, but nobody is left who could stop them."""
+    write(tmp_path, 1)
+    terminal, theirs = os.openpty()
+    own_terminal = "fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
+        command = [BIN / "mdworker", "own:services", "--broker", endpoint, *QUICK, "--processes", "2"]
+        parent = subprocess.Popen(
+            [sys.executable, "-c", f"import fcntl, os, sys, termios; {own_terminal}", *command],
+            stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        pids = processes_of(client, 2)
+        os.close(terminal)
+        parent.wait(TIMEOUT_SECONDS)
+        eventually(lambda: not any(map(alive, pids)))

@@ -4,12 +4,13 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 from ...mdp.errors import CodecError, ServiceError
+from ...mdp.middleware import surrounded
 from ...mdp.services.values import Misfit
 from ..handling import Last, Unreadable
 from ..pack_middleware import PackMiddleware
 from ..request import Request, State
 from .batching import Batcher
-from .middleware import Endpoint, middleware_of, pack_middleware_of, wrapped
+from .middleware import Endpoint, middleware_of, pack_middleware_of
 from .offered import AnyOffered
 
 MISFIT = 422
@@ -23,7 +24,7 @@ def handlers_of(offered: AnyOffered, state: State) -> tuple[Callable[[Request], 
     `state` is what the lifespan yields.  Raises `SettingError` for middleware that does not fit.
     """
     endpoint = _endpoint(offered)
-    handler = _handler(offered, wrapped(endpoint, middleware_of(offered)), state)
+    handler = _handler(offered, surrounded(endpoint, middleware_of(offered)), state)
     return handler, pack_middleware_of(offered, state, _handler(offered, endpoint, state))
 
 

@@ -17,10 +17,11 @@ each row.  The rows' replies are sent as they come, so there is no result: `call
 middleware returns is ignored.  If it raises instead of calling that, all rows fail.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from ...mdp.errors import SettingError
+from ...mdp.middleware import surrounded
 from ..handling import is_async, name_of
 from ..pack_middleware import PackMiddleware
 from ..request import Request, State
@@ -29,17 +30,6 @@ from .offered import AnyOffered
 Endpoint = Callable[[Request], Any]
 """Takes a request, and returns a handler's result, or a coroutine of it."""
 Middleware = Callable[[Request, Endpoint], Any]
-
-
-def wrapped(endpoint: Endpoint, middleware: Iterable[Middleware]) -> Endpoint:
-    """Return `endpoint` with the middleware around it, the first outermost."""
-    for each in reversed([*middleware]):
-        endpoint = _around(each, endpoint)
-    return endpoint
-
-
-def _around(middleware: Middleware, call_next: Endpoint) -> Endpoint:
-    return lambda request: middleware(request, call_next)
 
 
 def middleware_of(offered: AnyOffered) -> list[Middleware]:
@@ -65,6 +55,6 @@ def pack_middleware_of(
 
     def around(request: Request, call_next: Endpoint) -> Any:
         request.state = state
-        return wrapped(call_next, middleware)(request)
+        return surrounded(call_next, middleware)(request)
 
     return PackMiddleware(around, row_handler)
