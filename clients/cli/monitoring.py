@@ -188,7 +188,7 @@ def _pages(client: Client, on: str | None) -> Iterator[dict[str, Any]]:
 
 
 @click.command()
-@click.argument("service", required=False)
+@click.argument("service", required=False, shell_complete=complete_services)
 @click.option("--failed", is_flag=True, help="Only requests that were not answered with a FINAL.")
 @click.option(
     "--limit",
