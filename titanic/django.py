@@ -24,7 +24,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections
 from django.utils import timezone
 from django.utils.module_loading import import_string
-from sqlalchemy.engine import Connection, Dialect, Engine, make_url
+from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
@@ -119,10 +119,7 @@ class TitanicBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no ty
     def services(self) -> Iterator[Service[TaskRequest, Any]]:
         """Yield the service of each queue."""
         for queue in sorted(self.queues):
-            yield self._service(queue)
-
-    def _service(self, queue: str) -> Service[TaskRequest, Any]:
-        return Service(self.prefix + queue, TaskRequest)
+            yield _service(self.prefix + queue)
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return what is wrong with the settings, for Django's system checks."""
@@ -151,7 +148,7 @@ class TitanicBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no ty
             run_after = timezone.make_aware(run_after)
         with connection_to(self.database) as connection:
             uuid = enqueue(
-                connection, self._service(task.queue_name), request, owner=self.owner, at=run_after,
+                connection, _service(self.prefix + task.queue_name), request, owner=self.owner, at=run_after,
                 priority=_priority(task.priority), **self.submission,
             )  # fmt: skip
         result = replace(result, id=uuid)
@@ -170,7 +167,7 @@ class TitanicBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no ty
         return self._result(row)
 
     def _result(self, row: Mapping[str, Any]) -> TaskResult:
-        service, state = self._service(row["service"].removeprefix(self.prefix)), row["state"]
+        service, state = _service(row["service"]), row["state"]
         request: TaskRequest = service.request.decode(unpack(row["body"]))
         started = _time(row["started"])
         result = TaskResult(
@@ -199,6 +196,11 @@ class TitanicBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no ty
         _set(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
         task_finished.send(type(self), task_result=result)
         return value
+
+
+@cache
+def _service(name: str) -> Service[TaskRequest, Any]:
+    return Service(name, TaskRequest)
 
 
 def _priority(priority: int) -> int:
@@ -271,9 +273,8 @@ def connection_to(alias: str = "default") -> Iterator[Connection]:
     """
     wrapper = connections[alias]
     wrapper.ensure_connection()
-    dialect = _dialect(wrapper.vendor, wrapper.Database.__name__)
-    pool = NullPool(lambda: _Borrowed(wrapper), dialect=dialect, reset_on_return=None)
-    with wrapper.wrap_database_errors, Engine(pool, dialect, make_url(f"{dialect.name}://")).connect() as connection:
+    engine = _engine(alias, wrapper.vendor, wrapper.Database.__name__)
+    with wrapper.wrap_database_errors, engine.connect() as connection:
         try:
             yield connection
         except DBAPIError as error:
@@ -304,9 +305,12 @@ class _Borrowed:
 
 
 @cache
-def _dialect(vendor: str, driver: str) -> Dialect:
-    """Return SQLAlchemy's dialect for a database of Django.  Raises `SettingError` if Titanic cannot use it."""
+def _engine(alias: str, vendor: str, driver: str) -> Engine:
+    """Return what keeps the compiled statements for a database.  Raises `SettingError` if Titanic cannot use it."""
     if vendor not in {"sqlite", "postgresql"}:
         raise SettingError(f"the database is {vendor}: Titanic needs SQLite or PostgreSQL")
-    kind = make_url("sqlite://" if vendor == "sqlite" else f"postgresql+{driver}://").get_dialect()
-    return kind(dbapi=kind.import_dbapi())  # type: ignore[call-arg]  # as all of SQLAlchemy's own take it
+    url = make_url("sqlite://" if vendor == "sqlite" else f"postgresql+{driver}://")
+    kind = url.get_dialect()
+    dialect = kind(dbapi=kind.import_dbapi())  # type: ignore[call-arg]  # as all of SQLAlchemy's own take it
+    pool = NullPool(lambda: _Borrowed(connections[alias]), dialect=dialect, reset_on_return=None)
+    return Engine(pool, dialect, url)
