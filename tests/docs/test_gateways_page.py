@@ -54,10 +54,11 @@ def endpoint(tmp_path_factory):
         process("titanic", "serve", "--broker", at, cwd=folder),
         process("mdworker", "zmdp.workers.echo:worker", "--broker", at),
         Worker("count", lambda request: b"%d" % len(request), broker=at),
+        Worker("images.resize", lambda job: {"width": job["width"], "height": 60}, broker=at, codec="json"),
     ):
         (folder / "words.py").write_text(program.replace('Worker("words")', f'Worker("words", broker="{at}")'))
         with process(sys.executable, str(folder / "words.py")):
-            await_services(at, "echo", "count", "words", *TITANIC)
+            await_services(at, "echo", "count", "words", "images.resize", *TITANIC)
             yield at
 
 

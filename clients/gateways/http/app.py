@@ -25,7 +25,7 @@ from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import problem_of
 from .request_body import Disconnected, read_body
 from .service_list import list_services
-from .translation import AS_DATA, PREFIX, Asked, body_of, frames_of, is_json, service_of
+from .translation import AS_DATA, PREFIX, Asked, body_of, frames_of, service_of
 
 READY_TIMEOUT_SECONDS: Final = 5.0
 CORS_MAX_AGE_SECONDS: Final = b"600"
@@ -101,13 +101,12 @@ class Application:
         service = service_of(scope["raw_path"])
         gateway.check_call(caller, service)
         body = await read_body(receive, settings.max_body, asked.length)
-        content_type = asked.found.get(b"content-type")
-        frames = frames_of(content_type, body, settings.max_parts)
+        frames = frames_of(asked, body, settings.max_parts)
         options = gateway.options(caller)
         gateway.enter(len(body))
         about = None
         try:
-            if is_json(content_type):
+            if asked.json:
                 about = await gateway.descriptions.of(service.decode())
                 frames = encoded(about, body)
             if asked.stream:
@@ -123,7 +122,7 @@ class Application:
         finally:
             gateway.leave(len(body))
         if reply is not None:
-            kind, content = body_of(reply, asked.label, about)
+            kind, content = body_of(reply, asked, about)
             headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content)), *AS_DATA]
             await _respond(send, 200, headers, content)
 

@@ -73,7 +73,7 @@ class _Jobs:
             options[KEY_OPTION] = key if gateway.on_behalf or caller.role is None else f"{caller.role}:{key}"
         body = await read_body(request.receive, gateway.settings.max_body, asked.length)
         with gateway.admit(len(body)):
-            frames = frames_of(asked.found.get(b"content-type"), body, gateway.settings.max_parts)
+            frames = frames_of(asked, body, gateway.settings.max_parts)
             ticket = await self._titanic(caller).submit(service, *frames, headers=asked.headers, **options)
         reply = await self._wait(ticket, asked, request)
         return _pending(ticket) if reply is None else _done(reply, asked, ticket)
@@ -164,7 +164,7 @@ def _pending(ticket: AsyncTicket[Reply, Reply]) -> Response:
 
 
 def _done(reply: Reply, asked: Asked, ticket: AsyncTicket[Reply, Reply]) -> Response:
-    label, body = body_of(reply, asked.label)
+    label, body = body_of(reply, asked)
     headers = {"content-type": label.decode("latin-1"), "location": PREFIX + ticket.uuid, "cache-control": "no-store"}
     response = Response(body, 200, headers)
     response.raw_headers += AS_DATA

@@ -6,7 +6,7 @@ Prefer: wait=10              wait for a worker if there is none: for so many sec
 Zmdp-Header-NAME: value      a header for the handler; traceparent and tracestate are passed on as well
 X-Request-ID: id             the request's id in the logs: the header request-id for the handler
 Content-Type: multipart/*    each part is a frame; any other body is one frame
-Content-Type: application/json   a value, which a service may want in MessagePack; its reply is JSON as well
+Content-Type: …/json         the body must be JSON: a value, which a service may want in MessagePack; so is its reply
 Accept: TYPE                 the reply's type, if it is one frame; several frames are multipart/mixed
 Accept: text/event-stream    PARTIALs as they arrive (stream.py); otherwise only the FINAL counts
 """
@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
+import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -47,13 +48,14 @@ _PASSED: Final = {**{name.encode(): name for name in TRACE_HEADERS}, b"x-request
 _KNOWN: Final = _SINGLE | _LISTS | frozenset(_PASSED)
 _SECONDS: Final = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?)(ms|s)?")
 _MEDIA_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/[\w.+!#$&^-]+")
+_JSON_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/(?:[\w.+!#$&^-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _WAIT: Final = re.compile(rb'wait\s*=\s*("?)(\d{1,15}(?:\.\d{1,9})?)\1', re.IGNORECASE)
 
 
 class Asked:
     """What the headers of a request say."""
 
-    __slots__ = ("found", "headers", "label", "length", "stream", "timeout", "wait")
+    __slots__ = ("found", "headers", "json", "label", "length", "stream", "timeout", "wait")
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]], default: float, longest: float) -> None:
         """Read headers; `default` and `longest` are the timeouts.  Raises `Problem`."""
@@ -83,11 +85,14 @@ class Asked:
                 named.setdefault(passed, _text(name, found[name]))
         self.headers = named
         """The headers for the handler, or None."""
+        content_type = found.get(b"content-type")
+        self.json = content_type is not None and _JSON_TYPE.fullmatch(content_type) is not None
+        """The body is JSON."""
         accept = found.get(b"accept")
         self.stream = False
         """Pass on PARTIALs as they arrive."""
-        self.label = BINARY
-        """The type of a reply of one frame."""
+        self.label: bytes | None = None
+        """The type of a reply of one frame, if the client names one."""
         if accept is not None and accept != b"*/*":
             self._read_accept(accept)
         length = found.get(b"content-length")
@@ -151,14 +156,25 @@ def service_of(raw_path: bytes) -> bytes:
         raise Problem("invalid", str(error)) from None
 
 
-def frames_of(content_type: bytes | None, body: bytes, max_parts: int) -> Sequence[bytes]:
-    """Return the frames in the body of a request.  Raises `Problem` if it is multipart, but malformed."""
+def frames_of(asked: Asked, body: bytes, max_parts: int) -> Sequence[bytes]:
+    """Return the frames in the body of a request.  Raises `Problem` if it is not what its type says."""
+    content_type = asked.found.get(b"content-type")
+    if asked.json and body and not _is_json(body):
+        raise Problem("invalid", "the Content-Type is JSON, but the body is not")
     if content_type is None or content_type[:10].lower() != b"multipart/":
         return (body,)
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise Problem("invalid", "the Content-Type is multipart, but it has no boundary")
     return _parts(boundary, body, max_parts)
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)  # it checks the text, and makes no objects
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
 
 
 def _parts(boundary: bytes, body: bytes, max_parts: int) -> list[bytes]:
@@ -195,20 +211,15 @@ def _parts(boundary: bytes, body: bytes, max_parts: int) -> list[bytes]:
     return frames
 
 
-def is_json(content_type: bytes | None) -> bool:
-    """Return whether a body is said to be JSON."""
-    return content_type is not None and content_type.partition(b";")[0].strip().lower() == JSON
+def body_of(frames: Sequence[bytes], asked: Asked, about: About | None = None) -> tuple[bytes, bytes]:
+    """Return type and content of the body with the frames of a reply.
 
-
-def body_of(frames: Sequence[bytes], label: bytes, about: About | None = None) -> tuple[bytes, bytes]:
-    """Return type and content of the body with the frames of a reply; one frame has the type `label`.
-
-    A value is JSON for a caller that sent JSON, of whose service this is what workers say.
+    A value is JSON for a caller that sent JSON, of whose service `about` is what workers say.
     """
-    if about is not None and label in (BINARY, JSON) and (value := json_of(about, frames)) is not None:
+    if about is not None and asked.label in {None, JSON} and (value := json_of(about, frames)) is not None:
         return JSON, value
     if len(frames) == 1:
-        return label, frames[0]
+        return asked.label or (JSON if asked.json and _is_json(frames[0]) else BINARY), frames[0]
     boundary = secrets.token_hex(16).encode()  # nobody can guess it, so no frame contains it
     pieces: list[Any] = []
     for frame in frames:

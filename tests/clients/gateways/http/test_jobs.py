@@ -1,5 +1,6 @@
 """Jobs over HTTP, with a real broker, Titanic and workers."""
 
+import asyncio
 import hashlib
 import json
 import threading
@@ -14,6 +15,7 @@ from support.http_gateways import TITANIC, await_services, http_gateway
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import row, serving, state
 
+from zmdp import Services
 from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http import jobs
 from zmdp.mdp.http.connections import Phase
@@ -119,6 +121,34 @@ def test_a_job_from_its_beginning_to_its_end(http):
     assert http.delete(job).status_code == 204
     assert problem(http.get(job)) == (404, "unknown-job")
     assert http.delete(job).status_code == 204
+
+
+def test_values_are_json(http, endpoint):
+    """What is not JSON is refused before it is stored."""
+    services = Services()
+
+    @services.service("total")
+    def total(values: list[int]) -> dict[str, int]:
+        return {"total": sum(values)}
+
+    worker = services.worker(broker=endpoint)
+    thread = threading.Thread(target=lambda: asyncio.run(worker.run()), daemon=True)
+    thread.start()
+    try:
+        job = http.post("/jobs/total", json=[1, 2]).headers["location"]
+        assert result(http, job, Accept="application/json").json() == {"total": 3}
+        done = http.post("/jobs/total", json=[3], headers={"Prefer": f"wait={TIMEOUT_SECONDS:g}"})
+        assert (done.status_code, done.headers["content-type"], done.json()) == (200, "application/json", {"total": 3})
+        done = http.post("/services/total", json=[4])
+        assert (done.status_code, done.headers["content-type"], done.json()) == (200, "application/json", {"total": 4})
+        failed = result(http, http.post("/jobs/total", json=["x"]).headers["location"])
+        assert problem(failed) == (422, "service-error")
+        assert failed.json()["detail"] == "$[0]: expected int, got str"
+        refused = http.post("/jobs/total", content=b"[1", headers={"content-type": "application/json"})
+        assert problem(refused) == (400, "invalid")
+    finally:
+        worker.stop()
+        thread.join()
 
 
 def test_a_body_of_several_frames_and_headers_for_the_handler(http):

@@ -15,7 +15,7 @@ def asked(*headers):
 def test_defaults():
     found = asked((b"host", b"x"), (b"accept", b"*/*"))
     assert (found.timeout, found.wait, found.headers) == (15.0, False, None)
-    assert (found.stream, found.label, found.length) == (False, b"application/octet-stream", None)
+    assert (found.stream, found.label, found.length) == (False, None, None)
 
 
 @pytest.mark.parametrize(
@@ -58,17 +58,37 @@ def test_preferences_that_are_ignored(prefer):
     [
         (b"application/json", b"application/json"),
         (b"Text/Plain; q=0.5", b"text/plain"),
-        (b"image/*", b"application/octet-stream"),
-        (b"text/html, application/json", b"application/octet-stream"),
-        (b"multipart/mixed", b"application/octet-stream"),
-        (b"", b"application/octet-stream"),
-        (b"a/b c", b"application/octet-stream"),
-        (b"a/b\xff", b"application/octet-stream"),
+        (b"image/*", None),
+        (b"text/html, application/json", None),
+        (b"multipart/mixed", None),
+        (b"", None),
+        (b"a/b c", None),
+        (b"a/b\xff", None),
     ],
 )
 def test_the_type_of_a_reply(accept, label):
     found = asked((b"accept", accept))
     assert (found.label, found.stream) == (label, False)
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"Application/JSON; charset=utf-8", b"application/geo+json"])
+def test_json_in_and_out(kind):
+    found = asked((b"content-type", kind), (b"accept", b"*/*"))
+    assert frames_of(found, b'{"a": 1}', 1) == (b'{"a": 1}',)
+    assert frames_of(found, b"", 1) == (b"",)
+    for body in (b"{", b"\xff", b"[" * 100_000):
+        with pytest.raises(Problem, match="the Content-Type is JSON, but the body is not"):
+            frames_of(found, body, 1)
+    assert body_of([b"[1]"], found) == (b"application/json", b"[1]")
+    assert body_of([b"\x89PNG"], found) == (b"application/octet-stream", b"\x89PNG")
+    assert body_of([b"[1]"], asked((b"content-type", kind), (b"accept", b"text/plain"))) == (b"text/plain", b"[1]")
+
+
+@pytest.mark.parametrize("kind", [b"text/plain", b"application/jsonp", b"application/octet-stream"])
+def test_what_is_not_said_to_be_json_is_not(kind):
+    found = asked((b"content-type", kind))
+    assert frames_of(found, b"{", 1) == (b"{",)
+    assert body_of([b"[1]"], found) == (b"application/octet-stream", b"[1]")
 
 
 def test_events_are_asked_for():
@@ -99,16 +119,20 @@ def test_names_with_slashes():
     assert service_of(b"/services/a/b%2Fc") == b"a/b/c"
 
 
+def read(kind, body, max_parts):
+    return frames_of(asked((b"content-type", kind)), body, max_parts)
+
+
 @given(st.lists(st.binary(max_size=50), min_size=2, max_size=10))
 def test_several_frames_and_back(frames):
-    kind, body = body_of(frames, b"x/y")
-    assert frames_of(kind, body, 10) == frames
+    kind, body = body_of(frames, asked((b"accept", b"x/y")))
+    assert read(kind, body, 10) == frames
 
 
 @given(st.binary(max_size=200))
 def test_any_multipart_body_is_read_or_refused(body):
     try:
-        frames = frames_of(b"multipart/mixed; boundary=b", body, 10)
+        frames = read(b"multipart/mixed; boundary=b", body, 10)
     except Problem as problem:
         assert problem.status in {400, 413}  # noqa: PT017 - either is right
     else:
@@ -116,7 +140,7 @@ def test_any_multipart_body_is_read_or_refused(body):
 
 
 def test_the_boundary_may_be_quoted():
-    assert frames_of(b'Multipart/Mixed; boundary="b b"', b"--b b\r\n\r\nx\r\n--b b--", 1) == [b"x"]
+    assert read(b'Multipart/Mixed; boundary="b b"', b"--b b\r\n\r\nx\r\n--b b--", 1) == [b"x"]
 
 
 @pytest.mark.parametrize(
@@ -124,4 +148,4 @@ def test_the_boundary_may_be_quoted():
 )
 def test_no_boundary(kind):
     with pytest.raises(Problem):
-        frames_of(kind, b"", 1)
+        read(kind, b"", 1)
