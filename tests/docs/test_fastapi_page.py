@@ -1,0 +1,51 @@
+"""The page about FastAPI: its application runs, and the commands print what the page shows."""
+
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from support.processes import TIMEOUT_SECONDS, broker, process
+
+pytest.importorskip("fastapi", reason="needs FastAPI: pip install fastapi")
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "how-to" / "fastapi.md").read_text()
+URL = "http://127.0.0.1:8000"
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+
+
+def test_the_application_of_the_page(tmp_path):
+    (tmp_path / "images.py").write_text(blocks((DOCS / "how-to" / "services.md").read_text(), "python")[0])
+    (tmp_path / "shop.py").write_text("\n".join(blocks(PAGE, "python")))
+    (session,) = blocks(PAGE, "console")
+    commands = [each.split("\n", 1) for each in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]]
+    (start, _), (work, _), (serve, _), *calls = commands
+    assert start == "mdp-broker"
+    with broker() as (_, at), ExitStack() as stack:
+        for command, text in ((work, "serving"), ("titanic serve", "serving")):
+            stack.enter_context(process(*shlex.split(command), cwd=tmp_path, MDP_BROKER=at)).line(text)
+        server = (sys.executable, "-m", *shlex.split(serve), "--port", "0")
+        running = stack.enter_context(process(*server, cwd=tmp_path, MDP_BROKER=at))
+        url = re.search(r"http://\S+", running.line("running on"))[0]
+        assert len(calls) == 2
+        for command, printed in calls:
+            done = subprocess.run(
+                shlex.split(command.replace(URL, url)),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_SECONDS,
+                check=True,
+            )
+            assert done.stdout.rstrip("\n") == printed.rstrip("\n")
+        with httpx.Client(base_url=url, timeout=TIMEOUT_SECONDS) as http:
+            uuid = http.post("/jobs", json={"path": "a.png", "width": 40}).raise_for_status().json()
+            assert http.get(f"/jobs/{uuid}").json() == {"width": 40, "height": 30}
+            assert http.post("/resize", json={"path": "a.png", "width": "wide"}).status_code == 422
