@@ -398,15 +398,20 @@ def drain(*, drivers: Sequence[str], client: Client) -> int:
 
 @click.command("reload")
 @click.argument("drivers", nargs=-1, required=True, metavar="NAME…")
-@client_options(5)
-def reload_command(*, drivers: Sequence[str], client: Client) -> int:
-    """Tell batches, named as in `status`, to read their --config again.
+@click.option("--table", help="Only infer the schema of this table again, from all of its files.")
+@client_options(300)
+def reload_command(*, drivers: Sequence[str], table: str | None, client: Client) -> int:
+    """Tell batches, named as in `status`, to read their --config again, and to infer schemas again, from all files.
 
     New requests use the new tables, catalogs and jobs. If the file is invalid, the batch keeps the old ones, and this
     command prints what is wrong (exit code 6). Python modules that are already loaded are not loaded again.
+
+    Prints which columns have changed in tables that were in use.
     """
     for driver in drivers:
-        answer = control.ask(client, driver, "reload")
+        answer = control.ask(client, driver, "reload", **({} if table is None else {"table": table}))
         counts = ", ".join(f"{answer[each]} {each}" for each in ("tables", "catalogs", "jobs"))
         click.echo(f"{driver} has reloaded its catalogue: {counts}", err=True)
+        for name, lines in answer["changes"].items():
+            click.echo(f"  {name}: {'; '.join(lines)}", err=True)
     return 0

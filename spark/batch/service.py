@@ -7,10 +7,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, Self
 
 from ... import __version__
-from ...mdp.errors import SettingError
+from ...mdp.errors import SettingError, ZmdpError
 from ...workers import Request, Worker
 from ..control import control_service
 from .fetching import handle
@@ -20,8 +22,12 @@ from .offer import Offer
 from .progress import spark_ui
 from .results import Results
 from .runner import JobRunner
+from .schemas import Schemas
 from .sessions import SessionPool
 from .settings import BatchSettings
+
+RELOAD_SESSION_SECONDS: Final = 5.0
+"""How long a reload waits for a free session."""
 
 log = logging.getLogger("zmdp.spark")
 
@@ -114,19 +120,46 @@ class Batch:
         """Cancel all running jobs."""
         self._runner.running.cancel_all()
 
-    def reload(self) -> None:
+    def reload(self, table: str | None = None) -> dict[str, list[str]]:
         """Load the tables and the jobs again; requests that are running keep what they began with.
+
+        With `table`, only infer the schema of that one again.  Return what has changed in the schemas of tables that
+        were in use.
 
         Raises `SettingError` if the file is invalid, and logs it; then nothing changes.
         """
         try:
-            offer = self._load()
+            offer = self._reloaded(table)
         except SettingError as error:
             log.error("not reloaded: %s", error)
             raise
-        self._pool.configure(offer.catalogue.settings)
-        self._offer = offer
         log.info("reloaded; %s", ", ".join(f"{what}: {count}" for what, count in offer.counts.items()))
+        session = None
+        with suppress(ZmdpError):  # Spark is lost: the next request opens it again, or says why it cannot
+            session = self._pool.acquire(RELOAD_SESSION_SECONDS)
+        if session is None:
+            log.warning("no session is free: schemas are inferred again when the tables are named")
+            return {}
+        try:
+            changes = offer.schemas.changes(session.spark, offer.catalogue.tables)
+        finally:
+            self._pool.release(session)
+        for name, lines in changes.items():
+            log.info("the schema of %s has changed: %s", name, "; ".join(lines))
+        return changes
+
+    def _reloaded(self, table: str | None) -> Offer:
+        """Return the offer from now on.  Raises `SettingError`."""
+        if table is None:
+            offer = self._load()
+            offer = replace(offer, schemas=Schemas(before=self._offer.schemas))
+            self._pool.configure(offer.catalogue.settings)
+            self._offer = offer
+        elif table in self._offer.catalogue.tables:
+            self._offer.schemas.forget(table)
+        else:
+            raise SettingError(f"there is no table {table!r} in the catalogue")
+        return self._offer
 
     # ── the services ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -165,12 +198,13 @@ class Batch:
         return {"cancelled": self._runner.running.cancel(str(arguments.get("job")), request)}
 
     def _reload(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
-        del arguments, request
+        del request
+        table = arguments.get("table")
         try:
-            self.reload()
+            changes = self.reload(None if table is None else str(table))
         except SettingError as error:
             raise unprocessable(str(error)) from None
-        return self._offer.counts
+        return {**self._offer.counts, "changes": changes}
 
     def _show_history(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         job = arguments.get("job")

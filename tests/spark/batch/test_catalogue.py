@@ -1,6 +1,7 @@
 """The catalogue with real Spark: what each request costs, new files, catalogs, databases, reloading."""
 
 import json
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -335,6 +336,28 @@ def test_an_invalid_file_changes_nothing(batch, three):
     assert count_of(batch, "people") == 2
     with pytest.raises(ServiceError, match="is not valid TOML"):
         control.ask(batch.client, "batch", "reload")
+
+
+def test_a_reload_infers_schemas_again_from_all_files(batch, tmp_path):
+    parquet(tmp_path / "t" / "a.parquet", a=[1])
+    parquet(tmp_path / "u" / "a.parquet", a=[1])
+    text = table("t", tmp_path / "t") + table("u", tmp_path / "u") + table("gone", tmp_path / "u")
+    batch.load(text)
+    assert [batch.job("columns", name=name) for name in ("t", "u", "gone")] == [["a"]] * 3
+    for name in ("t", "u"):
+        parquet(tmp_path / name / "b.parquet", a=[2], b=["x"])
+    assert batch.job("columns", name="t") == ["a"]  # one file is enough for a request
+    assert control.ask(batch.client, "batch", "reload", table="t")["changes"] == {"t": ["+ b: string"]}
+    assert [batch.job("columns", name=name) for name in ("t", "u")] == [["a", "b"], ["a"]]
+    assert control.ask(batch.client, "batch", "reload", table="t")["changes"] == {}
+    shutil.rmtree(tmp_path / "t")
+    parquet(tmp_path / "t" / "a.parquet", a=["x"])
+    batch.config.write_text(text.replace("gone", "new"))
+    changes = control.ask(batch.client, "batch", "reload")["changes"]
+    assert changes == {"t": ["- b: string", "a: bigint → string"], "u": ["+ b: string"]}
+    assert batch.job("columns", name="new") == ["a", "b"]
+    with pytest.raises(ServiceError, match="there is no table 'nowhere' in the catalogue"):
+        control.ask(batch.client, "batch", "reload", table="nowhere")
 
 
 def test_a_reload_removes_tables(batch, three):
