@@ -88,10 +88,11 @@ def test_two_fleets_on_three_cores(cluster, endpoint, tmp_path):
 
 
 def test_a_fleet_is_replaced_beside_the_old_one(cluster, endpoint, tmp_path):
-    with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, "--max", "1"), cwd=tmp_path) as old:
+    one = ("--max", "1", "--lease", "1h")  # between two leases, a single slot has no worker
+    with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, *one), cwd=tmp_path) as old:
         old.serving(1)
         with Calls(endpoint, "pid", wait=False) as calls:  # a call made while there is no worker fails
-            options = on(cluster, "--max", "1", "--replace")
+            options = on(cluster, *one, "--replace")
             with fleet(endpoint, "fleet_handlers:version", "pid", *options, cwd=tmp_path) as new:
                 new.command.line("replaced the previous fleet fleet-pid", timeout=SPARK_TIMEOUT_SECONDS)
                 assert old.command.wait() == 0
