@@ -26,7 +26,7 @@ from ...titanic.client import Ticket, Titanic
 from ...titanic.submission import parse_uuid
 from .. import control
 from ..parameters import PREFIX
-from .client_results import show_history
+from .client_results import or_from_file, show_history, show_history_from_file, what_ran
 from .jobs import FORMATS
 
 STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
@@ -191,6 +191,7 @@ def _showing(parts: Iterable[Reply]) -> Iterator[Reply]:
     """Yield the parts, and show the progress that they report: a bar on a terminal, otherwise an occasional line."""
     terminal = sys.stderr.isatty()
     told_at = float("-inf")
+    job = None
     try:
         for part in parts:
             yield part
@@ -200,6 +201,9 @@ def _showing(parts: Iterable[Reply]) -> Iterator[Reply]:
             line = _line(event)
             if line is None:
                 continue
+            if job not in {None, event.get("job", job)}:  # its PARTIALs begin anew: some may have been passed over
+                click.echo(f"another attempt: job {event['job']}", err=True)
+            job = event.get("job", job)
             if terminal:
                 click.echo(f"\r\x1b[K{line}", nl=False, err=True)
             elif event["event"] != "progress" or time.monotonic() - told_at >= 5:
@@ -292,6 +296,7 @@ def _cell(value: Any) -> str:
 @click.option("--history", is_flag=True, help="Show the latest jobs, also those that have ended.")
 @click.option("--wait", is_flag=True, help="With a UUID: wait for the result and show progress.")
 @_OUTPUT
+@or_from_file(show_history_from_file)
 @client_options(5)
 @bodies.JSON
 def status(*, uuid: UUID | None, history: bool, wait: bool, output: Path | None, client: Client, as_json: bool) -> int:
@@ -342,17 +347,19 @@ def _status_lines(driver: dict[str, Any]) -> Iterator[str]:
         yield f"batch {name} on {driver['master']}: {', '.join(driver['services'])}; {counts}{state}"
         for job in driver["running"]:
             line = _line({"event": "progress", **job})
-            what = job["what"] or f"a job of {job['user']}"
+            what = what_ran(job)
             yield f"  {job['job']}  {line}  {what}"
     else:
-        slots = driver.get("slots", [])
+        slots, queued = driver["slots"], driver["queued"]
+        queue = "the broker does not tell its queue" if queued is None else f"{queued} queued"
         yield (
-            f"{kind} {name} on {driver.get('master')}: {driver.get('service')} by {driver.get('handler')}; "
-            f"{len(slots)} slots of {driver.get('min')} to {driver.get('max')}, {driver.get('queued', 0)} queued{state}"
+            f"{kind} {name} on {driver['master']}: {driver['service']} by {driver['handler']}; "
+            f"{len(slots)} slots of {driver['min']} to {driver['max']}, {queue}{state}"
         )
         for slot in slots:
-            where = f"{slot.get('host')} pid {slot.get('pid')} executor {slot.get('executor')}"
-            yield f"  slot {slot.get('slot')}  {slot.get('state')}  {where}  {slot.get('served', 0)} served"
+            known = {"on": slot["host"], "pid": slot["pid"], "executor": slot["executor"]}
+            where = " ".join(f"{name} {value}" for name, value in known.items() if value is not None)
+            yield f"  slot {slot['slot']}  {slot['state']}  {where or 'not started'}  {slot['served']} served"
         if driver.get("last_error"):
             yield f"  last error: {driver['last_error']}"
 

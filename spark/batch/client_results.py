@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Final
@@ -16,7 +17,7 @@ from typing import IO, Any, Final
 import click
 
 from ...clients import Client, ServiceNotFound, bodies
-from ...mdp.cli.console import with_default
+from ...mdp.cli.console import Decorator, with_default
 from ...mdp.codes import Code
 from ...titanic.cli.parameters import client_options
 from .. import control
@@ -115,8 +116,31 @@ def _convert(source: IO[bytes], target: IO[bytes]) -> None:
 # ── history ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def or_from_file(show: Callable[..., int]) -> Decorator:
+    """Return the decorator that adds --file to a command: with it, `show` is called instead, without a broker."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def run(*, file: Path | None, **given: Any) -> Any:
+            return command(**given) if file is None else show(file, **given)
+
+        kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+        return click.option("--file", type=kind, help="Read this --history file of a batch that need not run.")(run)
+
+    return decorate
+
+
+def _show_log_from_file(file: Path, *, job: str, as_json: bool, **others: Any) -> int:
+    del others
+    found = _recorded(file, job)
+    if not found:
+        raise ServiceNotFound(f"{file} has no job {job!r}", service="", code=Code.NO_WORKER)
+    return _print_log(found[0], as_json=as_json)
+
+
 @click.command()
 @click.argument("job")
+@or_from_file(_show_log_from_file)
 @client_options(30)
 @bodies.JSON
 def logs(*, job: str, client: Client, as_json: bool) -> int:
@@ -124,7 +148,10 @@ def logs(*, job: str, client: Client, as_json: bool) -> int:
 
     Others than the owner of the job and admins see only who ran it and when.
     """
-    _, found = _find(client, job)
+    return _print_log(_find(client, job)[1], as_json=as_json)
+
+
+def _print_log(found: Mapping[str, Any], *, as_json: bool) -> int:
     if as_json:
         bodies.print_json(found)
         return 0
@@ -136,16 +163,44 @@ def logs(*, job: str, client: Client, as_json: bool) -> int:
     return 0
 
 
+def _recorded(file: Path, job: str | None = None) -> list[dict[str, Any]]:
+    """Return the latest jobs in a history file, or only `job`."""
+    from .history import History  # noqa: PLC0415 - imports SQLAlchemy
+
+    with closing(History(file, "")) as history:
+        return history.rows(None, job)
+
+
+def what_ran(row: Mapping[str, Any]) -> str:
+    """Return what a job runs, or only whose it is, for those who may not see it."""
+    return str(row["what"] or (f"a job of {row['user']}" if row["user"] else "a job"))
+
+
 def show_history(client: Client, *, as_json: bool) -> None:
     """Print the latest jobs of all batches, the newest last."""
-    jobs = {row["job"]: row for _, answer in control.ask_all(client, "history") for row in answer["jobs"]}
-    rows = sorted(jobs.values(), key=lambda row: row["started"])
+    answers = list(control.ask_all(client, "history"))
+    if not answers:
+        click.echo("no batch at the broker; --file spark-history.db reads the file of one that has ended", err=True)
+    _print_history([row for _, answer in answers for row in answer["jobs"]], as_json=as_json)
+
+
+def show_history_from_file(file: Path, *, history: bool, as_json: bool, **others: Any) -> int:
+    """Print the latest jobs in a history file, the newest last."""
+    del others
+    if not history:
+        raise click.UsageError("--file requires --history")
+    _print_history(_recorded(file), as_json=as_json)
+    return 0
+
+
+def _print_history(found: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
+    rows = sorted({row["job"]: row for row in found}.values(), key=lambda row: row["started"])
     if as_json:
         bodies.print_json(rows)
         return
     for row in rows:
         seconds = "" if row["ended"] is None else f"{row['ended'] - row['started']:.1f} s"
-        what = " ".join(str(row["what"] or f"a job of {row['user']}").split())[:60]
+        what = " ".join(what_ran(row).split())[:60]
         error = f"  {row['error'][:100]}" if row["error"] else ""
         click.echo(f"{row['job']}  {_time(row['started'])}  {row['state']:<9} {seconds:>9}  {what}{error}")
 

@@ -89,7 +89,7 @@ class History:
         """Mark as lost the jobs of drivers that have ended: this one before its restart, and others on this host."""
         running = connection.execute(sa.select(_JOBS).where(_JOBS.c.state == "running", _JOBS.c.host == self._host))
         lost = [row.number for row in running if row.driver == self._driver or not _alive(row.pid)]
-        ended = {"state": "lost", "ended": time.time(), "code": 502, "error": LOST}
+        ended = {"state": "lost", "code": 502, "error": LOST}  # when is not known
         connection.execute(sa.update(_JOBS).where(_JOBS.c.number.in_(lost)).values(ended))
 
     def begin(self, job: str, *, user: str, service: str, what: str, request_id: str = "") -> None:
@@ -136,15 +136,18 @@ class History:
         except sa.exc.DBAPIError as error:
             log.error("the history of jobs cannot be written: %s", error.orig)
 
-    def rows(self, caller: Request, job: str | None = None) -> list[dict[str, Any]]:
-        """Return the latest `MAX_LISTED` jobs as `caller` may see them, or only `job`, with its traceback."""
+    def rows(self, caller: Request | None, job: str | None = None) -> list[dict[str, Any]]:
+        """Return the latest `MAX_LISTED` jobs as `caller` may see them, or only `job`, with its traceback.
+
+        None is who can read the file itself, and sees everything.
+        """
         query = sa.select(_JOBS).order_by(_JOBS.c.number.desc()).limit(MAX_LISTED)
         private = _PRIVATE if job is None else (*_PRIVATE, "traceback")
         if job is not None:
             query = query.where(_JOBS.c.job == job)
         found = []
         for row in self._read(query):
-            allowed = caller.may_manage(row["user"])
+            allowed = caller is None or caller.may_manage(row["user"])
             found.append({name: row[name] if allowed or name in _PUBLIC else None for name in _PUBLIC + private})
         return found
 

@@ -222,6 +222,8 @@ class Fleet:
     def _run_lease(self, lease: Lease) -> None:
         outcome = self._jobs.run(lease)
         with self._changed:
+            if isinstance(outcome, Died):
+                outcome = Died(f"{outcome.reason}; lost at {_clock(time.time())}: {self._held(lease)}")
             goes_on = self._slots.ended(lease, outcome, time.monotonic())
             self._changed.notify_all()
         if not goes_on:
@@ -229,10 +231,20 @@ class Fleet:
         if isinstance(outcome, Refused):
             self._warn_once(f"{outcome.reason}; retrying until it works")
         elif isinstance(outcome, Died):
-            log.warning("slot %d: %s; restarting it", lease.slot, outcome.reason)
+            log.warning("%s; restarting it", outcome.reason)
         elif outcome.unreachable and self._slots.load is not None:  # otherwise the driver cannot reach it either
             advice = "pass an address that executors can reach with --broker-from-executors"
             self._warn_once(f"slot {lease.slot} {outcome.unreachable}; {advice}")
+
+    def _held(self, lease: Lease) -> str:
+        """Describe the slot that is lost with a lease, as it has reported itself."""
+        row = next(each for each in self._slots.rows(time.time() - time.monotonic()) if each["slot"] == lease.slot)
+        if row["pid"] is None:
+            return f"slot {lease.slot}, which had not started"
+        return (
+            f"slot {lease.slot} on executor {row['executor']} of {row['host']}, pid {row['pid']}, {row['state']} since "
+            f"{_clock(row['since'])}, {row['served']} requests"
+        )
 
     # ── the broker's load ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -309,3 +321,8 @@ class Fleet:
             self._warned.setdefault(text, now)
         if not known:
             log.warning("%s", printable(text))
+
+
+def _clock(seconds: float) -> str:
+    """Return a time in seconds since 1970 as people read it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -72,8 +72,8 @@ def test_jobs_of_drivers_that_are_gone_are_lost(opened):
         change = histories.sa.update(histories._JOBS).where(histories._JOBS.c.job == job).values(driver=driver, pid=pid)
         with records._engine.begin() as connection:
             connection.execute(change)
-    found = {row["job"]: (row["state"], row["code"]) for row in opened("batch").rows(NOBODY)}
-    assert found == {"a": ("lost", 502), "b": ("lost", 502), "c": ("running", None)}
+    found = {row["job"]: (row["state"], row["code"], row["ended"]) for row in opened("batch").rows(NOBODY)}
+    assert found == {"a": ("lost", 502, None), "b": ("lost", 502, None), "c": ("running", None, None)}
 
 
 def test_records_are_bounded(opened, monkeypatch):

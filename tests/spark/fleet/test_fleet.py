@@ -143,16 +143,15 @@ def version(request):
 
 def test_a_fleet_is_replaced_without_a_gap(spark, endpoint, client, tmp_path, monkeypatch):
     """The handler of the new one cannot be imported before the test allows it."""
-    with running_fleet(spark, endpoint, service="version") as old:
+    settings = {"service": "version", "lease": 3600.0}  # between two leases, a single slot has no worker
+    with running_fleet(spark, endpoint, **settings) as old:
         client.request("version")
         announced(client, "test")
         (tmp_path / "gated_version.py").write_text(GATED)
         monkeypatch.chdir(tmp_path)
         with Calls(endpoint, "version", wait=False) as calls:  # a call made while there is no worker fails
             calls.go_on()
-            with running_fleet(
-                spark, endpoint, service="version", handler="gated_version:version", replace=True
-            ) as new:
+            with running_fleet(spark, endpoint, **settings, handler="gated_version:version", replace=True) as new:
                 announced(client, "test", "test.next")
                 assert control.ask(client, "test.next", "status")["name"] == "test.next"
                 (tmp_path / "go").touch()

@@ -30,6 +30,8 @@ def test_killed_python_processes_and_executors_lose_no_call():
             status = running.status()
             assert status["failures"] == 2
             assert "Command exited with code 137" in status["last_error"]
+            lost = f"slot {second['slot']} on executor {second['executor']} of {second['host']}, pid {second['pid']}, "
+            assert lost in status["last_error"]
             processes = {row["pid"] for row in status["slots"]} | {java_of(row["pid"]) for row in status["slots"]}
             assert control.ask(running.client, running.name, "drain")["draining"] is True
             assert running.command.wait() == 0

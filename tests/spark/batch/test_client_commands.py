@@ -1,0 +1,70 @@
+"""What the client commands show, without Spark and, where that is possible, without a broker."""
+
+import json
+from contextlib import closing
+
+import pytest
+from support.processes import run
+
+from zmdp.clients import Reply
+from zmdp.spark.batch import client_commands
+from zmdp.spark.batch.history import History
+
+NOWHERE = ("--broker", "tcp://127.0.0.1:9")
+
+
+@pytest.fixture
+def file(tmp_path):
+    with closing(History(tmp_path / "history.db", "batch")) as records:
+        records.begin("a", user="", service="sql", what="SELECT 1")
+        records.end("a", "done")
+        records.begin("b", user="shop", service="job", what="gone()")  # by this process, which the command finds alive
+    return str(tmp_path / "history.db")
+
+
+def test_the_history_of_a_batch_that_does_not_run(file):
+    done = run("mdp-spark", "status", "--history", "--file", file, *NOWHERE)
+    first, second = done.stdout.decode().splitlines()
+    assert first.startswith("a  ")
+    assert first.endswith(" s  SELECT 1")
+    assert "  running  " in second
+    done = run("mdp-spark", "logs", "b", "--file", file, "--json", *NOWHERE)
+    assert json.loads(done.stdout)["what"] == "gone()"
+    assert b"has no job 'c'" in run("mdp-spark", "logs", "c", "--file", file).stderr
+    assert b"--file requires --history" in run("mdp-spark", "status", "--file", file).stderr
+
+
+def test_the_status_of_a_slot_that_has_not_started():
+    slot = {"slot": 0, "state": "starting", "host": None, "pid": None, "executor": None, "served": 0}
+    fleet = {
+        "kind": "fleet", "name": "f", "master": "local[2]", "service": "s", "handler": "m:f", "min": 1, "max": 2,
+        "queued": None, "slots": [slot, slot | {"state": "serving", "host": "a", "pid": 7}],
+    }  # fmt: skip
+    assert list(client_commands._status_lines(fleet)) == [
+        "fleet f on local[2]: s by m:f; 2 slots of 1 to 2, the broker does not tell its queue",
+        "  slot 0  starting  not started  0 served",
+        "  slot 0  serving  on a pid 7  0 served",
+    ]
+    job = {
+        "job": "1",
+        "what": None,
+        "user": "",
+        "tasks": 2,
+        "tasks_done": 1,
+        "stages": 1,
+        "stages_done": 0,
+        "seconds": 3,
+    }
+    batch = {"kind": "batch", "name": "b", "master": "m", "services": [], "done": 0, "failed": 0, "cancelled": 0}
+    assert list(client_commands._status_lines(batch | {"running": [job]}))[1].endswith("3 s  a job")
+
+
+def test_who_waits_is_told_of_another_attempt(capsys):
+    """Its PARTIALs begin anew, so the one that names the job may be passed over."""
+    progress = {"event": "progress", "tasks": 1, "tasks_done": 0, "stages": 1, "stages_done": 0, "seconds": 1}
+    events = [{"event": "started", "job": "a", "driver": "d"}, {**progress, "job": "a"}, {**progress, "job": "b"}]
+    for _ in client_commands._showing(Reply([json.dumps(each).encode()], service="s", final=False) for each in events):
+        pass
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "job a on d"
+    assert shown[1] == "another attempt: job b"
