@@ -33,6 +33,8 @@ STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
 """How long `submit` waits for a PARTIAL or the result: a request may wait in the broker's queue for days."""
 DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
 """How long to wait for the broker to say whether a service exists."""
+WAIT_POLL_SECONDS: Final = 0.5
+"""Pause between two such questions while `submit --wait` waits."""
 
 _OUTPUT = click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result's data to this file."
@@ -51,6 +53,7 @@ _submit_options = options(
         "--idempotency-key", help="With --durable: submitting the same key again returns the first request."
     ),
     click.option("--detach", is_flag=True, help="With --durable: print the UUID and exit."),
+    click.option("--wait", is_flag=True, help="Wait for a batch that is starting; with --durable, for Titanic."),
     click.option(
         "--format", "format_", type=click.Choice(FORMATS), default="json",
         help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
@@ -127,6 +130,7 @@ def _submit(
     durable: bool,
     idempotency_key: str | None,
     detach: bool,
+    wait: bool,
     output: Path | None,
     deadline: float | None,
     broker: Sequence[str],
@@ -142,9 +146,15 @@ def _submit(
     if durable:
         kind, needed, program = "Titanic", "titanic.request", "titanic serve"
     with Client(broker, timeout=STREAM_TIMEOUT_SECONDS, retries=0, key=keys) as client:
-        if not client.available(needed, timeout=DISCOVERY_TIMEOUT_SECONDS):
-            where = " or ".join(broker)
-            raise ServiceNotFound(f"no {kind} offers {needed!r} at {where}; start one with `{program}`", service=needed)
+        missing = f"no {kind} offers {needed!r} at {' or '.join(broker)}"
+        told = False
+        while not client.available(needed, timeout=DISCOVERY_TIMEOUT_SECONDS):
+            if not wait:
+                raise ServiceNotFound(f"{missing}; start one with `{program}`, or use --wait", service=needed)
+            if not told:
+                click.echo(f"{missing} yet; waiting for one", err=True)
+            told = True
+            time.sleep(WAIT_POLL_SECONDS)
         if not durable:
             parts = client.stream(service, *frames, wait=False, deadline=deadline)
             with _told_once(as_json, deadline):

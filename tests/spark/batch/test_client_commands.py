@@ -4,11 +4,13 @@ import json
 from contextlib import closing
 
 import pytest
-from support.processes import run
+from support.processes import process, run
+from support.sparks import BEATS
 
 from zmdp.clients import Reply
 from zmdp.spark.batch import client_commands
 from zmdp.spark.batch.history import History
+from zmdp.workers import Worker
 
 NOWHERE = ("--broker", "tcp://127.0.0.1:9")
 
@@ -68,3 +70,17 @@ def test_who_waits_is_told_of_another_attempt(capsys):
     shown = capsys.readouterr().err.splitlines()
     assert shown[0] == "job a on d"
     assert shown[1] == "another attempt: job b"
+
+
+def test_submit_waits_for_a_batch_that_starts(endpoint):
+    def reply(request):
+        return [b'{"format": "value", "path": null}', request[0]]
+
+    with process("mdp-spark", "submit", "sql", "SELECT 1", "--wait", "--broker", endpoint) as waiting:
+        waiting.line(f"no batch offers 'spark.sql' at {endpoint} yet; waiting for one")
+        with Worker("spark.sql", reply, broker=endpoint, **BEATS):
+            waiting.line("SELECT 1", "stdout")
+            assert waiting.wait() == 0
+    done = run("mdp-spark", "submit", "sql", "SELECT 1", "--broker", endpoint)
+    assert done.returncode == 4
+    assert b"start one with `mdp-spark batch`, or use --wait" in done.stderr
