@@ -11,6 +11,8 @@ from .broker_connection import BrokerConnection
 
 RECONNECT_IVL_MS: Final = 3_600_000
 """ZeroMQ's own reconnection interval: so long that this client replaces the socket first."""
+MAX_UNREAD: Final = 8
+"""Messages that wait in libzmq's memory until they are read; each has many replies, or a large one."""
 
 
 class BrokerSocket:
@@ -30,6 +32,7 @@ class BrokerSocket:
         try:
             # Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates.
             self.socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
+            self.socket.set(zmq.RCVHWM, MAX_UNREAD)
             self.socket.set(zmq.SNDHWM, 0)  # max_outstanding limits what is sent
             if keys is not None:
                 keys.at(endpoint).apply(self.socket)

@@ -28,6 +28,8 @@ MAX_MESSAGES: Final = 100
 MAX_EVENTS: Final = 64
 """Replies and parts from which on they are delivered before more is received: whoever passes on the parts of a stream
 gets the chance to do so, and they do not pile up."""
+MAX_BYTES: Final = 1 << 22
+"""The same for their size."""
 LINGER_MS: Final = 100
 """How long the last messages (CANCEL) may take to leave after the socket is closed."""
 MAX_TICK_DELAY_SECONDS: Final = 1.0
@@ -81,10 +83,10 @@ class ClientConnection:
         self._refusals = 0
         """Number of brokers in a row that have refused this client."""
         self._ticked_at = 0.0
-        self._steps = 0
-        """Steps since then."""
+        self._outcomes = 0
+        """Replies and parts received since then, or more."""
         self._awaited = 0
-        """Requests that were outstanding at the first of them."""
+        """Requests that were outstanding then."""
         self._opened_at = 0.0
         self._lost_at: float | None = None
         """Since when there has been no connection, once that is logged, until a broker answers."""
@@ -119,8 +121,7 @@ class ClientConnection:
         reports changes only, will report what arrives from now on.
         """
         session = self.session
-        self._awaited = self._awaited if self._steps else session.outstanding
-        self._steps += 1
+        self._awaited = self._awaited if self._outcomes else session.outstanding
         more = self._several and self._step_others(now)
         connection = session.current
         if connection.unsent or connection.lost is not None:
@@ -128,8 +129,9 @@ class ClientConnection:
         here = self._current
         if here is not None:
             more |= self._receive(here, now)
+        self._outcomes += max(1, len(session.events))
         if not more or self._tick_is_overdue(now):
-            self._ticked_at, self._steps = now, 0
+            self._ticked_at, self._outcomes = now, 0
             session.tick(now)
         if session.events:
             self.deliver()
@@ -142,16 +144,18 @@ class ClientConnection:
     def _receive(self, here: BrokerSocket, now: float) -> bool:
         """Receive over the current connection.  Return whether there may be more."""
         session, connection, socket = self.session, here.connection, here.socket
+        size = 0
         for _ in range(MAX_MESSAGES):
             message = receive(socket)
             if message is None:
                 break
+            size += sum(map(len, message))
             session.receive(message, now)
             if session.current is not connection:
                 return False  # the rest is for the connection that was left
             if not session.outstanding:
                 break  # no caller waits for anything else
-            if len(session.events) >= MAX_EVENTS:
+            if len(session.events) >= MAX_EVENTS or size >= MAX_BYTES:
                 return True
         else:
             return True
@@ -168,7 +172,7 @@ class ClientConnection:
         A reply that has already arrived is not late, and the time does not tell whether it has: this process may have
         been held up.  So as many replies as there were requests are received before.
         """
-        return self._steps * MAX_EVENTS > self._awaited and now - self._ticked_at > MAX_TICK_DELAY_SECONDS
+        return self._outcomes > self._awaited and now - self._ticked_at > MAX_TICK_DELAY_SECONDS
 
     def _step_others(self, now: float) -> bool:
         """Send and receive over old connections, and probe the first broker.  Return whether to step again soon."""

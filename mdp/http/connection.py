@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from ..transport.reading import peer_is_gone
 from .checks import certificate_names, too_many_headers
-from .connections import Connections, Phase
+from .connections import GRACE_SECONDS, Connections, Phase
 from .frames import FrameCounter
 from .problems import Problem
 
@@ -222,6 +222,16 @@ class Connection(asyncio.Protocol):
     def unread(self) -> int:
         """Bytes that the client has not read."""
         return int(self.transport.get_write_buffer_size())
+
+    def is_arriving(self) -> bool:
+        """Return whether its request may be about to arrive: it began just now, or does not arrive too slowly."""
+        now = asyncio.get_running_loop().time()
+        elapsed = now - self._since
+        if self._doing is Phase.IDLE:
+            return False
+        if elapsed < GRACE_SECONDS:
+            return True
+        return now - self.heard < GRACE_SECONDS and self.unfinished >= self._limits.min_body_rate * elapsed
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from itertools import chain
 from typing import Final, Generic, Protocol, TypeVar
@@ -13,12 +13,18 @@ from .limits import ConnectionLimits
 MAX_REFUSED: Final = 100
 """Connections that were refused and may still read why."""
 
+GRACE_SECONDS: Final = 1.0
+"""How long the beginning of a request may take before it has to make room for others."""
+
 COLLECT_SECONDS: Final = 0.01
 """How long uvicorn may take to forget a connection that has ended."""
 
 
 class Phase(IntEnum):
-    """What a connection is doing.  When there are too many, those in the first of these phases go first."""
+    """What a connection is doing.  When there are too many, those in the first of these phases go first.
+
+    But as long as others can go that do not read, or send too slowly, those stay whose request is about to arrive.
+    """
 
     REFUSED = 0
     """It has been refused, and may read why."""
@@ -37,6 +43,8 @@ class Phase(IntEnum):
 
 
 _MAY_GO: Final = (Phase.WAITING, Phase.IDLE, Phase.UPLOADING, Phase.UNREAD, Phase.OPEN)
+_ARRIVING: Final = (Phase.WAITING, Phase.IDLE, Phase.UPLOADING)
+"""Phases in which a request may be about to arrive."""
 
 
 class Member(Protocol):
@@ -48,6 +56,9 @@ class Member(Protocol):
     """Set by `Connections` only."""
     unfinished: int
     """Bytes of its request or message that has not arrived completely."""
+
+    def is_arriving(self) -> bool:
+        """Return whether its request may be about to arrive: it began just now, or does not arrive too slowly."""
 
     def abort(self) -> None:
         """Close it immediately."""
@@ -113,13 +124,18 @@ class Connections(Generic[C]):
 
     def _make_room(self, addresses: list[str]) -> bool:
         """End a connection of these addresses, if one may go."""
-        for phase in _MAY_GO:
-            for address in addresses:
-                for connection in self._by_address[address][phase]:
-                    self.leave(connection)
-                    connection.abort()
-                    return True
-        return False
+        found = next(self._slow(addresses), None) or next(self._in_phases(addresses, _MAY_GO), None)
+        if found is None:
+            return False
+        self.leave(found)
+        found.abort()
+        return True
+
+    def _slow(self, addresses: list[str]) -> Iterator[C]:
+        return (each for each in self._in_phases(addresses, _ARRIVING) if not each.is_arriving())
+
+    def _in_phases(self, addresses: list[str], phases: Iterable[Phase]) -> Iterator[C]:
+        return (each for phase in phases for address in addresses for each in self._by_address[address][phase])
 
     def move(self, connection: C, phase: Phase) -> None:
         """Take in that a connection does something else from now on."""

@@ -1,4 +1,4 @@
-"""Attack a broker in every way there is, and see that it lives, serves and keeps to its limits.
+"""Attack a broker, a gateway and a dashboard in every way there is: do they live, serve and keep to their limits?
 
 cd tests && python -m attacks                              # all attacks
 cd tests && python -m attacks --amount 1000 tiny-frames    # one of them, small

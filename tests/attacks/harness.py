@@ -2,6 +2,8 @@
 
 The broker is a real `mdp-broker` with small limits.  The *canary* is a client and a worker of its own, which calls the
 whole time through the public API.  The attacker is a process of its own, with bounded memory and time.
+
+What holds for the gateway and the dashboard is in `web_site.py`.
 """
 
 import hashlib
@@ -89,32 +91,31 @@ class Outcome:
 
 
 class Canary:
-    """A client and a worker that call and answer the whole time; every call must succeed with the right answer."""
+    """Calls the whole time; every call must succeed with the right answer."""
 
-    def __init__(self, endpoint: str, keys: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
         self.failures: list[str] = []
         self.worst = 0.0
         self._begun = 0
         self._answered = 0
         self._changed = threading.Condition()
         self._stopping = threading.Event()
-        self._worker = Worker("canary", digest, broker=endpoint, liveness=50, **keys)
-        self._client = Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0, **keys)
         self._thread = threading.Thread(target=self._call_on, name="canary", daemon=True)
 
     @property
     def calls(self) -> int:
         return self._answered
 
+    def call(self, number: int) -> str | None:
+        """Make a call; return what was wrong with the answer, or None."""
+        raise NotImplementedError
+
     def _call_on(self) -> None:
         while not self._stopping.wait(PAUSE):
             self._begun += 1
-            started, body = time.monotonic(), b"%d" % self._begun
-            failure = None
+            started = time.monotonic()
             try:
-                reply = self._client.request("canary", body)
-                if reply != [digest([body])]:
-                    failure = f"wrong answer to {body!r}: {reply!r:.100}"
+                failure = self.call(self._begun)
             except Exception as error:  # noqa: BLE001 - whatever it is, the call failed
                 failure = f"{type(error).__name__}: {error}"
             with self._changed:
@@ -134,56 +135,67 @@ class Canary:
                 self._changed.wait(0.1)
 
     def __enter__(self) -> Self:
-        self._worker.start()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopping.set()
-        self._client.close()
+        self.interrupt()
         self._thread.join()
+
+    def interrupt(self) -> None:
+        """End a call that waits: the broker may have ended."""
+
+
+class ServiceCanary(Canary):
+    """A client that calls a worker through the broker."""
+
+    def __init__(self, endpoint: str, keys: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._worker = Worker("canary", digest, broker=endpoint, liveness=50, **keys)
+        self._client = Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0, **keys)
+
+    def call(self, number: int) -> str | None:
+        body = b"%d" % number
+        reply = self._client.request("canary", body)
+        return None if reply == [digest([body])] else f"wrong answer to {body!r}: {reply!r:.100}"
+
+    def __enter__(self) -> Self:
+        self._worker.start()
+        return super().__enter__()
+
+    def interrupt(self) -> None:
+        self._client.close()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         self._worker.close()
         self._worker.wait()
 
 
 class Site:
-    """A running broker with its canary; `options` are more options of `mdp-broker`."""
+    """What is attacked, running, with its canary."""
 
-    def __init__(self, stack: ExitStack, attack: Attack, options: Sequence[str]) -> None:
-        self.folder: Path | None = None
-        """The keys of all roles, if there is access control."""
-        keys: Mapping[str, Any] = {}
-        if attack.roles:
-            self.folder = Path(stack.enter_context(TemporaryDirectory(prefix="zmdp-attack-")))
-            options = [*options, "--access", str(write_access(self.folder, attack.roles))]
-            keys = {"key": self.folder / "canary.key_secret", "broker_key": self.folder / "broker.key"}
-        limits = [each for name, value in LIMITS.items() for each in (f"--{name}", str(value))]
-        command = [str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", *limits, *options, *attack.broker]
-        descriptors = str(attack.descriptors or "$(ulimit -n)")
-        self.broker = stack.enter_context(
-            process("/bin/sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"', *command)
-        )
-        self.endpoint = self.broker.line("://", "stdout")
-        self._keys = keys
-        self._descriptors = attack.descriptors or sys.maxsize
-        self.canary = stack.enter_context(Canary(self.endpoint, keys))
-        self.canary.prove(self.broker)
-        self.greet_newcomer()
-        self.canary.worst = 0.0
-        with Client(self.endpoint, timeout=TIMEOUT_SECONDS, **keys) as client:
-            limits = json.loads(client.request("mmi.broker")[0])["limits"]
-        self.bound = self._memory("VmRSS") + TOLERANCE * sum(limits[each] for each in CHARGED)
+    broker: Process
+    """The program that is attacked."""
+    pid: int
+    """The process whose memory counts."""
+    endpoint: str
+    canary: Canary
+    bound: float
+    folder: Path | None = None
+    """The keys of all roles, if there is access control."""
+    descriptors = sys.maxsize
+    """How many it may have open."""
+
+    def set_bound(self, limit: int) -> None:
+        """Let it use so much memory in addition to what it uses now, within the tolerance."""
+        self.bound = self._memory("VmRSS") + TOLERANCE * limit
 
     def greet_newcomer(self) -> None:
-        """Register a worker for a new service and call it, and ask the broker whether it has seen a bug."""
-        service = f"newcomer-{next(_names)}"
-        with Client(self.endpoint, timeout=TIMEOUT_SECONDS, retries=0, **self._keys) as client:
-            with Worker(service, digest, broker=self.endpoint, **self._keys):
-                eventually(lambda: client.available(service))
-                assert client.request(service, b"hello") == [digest([b"hello"])]
-            errors = json.loads(client.request("mmi.stats")[0])["internal_errors"]
-            assert errors == 0, f"{errors} internal errors: {self.broker.stderr[-5000:]}"
+        """Raise unless somebody new is served."""
+        raise NotImplementedError
 
     def check(self, outcome: Outcome, when: str) -> None:
         """Note whether the broker lives, newcomers are served, and the canary's calls succeed."""
@@ -199,7 +211,7 @@ class Site:
         """Return a figure of the broker's memory in bytes: VmRSS now, VmHWM its peak; 0 if it has ended."""
         if not is_running(self.broker):
             return 0
-        status = Path(f"/proc/{self.broker.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         # An ended process that nobody has waited for yet has no memory.
         return sum(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(name))
 
@@ -213,7 +225,7 @@ class Site:
         self._judge_memory(outcome, self._memory("VmHWM"))
 
     def _judge_memory(self, outcome: Outcome, peak: int) -> None:
-        bound = self.bound + CONNECTION * min(outcome.connections, self._descriptors)
+        bound = self.bound + CONNECTION * min(outcome.connections, self.descriptors)
         outcome.peak_mb, outcome.bound_mb = round(peak / 1e6, 1), round(bound / 1e6, 1)
         if peak > bound:
             outcome.failures.append(f"memory: {peak / 1e6:.0f} MB, over the bound of {bound / 1e6:.0f} MB")
@@ -229,6 +241,44 @@ class Site:
         self._judge_memory(outcome, peak)
         if is_running(self.broker):
             outcome.failures.append(f"the broker has not ended {TIMEOUT_SECONDS:g} s after SIGTERM")
+
+
+class BrokerSite(Site):
+    """A running broker; `options` are more options of `mdp-broker`."""
+
+    def __init__(self, stack: ExitStack, attack: Attack, options: Sequence[str]) -> None:
+        keys: Mapping[str, Any] = {}
+        if attack.roles:
+            self.folder = Path(stack.enter_context(TemporaryDirectory(prefix="zmdp-attack-")))
+            options = [*options, "--access", str(write_access(self.folder, attack.roles))]
+            keys = {"key": self.folder / "canary.key_secret", "broker_key": self.folder / "broker.key"}
+        limits = [each for name, value in LIMITS.items() for each in (f"--{name}", str(value))]
+        command = [str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", *limits, *options, *attack.broker]
+        descriptors = str(attack.descriptors or "$(ulimit -n)")
+        self.broker = stack.enter_context(
+            process("/bin/sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"', *command)
+        )
+        self.pid = self.broker.pid
+        self.endpoint = self.broker.line("://", "stdout")
+        self._keys = keys
+        self.descriptors = attack.descriptors or sys.maxsize
+        self.canary = stack.enter_context(ServiceCanary(self.endpoint, keys))
+        self.canary.prove(self.broker)
+        self.greet_newcomer()
+        self.canary.worst = 0.0
+        with Client(self.endpoint, timeout=TIMEOUT_SECONDS, **keys) as client:
+            limits = json.loads(client.request("mmi.broker")[0])["limits"]
+        self.set_bound(sum(limits[each] for each in CHARGED))
+
+    def greet_newcomer(self) -> None:
+        """Register a worker for a new service and call it, and ask the broker whether it has seen a bug."""
+        service = f"newcomer-{next(_names)}"
+        with Client(self.endpoint, timeout=TIMEOUT_SECONDS, retries=0, **self._keys) as client:
+            with Worker(service, digest, broker=self.endpoint, **self._keys):
+                eventually(lambda: client.available(service))
+                assert client.request(service, b"hello") == [digest([b"hello"])]
+            errors = json.loads(client.request("mmi.stats")[0])["internal_errors"]
+            assert errors == 0, f"{errors} internal errors: {self.broker.stderr[-5000:]}"
 
 
 def write_access(folder: Path, roles: str) -> Path:
@@ -262,6 +312,12 @@ def _attacker(attack: Attack, site: Site, amount: int, seed: int) -> Iterator["s
             running.kill()
 
 
+def _web_site() -> type[Site]:
+    from .web_site import WebSite  # it needs the extra `web`
+
+    return WebSite
+
+
 def _carry_out(running: "subprocess.Popen[str]", outcome: Outcome, seconds: float) -> None:
     """Wait until the attack has done what it does."""
     assert running.stdout is not None
@@ -283,7 +339,7 @@ def carry_out(attack: Attack, amount: int, seed: int = 1, options: Sequence[str]
     """Carry out an attack on a broker of its own, with these options, and return what became of it."""
     outcome = Outcome(attack.name)
     with ExitStack() as stack:
-        site = Site(stack, attack, options)
+        site = (BrokerSite if attack.target == "broker" else _web_site())(stack, attack, options)
         started = time.monotonic()
         with _attacker(attack, site, amount, seed) as running:
             _carry_out(running, outcome, 2 * TIMEOUT_SECONDS + amount / 50)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from . import connections, keyed, messages
+from . import connections, keyed, messages, web
 
 Run = Callable[..., None]
 """An attack: `(endpoint, amount, rng)`, and the folder of keys if its broker has access control.
@@ -29,6 +29,12 @@ class Attack:
     roles: str = ""
     """The roles in the broker's access file, beside the canary's; each has a key of its name.  Without any, the broker
     has no access control."""
+    target: str = "broker"
+    """What is attacked: the broker, the gateway, or the dashboard."""
+    options: tuple[str, ...] = ()
+    """Options of the gateway."""
+    memory: int = 512 << 20
+    """How much memory the gateway or the dashboard may use for clients."""
     known: str = ""
     """Why it succeeds, on some machines or always."""
 
@@ -86,5 +92,14 @@ _ALL: Final = [
     Attack(keyed.others_requests, roles=keyed.ROLES),
     Attack(keyed.routing_ids_of_other_roles, roles=keyed.ROLES),
     Attack(keyed.limits_of_a_role, roles=keyed.ROLES),
+    Attack(web.idle_connections, target="gateway"),
+    Attack(web.slow_bodies, target="gateway"),
+    Attack(web.unfinished_websocket_frames, target="gateway", options=("--max-memory", str(64 << 20)), memory=64 << 20),
+    Attack(web.replies_that_are_not_read, target="gateway"),
+    Attack(web.one_byte_chunks, target="gateway"),
+    Attack(web.names_of_no_service, target="gateway"),
+    Attack(web.endless_headers, target="gateway"),
+    Attack(web.idle_connections_at_the_dashboard, target="dashboard"),
+    Attack(web.streams_of_the_dashboard, target="dashboard"),
 ]
 ATTACKS: Final = {attack.name: attack for attack in _ALL}

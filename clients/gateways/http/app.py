@@ -28,10 +28,15 @@ from .service_list import list_services
 from .translation import AS_DATA, PREFIX, Asked, body_of, frames_of, service_of
 
 READY_TIMEOUT_SECONDS: Final = 5.0
+WRITE_BYTES: Final = 1 << 18
+"""Part of a body that is written at once: a connection keeps all of a part until it has sent the last byte."""
 CORS_MAX_AGE_SECONDS: Final = b"600"
 _ALLOW: Final = [(b"allow", b"POST")]
 _KINDS: Final[Mapping[int, str]] = {404: "not-found", 405: "method-not-allowed"}
 """The problems for errors that Starlette reports."""
+
+_Response = tuple[int, RawHeaders, bytes]
+"""Status, headers and body."""
 
 log = logging.getLogger("zmdp.gateway")
 
@@ -104,27 +109,24 @@ class Application:
         frames = frames_of(asked, body, settings.max_parts)
         options = gateway.options(caller)
         gateway.enter(len(body))
-        about = None
+        outcome = _Outcome(gateway, asked)
         try:
             if asked.json:
-                about = await gateway.descriptions.of(service.decode())
-                frames = encoded(about, body)
+                outcome.about = await gateway.descriptions.of(service.decode())
+                frames = encoded(outcome.about, body)
             if asked.stream:
-                await self._stream(scope, send, service, frames, asked, options, about)
+                await self._stream(scope, send, service, frames, asked, options, outcome.about)
                 return
-            outcome = _Outcome(self._client, asked.timeout)
             outcome.call = self._client.begin(
                 outcome, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
                 options=options,
             )  # fmt: skip
             connection_of(scope).on_disconnect = outcome.disconnected
-            reply = await outcome.future
+            response = await outcome.future
+            if response is not None:
+                await _respond(send, *response)
         finally:
-            gateway.leave(len(body))
-        if reply is not None:
-            kind, content = body_of(reply, asked, about)
-            headers = [(b"content-type", kind), (b"content-length", b"%d" % len(content)), *AS_DATA]
-            await _respond(send, 200, headers, content)
+            gateway.leave(len(body) + outcome.size)
 
     def _check(self, scope: Scope, asked: Asked) -> Caller:
         """Return who makes a request, before its body is read.  Raises `Problem`."""
@@ -181,30 +183,50 @@ class Application:
 
 
 class _Outcome:
-    """The receiver of the outcome of a request whose PARTIALs do not count."""
+    """The receiver of the outcome of a request whose PARTIALs do not count.
 
-    __slots__ = ("_client", "_deadline", "call", "future")
+    Args:
+        gateway: The gateway.
+        asked: What the headers of the request say.
+    """
 
-    def __init__(self, client: Any, timeout: float) -> None:
-        self._client = client
-        self._deadline = monotonic() + timeout
+    __slots__ = ("_asked", "_deadline", "_gateway", "about", "call", "future", "size")
+
+    def __init__(self, gateway: Gateway, asked: Asked) -> None:
+        self._gateway = gateway
+        self._asked = asked
+        self._deadline = monotonic() + asked.timeout
         self.call: Call | None = None
-        self.future: asyncio.Future[Reply | None] = asyncio.get_running_loop().create_future()
-        """The FINAL, or None if the client has disconnected."""
+        self.about: About | None = None
+        """What workers say of the service, if values are to be JSON."""
+        self.future: asyncio.Future[_Response | None] = asyncio.get_running_loop().create_future()
+        """The response, or None if the client has disconnected.  Never an exception, which would keep the reply."""
+        self.size = 0
+        """Bytes of the reply, which count as memory of the gateway until the response is written."""
 
     def put(self, outcome: Outcome) -> None:
         if self.future.done():
             return
         if not isinstance(outcome, Reply):
-            self.future.set_exception(problem_of(outcome, overdue=monotonic() >= self._deadline))
+            self.future.set_result(problem_of(outcome, overdue=monotonic() >= self._deadline).response())
         elif outcome.final:
-            self.future.set_result(outcome)
+            self.future.set_result(self._accept(outcome))
+
+    def _accept(self, reply: Reply) -> _Response:
+        size = sum(map(len, reply))
+        try:
+            self._gateway.charge(size)  # replies arrive as fast as the broker sends them
+        except Problem as problem:
+            return problem.response()
+        self.size = size
+        kind, content = body_of(reply, self._asked, self.about)
+        return 200, [(b"content-type", kind), (b"content-length", b"%d" % len(content)), *AS_DATA], content
 
     def disconnected(self) -> None:
         """Cancel the request: its client is gone."""
         if not self.future.done():
             if self.call is not None:
-                self._client.cancel(self.call)
+                self._gateway.upstream.client.cancel(self.call)
             self.future.set_result(None)
 
 
@@ -215,7 +237,10 @@ def _unexpected(method: str, path: str, error: Exception) -> Problem:
 
 async def _respond(send: Any, status: int, headers: RawHeaders, body: bytes = b"") -> None:
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-    await send({"type": "http.response.body", "body": body})
+    for at in range(WRITE_BYTES, len(body), WRITE_BYTES):
+        await send({"type": "http.response.body", "body": body[at - WRITE_BYTES : at], "more_body": True})
+    last = max(0, len(body) - 1) // WRITE_BYTES * WRITE_BYTES
+    await send({"type": "http.response.body", "body": body[last:]})
 
 
 async def _answer(request: Request, error: Exception) -> Response:

@@ -14,6 +14,10 @@ class Member:
         self.phase = Phase.WAITING
         self.unfinished = 0
         self.aborted = False
+        self.arriving = False
+
+    def is_arriving(self):
+        return self.arriving
 
     def abort(self):
         self.aborted = True
@@ -68,6 +72,17 @@ def test_the_address_with_most_connections_makes_room(connections):
     enter(connections, "10.0.0.3")
     assert [each.aborted for each in many] == [True, False, False, False]
     assert not any(each.aborted for each in few)
+
+
+def test_a_request_that_is_about_to_arrive_stays_while_slower_ones_can_go(connections):
+    (new,) = enter(connections, "10.0.0.1", Phase.WAITING)
+    slow, fast = enter(connections, "127.0.0.1", Phase.UPLOADING, 2)
+    new.arriving = fast.arriving = True
+    enter(connections, "127.0.0.1", Phase.OPEN, 3)
+    enter(connections, "127.0.0.1", Phase.WORKING)
+    assert [each.aborted for each in (new, slow, fast)] == [False, True, False]
+    enter(connections, "127.0.0.1", Phase.WORKING)
+    assert new.aborted
 
 
 def test_refused_connections_are_few_and_take_no_place(connections):

@@ -217,6 +217,17 @@ class TestStatuses:
                 == 200
             )
 
+    def test_503_if_replies_that_are_not_read_take_too_much_memory(self, endpoint, services):
+        with running_gateway(endpoint, max_memory=20_000_000) as gateway:
+            with gateway.connect() as first:
+                first.send(b"POST /services/large HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\n16000000")
+                assert eventually(lambda: gateway.gateway.memory >= 16_000_000)  # all of it, however much was sent
+                response = httpx.post(f"{gateway.url}/services/large", content=b"8000000", timeout=TIMEOUT_SECONDS)
+                assert problem(response) == (503, "overloaded")
+            eventually(lambda: gateway.gateway.memory == 0)
+            response = httpx.post(f"{gateway.url}/services/large", content=b"8000000", timeout=TIMEOUT_SECONDS)
+            assert (response.status_code, len(response.content)) == (200, 8_000_000)
+
 
 def test_a_client_that_disconnects_cancels_its_request(gateway, services):
     before = gateway.gateway.outstanding
