@@ -235,6 +235,6 @@ def test_publishing_replaces_the_targets_and_nothing_else():
 
     page = f"before\n{publish.BEGIN}\nold\n{publish.END}\nafter\n"
     assert publish.with_targets(page, "new") == f"before\n{publish.BEGIN}\nnew\n{publish.END}\nafter\n"
-    performance = (publish.DOCS / "performance.md").read_text()
+    performance = (publish.PAGES / "performance.md").read_text()
     assert performance.count(publish.BEGIN) == performance.count(publish.END) == 1
     assert all(f"plots/{name}.png" in performance for name in publish.PLOTS.values())
