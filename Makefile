@@ -120,11 +120,11 @@ docs-pages:
 	@$(DOCS)/python docs/generate.py
 
 docs: docs-pages
-	@$(DOCS)/zensical build --strict --clean
+	@PYTHONPATH=docs $(DOCS)/zensical build --strict --clean
 	@$(DOCS)/python docs/check_site.py
 
 docs-serve: docs-pages
-	@$(DOCS)/zensical serve
+	@PYTHONPATH=docs $(DOCS)/zensical serve
 
 # tests/stages.py says what runs, in which stages, and what each shows.
 STAGES = $(BIN)/python tests/stages.py

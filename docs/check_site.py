@@ -1,7 +1,7 @@
-"""Check that every link within the built site leads to a page and an anchor: `python docs/check_site.py`.
+"""Check that each link within the built site leads to a page and an anchor, and that no code block is broken.
 
 `zensical build --strict` checks the links between Markdown files.  This checks the result, which includes links to and
-from what is generated, such as the API reference.
+from what is generated, such as the API reference.  `make docs` runs it.
 """
 
 import sys
@@ -17,10 +17,11 @@ HOST, PREFIX = "http://site", "/zmdp/"
 
 @dataclass
 class Page(HTMLParser):
-    """The anchors of a page, and where its links lead."""
+    """The anchors of a page, where its links lead, and whether it shows the marks of a code block."""
 
     anchors: set[str] = field(default_factory=set)
     links: list[str] = field(default_factory=list)
+    broken_block: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -33,6 +34,10 @@ class Page(HTMLParser):
             elif name in {"href", "src"}:
                 self.links.append(value or "")
 
+    def handle_data(self, data: str) -> None:
+        """Note the marks."""
+        self.broken_block |= "```" in data
+
 
 def read(path: Path) -> Page:
     """Return a page."""
@@ -41,9 +46,19 @@ def read(path: Path) -> Page:
     return page
 
 
+def read_pages(site: Path) -> dict[Path, Page]:
+    """Return all pages of a site."""
+    return {path: read(path) for path in sorted(site.rglob("*.html"))}
+
+
+def broken_blocks(site: Path) -> list[str]:
+    """Return the pages that show the marks of a code block."""
+    return [str(path.relative_to(site)) for path, page in read_pages(site).items() if page.broken_block]
+
+
 def broken_links(site: Path) -> list[str]:
     """Return the links of a site that lead nowhere, each after the page that has it."""
-    pages = {path: read(path) for path in sorted(site.rglob("*.html"))}
+    pages = read_pages(site)
     return [
         f"{path.relative_to(site)}: {link}"
         for path, page in pages.items()
@@ -69,9 +84,11 @@ def leads_somewhere(link: str, path: Path, pages: dict[Path, Page], site: Path) 
 
 
 def main() -> None:
-    """Print the broken links.  Exit with 1 if there are any."""
+    """Print what is broken.  Exit with 1 if anything is."""
     if broken := broken_links(SITE):
         sys.exit("\n".join(["These links lead nowhere:", *broken]))
+    if broken := broken_blocks(SITE):
+        sys.exit("\n".join(["These pages have code blocks that are not closed or not understood:", *broken]))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,11 @@ def test_the_first_example_of_the_readme(tmp_path):
         assert done.stdout.decode().splitlines() == printed, done.stderr.decode()
 
 
+def test_the_first_page_of_the_site_shows_the_programs_of_the_readme():
+    shown, tested = (" ".join(blocks(page, "python")).split("\n") for page in ("docs/index.md", "README.md"))
+    assert [line for line in shown if line.strip().removesuffix("  # 3") not in map(str.strip, tested)] == []
+
+
 def test_the_examples_of_the_services_page(endpoint, tmp_path, monkeypatch):
     """`images.py` runs as `mdworker` runs it, and the other examples call it."""
     program, *others = blocks("docs/how-to/services.md", "python")

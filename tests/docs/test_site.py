@@ -65,3 +65,9 @@ def test_links_of_the_site_that_lead_nowhere_are_found(link, broken, tmp_path, c
     (tmp_path / "index.html").write_text('<h1 id="top">Top</h1>')
     (tmp_path / "page" / "index.html").write_text(f'<p id="here"><a href="{link}">a link</a></p>')
     assert check_site.broken_links(tmp_path) == ([f"page/index.html: {link}"] if broken else [])
+
+
+def test_code_blocks_that_are_shown_as_text_are_found(tmp_path, check_site):
+    (tmp_path / "good.html").write_text("<pre><code>``text``</code></pre>")
+    (tmp_path / "bad.html").write_text("<p>```x1 smallest</p>")
+    assert check_site.broken_blocks(tmp_path) == ["bad.html"]
