@@ -46,7 +46,6 @@ class AsyncClient:
         async with AsyncClient("tcp://127.0.0.1:5555") as client:
             await client.request("echo", b"hello")                  # [b'hello']
             await asyncio.gather(*(client.call("sum", [n, 1]) for n in range(500)))
-        await client.close()                                            # as the end of the block does
 
     A client belongs to the event loop in which it is first used.  Cancelling a task that awaits a reply cancels the
     request, at the broker and at the worker.  When the connection is lost, every outstanding request is sent again, so
@@ -496,7 +495,12 @@ class AsyncClient:
             self._loop = loop
 
     async def close(self) -> None:
-        """Cancel every outstanding request and close the connection.  Do nothing if closed, or in a forked process."""
+        """Cancel every outstanding request and close the connection.
+
+            await client.close()                                          # as the end of a `async with` block does
+
+        Does nothing if the client is closed, or in a forked process.
+        """
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True

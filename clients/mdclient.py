@@ -53,7 +53,6 @@ class Client:
             client.request("echo", b"hello")                        # [b'hello']
             client.call("sum", [1, 2, 3])                           # 6
             futures = [client.submit("echo", b"%d" % n) for n in range(100)]
-        client.close()                                              # as the end of the block does
 
     Any number of threads may share a client.  When the connection is lost, every outstanding request is sent again, so
     a service may see a request more than once.
@@ -572,7 +571,12 @@ class Client:
         return self._dialog
 
     def close(self) -> None:
-        """Cancel every outstanding request and close the connection.  Do nothing if closed, or in a forked process."""
+        """Cancel every outstanding request and close the connection.
+
+            client.close()                                          # as the end of a `with` block does
+
+        Does nothing if the client is closed, or in a forked process.
+        """
         if self._closed or os.getpid() != self._process:
             return
         self._closed = True
