@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from zmdp.mdp.cli.console import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 MODULES = [
     "zmdp", "zmdp.clients", "zmdp.clients.freelance", "zmdp.mdp.services", "zmdp.mdp.testing", "zmdp.titanic",
@@ -135,3 +137,12 @@ def test_every_exception_has_a_cause_and_a_remedy():
     assert set(sections) == EXCEPTIONS - {"ZmdpError", "RequestError"}
     for name, text in sections.items():
         assert re.search(r"^- \*\*Cause\.\*\* \S.*^- \*\*Remedy\.\*\* \S", text, re.MULTILINE | re.DOTALL), name
+
+
+def test_every_exit_code_has_an_anchor():
+    page = (PAGES / "errors.md").read_text()
+    codes = {0, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, *EXIT_CODES.values()}
+    assert {int(code) for code in re.findall(r'^\| <a id="exit-(\d+)"></a>\1 \| \S', page, re.MULTILINE)} == codes
+    for error, code in EXIT_CODES.items():
+        (told,) = re.findall(rf"^\| \[`{error.__name__}`\]\(#\w+\) \| [^|]+ \| (.*) \|$", page, re.MULTILINE)
+        assert str(code) in told
