@@ -441,8 +441,9 @@ class AsyncClient:
 
     def _x1(self) -> X1AsyncDialog:
         if not isinstance(self._dialog, X1AsyncDialog):
-            reason = "middleware, which begin() cannot call" if self.protocol == "X1" else f"protocol {self.protocol}"
-            raise SettingError(f"begin() needs a client with protocol X1 and without middleware: this one has {reason}")
+            if self.protocol == "X1":
+                raise SettingError("begin() needs a client without middleware, because it has no task to call it in")
+            raise SettingError(f"begin() needs protocol X1, not {self.protocol}")
         return self._dialog
 
     async def available(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> bool:

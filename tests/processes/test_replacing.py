@@ -15,9 +15,10 @@ from zmdp.clients import Client
 CODE = """
 import os, sys, time
 from pathlib import Path
-from zmdp import Services
+from zmdp import Services, Worker
 {extra}
 services = Services()
+worker = Worker("pid of a worker", lambda request: str(os.getpid()).encode())
 
 @services.service("version")
 def version(given: int) -> list[int]:
@@ -105,6 +106,23 @@ def test_sighup_replaces_all_processes_under_load_with_new_code(calls, pool, tmp
         assert load.calls > 100
         assert not processes_of(client, 2) & first
         eventually(lambda: not any(map(alive, first)))
+        assert parent.end() == 0
+
+
+def pid_of(client):
+    return int(client.request("pid of a worker")[0])
+
+
+@pytest.mark.parametrize("options", [("--processes", "1-2"), ("--processes", "1", "--protocol", "0.2")])
+def test_a_worker_that_scales_or_speaks_another_protocol(calls, options, tmp_path):
+    client, _ = calls
+    command = ("mdworker", "own:worker", "--broker", client.endpoint, *QUICK, *options)
+    with process(*command, cwd=tmp_path) as parent:
+        old = pid_of(client)
+        parent.send_signal(signal.SIGHUP)
+        parent.line(f"has replaced {old}")
+        eventually(lambda: not alive(old))
+        assert pid_of(client) != old
         assert parent.end() == 0
 
 
