@@ -183,6 +183,8 @@ class TitanicBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no ty
     def run(self, result_id: str) -> Any:
         """Run a task that Titanic has sent, and return what it returns.  Raises `ServiceError` if it fails."""
         result = self.get_result(result_id)
+        if result.status != TaskResultStatus.RUNNING:  # it was cancelled, or is another attempt's by now
+            raise ServiceError(Code.CANCELLED, f"the task {result_id} is {result.status}, so it is not run")
         task_started.send(type(self), task_result=result)
         context = [TaskContext(task_result=result)] if result.task.takes_context else []
         try:
@@ -236,7 +238,7 @@ def run_task(request: TaskRequest) -> Any:
     """Handle a request: run its task."""
     close_old_connections()
     try:
-        return task_backends[request.backend].run(current_request().headers[REQUEST_ID])
+        return task_backends[request.backend].run(current_request().headers.get(REQUEST_ID, ""))
     finally:
         close_old_connections()
 

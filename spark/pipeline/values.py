@@ -96,9 +96,6 @@ def _misfit(expected: inspect.Type, found: DataType, column: str) -> str | None:
         return _object_misfit(expected.fields, {each.name: each.dataType for each in found.fields}, column)
     if isinstance(expected, _LISTS) and isinstance(found, ArrayType):
         return _misfit(expected.item_type, found.elementType, f"{column}[]")
-    if isinstance(expected, inspect.TupleType) and isinstance(found, ArrayType):
-        wrong = [_misfit(each, found.elementType, f"{column}[]") for each in expected.item_types]
-        return next(filter(None, wrong), None)
     if isinstance(expected, inspect.DictType) and isinstance(found, MapType):
         return _misfit(expected.value_type, found.valueType, f"{column}[]")
     if isinstance(expected, inspect.DictType) and isinstance(found, StructType):
@@ -142,14 +139,14 @@ def reply_type(service: AnyService) -> tuple[DataType, Shape]:
     return _column(inspect.type_info(service.reply.kind), f"the reply of service {service.name!r}", ())
 
 
-def _column(kind: inspect.Type, path: str, outer: tuple[inspect.Type, ...]) -> tuple[DataType, Shape]:
+def _column(kind: inspect.Type, path: str, outer: tuple[int, ...]) -> tuple[DataType, Shape]:
     kind, optional = _optional(kind)
     column, shape = _column_of_values(kind, path, outer)
     return column, ("optional", shape) if optional else shape
 
 
-def _column_of_values(kind: inspect.Type, path: str, outer: tuple[inspect.Type, ...]) -> tuple[DataType, Shape]:
-    """Return the type of a column of values that are not None."""
+def _column_of_values(kind: inspect.Type, path: str, outer: tuple[int, ...]) -> tuple[DataType, Shape]:
+    """Return the type of a column of values that are not None; `outer` are the ids of the types that contain them."""
     for scalar, value, column, _ in _SCALARS:
         if isinstance(kind, scalar):
             return column, ("value", value)
@@ -164,25 +161,21 @@ def _column_of_values(kind: inspect.Type, path: str, outer: tuple[inspect.Type, 
     if isinstance(kind, inspect.DictType) and isinstance(_optional(kind.key_type)[0], inspect.StrType):
         item, shape = _column(kind.value_type, f"{path}[]", outer)
         return MapType(StringType(), item, shape[0] == "optional"), ("dict", shape)
-    if isinstance(kind, _OBJECTS) and not getattr(kind, "array_like", False) and not _contains(outer, kind):
+    if isinstance(kind, _OBJECTS) and not getattr(kind, "array_like", False) and id(kind) not in outer:
         struct, fields = StructType(), []
         for each in kind.fields:
-            column, shape = _column(each.type, f"{path}.{each.encode_name}", (*outer, kind))
+            column, shape = _column(each.type, f"{path}.{each.encode_name}", (*outer, id(kind)))
             struct.add(each.encode_name, column)
             fields.append((each.encode_name, shape, *(() if each.required else (_default(each),))))
         return struct, ("object", fields)
     raise SettingError(f"{path} is of type {_name(kind)}, which has no equivalent in Spark")
 
 
-def _contains(outer: Sequence[inspect.Type], kind: inspect.Type) -> bool:
-    return any(each is kind for each in outer)  # types that contain themselves cannot be compared
-
-
 def _default(field: inspect.Field) -> Any:
     """Return the value of a field that a reply lacks."""
     if field.default_factory is not msgspec.NODEFAULT:
         return msgspec.to_builtins(field.default_factory(), builtin_types=_KEPT)
-    if field.default in {msgspec.NODEFAULT, msgspec.UNSET}:  # of a TypedDict, or of a Struct
+    if field.default is msgspec.NODEFAULT or field.default is msgspec.UNSET:  # of a TypedDict, or of a Struct
         return None
     return msgspec.to_builtins(field.default, builtin_types=_KEPT)
 

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from support.processes import TIMEOUT_SECONDS, eventually
 
-from zmdp import Client, Service, Titanic
+from zmdp import Client, Service, ServiceError, Titanic
 from zmdp.clients import SettingError
 from zmdp.mdp.testing import running_broker, running_titanic
 from zmdp.titanic import TitanicError, admin, enqueue, schema
@@ -209,6 +209,19 @@ def test_a_task_whose_function_is_gone_or_is_not_a_task(shop):
     with pytest.raises(ImportError, match="not_a_task is not a task"):
         request.task()
     assert finished(result).is_finished
+
+
+def test_only_what_titanic_runs_is_run(shop):
+    shop.began.clear()
+    result = finished(shop.record.enqueue("once"))
+    request = shop.module.TaskRequest("support.shop.tasks.record", ["once"], {}, "default", "default", 0)
+    service = Service("django.default", shop.module.TaskRequest)
+    with Client(shop.endpoint, timeout=TIMEOUT_SECONDS) as client:
+        with pytest.raises(ServiceError, match="is SUCCESSFUL, so it is not run"):
+            client.call(service, request, headers={"request-id": result.id})
+        with pytest.raises(ServiceError, match="TaskResultDoesNotExist"):
+            client.call(service, request)
+    assert shop.began == ["once"]
 
 
 def test_a_task_is_retried_and_knows_its_attempt(shop):

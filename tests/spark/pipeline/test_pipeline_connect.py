@@ -5,6 +5,7 @@ import pytest
 from support.connect import connected
 from support.sparks import BEATS
 
+from zmdp import Service
 from zmdp.mdp.errors import SettingError
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.workers import Worker
@@ -41,6 +42,8 @@ def test_all_ways_to_call(tmp_path, endpoint):
         assert row.reply == '{"TEXT":"ROW 0"}'
         (row,) = call_service(df.limit(1), "up", input=df.text.substr(1, 3), broker=endpoint).collect()
         assert row.reply == "ROW"
+        (row,) = call_service(df.limit(1), Service("up", str, str), input="text", broker=endpoint).collect()
+        assert row.reply == "ROW 0"
         for given in ({"input": "nope"}, {"input": df.nope}, {"input": "id"}):
             with pytest.raises(SettingError):
                 call_service(df, "up", broker=endpoint, **given)
