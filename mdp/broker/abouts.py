@@ -23,7 +23,8 @@ class About:
 class Abouts:
     """What the workers of each service say of it; those that are leaving do not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_ABOUTS_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._by_service: dict[bytes, dict[bytes, About]] = {}
         self._size = 0
 
@@ -36,7 +37,7 @@ class Abouts:
         said = self._by_service.get(service, {})
         about = said.get(text)
         if about is None:
-            if not text or len(said) >= MAX_ABOUTS or self._size + len(text) > MAX_ABOUTS_BYTES:
+            if not text or len(said) >= MAX_ABOUTS or self._size + len(text) > self._max_bytes:
                 return None
             about = said[text] = About(text)
             self._by_service[service] = said

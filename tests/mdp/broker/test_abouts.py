@@ -1,6 +1,3 @@
-import pytest
-
-from zmdp.mdp.broker import abouts
 from zmdp.mdp.broker.abouts import MAX_ABOUTS, Abouts
 
 
@@ -36,9 +33,8 @@ def test_a_service_has_few_different_texts():
     assert found.add(b"echo", b"{9}") is not None
 
 
-def test_all_texts_together_have_a_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(abouts, "MAX_ABOUTS_BYTES", 10)
-    found = Abouts()
+def test_all_texts_together_have_a_limit():
+    found = Abouts(max_bytes=10)
     first = found.add(b"echo", b"{12345}")
     assert found.add(b"other", b"{12}") is None
     assert found.add(b"other", b"{1}") is not None
