@@ -78,6 +78,7 @@ class TestFile:
             ("shop", b"echo2", False),
             ("shop", b"titanic.request", False),
             ("shop", b"mmi.services", True),
+            ("shop", b"mmi.describe", False),
             ("shop", b"mmi.stats", False),
             ("operator", b"anything", True),
             ("operator", b"mmi.stats", True),
