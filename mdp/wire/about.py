@@ -1,11 +1,14 @@
 """The option `about` of READY, in which a worker describes its service: bounded, and without control characters."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 MAX_ABOUT: Final = 32768
 """Maximum size in bytes of an `about`, as compact JSON in ASCII."""
+_ESCAPED: Final = re.compile(r"\\[ubfr]")
+"""How JSON in ASCII writes what is not printable, except DEL, line feeds and tabs."""
 _KEPT: Final = "\n\t"
 """Characters that are not printable, but belong into a text of several lines."""
 
@@ -15,7 +18,14 @@ def encode_about(about: Mapping[str, Any]) -> bytes:
 
     It may be larger than `MAX_ABOUT`.  Raises `TypeError`, `ValueError` or `RecursionError` for what is not JSON.
     """
-    return json.dumps(_cleaned(dict(about)), separators=(",", ":"), allow_nan=False).encode()
+    text = _json(dict(about))
+    if not text.isprintable() or _ESCAPED.search(text):  # seldom: otherwise there is nothing to replace
+        text = _json(_cleaned(dict(about)))
+    return text.encode()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _cleaned(value: Any) -> Any:
