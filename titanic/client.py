@@ -248,6 +248,13 @@ class Ticket(Generic[R, P]):
         """
         return self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
 
+    def request(self) -> list[bytes]:
+        """Return the body of the request: with a known key, that of the first one.  Needs a client that speaks X1.
+
+        Raises `UnknownTicket`.
+        """
+        return self._titanic._perform(conversation.request(self._titanic.client, self.uuid))
+
     def result(self, timeout: float | None = None) -> R:
         """Return the reply's FINAL once it is there.
 
@@ -542,6 +549,10 @@ class AsyncTicket(Generic[R, P]):
             RequestError: As from `AsyncClient.request`.
         """
         return await self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
+
+    async def request(self) -> list[bytes]:
+        """Return the body of the request.  See `Ticket.request`."""
+        return await self._titanic._perform(conversation.request(self._titanic.client, self.uuid))
 
     async def result(self, timeout: float | None = None) -> R:
         """Return the reply's FINAL once it is there.

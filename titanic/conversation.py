@@ -113,6 +113,12 @@ def ready(caller: Caller, uuid: str) -> Steps[bool]:
         return True
 
 
+def request(caller: Caller, uuid: str) -> Steps[list[bytes]]:
+    """Return the body of the request; only for callers that speak X1."""
+    reply = yield from _call(caller, CallTitanic(REPLY, [uuid.encode()], {"request": True}))
+    return [*(parse_reply(reply, uuid) or ())]
+
+
 def result(caller: Caller, uuid: str, timeout: float | None, *, submitted: bool) -> Steps[Reply]:
     """Return the reply's FINAL, waiting for it for `timeout` seconds.
 

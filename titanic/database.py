@@ -21,6 +21,7 @@ WRITES: Final = (
 READS: Final = (
     store.fetch,
     store.fetch_reply,
+    store.fetch_request,
     store.fetch_partials,
     store.progress,
     store.next_occurrence,

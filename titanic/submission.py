@@ -286,7 +286,7 @@ _BY_WIRE_NAME: Final[Mapping[str, tuple[str, Option]]] = {
     "uuid": ("uuid", UUID_OPTION),
     **{option.wire_name or name: (name, option) for name, option in OPTIONS.items()},
 }
-_REPLY_OPTIONS: Final = ("partials", "from")
+_REPLY_OPTIONS: Final = ("partials", "from", "request")
 
 
 def encode_options(
@@ -350,6 +350,8 @@ class ReplyRequest(NamedTuple):
     partials: bool = False
     start: int = 0
     wait: bool = False
+    request: bool = False
+    """Whether the body of the request is asked for, rather than the reply."""
 
 
 def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: float, owner: str = "") -> Submission:
@@ -409,15 +411,17 @@ def parse_reply_request(frames: Sequence[bytes], options: Mapping[str, Any]) -> 
     """
     uuid = _parse_only_uuid("titanic.reply", frames)
     check_names("reply", options, _REPLY_OPTIONS)
-    partials, start = options.get("partials", False), options.get("from", 0)
+    partials, start, request = options.get("partials", False), options.get("from", 0), options.get("request", False)
     if not isinstance(partials, bool):
         raise MalformedRequest("partials must be true or false")
+    if not isinstance(request, bool) or (request and partials):
+        raise MalformedRequest("request must be true or false, and without partials")
     if "from" in options and not partials:
         raise MalformedRequest("from needs partials")
     if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start <= MAX_FROM:
         raise MalformedRequest(f"from must be a whole number from 0 to {MAX_FROM}")
     # X1's clients omit `wait` by default, and then it concerns the broker.  Titanic waits only if told to.
-    return ReplyRequest(uuid, partials, start, options.get("wait") is True)
+    return ReplyRequest(uuid, partials, start, options.get("wait") is True, request)
 
 
 def parse_close(frames: Sequence[bytes], options: Mapping[str, Any]) -> UUID:

@@ -18,7 +18,7 @@ import click
 from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, ServiceNotFound, bodies
 from ...clients.asking import BROKER
 from ...mdp.cli.console import Group, key_options, options, printable, with_default
-from ...mdp.errors import RequestError, ServiceError, UnknownTicket
+from ...mdp.errors import RequestError, ServiceError, SettingError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ...titanic.cli.parameters import DURATION, UUID_TYPE, client_options
@@ -161,6 +161,8 @@ def _submit(
                 (reply,) = deque(_showing(parts), maxlen=1)
             return _print(reply, output, as_json=as_json)
         ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
+        if idempotency_key is not None:
+            _check_same(idempotency_key, ticket, frames)
         if detach:
             click.echo(ticket.uuid)
             return 0
@@ -168,6 +170,26 @@ def _submit(
         with _told_once(as_json):
             reply = _follow(ticket)
         return _print(reply, output, as_json=as_json)
+
+
+def _check_same(key: str, ticket: Ticket[Reply, Reply], frames: list[bytes]) -> None:
+    """Raise `SettingError` if the key belongs to another request than these frames, and say what differs."""
+    first = ticket.request()
+    if first == frames:
+        return
+    before, now = _described(first), _described(frames)
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    differs = "; ".join(f"{name} is {now.get(name)!r:.100}, and was {before.get(name)!r:.100}" for name in names)
+    raise SettingError(f"--idempotency-key {key}: it belongs to request {ticket.uuid}, which differs: {differs}")
+
+
+def _described(frames: Sequence[bytes]) -> dict[str, Any]:
+    """Return the parts of a request to a batch by name: a query or a job's name, its arguments and settings."""
+    found: dict[str, Any] = {"the query or job": frames[0].decode(errors="replace")}
+    for frame in frames[1:]:
+        with suppress(ValueError, TypeError):  # not from this command
+            found |= json.loads(frame)
+    return found
 
 
 @contextmanager

@@ -354,6 +354,15 @@ def test_an_invalid_option_is_a_setting_error(titanic, url):
     assert stored(url)["requests"] == []
 
 
+def test_a_known_key_returns_the_first_request(titanic):
+    first = titanic.submit("later", b"one", b"two", key="k")
+    again = titanic.submit("later", b"other", key="k")
+    assert again.request() == first.request() == [b"one", b"two"]
+    first.close()
+    with pytest.raises(UnknownTicket):
+        again.request()
+
+
 def test_a_full_titanic_rejects_requests(twin, endpoint, url):
     with serving(endpoint, url, max_waiting=1), opened(twin, endpoint) as titanic:
         titanic.submit("later")

@@ -288,7 +288,9 @@ def test_options_of_a_reply(options, expected):
             ({"partials": True, "from": value}, "from must be a whole number")
             for value in (-1, 0.0, "0", None, True, MAX_FROM + 1, HUGE)
         ],
-        ({"key": "k"}, "titanic.reply has no option 'key': its options are partials, from"),
+        ({"request": 1}, "request must be true or false"),
+        ({"request": True, "partials": True}, "request must be true or false, and without partials"),
+        ({"key": "k"}, "titanic.reply has no option 'key': its options are partials, from, request"),
     ],
     ids=lambda value: str(value)[:50],
 )

@@ -20,7 +20,18 @@ from .clock import Clock
 from .leases import Lease
 from .maintenance import Findings, MaintenanceRound, count_waiting, maintain, pending_after, pending_services, set_clock
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
-from .replies import Fetched, Lookup, PartialsQuery, Progress, close, fetch, fetch_partials, fetch_reply, progress
+from .replies import (
+    Fetched,
+    Lookup,
+    PartialsQuery,
+    Progress,
+    close,
+    fetch,
+    fetch_partials,
+    fetch_reply,
+    fetch_request,
+    progress,
+)
 from .schedules import (
     Edit,
     Edited,
@@ -39,7 +50,7 @@ __all__ = [
     "Arrival", "Claim", "Claimed", "Clock", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing", "Lease",
     "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
     "Summary", "accept", "accept_running", "add_partials", "claim", "close", "count_waiting", "declare_schedules",
-    "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "finish", "fire", "list_schedules", "maintain",
-    "next_occurrence", "pending_after", "pending_services", "progress", "release", "reschedule", "set_clock",
-    "summarize",
+    "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request", "finish", "fire", "list_schedules",
+    "maintain", "next_occurrence", "pending_after", "pending_services", "progress", "release", "reschedule",
+    "set_clock", "summarize",
 ]  # fmt: skip

@@ -74,6 +74,12 @@ def fetch_reply(connection: Connection, batch: Sequence[int]) -> list[bytes | No
     return [connection.scalar(sa.select(R.reply).where(R.id == each)) for each in batch]
 
 
+def fetch_request(connection: Connection, batch: Sequence[Lookup]) -> list[bytes | None]:
+    """Return the bodies of requests; None for each that is unknown or belongs to another owner."""
+    visible = ([R.uuid == uuid, *([] if owner is None else [R.owner == owner])] for uuid, owner in batch)
+    return [connection.scalar(sa.select(R.body).where(*each)) for each in visible]
+
+
 class Progress(NamedTuple):
     """The progress of a request; it differs whenever the request has changed."""
 

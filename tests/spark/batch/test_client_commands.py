@@ -6,6 +6,7 @@ from contextlib import closing
 import pytest
 from support.processes import process, run
 from support.sparks import BEATS
+from support.titanics import serving
 
 from zmdp.clients import Reply
 from zmdp.spark.batch import client_commands
@@ -84,3 +85,18 @@ def test_submit_waits_for_a_batch_that_starts(endpoint):
     done = run("mdp-spark", "submit", "sql", "SELECT 1", "--broker", endpoint)
     assert done.returncode == 4
     assert b"start one with `mdp-spark batch`, or use --wait" in done.stderr
+
+
+def test_a_key_belongs_to_one_request(endpoint, tmp_path):
+    options = ("--durable", "--detach", "--idempotency-key", "k", "--broker", endpoint)
+    with serving(endpoint, str(tmp_path / "t.db"), **BEATS):
+        first = run("mdp-spark", "submit", "job", "older", "--arg", "than=3", *options)
+        again = run("mdp-spark", "submit", "job", "older", "--arg", "than=3", *options)
+        assert (again.returncode, again.stdout) == (0, first.stdout), again.stderr
+        other = run("mdp-spark", "submit", "job", "older", "--arg", "than=4", "--arg", "limit=1", *options)
+        uuid = first.stdout.decode().strip()
+        assert (other.returncode, other.stdout) == (2, b"")
+        assert other.stderr.decode().splitlines() == [
+            f"mdp-spark: --idempotency-key k: it belongs to request {uuid}, which differs: than is 4, and was 3; "
+            "limit is 1, and was None"
+        ]
