@@ -155,7 +155,7 @@ class Service:
             wanted = parse_reply_request(request, request.options)
             if wanted.request:
                 body = await self._database.reader.submit(store.fetch_request, _lookup(request, wanted.uuid))
-                yield Last([_status(request, UNKNOWN)] if body is None else [OK, *unpack(body)])
+                yield Last([status_frame(request, UNKNOWN)] if body is None else [OK, *unpack(body)])
                 return
             sent = wanted.start
             with self._callers.waiting_for_reply(wanted.uuid) if wanted.wait else nullcontext() as waiter:
