@@ -1,8 +1,9 @@
 """Periodic maintenance: due requests, expired leases, results and keys, and information for the dispatcher."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -12,8 +13,11 @@ from .clock import Clock
 from .leases import Lease, is_invalid, renew
 from .tables import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
 
-MAX_SWEEP_ROWS: Final = 5000
-"""Maximum number of rows of each kind that one call changes or deletes."""
+SWEEP_ROWS: Final = 200
+"""How many rows of a kind are changed or deleted at a time."""
+SWEEP_SECONDS: Final = 0.01
+"""How long one call goes on doing that.  Requests that are to be stored wait for it, so it is the next call that
+continues."""
 MAX_BACKOFF_SECONDS: Final = 3600.0
 """The longest pause before another attempt, without its jitter."""
 _ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1")
@@ -63,30 +67,53 @@ def _maintain(connection: Connection, asked: MaintenanceRound) -> Findings:
         renew(connection, asked.lease, now)
     _shorten_leases(connection, now)
     living = sa.select(W.holder).where(W.lease > now)
-    due = _unlocked(connection, [R.id], sa.and_(is_in("delayed"), R.due <= now))
     # A request may be delayed for years, but not a retry: its time comes from a clock that was ahead.
     far = sa.and_(is_in("delayed"), R.attempts > sa.literal_column("0"), R.due > now + 2 * MAX_BACKOFF_SECONDS)
-    misdated = _unlocked(connection, [R.id], far)
-    lapsed = _unlocked(connection, [R.id], sa.and_(is_in("running"), R.holder.not_in(living)))
-    if due or misdated or lapsed:
-        back = [row.id for row in (*due, *misdated, *lapsed)]
-        connection.execute(sa.update(REQUESTS).where(R.id.in_(back)).values(state="pending", holder=None))
-    for table, key, over in (
-        (REQUESTS, [R.id], R.expires <= now),
-        (KEYS, [K.service, K.key, K.owner], K.expires <= now),
-        (HOLDERS, [W.holder], W.lease <= now),
-    ):
-        old = _unlocked(connection, key, over)
-        if old:
-            connection.execute(sa.delete(table).where(over, sa.tuple_(*key).in_([tuple(row) for row in old])))
+    back = (sa.and_(is_in("delayed"), R.due <= now), far, sa.and_(is_in("running"), R.holder.not_in(living)))
+    steps = [
+        *(partial(_put_back, connection, which) for which in back),
+        *(
+            partial(_delete, connection, table, key, over)
+            for table, key, over in (
+                (REQUESTS, [R.id], R.expires <= now),
+                (KEYS, [K.service, K.key, K.owner], K.expires <= now),
+                (HOLDERS, [W.holder], W.lease <= now),
+            )
+        ),
+    ]
+    more = _sweep(steps, time.monotonic() + SWEEP_SECONDS)
     held = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.holder == asked.lease.holder))
     return Findings(
         held={each.id: each.attempts for each in held},
         services=pending_services(connection, asked.offered),
         next_due=connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("delayed"))),
         waiting=None if asked.count_up_to is None else count_waiting(connection, asked.count_up_to),
-        more=max(len(due), len(misdated), len(lapsed)) == MAX_SWEEP_ROWS,
+        more=more,
     )
+
+
+def _sweep(steps: Sequence[Callable[[], int]], until: float) -> bool:
+    """Repeat steps, each of which returns how many rows it has handled.  Return whether some rows are left."""
+    while steps := [step for step in steps if step() == SWEEP_ROWS]:
+        if time.monotonic() >= until:
+            return True
+    return False
+
+
+def _put_back(connection: Connection, where: Any) -> int:
+    """Make some of these requests pending, and return how many."""
+    some = [row.id for row in _unlocked(connection, [R.id], where)]
+    if some:
+        connection.execute(sa.update(REQUESTS).where(R.id.in_(some)).values(state="pending", holder=None))
+    return len(some)
+
+
+def _delete(connection: Connection, table: sa.Table, key: Sequence[Any], over: Any) -> int:
+    """Delete some of these rows, and return how many."""
+    some = [tuple(row) for row in _unlocked(connection, key, over)]
+    if some:
+        connection.execute(sa.delete(table).where(over, sa.tuple_(*key).in_(some)))
+    return len(some)
 
 
 def _shorten_leases(connection: Connection, now: float) -> None:
@@ -99,7 +126,7 @@ def _shorten_leases(connection: Connection, now: float) -> None:
 
 def _unlocked(connection: Connection, columns: Sequence[Any], where: Any) -> Sequence[sa.Row[Any]]:
     """Return some of the rows, without those that another program has locked: it may be frozen."""
-    found = sa.select(*columns).where(where).limit(MAX_SWEEP_ROWS).with_for_update(skip_locked=True)
+    found = sa.select(*columns).where(where).limit(SWEEP_ROWS).with_for_update(skip_locked=True)
     return connection.execute(found).all()
 
 

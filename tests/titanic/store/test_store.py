@@ -981,20 +981,33 @@ def test_expired_keys_are_deleted(tables):
     assert tables.count() == 3
 
 
-def test_the_number_of_deleted_rows_is_limited(tables, submission, monkeypatch):
-    monkeypatch.setattr(maintenance, "MAX_SWEEP_ROWS", 4)
-    batch = [submission(key=f"{number}", key_expires=NOW, result_ttl=1) for number in range(10)]
-    tables.do(store.accept, *batch)
-    tables.do(store.finish, *(outcome(each) for each in tables.claim(limit=10)))
-    left = []
-    for _ in range(4):
-        left.append((tables.count(), tables.count(sql.KEYS)))
-        tables.maintain(NOW + 1)
-    assert left == [(10, 10), (6, 6), (2, 2), (0, 0)]
+@pytest.fixture
+def four_at_once(monkeypatch):
+    """Let maintenance take four rows of each kind, and no time for more."""
+    monkeypatch.setattr(maintenance, "SWEEP_ROWS", 4)
+    monkeypatch.setattr(maintenance, "SWEEP_SECONDS", 0.0)
 
 
-def test_the_number_of_requests_made_pending_is_limited(tables, submission, monkeypatch):
-    monkeypatch.setattr(maintenance, "MAX_SWEEP_ROWS", 4)
+def expired(tables, submission, number):
+    """Add requests that expire, and their keys, at `NOW + 1`."""
+    tables.do(store.accept, *(submission(key=f"{at}", key_expires=NOW, result_ttl=1) for at in range(number)))
+    tables.do(store.finish, *(outcome(each) for each in tables.claim(limit=number)))
+
+
+def test_one_call_deletes_only_some_rows_so_that_accepts_do_not_wait(tables, submission, four_at_once):
+    expired(tables, submission, 10)
+    left = [(tables.count(), tables.count(sql.KEYS), tables.maintain(NOW + 1).more) for _ in range(4)]
+    assert left == [(10, 10, True), (6, 6, True), (2, 2, False), (0, 0, False)]
+
+
+def test_one_call_goes_on_while_it_has_time(tables, submission, four_at_once, monkeypatch):
+    monkeypatch.setattr(maintenance, "SWEEP_SECONDS", 1000.0)
+    expired(tables, submission, 10)
+    assert tables.maintain(NOW + 1).more is False
+    assert (tables.count(), tables.count(sql.KEYS)) == (0, 0)
+
+
+def test_one_call_makes_only_some_requests_pending(tables, submission, four_at_once):
     tables.do(store.accept, *(submission("delayed", due=NOW + 1) for _ in range(6)), *(submission() for _ in range(9)))
     tables.claim(limit=9)
     found = []
