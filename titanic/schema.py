@@ -25,6 +25,8 @@ from .store.models import VERSION_TABLE, Identity
 DEFAULT_DB: Final = "sqlite:///titanic.db"
 BUSY_TIMEOUT_SECONDS: Final = 5
 """How long to wait for a lock, and for a connection."""
+WAL_BYTES: Final = 64 << 20
+"""Size to which SQLite's write-ahead log shrinks again after a large transaction."""
 _DRIVERS: Final = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 _UPGRADE_LOCK: Final = 0x7A6D6470
 """Key of the PostgreSQL advisory lock that migrations take."""
@@ -145,6 +147,7 @@ def _sqlite(url: URL, *, write: bool, busy_timeout: float) -> Engine:
         if write:
             _use_wal(connection)
             connection.execute("PRAGMA synchronous=FULL")
+            connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
         else:
             connection.execute("PRAGMA query_only=ON")
 

@@ -160,6 +160,19 @@ def test_a_password_is_in_no_message(empty, empty_url, backend):
     assert SECRET not in str(refused.value)
 
 
+@only_sqlite
+def test_the_write_ahead_log_shrinks_after_a_large_transaction(monkeypatch, opened, own_url):
+    monkeypatch.setattr(schema, "WAL_BYTES", 100_000)
+    engine = opened(own_url)
+    log = Path(f"{engine.url.database}-wal")
+    run(engine, "CREATE TABLE large (body BLOB)")
+    run(engine, "INSERT INTO large VALUES (zeroblob(10000000))")
+    before = log.stat().st_size
+    for _ in range(2):
+        run(engine, "INSERT INTO large VALUES (zeroblob(10))")
+    assert (before > 10_000_000, log.stat().st_size <= 100_000) == (True, True)
+
+
 # ── how it is opened ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
