@@ -69,17 +69,13 @@ def _maintain(connection: Connection, asked: MaintenanceRound) -> Findings:
     living = sa.select(W.holder).where(W.lease > now)
     # A request may be delayed for years, but not a retry: its time comes from a clock that was ahead.
     far = sa.and_(is_in("delayed"), R.attempts > sa.literal_column("0"), R.due > now + 2 * MAX_BACKOFF_SECONDS)
-    back = (sa.and_(is_in("delayed"), R.due <= now), far, sa.and_(is_in("running"), R.holder.not_in(living)))
     steps = [
-        *(partial(_put_back, connection, which) for which in back),
-        *(
-            partial(_delete, connection, table, key, over)
-            for table, key, over in (
-                (REQUESTS, [R.id], R.expires <= now),
-                (KEYS, [K.service, K.key, K.owner], K.expires <= now),
-                (HOLDERS, [W.holder], W.lease <= now),
-            )
-        ),
+        partial(_put_back, connection, sa.and_(is_in("delayed"), R.due <= now), R.due),
+        partial(_put_back, connection, far, R.due),
+        partial(_put_back, connection, sa.and_(is_in("running"), R.holder.not_in(living)), R.holder),
+        partial(_delete, connection, REQUESTS, [R.id], R.expires, now),
+        partial(_delete, connection, KEYS, [K.service, K.key, K.owner], K.expires, now),
+        partial(_delete, connection, HOLDERS, [W.holder], W.lease, now),
     ]
     more = _sweep(steps, time.monotonic() + SWEEP_SECONDS)
     held = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.holder == asked.lease.holder))
@@ -100,33 +96,37 @@ def _sweep(steps: Sequence[Callable[[], int]], until: float) -> bool:
     return False
 
 
-def _put_back(connection: Connection, where: Any) -> int:
+def _put_back(connection: Connection, where: Any, order: Any) -> int:
     """Make some of these requests pending, and return how many."""
-    some = [row.id for row in _unlocked(connection, [R.id], where)]
+    some = [row.id for row in _unlocked(connection, [R.id], where, order)]
     if some:
         connection.execute(sa.update(REQUESTS).where(R.id.in_(some)).values(state="pending", holder=None))
     return len(some)
 
 
-def _delete(connection: Connection, table: sa.Table, key: Sequence[Any], over: Any) -> int:
-    """Delete some of these rows, and return how many."""
-    some = [tuple(row) for row in _unlocked(connection, key, over)]
+def _delete(connection: Connection, table: sa.Table, key: Sequence[Any], end: Any, now: float) -> int:
+    """Delete some of the rows whose `end` has come, and return how many."""
+    some = [tuple(row) for row in _unlocked(connection, key, end <= now, end)]
     if some:
-        connection.execute(sa.delete(table).where(over, sa.tuple_(*key).in_(some)))
+        connection.execute(sa.delete(table).where(end <= now, sa.tuple_(*key).in_(some)))
     return len(some)
 
 
 def _shorten_leases(connection: Connection, now: float) -> None:
     """Shorten leases that end too late.  If its Titanic is alive, it renews the lease before it ends."""
-    invalid = _unlocked(connection, [W.holder], is_invalid(now))
+    invalid = _unlocked(connection, [W.holder], is_invalid(now), W.lease)
     if invalid:
         holders = [row.holder for row in invalid]
         connection.execute(sa.update(HOLDERS).where(W.holder.in_(holders)).values(lease=W.seconds + now))
 
 
-def _unlocked(connection: Connection, columns: Sequence[Any], where: Any) -> Sequence[sa.Row[Any]]:
-    """Return some of the rows, without those that another program has locked: it may be frozen."""
-    found = sa.select(*columns).where(where).limit(SWEEP_ROWS).with_for_update(skip_locked=True)
+def _unlocked(connection: Connection, columns: Sequence[Any], where: Any, order: Any) -> Sequence[sa.Row[Any]]:
+    """Return the first of the rows, without those that another program has locked: it may be frozen.
+
+    Without an order that an index has, PostgreSQL would read the whole table if it was not analyzed yet: it then
+    expects to find some rows soon.
+    """
+    found = sa.select(*columns).where(where).order_by(order).limit(SWEEP_ROWS).with_for_update(skip_locked=True)
     return connection.execute(found).all()
 
 

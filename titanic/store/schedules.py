@@ -92,11 +92,14 @@ def _fire(connection: Connection, now: float, full: frozenset[str]) -> Fired:
             break
     uuids = accept(connection, submissions) if submissions else []
     stored = iter(uuids)
+    advances = []
     for schedule, found in advanced:
         last: tuple[float | None, UUID | None] = (None, None)
         for occurrence in found.occurrences:
             last = (occurrence, next(stored))
-        _advance(connection, schedule, found.next, *last)
+        advances.append(_advance(schedule, found.next, *last))
+    if advances:
+        connection.execute(_ADVANCE, advances)
     return Fired(submissions, uuids)
 
 
@@ -109,15 +112,11 @@ def _due(schedule: Schedule, now: float) -> Due:
         return Due([], None)
 
 
-def _advance(
-    connection: Connection, schedule: Schedule, following: float | None, last: float | None, uuid: UUID | None
-) -> None:
-    connection.execute(
-        _ADVANCE,
-        {
-            "of_name": schedule.name, "of_owner": schedule.owner, "next": following, "last": last, "last_uuid": uuid,
-        },
-    )  # fmt: skip
+def _advance(schedule: Schedule, following: float | None, last: float | None, uuid: UUID | None) -> dict[str, Any]:
+    """Return the parameters of `_ADVANCE`; `last` and `uuid` may be None to keep those of the row."""
+    return {
+        "of_name": schedule.name, "of_owner": schedule.owner, "next": following, "last": last, "last_uuid": uuid,
+    }  # fmt: skip
 
 
 # ── changes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -191,7 +190,7 @@ def _change(connection: Connection, edit: Edit) -> Edited:
         (uuid,) = accept(connection, [submission])
         if uuid is None:
             return Edited("uuid cannot be used: choose another")
-        _advance(connection, schedule, schedule.next, edit.now, uuid)
+        connection.execute(_ADVANCE, _advance(schedule, schedule.next, edit.now, uuid))
         return Edited(submission=submission)
     return Edited()
 

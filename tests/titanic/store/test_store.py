@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from support.processes import eventually
 
 from zmdp.titanic import schema, store
+from zmdp.titanic.schedules import parse_schedule
 from zmdp.titanic.store import maintenance, replies
 from zmdp.titanic.store import tables as sql
 from zmdp.titanic.submission import MAX_FROM, Submission
@@ -1216,6 +1217,8 @@ def fill(engine):
             for at in range(3000)]  # fmt: skip
     parts = [{"request": row["id"], "attempt": 1, "number": number, "body": b""}
              for row in requests[::4] for number in range(3)]  # fmt: skip
+    made = [parse_schedule([b"s%d" % at, b"service 3", b""], {"every": 1000 * (30 + at)}, NOW) for at in range(2000)]
+    schedules = [{**each._asdict(), "declared": False} for each in made]
     with engine.begin() as connection:
         holders = [{"holder": f"holder {at}", "lease": NOW + 60 * at, "seconds": 600} for at in range(7)]
         for table, rows in (
@@ -1223,6 +1226,7 @@ def fill(engine):
             (sql.KEYS, keys),
             (sql.PARTS, parts),
             (sql.HOLDERS, holders),
+            (sql.SCHEDULES, schedules),
         ):
             connection.execute(sa.insert(table), rows)
         if engine.dialect.name == "postgresql":  # on SQLite it is rarely run
@@ -1267,6 +1271,8 @@ UUID = {"sqlite": "autoindex_titanic_requests_1", "postgresql": "requests_uuid_k
 PARTS = {"sqlite": "autoindex_titanic_parts_1", "postgresql": "parts_pkey"}
 KEY = {"sqlite": "autoindex_titanic_keys_1", "postgresql": "keys_pkey"}
 FAILED = "requests_failed"
+SCHEDULES = "schedules_next"
+SCHEDULE = {"sqlite": "autoindex_titanic_schedules_1", "postgresql": "schedules_pkey"}
 
 
 LEASED = store.Lease("holder 3", 10)
@@ -1298,6 +1304,9 @@ WORK = {
     store.close: (lambda there: store.Lookup(there.uuid), [UUID]),
     store.pending_after: (lambda there: ("service 1", 10), [READY]),
     store.release: (lambda there: there.holder, [HOLDER]),
+    store.fire: (lambda there: Later(), [SCHEDULES, SCHEDULE]),
+    store.next_occurrence: (lambda there: None, [SCHEDULES]),
+    store.edit_schedules: (lambda there: store.Edit("pause", "s17", "", NOW), [SCHEDULE]),
 }
 
 
@@ -1308,12 +1317,38 @@ def test_no_table_is_read_from_end_to_end(filled, explained, backend, work):
         there = connection.execute(sa.select(sql.REQUESTS).where(sql.is_in("running"))).first()
     plans = explained(work, [item(there)])
     for statement, plan in plans:
-        assert not re.search(r"(Seq Scan on|SCAN) titanic_(requests|parts|keys)(?! USING)", plan), (statement, plan)
+        assert not re.search(r"(Seq Scan on|SCAN) titanic_(requests|parts|keys|schedules)(?! USING)", plan), (
+            statement,
+            plan,
+        )
         # A partial index serves only a state that is written out: a plan that is kept for others has none otherwise.
         assert not re.search(r"titanic_requests\.state (=|IN|!=) *[(]?[%?]", statement), statement
     everything = "\n".join(plan for _, plan in plans)
     for index in indexes:
         assert (index if isinstance(index, str) else index[backend]) in everything, everything
+
+
+@only_postgresql
+def test_maintenance_uses_indexes_before_the_tables_were_analyzed(engine, executed, a_round):
+    """PostgreSQL then expects that a third of all rows have expired, so that reading the table soon finds some."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql(f"""
+            INSERT INTO titanic_requests (uuid, service, state, priority, created, due, finished, expires, attempts,
+                                          failures, retries, body)
+            SELECT gen_random_uuid(), 's', 'done', 0, 0, 0, 0, {NOW + 60}, 1, 0, 0, '' FROM generate_series(1, 60000)
+        """)
+        connection.exec_driver_sql(f"""
+            INSERT INTO titanic_keys (service, key, uuid, expires)
+            SELECT 's', at::text, gen_random_uuid(), {NOW + 60} FROM generate_series(1, 60000) AS at
+        """)
+        with executed(engine) as statements:
+            store.maintain(connection, [a_round(LEASED, NOW)])
+        found = [(text, parameters) for text, parameters in statements if text.startswith("SELECT titanic_")]
+        for text, parameters in found:
+            plan = "\n".join(connection.exec_driver_sql("EXPLAIN " + text, parameters).scalars())
+            assert not re.search(r"Seq Scan on titanic_(requests|keys)", plan), (text, plan)
+        connection.rollback()
+    assert len(found) > 5
 
 
 def test_requests_are_counted_in_indexes(explained):
