@@ -84,6 +84,7 @@ def _create_requests() -> None:
     _partial("titanic_requests_holder", "titanic_requests", ["holder"], "state = 'running'")
     _partial("titanic_requests_failed", "titanic_requests", ["id"], "state = 'failed'")
     _partial("titanic_requests_expires", "titanic_requests", ["expires"], "expires IS NOT NULL")
+    _partial("titanic_requests_owner", "titanic_requests", ["owner", "id"], "owner <> ''")
     _partial("titanic_requests_ended", "titanic_requests", ["ended"], "ended IS NOT NULL")
     if _on_postgresql():
         op.execute(sa.schema.CreateSequence(sa.Sequence("titanic_ended")))

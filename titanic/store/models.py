@@ -105,6 +105,7 @@ class StoredRequest(Base):
         _partial("titanic_requests_holder", "state = 'running'", "holder"),
         _partial("titanic_requests_failed", "state = 'failed'", "id"),
         _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
+        _partial("titanic_requests_owner", "owner <> ''", "owner", "id"),
         _partial("titanic_requests_ended", "ended IS NOT NULL", "ended"),
         # The id of a closed request must not be reused: a late outcome would change another request.
         {"sqlite_autoincrement": True},

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.processes import eventually
 
-from zmdp.titanic import schema, store
+from zmdp.titanic import admin, schema, store
 from zmdp.titanic.schedules import parse_schedule
 from zmdp.titanic.store import maintenance, replies
 from zmdp.titanic.store import tables as sql
@@ -1349,6 +1349,12 @@ def test_maintenance_uses_indexes_before_the_tables_were_analyzed(engine, execut
             assert not re.search(r"Seq Scan on titanic_(requests|keys)", plan), (text, plan)
         connection.rollback()
     assert len(found) > 5
+
+
+def test_the_requests_of_an_owner_are_listed_by_an_index(explained):
+    ((_, plan),) = explained(admin.ls, admin.Filter(owner="shop"), 50)
+    assert "titanic_requests_owner" in plan
+    assert not re.search(r"Sort|TEMP B-TREE", plan), plan
 
 
 def test_requests_are_counted_in_indexes(explained):
