@@ -207,16 +207,16 @@ def fill(path):
 
 @pytest.fixture
 def writing():
-    """Collect the writing SQLite connections that are opened from now on."""
+    """Collect the SQLite connection of each writing transaction from now on."""
     found = []
 
-    def connect(connection, record):
-        if not connection.execute("PRAGMA query_only").fetchone()[0]:
-            found.append(connection)
+    def executing(connection, cursor, statement, *others):
+        if statement == "BEGIN IMMEDIATE":
+            found.append(connection.connection.driver_connection)
 
-    sa.event.listen(sa.engine.Engine, "connect", connect)
+    sa.event.listen(sa.engine.Engine, "before_cursor_execute", executing)
     yield found
-    sa.event.remove(sa.engine.Engine, "connect", connect)
+    sa.event.remove(sa.engine.Engine, "before_cursor_execute", executing)
 
 
 @on_sqlite
@@ -229,7 +229,7 @@ def writing():
 )
 def test_a_database_that_rejects_writes(bench, own_url, writing, pragma, told):
     with loaded(bench, own_url) as load:
-        (connection,) = writing[-1:]
+        connection = writing[-1]
         connection.execute(f"PRAGMA {pragma[0]}")
         assert load.wait_refused() == told
         connection.execute(f"PRAGMA {pragma[1]}")
