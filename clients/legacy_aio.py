@@ -11,6 +11,7 @@ import zmq
 
 from ..mdp.errors import ClosedError, RequestTimeout, ServiceError, StreamInterrupted
 from ..mdp.transport.multipart import receive, send
+from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.reach import why_unreachable
 from ..mdp.transport.sockets import dealer
 from ..mdp.wire import Message
@@ -112,7 +113,7 @@ class LegacyAsyncDialog:
         socket = self._idle.pop() if self._idle else self._open(endpoint)
         arrived = self._busy[socket] = asyncio.Event()
         descriptor = int(socket.get(zmq.FD))
-        asyncio.get_running_loop().add_reader(descriptor, arrived.set)
+        add_reader(asyncio.get_running_loop(), descriptor, arrived.set)
         finished = False
         try:
             for message in session.take_messages():
@@ -182,7 +183,7 @@ class LegacyAsyncDialog:
     def _release(self, socket: zmq.Socket[bytes], descriptor: int, *, keep: bool) -> None:
         if self._busy.pop(socket, None) is None:
             return  # `close` has closed it
-        asyncio.get_running_loop().remove_reader(descriptor)
+        remove_reader(asyncio.get_running_loop(), descriptor)
         if keep:
             self._idle.append(socket)
         else:
@@ -196,6 +197,6 @@ class LegacyAsyncDialog:
         self._idle.clear()
         busy, self._busy = self._busy, {}
         for socket, arrived in busy.items():
-            asyncio.get_running_loop().remove_reader(int(socket.get(zmq.FD)))
+            remove_reader(asyncio.get_running_loop(), int(socket.get(zmq.FD)))
             socket.close(0)
             arrived.set()

@@ -4,7 +4,6 @@ One thread at a time drives the connection: it sends and receives for all, until
 another thread that waits takes over.  So a thread that calls alone never switches to another one.
 """
 
-import select
 import threading
 import time
 from collections import deque
@@ -14,6 +13,7 @@ from typing import Final, Protocol
 
 from ..mdp.errors import ClosedError, RequestTimeout
 from ..mdp.transport.multipart import milliseconds
+from ..mdp.transport.polling import READABLE, new_poller
 from ..mdp.transport.wake import Wake
 from .call import Call, Outcome
 from .connection import ClientConnection
@@ -125,7 +125,7 @@ class SharedConnection:
         """Until then, the next requests of several threads are expected."""
         self._asleep = False
         """The driver sleeps, or is about to."""
-        self._poller = select.poll()
+        self._poller = new_poller()
         self._polled = -1
         """The connection's `changes` when its descriptors were last read."""
         self._monitor_descriptor = -1
@@ -343,11 +343,11 @@ class SharedConnection:
     def _watch(self) -> None:
         """Poll the connection's current sockets."""
         connection = self.connection
-        self._poller, self._polled = select.poll(), connection.changes
+        self._poller, self._polled = new_poller(), connection.changes
         descriptor, self._monitor_descriptor, others = connection.descriptors()
         for each in (self._wake.descriptor, descriptor, self._monitor_descriptor, *others):
             if each >= 0:
-                self._poller.register(each, select.POLLIN)
+                self._poller.register(each, READABLE)
 
     def wake(self) -> None:
         """Wake the driver, if it sleeps."""

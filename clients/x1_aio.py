@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from ..mdp import tracing
 from ..mdp.errors import ClosedError, RequestTimeout, ZmdpError
+from ..mdp.transport.polling import add_reader, remove_reader
 from .call import Call, Outcome
 from .connection import ClientConnection
 from .inbox import Inbox
@@ -294,7 +295,7 @@ class X1AsyncDialog:
         descriptor, monitor, others = self._connection.descriptors()
         self._descriptors = [each for each in (descriptor, monitor, *others) if each >= 0]
         for each in self._descriptors:
-            loop.add_reader(each, self._monitor_reported if each == monitor else self._step)
+            add_reader(loop, each, self._monitor_reported if each == monitor else self._step)
         if self._descriptors:
             self._step_again = True  # the descriptors report changes only
             self._flush_soon()
@@ -304,7 +305,7 @@ class X1AsyncDialog:
         descriptors, self._descriptors = self._descriptors, []
         if descriptors and self._loop is not None and not self._loop.is_closed():
             for each in descriptors:
-                self._loop.remove_reader(each)
+                remove_reader(self._loop, each)
 
     def close(self) -> None:
         """Cancel every outstanding request and close the connection."""

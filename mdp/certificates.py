@@ -143,6 +143,8 @@ def _create(path: Path, mode: int, lines: list[str]) -> None:
 
 
 def _others_have_access(status: os.stat_result) -> bool:
+    if not hasattr(os, "geteuid"):  # on Windows, where the mode does not tell
+        return False
     # Containers mount the secrets of a process that is not root as files of root, which the process's group may read.
     mounted = status.st_uid == ROOT and os.geteuid() != ROOT
     return bool(status.st_mode & (OTHERS & ~stat.S_IRGRP if mounted else OTHERS))

@@ -40,4 +40,5 @@ def _new() -> int:
             return milliseconds << 80 | _VERSION | int.from_bytes(random, "big") & _RANDOM
 
 
-os.register_at_fork(after_in_child=_POOL.clear)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_POOL.clear)

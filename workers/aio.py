@@ -14,6 +14,7 @@ from ..mdp.errors import RequestCancelled, SettingError
 from ..mdp.loading import check_not_importing
 from ..mdp.logs import fields_of
 from ..mdp.rows import Outcome
+from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.sockets import Context
 from .aio_handling import EAGER, AsyncHandler, HandlerCalls, begin_task
 from .base import AsyncSource, BaseWorker
@@ -207,12 +208,12 @@ class _AsyncConnection(Connection):
 
     def opened(self, descriptor: int) -> None:
         """Watch a new descriptor."""
-        self._loop.add_reader(descriptor, self._report if descriptor == self.monitor_descriptor else self._turn)
+        add_reader(self._loop, descriptor, self._report if descriptor == self.monitor_descriptor else self._turn)
         self._schedule()
 
     def closing(self, descriptor: int) -> None:
         """Stop watching a descriptor that is about to be closed."""
-        self._loop.remove_reader(descriptor)
+        remove_reader(self._loop, descriptor)
 
     def _report(self) -> None:
         self.monitor_reported = True

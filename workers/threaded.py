@@ -2,7 +2,6 @@
 
 import logging
 import math
-import select
 import threading
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
 from ..mdp.rows import Failed
 from ..mdp.transport.multipart import milliseconds
+from ..mdp.transport.polling import READABLE, new_poller
 from ..mdp.transport.sockets import Context
 from ..mdp.transport.wake import Wake
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
@@ -54,8 +54,8 @@ class ThreadedConnection(Connection):
         self._leads = False  # whether a handler thread leads
         self._progress = 0  # counts requests begun and ended, PARTIALs, and turns of a leader
         self._wake = Wake()
-        self._poller = select.poll()
-        self._poller.register(self._wake.descriptor, select.POLLIN)
+        self._poller = new_poller()
+        self._poller.register(self._wake.descriptor, READABLE)
         try:
             self.open()
         except BaseException:
@@ -64,7 +64,7 @@ class ThreadedConnection(Connection):
 
     def opened(self, descriptor: int) -> None:
         """Watch a new descriptor."""
-        self._poller.register(descriptor, select.POLLIN)
+        self._poller.register(descriptor, READABLE)
         self.wake()  # a thread that is already waiting does not notice it
 
     def closing(self, descriptor: int) -> None:

@@ -18,6 +18,7 @@ import zmq
 from ...mdp.codecs import Codec, Coder
 from ...mdp.errors import ClosedError, SettingError, ZmdpError
 from ...mdp.keys import BrokerKey, Key, load_keys
+from ...mdp.transport.polling import add_reader, remove_reader
 from ...mdp.transport.sockets import Context, checked_endpoint, end, own_context
 from ..arguments import checked_body, checked_max_outstanding, checked_timeout
 from ..defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
@@ -231,7 +232,7 @@ class AsyncFreelanceClient:
         if self._loop is None:
             self._loop = loop
             for descriptor in self._connection.descriptors:
-                loop.add_reader(descriptor, self._step)
+                add_reader(loop, descriptor, self._step)
             self._step_soon()
         elif self._loop is not loop:
             raise SettingError("this client belongs to another event loop: create one in each asyncio.run()")
@@ -287,7 +288,7 @@ class AsyncFreelanceClient:
                 handle.cancel()
         if self._loop is not None and not self._loop.is_closed():
             for descriptor in self._connection.descriptors:
-                self._loop.remove_reader(descriptor)
+                remove_reader(self._loop, descriptor)
         self._connection.close()
 
     def _end_context(self) -> None:

@@ -1,6 +1,7 @@
 """The sockets of a broker, and how its loop waits for them: the main ROUTER and the ports beside it."""
 
 import select
+import selectors
 from typing import Final
 
 from ..transport.wake import Wake
@@ -129,7 +130,7 @@ class _Poller:
         self._monitor = main.monitor
         self._ports: dict[int, Port] = {}
         """The ports by the descriptors of their sockets."""
-        self._ports_poll = select.epoll()
+        self._ports_poll = selectors.DefaultSelector()
         """The sockets and the monitors of all ports.  However many there are, they are one descriptor to wait for."""
         self._poll = select.poll()
         for descriptor in (self._waker, main.descriptor, main.monitor, self._ports_poll.fileno()):
@@ -142,9 +143,9 @@ class _Poller:
     def add(self, port: Port) -> None:
         """Wait for a port too."""
         self._ports[port.descriptor] = port
-        self._ports_poll.register(port.descriptor, select.EPOLLIN)
+        self._ports_poll.register(port.descriptor, selectors.EVENT_READ)
         if port.monitor != NO_MONITOR:
-            self._ports_poll.register(port.monitor, select.EPOLLIN)
+            self._ports_poll.register(port.monitor, selectors.EVENT_READ)
 
     def remove(self, port: Port) -> None:
         """Wait for a port no longer; call it before the port is closed."""
@@ -156,8 +157,8 @@ class _Poller:
     def check(self) -> bool:
         """Find out which ports are ready, without waiting.  Return whether one of their monitors has events."""
         has_events = False
-        for descriptor, _ in self._ports_poll.poll(0):
-            port = self._ports.get(descriptor)
+        for key, _ in self._ports_poll.select(0):
+            port = self._ports.get(key.fd)
             if port is None:
                 has_events = True
             else:

@@ -26,7 +26,8 @@ def notify(state: str, address: str | None = None) -> None:
     if path.startswith("@"):  # an abstract socket
         path = f"\0{path[1:]}"
     # Whoever does not listen, or too slowly, must not stop a command that works.
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
         sender.sendto(state.encode(), path)
 
 

@@ -214,7 +214,8 @@ def _leave_to_parent() -> None:
         shutdown.restore()
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _start(function: Callable[..., object], *arguments: object) -> threading.Thread | None:

@@ -4,6 +4,9 @@ import asyncio
 import select
 from typing import Final
 
+GONE: Final[int] = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""What `poll` says when the peer has closed its side; on macOS, which has no POLLRDHUP, it says POLLHUP then."""
+
 LOOK_SECONDS: Final = 1.0
 """How often a connection that is not being read is checked for its end."""
 
@@ -57,5 +60,5 @@ class Reading:
 def peer_is_gone(transport: asyncio.BaseTransport) -> bool:
     """Return whether the peer has closed its side, even if what it sent before has not been read."""
     poll = select.poll()
-    poll.register(transport.get_extra_info("socket"), select.POLLRDHUP)
+    poll.register(transport.get_extra_info("socket"), GONE)
     return bool(poll.poll(0))

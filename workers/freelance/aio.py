@@ -8,6 +8,7 @@ from functools import partial
 import zmq
 
 from ...mdp.rows import Outcome
+from ...mdp.transport.polling import add_reader, remove_reader
 from ...mdp.transport.sockets import Context
 from ..aio_handling import AsyncHandler, HandlerCalls
 from ..handling import HandlerAdapter
@@ -42,7 +43,7 @@ class AsyncServer(FreelanceServerConnection):
     def open(self) -> None:
         """Begin to receive."""
         for descriptor in self.descriptors:
-            self._loop.add_reader(descriptor, self._turn)
+            add_reader(self._loop, descriptor, self._turn)
         self._schedule()
 
     def leave(self) -> None:
@@ -99,7 +100,7 @@ class AsyncServer(FreelanceServerConnection):
 
     def _end(self) -> None:
         for descriptor in self.descriptors:
-            self._loop.remove_reader(descriptor)
+            remove_reader(self._loop, descriptor)
         for handle in (self._timer, self._soon):
             if handle is not None:
                 handle.cancel()

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import select
 import threading
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ import zmq
 
 from ...mdp.rows import Outcome
 from ...mdp.transport.multipart import milliseconds
+from ...mdp.transport.polling import READABLE, new_poller
 from ...mdp.transport.sockets import Context
 from ...mdp.transport.wake import Wake
 from ..request import Request
@@ -30,15 +30,15 @@ class ThreadedServer(FreelanceServerConnection):
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._wake = Wake()
-        self._poller = select.poll()
-        self._poller.register(self._wake.descriptor, select.POLLIN)
+        self._poller = new_poller()
+        self._poller.register(self._wake.descriptor, READABLE)
         try:
             super().__init__(session, listening, context)
         except BaseException:
             self.dispose()
             raise
         for descriptor in self.descriptors:
-            self._poller.register(descriptor, select.POLLIN)
+            self._poller.register(descriptor, READABLE)
 
     def receive(self, until: float = math.inf) -> Request | None:
         """Wait for a request.  Return None at the time `until`, or when no more requests will arrive."""

@@ -1,0 +1,135 @@
+"""Waits for descriptors to become readable, also on Windows, which has neither `select.poll` nor `add_reader`."""
+
+import select
+import threading
+from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from .wake import Wake
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+# ── in threads ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+READABLE: Final[int] = getattr(select, "POLLIN", 1)
+
+
+class Poller(Protocol):
+    """What is used of `select.poll`."""
+
+    def register(self, descriptor: int, events: int, /) -> None:
+        """Watch a descriptor for `READABLE`."""
+
+    def unregister(self, descriptor: int, /) -> None:
+        """Stop watching it."""
+
+    def poll(self, milliseconds: int | None = None, /) -> list[tuple[int, int]]:
+        """Wait, and return the descriptors that are readable, each with `READABLE`."""
+
+
+def new_poller() -> Poller:
+    """Return `select.poll()`, or on Windows its substitute."""
+    return select.poll() if hasattr(select, "poll") else SelectPoller()
+
+
+class SelectPoller:
+    """A `Poller` of `select.select`."""
+
+    def __init__(self) -> None:
+        self._descriptors: set[int] = set()
+
+    def register(self, descriptor: int, events: int, /) -> None:
+        """Watch a descriptor."""
+        del events
+        self._descriptors.add(descriptor)
+
+    def unregister(self, descriptor: int, /) -> None:
+        """Stop watching it."""
+        self._descriptors.remove(descriptor)
+
+    def poll(self, milliseconds: int | None = None, /) -> list[tuple[int, int]]:
+        """Wait, and return what is readable."""
+        seconds = None if milliseconds is None or milliseconds < 0 else milliseconds / 1000
+        return [(each, READABLE) for each in _readable(list(self._descriptors), seconds)]
+
+
+def _readable(descriptors: list[int], seconds: float | None) -> list[int]:
+    """Return the descriptors that are readable, as soon as there are some, or when the time is over."""
+    try:
+        readable, _, _ = select.select(descriptors, [], [], seconds)
+    except OSError:  # another thread has closed one: it is about to say so
+        return []
+    return readable
+
+
+# ── in event loops ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_reader(loop: "AbstractEventLoop", descriptor: int, callback: Callable[[], Any]) -> None:
+    """Have the loop call `callback` when the descriptor is readable, as its own `add_reader` does if it has one."""
+    try:
+        loop.add_reader(descriptor, callback)
+    except NotImplementedError:  # Windows' default
+        if loop not in _watchers:
+            _watchers[loop] = _Watcher(loop)
+        _watchers[loop].add(descriptor, callback)
+
+
+def remove_reader(loop: "AbstractEventLoop", descriptor: int) -> None:
+    """Undo `add_reader`, before the descriptor is closed."""
+    watcher = _watchers.get(loop)
+    if watcher is None:
+        loop.remove_reader(descriptor)
+    elif watcher.remove(descriptor):
+        del _watchers[loop]
+
+
+class _Watcher:
+    """A thread that watches descriptors for an event loop.  It waits while the loop's callbacks run."""
+
+    def __init__(self, loop: "AbstractEventLoop") -> None:
+        self._callbacks: dict[int, Callable[[], Any]] = {}
+        self._wake = Wake()
+        self._handled = threading.Event()
+        self._call: Callable[..., Any] | None = loop.call_soon_threadsafe
+        threading.Thread(target=self._run, name="zmdp-readers", daemon=True).start()
+
+    def add(self, descriptor: int, callback: Callable[[], Any]) -> None:
+        self._callbacks[descriptor] = partial(copy_context().run, callback)
+        self._wake.wake()
+
+    def remove(self, descriptor: int) -> bool:
+        """Stop watching a descriptor.  Return whether it was the last one: then the thread ends."""
+        self._callbacks.pop(descriptor, None)
+        if not self._callbacks:
+            self._call = None
+        self._wake.wake()
+        return not self._callbacks
+
+    def _run(self) -> None:
+        while (call := self._call) is not None:
+            ready = _readable([*self._callbacks, self._wake.descriptor], None)
+            self._wake.clear()
+            try:
+                call(self._handle, ready)
+            except RuntimeError:  # the loop is closed
+                break
+            self._handled.wait()
+            self._handled.clear()
+        self._wake.close()
+
+    def _handle(self, ready: list[int]) -> None:
+        try:
+            for descriptor in ready:
+                callback = self._callbacks.get(descriptor)
+                if callback is not None:
+                    callback()
+        finally:
+            self._handled.set()
+
+
+_watchers: "Final[dict[AbstractEventLoop, _Watcher]]" = {}
+"""The watcher of each loop that needs one and has something to watch."""
