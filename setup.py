@@ -53,6 +53,7 @@ MACHINES = [
     "zmdp/mdp/broker/endings.py",
     "zmdp/mdp/broker/events.py",
     "zmdp/mdp/broker/exchange.py",
+    "zmdp/mdp/broker/failures.py",
     "zmdp/mdp/broker/given_up.py",
     "zmdp/mdp/broker/journal.py",
     "zmdp/mdp/broker/link_ports.py",

@@ -11,6 +11,7 @@
     mmi.requests  [service]      JSON: requests that wait or that workers hold; without as many as a second frame says
     mmi.cancel    id             JSON: whether that request was in flight, and so is cancelled
     mmi.tail      [JSON]         JSON: requests that have ended since it was asked last
+    mmi.failures  [service]      JSON: the requests that failed last, and why
 
 An answer is one frame.  The answer to any other `mmi.*` is 501, that to a malformed question 400.  Lists are cut at
 `MAX_ROWS` rows or fewer; `more` is the number of rows that were left out.  This module only reads
@@ -278,6 +279,10 @@ def _tail(broker: Broker, asked: bytes, _: Sees, now: float) -> dict[str, Any] |
     return broker.watch.tail(asked, now)
 
 
+def _failures(broker: Broker, wanted: bytes, _: Sees, now: float) -> dict[str, Any]:
+    return broker.watch.failures(wanted, now)
+
+
 _ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, Sees, float], dict[str, Any] | None]]] = {
     b"mmi.services": _services,
     b"mmi.stats": _stats,
@@ -286,6 +291,7 @@ _ANSWERS: Final[dict[bytes, Callable[[Broker, bytes, Sees, float], dict[str, Any
     b"mmi.metrics": _metrics,
     b"mmi.cancel": _cancel,
     b"mmi.tail": _tail,
+    b"mmi.failures": _failures,
 }
 _PAGED: Final[dict[bytes, Callable[[Broker, list[bytes], Sees, float], dict[str, Any] | None]]] = {
     b"mmi.workers": _workers,

@@ -11,6 +11,7 @@ from typing import Any, Final
 from .. import wire
 from ..codes import Code
 from ..wire import Reason, size_of, x1
+from ..wire.names import show
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND
@@ -232,7 +233,7 @@ class Requests:
         if request.client.gone:
             self.finish(request, Drop.CLIENT_GONE, now, attempt)
             return
-        self._ended(request, attempt, f"{code}", now)
+        self._ended(request, attempt, f"{code}", show(text), now)
         if request.number is not None:
             self._outgoing.error(request.client, request.number, code, text, detail)
         else:
@@ -318,7 +319,7 @@ class Requests:
             self._outgoing.error(request.client, request.number, report.code, text.encode(), [])
         self._stats.dropped[reason] += 1
         if reason is not Drop.HANDLER_FAILED:  # which `ended_by` has counted
-            self._ended(request, attempt, f"{report.code or reason}", now)
+            self._ended(request, attempt, f"{report.code or reason}", text or reason.value, now)
         level = logging.INFO if report.quiet else logging.WARNING
         role = request.client.role
         by = f" (role {role.name})" if role.restricted else ""
@@ -330,10 +331,11 @@ class Requests:
         """Return the text of the ERROR for a request that is dropped."""
         return text_of(reason, request, self._limits, self._registry.why_given_up.get(request))
 
-    def _ended(self, request: Request, attempt: Attempt | None, outcome: str, now: float) -> None:
-        """Count a request that was not answered with a FINAL."""
+    def _ended(self, request: Request, attempt: Attempt | None, outcome: str, text: str, now: float) -> None:
+        """Count a request that was not answered with a FINAL; `text` says why."""
         request.service.metrics.ended(outcome)
         request.client.role.failed += 1
+        self._watch.failed(request, attempt, outcome, text, now)
         if self._watch.active:
             self._watch.ended(request, attempt, outcome, now)
 

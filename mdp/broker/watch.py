@@ -14,9 +14,12 @@ from hashlib import blake2b
 from itertools import chain, islice
 from typing import Any, Final
 
+from ..codes import Code
 from ..tracing import REQUEST_ID, shown_id
 from ..wire import DIALECTS, RequestId
 from ..wire.names import show
+from .drops import Drop
+from .failures import Failures
 from .records import NEVER, Attempt, Client, PeerKey, Remote, Request, Service
 from .shared import Shared
 from .tails import Tails
@@ -25,6 +28,8 @@ MAX_LISTED: Final = 10_000
 """Requests that can be found by the id under which they were listed."""
 MAX_SEARCHED: Final = 8192
 """Bytes of options in which the caller's id is looked for: an answer must not take long."""
+GIVEN_UP: Final = frozenset({f"{Code.CANCELLED.value}", Drop.CLIENT_GONE.value})
+"""Outcomes of requests that their clients have given up."""
 _ALL: Final = 1 << 60
 Sees = Callable[[bytes], bool]
 """Returns whether the client may know of the service of that name."""
@@ -57,6 +62,7 @@ class Watch:
         self._secret = secret
         self._slow = math.inf if slow is None else slow
         self._tails = Tails()
+        self._failures = Failures()
         self._named = 0
         """Number of ids given to requests that no worker had."""
         self._listed: dict[str, tuple[PeerKey, RequestId]] = {}
@@ -208,6 +214,16 @@ class Watch:
         answer = self._tails.answer(asked, now)
         self._decide()
         return answer
+
+    def failures(self, name: bytes, now: float) -> dict[str, Any]:
+        """Answer `mmi.failures`: those of a service, or all if the name is empty."""
+        return self._failures.answer(show(name) if name else "", now)
+
+    def failed(self, request: Request, attempt: Attempt | None, outcome: str, text: str, now: float) -> None:
+        """Remember a request that was not answered with a FINAL, unless its client has given it up."""
+        if outcome not in GIVEN_UP and self._failures.take(now):
+            row = {"id": self.id_of(request, attempt), **self._who(request), "outcome": outcome}
+            self._failures.add(row, text, now)
 
     def tidy(self, now: float) -> None:
         """Forget the tails that nobody has asked for lately."""

@@ -27,6 +27,8 @@ DEAD_SECONDS: Final = 30.0
 """A broker that has not answered for so long does not live."""
 BUSIEST: Final = 8
 """Services on the overview."""
+RECENT: Final = 10
+"""Failures on a page."""
 CONTROL: Final = (SPARK, GATEWAY)
 """What the names of services begin with by which programs are watched and controlled: users do not call them."""
 _NO_SERVICE: Final[Mapping[str, Any]] = {
@@ -103,7 +105,6 @@ class BrokerSection:
     # ── pages ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _overview(self, view: View) -> Mapping[str, Any]:
-        del view
         observer = self._observer
         latest, earlier = observer.latest, observer.earlier
         if latest is None or earlier is None:
@@ -128,6 +129,7 @@ class BrokerSection:
         return {
             "trouble": observer.trouble, "latest": latest, "now": now, "p50": p50, "p99": p99, "charts": charts,
             "busiest": sorted((row for row in rows if row["rate"]), key=lambda row: -row["rate"])[:BUSIEST],
+            "failures": await self._failures() if view.visitor.act else [],
             "attention": sorted(filter(_needs_attention, rows), key=lambda row: -row["oldest_seconds"])[:BUSIEST],
             "outcomes": sorted(latest.outcomes.items(), key=lambda pair: -pair[1]),
             "has_workers": any(row["workers"] for row in rows),
@@ -190,9 +192,19 @@ class BrokerSection:
             "all_p50": all_times.quantile(0.5, latest.bounds), "all_p99": all_times.quantile(0.99, latest.bounds),
             "in_queue": in_queue, "queue_p99": in_queue.quantile(0.99, latest.bounds),
             "outcomes": sorted(row["outcomes"].items(), key=lambda pair: -pair[1]),
+            "failures": await self._failures(name) if view.visitor.act else [],
             "workers": self._worker_table(workers, view, paged=False),
             "requests": self._request_table(requests, view, paged=False), "no_requests": trouble, "cancelled": "",
         }  # fmt: skip
+
+    async def _failures(self, service: str = "") -> list[Mapping[str, Any]]:
+        """Return the requests that failed last, of a service or of all that users call."""
+        with suppress(Unavailable):
+            rows = (await self._observer.ask("mmi.failures"))["failures"]
+            if service:
+                return [row for row in rows if row["service"] == service][:RECENT]
+            return [row for row in rows if not row["service"].startswith(CONTROL)][:RECENT]
+        return []
 
     async def _workers(self, view: View) -> Mapping[str, Any]:
         workers, trouble = await _told(self._lists.workers(_as_bytes(view.service)))

@@ -385,8 +385,9 @@ def test_every_key_of_the_answers_is_documented(endpoint):
         tail = client.request("mmi.tail")[0]
         client.submit("nobody")
         client.request("echo")  # now there are a worker and requests to report
-        questions = ("mmi.services", "mmi.workers", "mmi.stats", "mmi.broker", "mmi.brokers", "mmi.requests")
-        for question, *body in (*((each,) for each in questions), ("mmi.tail", tail)):
+        client.submit("nobody", wait=False)
+        questions = ("services", "workers", "stats", "broker", "brokers", "requests", "failures")
+        for question, *body in (*((f"mmi.{each}",) for each in questions), ("mmi.tail", tail)):
             answer = json.loads(client.request(question, *body)[0])
             rows = next((value for value in answer.values() if isinstance(value, list)), [{}])
             missing = [

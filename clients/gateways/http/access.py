@@ -8,8 +8,8 @@
 
 Roles have the names that they have in the broker's access file, if there is one.  With a key, the gateway calls
 services on behalf of the role, and the broker checks what that role may call as well.  About `mmi.*`, the broker asks
-only what the gateway's own role may know, so here `mmi` and `call` decide.  `mmi.cancel`, `mmi.tail` and control
-services are for nobody.
+only what the gateway's own role may know, so here `mmi` and `call` decide.  `mmi.cancel`, `mmi.failures`, `mmi.tail`
+and control services are for nobody.
 """
 
 import re
@@ -31,7 +31,7 @@ _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."
 _CONTROL_PREFIXES: Final = (GATEWAY.encode(), SPARK.encode())
 _ABOUT_SERVICES: Final = (b"mmi.service", b"mmi.services")
-_ABOUT_OTHERS: Final = (b"mmi.cancel", b"mmi.tail")
+_ABOUT_OTHERS: Final = (b"mmi.cancel", b"mmi.failures", b"mmi.tail")
 """They act on the requests of all callers: the broker keeps them for admins, and no caller of a gateway is one."""
 
 

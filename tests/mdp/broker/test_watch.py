@@ -10,6 +10,7 @@ from support.x1_messages import cancel, leave, ready, request, told, withdraw
 
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker import watch
+from zmdp.mdp.broker.failures import MAX_AT_ONCE, MAX_FAILURES, MAX_TEXT
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.tails import DEFAULT_LIMIT, KEPT, MAX_TAIL_ROWS, MAX_TAILS
 from zmdp.mdp.limits import Limits
@@ -432,3 +433,42 @@ def test_lines_about_requests_and_workers_have_fields(caplog):
         ),
         ("dropped a request for service echo (role shop): cancelled", {"request_id": f"{FIRST}", **worker}),
     ]
+
+
+# ── requests that have failed ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_failures_tell_the_last_errors(world):
+    world.after(0, ready(), request(0, options=NAMED), old(), request(2))
+    world.after(1, x1.failure(FIRST, b"w", text=b"no such colour" + 300 * b"!"))
+    world.after(1, failure(FIRST + 1))
+    world.after(1, final(FIRST + 2))
+    world.after(1, request(3, service=b"none", options=b'{"wait":false}'))
+    world.after(0.5)
+    found = world.json(b"mmi.failures")["failures"]
+    assert [(row["service"], row["outcome"], row["ago_seconds"]) for row in found] == [
+        ("none", "404", 0.5), ("echo", "500", 2.5), ("echo", "500", 3.5),
+    ]  # fmt: skip
+    assert [row["text"][:14] for row in found] == ["no worker offe", "it broke", "no such colour"]
+    assert [row["request_id"] for row in found] == [None, None, "order?7?"]
+    assert len(found[2]["text"]) == MAX_TEXT
+    assert world.json(b"mmi.failures", b"none")["failures"] == found[:1]
+
+
+def test_requests_that_their_clients_gave_up_have_not_failed(world):
+    world.after(0, ready(), request(0), request(1))
+    world.after(1, cancel(0))
+    turns.gone(world.broker, b"c", world.now)
+    assert world.json(b"mmi.failures")["failures"] == []
+
+
+def test_failures_are_bounded_as_well_those_of_one_moment(world):
+    def fail(number):
+        return request(number, service=b"none", options=b'{"wait":false}')
+
+    world.after(0, *(fail(number) for number in range(MAX_AT_ONCE + 5)))
+    assert len(world.json(b"mmi.failures")["failures"]) == MAX_AT_ONCE
+    for number in range(100, 100 + 2 * MAX_FAILURES):
+        world.after(1, fail(number))
+    found = world.json(b"mmi.failures")["failures"]
+    assert [row["ago_seconds"] for row in found] == list(range(MAX_FAILURES))

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from itertools import pairwise
 
 import pytest
 from support import browser as browsers
@@ -11,12 +12,24 @@ from support.screen import Screen
 from support.web import serving, web_broker, web_server_of
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.mdp.errors import RequestCancelled
+from zmdp.mdp.errors import RequestCancelled, ServiceError
 
 pytestmark = pytest.mark.skipif(browsers.PROGRAM is None, reason="needs the browser Chromium: apt-get install chromium")
 
 SERVICES = 10_000
 HOSTILE = '<img src=x onerror="document.title=1">&amp;<script>document.title=2</script>'
+
+LABELS = """
+    return [...document.querySelectorAll(".bounds")].map(each => [...each.querySelectorAll("span:not(.minor)")].map(
+        label => {
+            const text = document.createRange();
+            text.selectNodeContents(label);
+            const box = text.getBoundingClientRect();
+            return [box.left, box.right, getComputedStyle(label).direction];
+        }
+    ));
+"""
+"""Where the labels of histograms begin and end, and in which direction they are written."""
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +155,26 @@ def test_what_is_open_and_focused_stays_while_the_page_changes(browser, broker, 
         each.cancel()
 
 
+def fail(request):
+    raise ServiceError(422, f"no such colour: {request[0].decode()}")
+
+
+def test_requests_that_failed_last_are_shown_with_their_errors(browser, broker, client):
+    with serving(broker.endpoint, "images.colour", fail):
+        with pytest.raises(ServiceError):
+            client.request("images.colour", b"bleen", headers={"request-id": "order-7"})
+        browser.open(f"{broker.url}services")
+        eventually(lambda: "images.colour" in browser.text)
+        for page in ("", "service?name=images.colour"):
+            browser.open(broker.url + page)
+            eventually(lambda: "no such colour: bleen" in browser.text and "order-7" in browser.text)
+            browser.size(390, 844)
+            assert browser.script("return document.documentElement.scrollWidth <= 390"), page
+            browser.screenshot(f"failures-narrow-{'service' if page else 'overview'}")
+            browser.size(1280, 900)
+            browser.screenshot(f"failures-{'service' if page else 'overview'}")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_dark_and_narrow(browser, broker, client, scheme):
     with serving(broker.endpoint, "images.resize", echo):
@@ -158,6 +191,9 @@ def test_light_dark_and_narrow(browser, broker, client, scheme):
                 browser.open(broker.url + page)
                 eventually(lambda: is_live(browser))
                 assert browser.script("return document.documentElement.scrollWidth <= 390"), page
+            for labels in browser.script(LABELS):
+                assert all(direction == "ltr" for _, _, direction in labels)  # not "ms 5"
+                assert all(one[1] <= other[0] for one, other in pairwise(labels))
             browser.screenshot(f"service-narrow-{scheme}")
         finally:
             browser.size(1280, 900)
