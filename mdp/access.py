@@ -65,6 +65,10 @@ class Permissions:
         return _matches(self._offers, service)
 
 
+FileState = tuple[int, int, int] | None
+"""What `state_of` returns."""
+SETTLE_SECONDS: Final = 0.5
+"""How long an access file must stay as it is before it is read again: half a file may be valid, too."""
 LIMITS: Final = tuple(each for each in fields(Permissions) if "unit" in each.metadata)
 """The fields of `Permissions` that are limits."""
 _ROLE: Final = ("keys", "tokens", *(each.name for each in fields(Permissions) if each.init and each.name != "name"))
@@ -115,6 +119,15 @@ def load(path: str | Path) -> Access:
     """Return what the access file `path` says.  Raises `AccessError`."""
     path = Path(path)
     return parse(read_text(path, "mdp-keys allow creates it"), path)
+
+
+def state_of(path: Path) -> FileState:
+    """Return what changes when a file is written or replaced; None if there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_text(path: Path, hint: str) -> str:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import zmq
 
-from ..access import Access
+from ..access import SETTLE_SECONDS, Access, FileState, state_of
 from ..errors import AccessError
 from .machine import Broker
 from .ports import Port
@@ -33,6 +33,11 @@ class Door:
         self._broker = broker
         self._sockets = sockets
         self._reload = False
+        """A reload was asked for."""
+        self._seen: FileState = None
+        """The state of the access file when it was looked at last."""
+        self._settled_at: float | None = None
+        """When it is read, if it is still in that state."""
 
     def open(self, access: Access | None, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Admit only the keys of `access`, if it is given; call it before the main ROUTER is bound.
@@ -66,25 +71,43 @@ class Door:
 
     def tend(self, now: float) -> bool:
         """Reload the access file if that is due, and answer handshakes.  Return whether there may be more to do."""
-        reloaded = self._reload
-        if reloaded:
+        more = False
+        if self._reload:
             self._reload = False
+            self._look_at_file(now)
+        elif self._settled_at is not None and now >= self._settled_at:
             with self.around_reload():
                 self._reload_access(now)
-        return (self.gate is not None and self.gate.answer(now)) or reloaded
+            more = True
+        return (self.gate is not None and self.gate.answer(now)) or more
 
     def deadline(self) -> float | None:
         """Return when `tend` is due, or None."""
-        return None if self.gate is None else self.gate.deadline()
+        due = None if self.gate is None else self.gate.deadline()
+        if due is None or self._settled_at is None:
+            return self._settled_at if due is None else due
+        return min(due, self._settled_at)
 
-    def _reload_access(self, now: float) -> None:
-        before = self.access
-        if self.gate is None or before is None:
+    def _look_at_file(self, now: float) -> None:
+        if self.access is None:
             log.info("nothing to reload: the broker was started without --access")
             return
+        self._seen = state_of(self.access.path)
+        self._settled_at = now + SETTLE_SECONDS
+
+    def _reload_access(self, now: float) -> None:
+        before, self._settled_at = self.access, None
+        if self.gate is None or before is None:
+            return
+        error: AccessError | None = None
         try:
             access = before.read_again()
-        except AccessError as error:
+        except AccessError as raised:
+            error = raised
+        if state_of(before.path) != self._seen:  # it is being written
+            self._look_at_file(now)
+            return
+        if error is not None:
             log.error("reloaded nothing, the previous state of the access file still applies: %s", error)
             return
         if access.secret_key != before.secret_key:

@@ -6,7 +6,9 @@ import signal
 import socket
 import ssl
 from contextlib import suppress
+from pathlib import Path
 
+from ....mdp.access import SETTLE_SECONDS, FileState, state_of
 from ....mdp.cli import notify
 from ....mdp.cli.shutdown import Shutdown, in_loop
 from ....mdp.errors import AccessError
@@ -27,18 +29,28 @@ def gateway_server(gateway: Gateway, listener: socket.socket, tls: ssl.SSLContex
 
 
 def reload(gateway: Gateway) -> None:
-    """Read the access file again.  If it is invalid, what it said before still applies."""
+    """Read the access file again, once nobody writes it.  If it is invalid, what it said before still applies."""
     access = gateway.access
     if access is None:
         log.info("there is no access file to read again")
-        return
+    else:
+        asyncio.get_running_loop().call_later(SETTLE_SECONDS, _read_again, gateway, access.path, state_of(access.path))
+
+
+def _read_again(gateway: Gateway, path: Path, seen: FileState) -> None:
+    error: AccessError | None = None
     try:
         with notify.reloading():
-            gateway.access = load(access.path)
-    except AccessError as error:
+            access = load(path)
+    except AccessError as raised:
+        error = raised
+    if state_of(path) != seen:
+        reload(gateway)
+    elif error is not None:
         log.error("what the access file said before still applies: %s", error)
     else:
-        log.info("read the access file again: %d roles", len(gateway.access.roles))
+        gateway.access = access
+        log.info("read the access file again: %d roles", len(access.roles))
 
 
 async def serve(gateway: Gateway, server: Server) -> int:

@@ -10,7 +10,7 @@ import zmq
 from support.processes import TIMEOUT_MS
 from zmq.utils.monitor import recv_monitor_message
 
-from zmdp.mdp.access import load
+from zmdp.mdp.access import SETTLE_SECONDS, load
 from zmdp.mdp.broker.server import Server, ServerSettings
 from zmdp.mdp.errors import AccessError, BindError
 from zmdp.mdp.keys import create_keys, load_keys
@@ -109,28 +109,55 @@ def test_what_is_wrong_is_not_reloaded(folder, keys, context, logged):
             assert shop.recv_multipart()
 
 
-def test_a_file_that_is_being_written_is_not_reloaded(folder, keys, context, logged):
+def test_a_file_that_is_half_written_is_not_reloaded(folder, caplog):
     path = folder / "access.toml"
     whole = path.read_bytes() + '# läuft\n[roles.web]\nkeys = ["web.key"]\nmmi = "all"\n'.encode()
-    refused = 0
-    with running_broker(access=load(path)) as server, client(context, server.endpoints[0], keys["shop"]) as shop:
-        assert shop.recv_multipart()
+    refused, now = 0, 0.0
+    with Server(("tcp://127.0.0.1:*",), access=load(path)) as server:
+        door = server.door
         for end in range(len(path.read_bytes()), len(whole)):
             path.write_bytes(whole[:end])
             try:
                 load(path)
             except AccessError:
                 refused += 1
-                server.reload()
-                assert logged("reloaded nothing, the previous state")
-                shop.send_multipart(ASK)
-                assert shop.recv_multipart()
+                now = reload(door, now)
+                assert "reloaded nothing, the previous state" in caplog.messages[-1]
+                assert list(door.access.roles) == ["shop"]
         path.write_bytes(whole)
-        server.reload()
-        assert logged("2 roles, 2 keys")
-        with client(context, server.endpoints[0], keys["web"]) as web:
-            assert web.recv_multipart()
+        reload(door, now)
+        assert list(door.access.roles) == ["shop", "web"]
     assert refused > 20
+
+
+def reload(door, now):
+    """Ask for a reload, and wait until the file has settled; return when that is."""
+    door.ask_to_reload()
+    door.tend(now)
+    assert door.deadline() == now + SETTLE_SECONDS
+    door.tend(now + SETTLE_SECONDS)
+    assert door.deadline() is None
+    return now + SETTLE_SECONDS
+
+
+def test_a_file_is_reloaded_once_nobody_writes_it_any_more(folder, caplog):
+    caplog.set_level("INFO", "zmdp.broker")
+    path = folder / "access.toml"
+    beginning, rest = path.read_bytes(), b'[roles.web]\nkeys = ["web.key"]\n'
+    with Server(("tcp://127.0.0.1:*",), access=load(path)) as server:
+        door = server.door
+        door.ask_to_reload()
+        door.tend(0.0)
+        path.write_bytes(beginning.replace(b"shop.key", b"web.key"))  # valid, and not yet what is meant
+        door.tend(SETTLE_SECONDS)
+        assert list(door.access.keys.values()) == ["shop"]
+        path.write_bytes(beginning + rest)
+        door.tend(2 * SETTLE_SECONDS)
+        assert door.deadline() == 3 * SETTLE_SECONDS
+        assert list(door.access.roles) == ["shop"]
+        door.tend(3 * SETTLE_SECONDS)
+        assert list(door.access.roles) == ["shop", "web"]
+    assert [each for each in caplog.messages if "reloaded" in each] == [f"reloaded {path}: 2 roles, 2 keys"]
 
 
 def test_a_new_key_of_the_broker_itself_needs_a_restart(folder, keys, context, logged):
