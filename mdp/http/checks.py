@@ -1,9 +1,10 @@
 """What a request must not be."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
+from ..transport.tcp import is_loopback
 from .limits import ConnectionLimits
 from .problems import Problem, RawHeaders
 
@@ -32,8 +33,12 @@ def check_request(scope: Any, first_line: bytes, limits: ConnectionLimits) -> No
     if len(hosts) > 1 or (version == "1.1" and not hosts):
         raise Problem("invalid", f"the request has {len(hosts)} headers Host: it must have one")
     for host in hosts:
-        if limits.hosts is not None and host_of(host) not in limits.hosts:
-            raise unknown_host(host)
+        if limits.hosts is not None and not _is_known(host_of(host), limits.hosts):
+            # Otherwise a web page could read what is at 127.0.0.1, by letting its own name resolve to that ("DNS
+            # rebinding").
+            shown = host.decode("latin-1")
+            text = f"{shown!r} is not a name of this server: use the address that it printed, or --allow-host"
+            raise Problem("unknown-host", text)
     _check_target(first_line, hosts)
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if codings not in ([], [b"chunked"]):
@@ -44,6 +49,10 @@ def check_request(scope: Any, first_line: bytes, limits: ConnectionLimits) -> No
         raise Problem("invalid", "a request that offers to upgrade the connection has no body")
     if any(name == b"expect" and value.lower() != b"100-continue" for name, value in headers):
         raise Problem("expectation-failed", "the only expectation known is 100-continue")
+
+
+def _is_known(name: str, names: Collection[str]) -> bool:
+    return name in names or name.endswith(".localhost") or is_loopback(name)
 
 
 def header_bytes_of(scope: Any) -> int:
@@ -75,13 +84,6 @@ def too_many_headers(limits: ConnectionLimits) -> Problem:
         "headers-too-large",
         f"a request may have {limits.max_headers} headers with {limits.max_header_bytes} bytes in all",
     )
-
-
-def unknown_host(host: bytes) -> Problem:
-    """Return the problem of a request to a name that the server does not have."""
-    # Otherwise a web page could read what is at 127.0.0.1, by letting its own name resolve to that ("DNS rebinding").
-    shown = host.decode("latin-1")
-    return Problem("unknown-host", f"{shown!r} is not the name of this server: --allow-host allows further names")
 
 
 def certificate_names(certificate: Any) -> tuple[str, ...]:

@@ -25,8 +25,8 @@ MAX_PIPELINED: Final = 100
 MAX_FRAMING: Final = 512 << 10
 """How much of a request may be framing, in addition to as much as its body."""
 LINGER_SECONDS: Final = 2.0
-"""How long to wait for the client to read a refusal before the connection is closed: to close it while the client still
-sends would discard the refusal."""
+"""How long to wait, after a request was answered before all of it had arrived, until the connection is closed: to close
+it while the client still sends would discard the answer."""
 _FIRST_BYTES: Final = 1024
 """How much of a request is kept until the application gets it."""
 _SLACK_BYTES: Final = 64 << 10

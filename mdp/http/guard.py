@@ -8,15 +8,13 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect
 
 from .checks import check_request, has_body, header_bytes_of
-from .connection import CONNECTION, Connection
+from .connection import CONNECTION, LINGER_SECONDS, Connection
 from .connections import Connections
 from .limits import ConnectionLimits
 from .problems import Problem
 
 MAX_IGNORED: Final = 1 << 20
 """Bytes of a body that are read and ignored because the request has been answered already."""
-LINGER_SECONDS: Final = 2.0
-"""How long they may take to arrive: to close a connection while the client still sends would discard the response."""
 UNAUTHORIZED_SECONDS: Final = 0.25
 """How long an answer with status 401 takes."""
 UNAUTHORIZED_LOG_SECONDS: Final = 10.0

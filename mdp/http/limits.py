@@ -36,7 +36,8 @@ class ConnectionLimits:
     ping_interval: float = 20.0
     """Seconds between the PINGs of a WebSocket.  A client that is silent for two intervals is disconnected."""
     hosts: frozenset[str] | None = None
-    """Names, without ports, by which clients may address the server (the header Host); None allows all."""
+    """Names, without ports, by which clients may address the server (the header Host), besides those of this machine;
+    None allows all."""
 
     @property
     def max_per_address(self) -> int:

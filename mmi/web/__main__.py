@@ -23,7 +23,7 @@ from ...mdp.keys import ClientKeys
 from .broker import BrokerSection
 from .control import ControlServices
 from .gateways import GatewaySection
-from .limits import LIMITS
+from .limits import limits_for
 from .observer import Observer
 from .shell import Shell
 from .spark import SparkSection
@@ -45,7 +45,8 @@ async def serve(listener: socket.socket) -> int:
     settings = json.loads(first)
     keys = settings.get("keys")
     loaded = None if keys is None else ClientKeys(*(key.encode() for key in keys))
-    visitors = Visitors(visitors_of(settings["access"]), any_host=settings["open"])
+    visitors = Visitors(visitors_of(settings["access"]))
+    limits = limits_for(everybody=visitors.access is None, local=not settings["open"])
     async with AsyncClient(settings["endpoint"], key=loaded or "") as client:
         observer = Observer(client)
         broker = BrokerSection(observer, client)
@@ -53,7 +54,7 @@ async def serve(listener: socket.socket) -> int:
         pages_of_gateways = GatewaySection(observer, ControlServices(client, observer, GATEWAY))
         sections = [broker.section(), pages_of_gateways.section(), pages_of_spark.section()]
         shell = Shell(broker.name, sections, visitors)
-        server = Server(shell.application, LIMITS, listener, name="the broker's dashboard")
+        server = Server(shell.application, limits, listener, name="the broker's dashboard")
         tasks = [asyncio.ensure_future(server.run()), asyncio.ensure_future(observer.run())]
         gc.freeze()  # what is there now stays
         reader = asyncio.ensure_future(_follow(told, visitors))

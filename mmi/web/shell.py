@@ -8,7 +8,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +30,6 @@ from .visitors import SESSION_SECONDS, Visitor, Visitors, cookie_name, new_sessi
 
 FOLDER: Final = Path(__file__).parent
 MAX_FORM_BYTES: Final = 16 << 10
-FORM_SECONDS: Final = 10.0
 MAX_STREAMS: Final = 50
 """Pages that are kept up to date at the same time."""
 KEEP_ALIVE_SECONDS: Final = 15.0
@@ -130,7 +128,7 @@ class Shell:
         self._templates.filters.update(FILTERS)
         self._templates.globals.update(link=link, version=__version__, shell=self)
         self.navigation = [page for section in sections for page in section.pages if page.title]
-        self.application: ASGIApp = _Guard(Starlette(routes=self._routes()), visitors)
+        self.application: ASGIApp = _Guard(Starlette(routes=self._routes()))
 
     def _routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
@@ -318,11 +316,10 @@ class Shell:
 
 
 class _Guard:
-    """Adds the security headers, and refuses requests for other hosts."""
+    """Adds the security headers."""
 
-    def __init__(self, application: ASGIApp, visitors: Visitors) -> None:
+    def __init__(self, application: ASGIApp) -> None:
         self._application = application
-        self._visitors = visitors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # a WebSocket
@@ -338,10 +335,6 @@ class _Guard:
                 message["headers"] = [*message["headers"], *new]
             await send(message)
 
-        if not self._visitors.host_is_known(Request(scope)):
-            text = "this host is unknown: use the address that mdp-broker printed\n"
-            await PlainTextResponse(text, 421)(scope, receive, guarded)
-            return
         await self._application(scope, receive, guarded)
 
 
@@ -359,16 +352,13 @@ def _own_path(url: str) -> str:
 
 
 async def _form(request: Request) -> dict[str, str] | None:
-    """Return the fields of a form; None if it is too large, too slow, or not a form."""
+    """Return the fields of a form; None if it is too large, or not a form."""
     body = b""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(FORM_SECONDS):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > MAX_FORM_BYTES:
-                    return None
-            try:
-                return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=100))
-            except ValueError:
-                return None
-    return None
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_FORM_BYTES:
+            return None
+    try:
+        return dict(parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=100))
+    except ValueError:
+        return None

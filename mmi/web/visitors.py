@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 from starlette.requests import HTTPConnection
 
 from ...mdp.tokens import bearer, digest_of
-from ...mdp.transport.tcp import is_loopback
 
 SESSION_SECONDS: Final = 12 * 3600
 """How long a session lasts after its last use."""
@@ -33,26 +32,13 @@ Visitor.anybody = Visitor("", look=True, act=True)
 
 
 class Visitors:
-    """All visitors.  `access` says what the holder of each token may do, by its digest; None lets everybody in.
+    """All visitors.  `access` says what the holder of each token may do, by its digest; None lets everybody in."""
 
-    Without `access`, only names of this machine are accepted as the host of a URL, unless `any_host` is true: otherwise
-    another site could let its own name point here, and read the pages in the browser of a visitor.
-    """
-
-    def __init__(self, access: Mapping[bytes, Visitor] | None = None, *, any_host: bool = False) -> None:
+    def __init__(self, access: Mapping[bytes, Visitor] | None = None) -> None:
         self.access = access
-        self._any_host = any_host
         self._secret = secrets.token_bytes(32)
         self._sessions: dict[str, tuple[bytes, float]] = {}
         """The digest of the token of each session, and when it ends."""
-
-    def host_is_known(self, connection: HTTPConnection) -> bool:
-        """Return whether the URL names this machine."""
-        if self.access is not None or self._any_host:
-            return True
-        host = connection.headers.get("host", "").rsplit(":", 1)
-        name = host[0] if len(host) == 1 or host[1].isdigit() else ":".join(host)
-        return is_loopback(name) or name.endswith(".localhost")
 
     def identify(self, connection: HTTPConnection) -> Visitor | None:
         """Return who sends this request; None if that is unknown."""

@@ -15,7 +15,7 @@ from sqlalchemy.engine import URL
 from ...mdp.access import Access
 from ...mdp.http.server import Server
 from ...mdp.transport.tcp import is_loopback, listen
-from ...mmi.web.limits import LIMITS
+from ...mmi.web.limits import limits_for
 from ...mmi.web.shell import Shell
 from ...mmi.web.visitors import Visitor, Visitors
 from .database import AdminDatabase
@@ -41,7 +41,8 @@ class WebServer:
 
     def __init__(self, host: str, port: int, *, access: Access | None = None) -> None:
         self._listener = listen(host, port)
-        self._visitors = Visitors(visitors(access), any_host=not is_loopback(host))
+        self._visitors = Visitors(visitors(access))
+        self._limits = limits_for(everybody=access is None, local=is_loopback(host))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._serving: asyncio.Future[None] | None = None
         self._thread: threading.Thread | None = None
@@ -78,7 +79,7 @@ class WebServer:
         database = AdminDatabase(db)
         section = TitanicSection(snapshot, turn, database)
         shell = Shell(lambda: "Titanic", [section.section()], self._visitors)
-        server = Server(shell.application, LIMITS, self._listener, name="Titanic's dashboard")
+        server = Server(shell.application, self._limits, self._listener, name="Titanic's dashboard")
         self._loop = asyncio.get_running_loop()
         looking = asyncio.ensure_future(section.run())
         self._serving = serving = asyncio.ensure_future(server.run())

@@ -31,7 +31,6 @@ from .access import load
 from .settings import Settings
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8080"
-_LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,7 +150,7 @@ def cli(
     rules = load(access) if access else None
     hosts = None
     if access is None and is_loopback(listen[0]) and "*" not in allow_hosts:
-        hosts = _LOOPBACK_NAMES | {listen[0], *(name.lower() for name in allow_hosts)}
+        hosts = frozenset({listen[0], *(name.lower() for name in allow_hosts)})
     settings = Settings(hosts=hosts, allow_origins=allow_origins, **limits)
     tls = tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
     log_to_stderr(log_level)
