@@ -134,12 +134,13 @@ class Unfinished:
         self._watched = [each for each in self._watched if each.watched]
         unfinished = [each for each in self._watched if each.at <= heard]
         total = sum(each.unfinished for each in unfinished)
-        excess = [each for each in unfinished if each.unfinished > self._one]
-        excess += self._costly(unfinished, charged + total, now)
+        costly = self._costly(unfinished, charged + total, now)
+        excess = [each for each in unfinished if each.unfinished > self._one or each in costly]
+        total -= sum(each.unfinished for each in excess)
         # First who has never completed a message, and so perhaps not even the handshake; then who sent most.
-        unfinished.sort(key=_heard_and_size)
+        others = sorted((each for each in unfinished if each not in excess), key=_heard_and_size)
         while total > self._total:
-            excess.append(unfinished.pop(0))
+            excess.append(others.pop(0))
             total -= excess[-1].unfinished
         active = [each for each in self._watched if each.active]
         for each in active:

@@ -148,6 +148,15 @@ def test_of_too_many_unfinished_messages_those_of_unknown_peers_end_first(connec
     assert clock.step() == [large.inflow]
 
 
+def test_a_connection_that_exceeds_both_limits_is_reported_once(connect):
+    one, other = connect(), connect()
+    clock = Clock(one, other, total=1 << 20)
+    one.send(1 << 21)
+    other.send(1 << 18)
+    clock.step()
+    assert clock.step() == [one.inflow]
+
+
 def test_tiny_frames_are_noticed_by_the_memory_that_they_take(connect):
     one, idle = connect(), connect()
     clock = Clock(one, idle, one=1 << 24)
