@@ -212,6 +212,8 @@ class Link:
     def __init__(self, network: Network, dealer: Dealer, identity: bytes) -> None:
         self.identity = identity
         """The identity frame by which the ROUTER knows the peer."""
+        self.overflowed = False
+        """Whether the peer has not read, and so the ROUTER could not send to it."""
         self._network = network
         self._dealer = dealer
         name = identity.decode()
@@ -394,6 +396,7 @@ class Network:
             return "gone"
         if len(link.to_peer.flying) >= HIGH_WATER:
             self.world.note(f"{self.name} → {message[0].decode()} SLOW READER", message[1:])
+            link.overflowed = True
             return "full"
         link.to_peer.send(message[1:])
         return "sent"

@@ -110,8 +110,10 @@ class LooseWorker(Process):
 
     def _process(self, dealer: Socket, command: Any) -> None:
         if isinstance(command, wire.Disconnect):
-            # On another connection the broker does not know it, and lets it go whatever it holds.
-            same = self._left_on is not None and getattr(self._dealer, "link", None) is self._left_on
+            # On another connection the broker does not know it, and lets it go whatever it holds.  Nor does it know one
+            # that it has dropped because it did not read, to which libzmq would no longer deliver anything.
+            link = getattr(self._dealer, "link", None)
+            same = self._left_on is not None and link is self._left_on and not link.overflowed
             check(not same or not self._held, f"C16: {self.name} is let go, but holds {self._held}")
             self._reopen()
         elif isinstance(command, wire.Request):
