@@ -1,13 +1,12 @@
 """The asyncio client."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
-from ..mdp import wire
+from ..mdp import process, wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
 from ..mdp.services import BaseService, Description, Service, Streaming
@@ -100,7 +99,7 @@ class AsyncClient:
         surrounding = checked_middleware(middleware, asynchronous=True)
         self._settings = settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
-        self._process = os.getpid()
+        self._process = process.pid
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._dialog: AsyncDialog
@@ -487,7 +486,7 @@ class AsyncClient:
     def _check_usable(self) -> None:
         if self._closed:
             raise ClosedError("this client was closed")
-        if os.getpid() != self._process:
+        if process.pid != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -502,7 +501,7 @@ class AsyncClient:
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if self._closed or os.getpid() != self._process:
+        if self._closed or process.pid != self._process:
             return
         self._closed = True
         self._dialog.close()

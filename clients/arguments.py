@@ -41,7 +41,9 @@ class RetriedStreamArguments(RetriedArguments, total=False):
 
 def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
     """Return `frames` as bytes: one empty frame if there are none, because the protocol requires one (C2)."""
-    if set(map(type, frames)) == _ONLY_BYTES:  # the common case
+    if len(frames) == 1 and type(frames[0]) is bytes:  # the common case
+        return frames
+    if set(map(type, frames)) == _ONLY_BYTES:
         return frames
     body = []
     for at, frame in enumerate(frames):

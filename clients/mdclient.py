@@ -1,7 +1,6 @@
 """The synchronous client."""
 
 import asyncio
-import os
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
@@ -9,7 +8,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from ..mdp import wire
+from ..mdp import process, wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
 from ..mdp.services import BaseService, Description, Service, Streaming
@@ -111,7 +110,7 @@ class Client:
         self._settings = settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
         self._closed = False
-        self._process = os.getpid()
+        self._process = process.pid
         loaded: ConnectionArguments = {**connection, "key": settings.keys or "", "broker_key": None}
         self._connect = partial(AsyncClient, settings.endpoints.all, **loaded)
         """Make a client for `map`."""
@@ -566,7 +565,7 @@ class Client:
 
     def _usable(self) -> Dialog:
         # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.
-        if os.getpid() != self._process:
+        if process.pid != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")
         return self._dialog
 
@@ -577,7 +576,7 @@ class Client:
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if self._closed or os.getpid() != self._process:
+        if self._closed or process.pid != self._process:
             return
         self._closed = True
         self._dialog.close()

@@ -67,7 +67,9 @@ class X1AsyncDialog:
         retry: Retry | None = None,
     ) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
-        headers, finish = tracing.calling(service.decode(), headers, timeout)
+        finish: tracing.Finish = tracing.untraced
+        if tracing.concerns_calls():
+            headers, finish = tracing.calling(service.decode(), headers, timeout)
         call: Call | None = None
         try:
             loop = self._check_open()

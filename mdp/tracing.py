@@ -65,6 +65,11 @@ def tracer() -> Any:
     return opentelemetry_trace().get_tracer("zmdp")
 
 
+def concerns_calls() -> bool:
+    """Return whether `calling` has anything to do: a request is being handled, or there are spans."""
+    return current.get(None) is not None or opentelemetry_trace() is not None
+
+
 def calling(service: str, headers: Headers | None, ttl: float | None = None) -> tuple[Headers | None, Finish]:
     """Return the headers for a request to `service` with the trace context added, and what to call when it has ended.
 

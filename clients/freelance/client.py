@@ -5,7 +5,6 @@
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 import zmq
 
+from ...mdp import process
 from ...mdp.codecs import Codec, Coder
 from ...mdp.errors import ClosedError, SettingError, ZmdpError
 from ...mdp.keys import BrokerKey, Key, load_keys
@@ -92,7 +92,7 @@ class AsyncFreelanceClient:
         checked_max_outstanding(max_outstanding)
         self._session = FreelanceSession(endpoints, ping=ping, ttl=ttl, max_outstanding=max_outstanding)
         self._closed = False
-        self._process = os.getpid()
+        self._process = process.pid
         self._own_context: Context | None = None
         if context is None:
             context = self._own_context = own_context()
@@ -189,7 +189,7 @@ class AsyncFreelanceClient:
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if os.getpid() != self._process:
+        if process.pid != self._process:
             return
         self._end()
         if self._own_context is not None:
@@ -223,7 +223,7 @@ class AsyncFreelanceClient:
     def _check_usable(self) -> None:
         if self._closed:
             raise _closed_error()
-        if os.getpid() != self._process:
+        if process.pid != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")
 
     def _open(self) -> asyncio.AbstractEventLoop:
@@ -450,7 +450,7 @@ class FreelanceClient:
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if os.getpid() != self._client._process:
+        if process.pid != self._client._process:
             return
         with self._lock:
             if not self._closed:
