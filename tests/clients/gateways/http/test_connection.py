@@ -374,14 +374,18 @@ class TestTime:
 
     @pytest.mark.parametrize("head", [b"POST /services/echo", POST + HOST])
     def test_what_arrived_while_the_process_was_held_up_is_not_late(self, hasty, head):
-        with hasty.connect() as client:
-            client.send(head)
-            held_up, arrived = threading.Event(), threading.Event()
-            hasty.loop.call_soon_threadsafe(lambda: (held_up.set(), arrived.wait(TIMEOUT_SECONDS), time.sleep(0.4)))
-            held_up.wait(TIMEOUT_SECONDS)
-            client.send(request()[len(head) :])
-            arrived.set()
-            assert client.response()[0] == 200
+        def status():
+            with hasty.connect() as client:
+                client.send(head)
+                held_up, arrived = threading.Event(), threading.Event()
+                hasty.loop.call_soon_threadsafe(lambda: (held_up.set(), arrived.wait(TIMEOUT_SECONDS), time.sleep(0.4)))
+                held_up.wait(TIMEOUT_SECONDS)
+                client.send(request()[len(head) :])
+                arrived.set()
+                return client.response()[0]
+
+        # If this thread is held up after the head, the headers are late.
+        assert eventually(lambda: (found := status()) != 408 and found) == 200
 
     def test_an_idle_connection_ends(self, endpoint, services):
         with running_gateway(endpoint, keep_alive=0.2) as gateway, gateway.connect() as client:
