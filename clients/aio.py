@@ -410,6 +410,7 @@ class AsyncClient:
             wait: As for `request`.
             headers: As for `request`.
             options: As for `request`.
+            retry: As for `request`.
 
         Returns:
             What `cancel` takes, to end the request early.
@@ -467,10 +468,22 @@ class AsyncClient:
     async def describe(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> Description:
         """Return what the workers of `service` say of it: its version, its types, and so on (`mmi.describe`).
 
+            found = await client.describe("images.resize")
+            found.about.version, found.workers                      # '2', 3
+
         It is what they say, which nobody has checked.  If other brokers have workers of it too, they are asked as well,
         as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
 
-        Raises as `request`, and `ServiceNotFound` if no worker offers it, or this client's role may not know of it.
+        Args:
+            service: The service's name.
+            timeout: As for `request`, at each broker.
+
+        Returns:
+            What they say.
+
+        Raises:
+            ServiceNotFound: No worker offers it, or this client's role may not know of it.
+            RequestError: As from `request`.
         """
         name = wire.service_name(service)
         inquiry = Inquiry(name.decode())

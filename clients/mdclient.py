@@ -476,10 +476,23 @@ class Client:
     ) -> Description:
         """Return what the workers of `service` say of it: its version, its types, and so on (`mmi.describe`).
 
+            found = client.describe("images.resize")
+            found.about.version, found.workers                      # '2', 3
+
         It is what they say, which nobody has checked.  If other brokers have workers of it too, they are asked as well,
         as far as they can be reached; with protocols 0.2 and 0.1, only one broker answers.
 
-        Raises as `request`, and `ServiceNotFound` if no worker offers it, or this client's role may not know of it.
+        Args:
+            service: The service's name.
+            timeout: As for `request`, at each broker.
+            retries: As for `request`, at each broker.
+
+        Returns:
+            What they say.
+
+        Raises:
+            ServiceNotFound: No worker offers it, or this client's role may not know of it.
+            RequestError: As from `request`.
         """
         name = wire.service_name(service)
         inquiry = Inquiry(name.decode())

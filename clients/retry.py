@@ -30,7 +30,8 @@ class Retry:
         backoff: Seconds before the second attempt; each further pause is twice as long.  All vary randomly.
         max_backoff: The longest pause.
 
-    Raises `SettingError` if a setting is invalid.
+    Raises:
+        SettingError: A setting is invalid.
     """
 
     attempts: int = 3
@@ -49,10 +50,11 @@ class Retry:
             raise SettingError(f"codes is {codes!r:.100}: it must be a set of codes of errors, such as {{429, 503}}")
         object.__setattr__(self, "codes", frozenset(codes))
 
-    def pause(self, attempts: int, rng: Random) -> float:
-        """Return the seconds to wait after so many attempts."""
-        longest = min(self.backoff * 2.0 ** min(attempts - 1, 32), self.max_backoff)
-        return longest * rng.uniform(MIN_JITTER, 1.0)
+
+def pause_after(attempts: int, retry: Retry, rng: Random) -> float:
+    """Return the seconds to wait after so many attempts."""
+    longest = min(retry.backoff * 2.0 ** min(attempts - 1, 32), retry.max_backoff)
+    return longest * rng.uniform(MIN_JITTER, 1.0)
 
 
 def checked_retry(retry: Retry | None, protocol: str) -> Retry | None:

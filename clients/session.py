@@ -38,7 +38,7 @@ from .broker_connection import BrokerConnection
 from .call import Call, Outcome, encode_options, error_of, interruption, is_refused
 from .failover import Failover
 from .reply import Reply
-from .retry import Retry
+from .retry import Retry, pause_after
 
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
 GRACE: tuple[float, float] = (0.05, 0.5)
@@ -193,7 +193,7 @@ class ClientSession:
         """End a request that the broker or its worker has failed, or send it again after a pause."""
         retry = call.retry
         if retry is not None and not call.streamed and error.code in retry.codes and call.attempts < retry.attempts:
-            retry_at = now + retry.pause(call.attempts, self._rng)
+            retry_at = now + pause_after(call.attempts, retry, self._rng)
             if retry_at < (call.due if call.deadline is None else min(call.due, call.deadline)):
                 call.attempts += 1
                 self._take_from_connection(call)

@@ -17,9 +17,17 @@ from .uuids import new_uuid_hex
 class Schedules:
     """Adds, lists and changes schedules.  With access control, a role sees its own; admins see all.
 
-    All methods raise `SettingError` if an argument is invalid or there is no such schedule, `TitanicError` if Titanic
-    failed, and whatever `Client.request` raises.  `owner` is for admins: whose schedule is meant, if several roles have
-    one of that name.
+        with Client() as client:
+            schedules = Schedules(client)
+            schedules.add("nightly", "report", b"all", cron="30 2 * * *", timezone="Europe/Berlin")
+            for schedule in schedules.ls():
+                print(schedule["name"], schedule["next"])
+
+    Args:
+        client: Its connection, and its key, are used.
+
+    Raises:
+        SettingError: `client` is something else.
     """
 
     def __init__(self, client: Client) -> None:
@@ -35,40 +43,116 @@ class Schedules:
     ) -> None:
         """Submit a request for `service` again and again, from now on.  Adding the same schedule again does nothing.
 
+            schedules.add("tick", "shout", b"tick", every=300, missed="skip", retries=3)
+
         Args:
             name: The schedule's name: letters, digits or . _ : / -.
             service: The service to call: its name, or a `Service` or `Streaming`.
             frames: The body; without frames, one empty frame.  For a service with types, its value.
             headers: Headers for the service's handler, which also gets `schedule`: NAME@TIME of the occurrence.
-            options: Either `cron` or `every` (seconds) is needed, all others are optional:
-                `timezone`: Of `cron`, such as Europe/Berlin (default: UTC).
-                `missed`: For occurrences that are over a minute late: `skip`, `once` (the default) or `all`.
-                `priority`, `retries`, `backoff`, `ttl`: As for `Titanic.submit`; but `ttl` is a week by default.
+            cron: When to submit a request, as in a crontab, such as `30 2 * * MON-FRI`.  Either this or `every` is
+                needed.
+            every: Interval in seconds at which to submit a request.
+            timezone: Of `cron`, such as Europe/Berlin (default: UTC).
+            missed: What to do about occurrences that are over a minute late: `skip` them, submit one request for them
+                (`once`, the default), or submit `all`.
+            priority: As for `Titanic.submit`.
+            retries: As for `Titanic.submit`.
+            backoff: As for `Titanic.submit`.
+            ttl: As for `Titanic.submit`, but a week by default.
+
+        Raises:
+            SettingError: An argument is invalid, or there is another schedule of this name.
+            TitanicError: Titanic failed.
+            RequestError: As from `Client.request`.
         """
         encoded = encode_options(options, SCHEDULE_OPTIONS, "a schedule")
         body = body_of(service, frames) or (b"",)
         self._ask([b"add", name.encode(), service_name(name_of(service)), *body], encoded, headers)
 
     def ls(self) -> list[dict[str, Any]]:
-        """Return the schedules by name, with their next and last occurrence and the outcome of that."""
+        """Return the schedules by name, with their next and last occurrence and the outcome of that.
+
+            paused = [schedule["name"] for schedule in schedules.ls() if schedule["paused"]]
+
+        Returns:
+            What `titanic schedule ls --json` prints of each.
+
+        Raises:
+            TitanicError: Titanic failed.
+            RequestError: As from `Client.request`.
+        """
         (answer,) = self._ask([b"ls"])
         found: list[dict[str, Any]] = json.loads(answer)
         return found
 
     def pause(self, name: str, *, owner: str | None = None) -> None:
-        """Let a schedule submit nothing until it is resumed."""
+        """Let a schedule submit nothing until it is resumed.
+
+            schedules.pause("nightly")
+
+        Args:
+            name: The schedule's name.
+            owner: For admins: whose schedule is meant, if several roles have one of this name.
+
+        Raises:
+            SettingError: There is no such schedule.
+            TitanicError: Titanic failed.
+            RequestError: As from `Client.request`.
+        """
         self._change("pause", name, owner)
 
     def resume(self, name: str, *, owner: str | None = None) -> None:
-        """Continue a schedule that was paused, with the first occurrence from now on."""
+        """Continue a schedule that was paused, with the first occurrence from now on.
+
+            schedules.resume("nightly")
+
+        Args:
+            name: The schedule's name.
+            owner: For admins: whose schedule is meant, if several roles have one of this name.
+
+        Raises:
+            SettingError: There is no such schedule.
+            TitanicError: Titanic failed.
+            RequestError: As from `Client.request`.
+        """
         self._change("resume", name, owner)
 
     def rm(self, name: str, *, owner: str | None = None) -> None:
-        """Remove a schedule.  The requests that it has submitted stay."""
+        """Remove a schedule.
+
+            schedules.rm("nightly")
+
+        The requests that it has submitted stay.
+
+        Args:
+            name: The schedule's name.
+            owner: For admins: whose schedule is meant, if several roles have one of this name.
+
+        Raises:
+            SettingError: There is no such schedule.
+            TitanicError: Titanic failed.
+            RequestError: As from `Client.request`.
+        """
         self._change("rm", name, owner)
 
     def run(self, name: str, *, owner: str | None = None) -> str:
-        """Submit a schedule's request now, besides its occurrences, and return the UUID."""
+        """Submit a schedule's request now, besides its occurrences.
+
+            uuid = schedules.run("nightly")
+
+        Args:
+            name: The schedule's name.
+            owner: For admins: whose schedule is meant, if several roles have one of this name.
+
+        Returns:
+            The request's UUID.
+
+        Raises:
+            SettingError: There is no such schedule.
+            TitanicError: Titanic failed.
+            RequestError: As from `Client.request`.
+        """
         (uuid,) = self._change("run", name, owner, uuid=new_uuid_hex())
         return uuid.decode()
 

@@ -171,7 +171,16 @@ class Worker(BaseWorker[Handler]):
         return True
 
     def turning(self) -> bool:
-        """Ask the connections for a sign of life.  Return whether each has given one since the last call."""
+        """Ask the worker's connections for a sign of life, for a watchdog that restarts a program that hangs.
+
+            if worker.turning():
+                tell_watchdog()
+
+        Call it at intervals of some seconds.  Handlers do not matter, however long they take.
+
+        Returns:
+            Whether each connection has given the sign that the previous call asked for; True for the first call.
+        """
         # Each is asked, even if another has not answered.
         return False not in [connection.turning() for connection in self._connections]
 

@@ -1,6 +1,6 @@
 """What a service is: its name and the types of its values, for those who offer it and those who call it."""
 
 from .about import About, Description
-from .service import BaseService, Service, Streaming, SubmissionDefaults
+from .service import BaseService, Service, Streaming
 
-__all__ = ["About", "BaseService", "Description", "Service", "Streaming", "SubmissionDefaults"]
+__all__ = ["About", "BaseService", "Description", "Service", "Streaming"]

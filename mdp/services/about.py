@@ -11,22 +11,30 @@ RAW: Final[Schema] = {"type": "string", "contentMediaType": "application/octet-s
 
 @dataclass(frozen=True)
 class About:
-    """What workers say of their service.  Nobody has checked it: it may be wrong, or meant to deceive."""
+    """What workers say of their service.  Nobody has checked it: it may be wrong, or meant to deceive.
+
+        about = client.describe("images.resize").about
+        about.description, about.request
+
+    Args:
+        version: The version, as its authors name it.
+        description: What it does.
+        codec: `"json"` or `"msgpack"`; empty if the service has no types.
+        request: JSON schema of the value that it takes; None if it is unknown.
+        reply: That of the value that it replies with, unless it streams.
+        part: That of each value that it streams.
+        workers: Number of workers that say this.
+        said: Everything that they say, as it was received.
+    """
 
     version: str = ""
     description: str = ""
     codec: str = ""
-    """`"json"` or `"msgpack"`; empty if the service has no types."""
     request: Schema | None = None
-    """JSON schema of the value that it takes; None if it is unknown."""
     reply: Schema | None = None
-    """That of the value that it replies with, unless it streams."""
     part: Schema | None = None
-    """That of each value that it streams."""
     workers: int = 0
-    """Number of workers that say this."""
     said: Mapping[str, Any] = field(default_factory=dict)
-    """Everything that they say, as it was received."""
 
     @classmethod
     def read(cls, said: Mapping[str, Any], workers: int = 0) -> "About":
@@ -36,19 +44,36 @@ class About:
         return cls(**texts, **schemas, workers=workers, said=said)
 
     def as_option(self, *, schemas: bool = True) -> dict[str, Any]:
-        """Return the option of READY."""
+        """Return it as the setting `about` of a worker, which sends it to the broker with READY.
+
+            worker = Worker("resize", handler, about=About(version="2", description="Scale an image.").as_option())
+
+        Args:
+            schemas: Whether to include the schemas, which may be too long for the broker.
+
+        Returns:
+            What is known, as JSON values.
+        """
         names = ("version", "description", "codec", *(("request", "reply", "part") if schemas else ()))
         return {name: value for name in names if (value := getattr(self, name)) not in ("", None)}
 
 
 @dataclass(frozen=True)
 class Description:
-    """What the workers of a service say of it, at all brokers that could be asked."""
+    """What the workers of a service say of it, at all brokers that could be asked.
+
+        found = client.describe("images.resize")
+        found.workers, [about.version for about in found.abouts]    # 3, ['2', '1']
+
+    Args:
+        service: The service's name.
+        workers: Number of its workers.
+        abouts: What they say, first what most of them say: several while a new version is rolled out.
+    """
 
     service: str
     workers: int
     abouts: tuple[About, ...]
-    """What they say, first what most of them say: several while a new version is rolled out."""
 
     @property
     def about(self) -> About:
@@ -56,7 +81,13 @@ class Description:
         return self.abouts[0] if self.abouts else About()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return it as JSON values, as `mdclient describe --json` prints it.
+
+            json.dumps(found.as_dict())
+
+        Returns:
+            `service`, `workers`, and `abouts`: objects with `workers` and `about`.
+        """
         abouts = [{"workers": each.workers, "about": dict(each.said)} for each in self.abouts]
         return {"service": self.service, "workers": self.workers, "abouts": abouts}
 

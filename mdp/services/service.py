@@ -37,7 +37,10 @@ class BaseService(Generic[In, Out]):
         request: Type of the value that it takes; None if it takes none.
         reply: Type of the value that it replies with, or of each part of a stream.
         codec: `"json"` or `"msgpack"`.
-        retries, backoff, ttl, priority: See `SubmissionDefaults`.
+        retries: Of a request that is submitted to Titanic: how often to execute it again if the handler fails.
+        backoff: Seconds before the first of these retries.
+        ttl: Seconds for which Titanic keeps the result.
+        priority: Of the requests that wait at Titanic, those with the highest priority run first.
 
     Raises:
         SettingError: The name or a number is invalid, or values of a type cannot be sent.
@@ -134,6 +137,10 @@ class Service(BaseService[In, Out]):
         request: Type of the value that it takes; None if it takes none.
         reply: Type of the value that it replies with.
         codec: `"json"` or `"msgpack"`.
+        retries: Of a request that is submitted to Titanic: how often to execute it again if the handler fails.
+        backoff: Seconds before the first of these retries.
+        ttl: Seconds for which Titanic keeps the result.
+        priority: Of the requests that wait at Titanic, those with the highest priority run first.
 
     Raises:
         SettingError: The name is invalid, or values of a type cannot be sent.
@@ -153,6 +160,10 @@ class Streaming(BaseService[In, Out]):
         request: Type of the value that it takes; None if it takes none.
         reply: Type of each value of the stream.
         codec: `"json"` or `"msgpack"`.
+        retries: Of a request that is submitted to Titanic: how often to execute it again if the handler fails.
+        backoff: Seconds before the first of these retries.
+        ttl: Seconds for which Titanic keeps the result.
+        priority: Of the requests that wait at Titanic, those with the highest priority run first.
 
     Raises:
         SettingError: The name is invalid, or values of a type cannot be sent.

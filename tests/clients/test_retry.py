@@ -10,6 +10,7 @@ from support.x1_client import Highest
 
 from zmdp import AsyncClient, Client, Retry, ServiceError, Worker
 from zmdp.clients import RetryLater
+from zmdp.clients.retry import pause_after
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.testing import running_broker
@@ -36,8 +37,8 @@ def test_settings_out_of_range(settings, text):
 
 def test_pauses_double_up_to_the_longest_and_vary():
     retry = Retry(backoff=1.0, max_backoff=5.0)
-    assert [retry.pause(attempts, Highest()) for attempts in (1, 2, 3, 4, 10_000)] == [1.0, 2.0, 4.0, 5.0, 5.0]
-    pauses = {retry.pause(1, Random(seed)) for seed in range(100)}
+    assert [pause_after(attempts, retry, Highest()) for attempts in (1, 2, 3, 4, 10_000)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    pauses = {pause_after(1, retry, Random(seed)) for seed in range(100)}
     assert len(pauses) == 100
     assert all(0.5 <= pause <= 1.0 for pause in pauses)
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from ...mdp.services import About, BaseService, Service, Streaming, SubmissionDefaults
+from ...mdp.services import About, BaseService, Service, Streaming
+from ...mdp.services.service import SubmissionDefaults
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -62,7 +63,13 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         update_wrapper(self, function, updated=())  # its attributes may have the names of ours
 
     def about(self) -> About:
-        """Return what callers are told: the version, the function's docstring, and the types."""
+        """Return what callers are told: the version, the function's docstring, and the types.
+
+            resize.about().request                                  # the JSON schema of Resize
+
+        Returns:
+            What `Client.describe` returns of its workers.
+        """
         request, reply = self.request.schema(), self.reply.schema()
         return About(
             version=self.settings.get("version", ""),
