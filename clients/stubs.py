@@ -83,10 +83,11 @@ class _Code:
         about, given = described.about, described.service
         kind = "Service" if about.part is None else "Streaming"
         name = self.free_name(given.rpartition(".")[2], given, content=given)
-        codec = "" if about.codec == "json" else f", codec={about.codec!r}"
         arguments = ", ".join(self._argument(each) for each in (request, reply))
+        settings = {**({} if about.codec == "json" else {"codec": about.codec}), **about.submission}
+        keywords = "".join(f", {setting}={value!r}" for setting, value in settings.items())
         self.used.add(kind)
-        made = f"{name}: {kind}[{request}, {reply}] = {kind}({given!r}, {arguments}{codec})"
+        made = f"{name}: {kind}[{request}, {reply}] = {kind}({given!r}, {arguments}{keywords})"
         return made + _documented(about.description)
 
     def _argument(self, kind: str) -> str:

@@ -58,7 +58,9 @@ def _lines(description: Description) -> list[str]:
             told.insert(0, _workers(about.workers))
         title = ", ".join(each for each in told if each)
         shown = Description(description.service, about.workers, (about,))
-        for part in (title, about.description, stubs.types(shown)):
+        submission = ", ".join(f"{name}={value!r}" for name, value in about.submission.items())
+        submitted = f"submission: {submission}" if submission else ""
+        for part in (title, about.description, stubs.types(shown), submitted):
             lines += ["", part] if part else []
     if silent := description.workers - sum(about.workers for about in description.abouts):
         lines += ["", f"{_workers(silent)} of these say nothing of it"]

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from .submission import read_defaults
+
 Schema = Mapping[str, Any]
 RAW: Final[Schema] = {"type": "string", "contentMediaType": "application/octet-stream"}
 """The schema of a value that is the frame itself, whatever the codec."""
@@ -23,6 +25,7 @@ class About:
         request: JSON schema of the value that it takes; None if it is unknown.
         reply: That of the value that it replies with, unless it streams.
         part: That of each value that it streams.
+        submission: Its defaults for submissions to Titanic: `retries`, `backoff`, `ttl`, `priority`.
         workers: Number of workers that say this.
         said: Everything that they say, as it was received.
     """
@@ -33,6 +36,7 @@ class About:
     request: Schema | None = None
     reply: Schema | None = None
     part: Schema | None = None
+    submission: Mapping[str, float] = field(default_factory=dict)
     workers: int = 0
     said: Mapping[str, Any] = field(default_factory=dict)
 
@@ -41,7 +45,8 @@ class About:
         """Return what `said` means; what is not of the expected type is ignored."""
         texts = {name: _of(said, name, str, "") for name in ("version", "description", "codec")}
         schemas = {name: _of(said, name, dict, None) for name in ("request", "reply", "part")}
-        return cls(**texts, **schemas, workers=workers, said=said)
+        submission = read_defaults(_of(said, "submission", dict, {}))
+        return cls(**texts, **schemas, submission=submission, workers=workers, said=said)
 
     def as_option(self, *, schemas: bool = True) -> dict[str, Any]:
         """Return it as the setting `about` of a worker, which sends it to the broker with READY.
@@ -55,7 +60,8 @@ class About:
             What is known, as JSON values.
         """
         names = ("version", "description", "codec", *(("request", "reply", "part") if schemas else ()))
-        return {name: value for name in names if (value := getattr(self, name)) not in ("", None)}
+        option = {name: value for name in names if (value := getattr(self, name)) not in ("", None)}
+        return {**option, "submission": dict(self.submission)} if self.submission else option
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,15 @@
 """`Service` and `Streaming`: a service's name, and the types of its request and its reply."""
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..errors import CodecError, SettingError
-from ..limits import check_number
 from ..wire.names import service_name
+from .submission import checked_defaults
 from .values import ValueType
 
 In = TypeVar("In", contravariant=True)  # noqa: PLC0105 - shown in type checkers' messages
 Out = TypeVar("Out", covariant=True)  # noqa: PLC0105 - as above
-
-
-class SubmissionDefaults(TypedDict, total=False):
-    """Options with which requests of a service are submitted to Titanic, unless the submission has its own.
-
-    `retries` says how often a request whose handler fails is executed again, and `backoff` how many seconds after;
-    `ttl` for how many seconds the result is kept.  Of requests that wait, those with the highest `priority` are first.
-    """
-
-    retries: int | None
-    backoff: float | None
-    ttl: float | None
-    priority: int | None
 
 
 class BaseService(Generic[In, Out]):
@@ -62,12 +49,8 @@ class BaseService(Generic[In, Out]):
         self.request = ValueType(request, codec)
         self.reply = ValueType(reply, codec)
         given = {"retries": retries, "backoff": backoff, "ttl": ttl, "priority": priority}
-        self.submission = {name: value for name, value in given.items() if value is not None}
+        self.submission = checked_defaults(given)
         """How its requests are submitted to Titanic, if the submission does not say."""
-        for option, value in self.submission.items():
-            check_number(option, value, whole=option in {"retries", "priority"})
-            if value < 0:
-                raise SettingError(f"{option} is {value!r}: it must be 0 or more")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r})"

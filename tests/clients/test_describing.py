@@ -53,7 +53,7 @@ def workers(client):
 
 def test_both_clients_describe_a_service_whatever_they_speak():
     with running_broker() as server, offering(at := server.endpoints[0], GREET):
-        about = About("2", "Greet.", "json", {"type": "string"}, {}, None, 1, GREET)
+        about = About("2", "Greet.", "json", {"type": "string"}, {}, workers=1, said=GREET)
         expected = Description("echo", 1, (about,))
         for protocol in ("X1", "0.2", "0.1"):
             with Client(at, protocol=protocol, timeout=TIMEOUT_SECONDS) as client:
@@ -100,7 +100,7 @@ def test_workers_at_all_brokers_describe_a_service():
 def test_services_describe_themselves():
     services = Services(version="1.4")
 
-    @services.service("double")
+    @services.service("double", retries=3, ttl=60.0)
     def double(number: int) -> int:
         """Return twice the number."""
         return 2 * number
@@ -120,6 +120,7 @@ def test_services_describe_themselves():
                     await asyncio.sleep(0)
                 described = await client.describe("double")
                 printed = await asyncio.to_thread(run, "describe", "double", "--json", "--broker", at)
+                shown = await asyncio.to_thread(run, "describe", "double", "--broker", at)
                 code = await asyncio.to_thread(run, "stub", "double", "--broker", at)
                 quoted = await asyncio.to_thread(run, "stub", "double", "--json", "--broker", at)
                 while not await client.available("letters"):
@@ -132,18 +133,24 @@ def test_services_describe_themselves():
                     assert await asyncio.to_thread(run, *command, "--broker", at) == expected
             worker.stop()
             await worker.wait()
-            return described, printed, code, quoted
+            return described, printed, shown, code, quoted
 
-        described, printed, code, quoted = asyncio.run(main())
+        described, printed, shown, code, quoted = asyncio.run(main())
     assert described.about.as_option() == double.about().as_option() == {
         "version": "1.4", "description": "Return twice the number.", "codec": "json",
-        "request": {"type": "integer"}, "reply": {"type": "integer"},
+        "request": {"type": "integer"}, "reply": {"type": "integer"}, "submission": {"retries": 3, "ttl": 60.0},
     }  # fmt: skip
     assert json.loads(printed) == described.as_dict()
+    assert shown == (
+        "double: 1 worker\n\nversion 1.4, json\n\nReturn twice the number.\n\nrequest: int\nreply:   int\n\n"
+        "submission: retries=3, ttl=60.0\n"
+    )
     assert json.loads(quoted) == {"code": code}
     names: dict[str, object] = {}
     exec(code, names)
-    assert isinstance(names["double"], Service)
+    made = names["double"]
+    assert isinstance(made, Service)
+    assert made.submission == double.submission == {"retries": 3, "ttl": 60.0}
 
 
 def test_a_worker_may_not_say_too_much():

@@ -85,7 +85,7 @@ def everything(value: Everything) -> Everything:
     return value
 
 
-@services.service("other.everything", codec="msgpack")
+@services.service("other.everything", codec="msgpack", retries=3, backoff=0.5)
 def same(value: Item) -> list[Item]:
     return [value]
 
@@ -147,6 +147,7 @@ def test_the_types_of_several_services_are_told_apart():
     stub = loaded(CODE)
     assert (stub.everything.name, stub.other_everything.name) == ("all.everything", "other.everything")
     assert stub.other_everything.request.codec == "msgpack"
+    assert stub.other_everything.submission == {"retries": 3, "backoff": 0.5}
     assert asdict(stub.Item("a")) == {"name": "a", "amount": None, "tags": msgspec.UNSET}
     assert stub.find.decode_reply([b'{"name":"b"}']).name == "b"
     assert stub.raw.encode_request([b"\x00"]) == [b"\x00"]
@@ -183,6 +184,7 @@ def test_what_workers_say_does_not_become_code():
     about = About.read({
         "codec": "json", "description": "\\\"\"\"\nraise SystemExit", "request": hostile,
         "reply": {"enum": ["'] + exit() + ['", '\x1b"""']},
+        "submission": {"retries": "exit()", "exit()": 3},
     })  # fmt: skip
     code = stubs.stub([Description('x"); exit(); ("', 1, (about,))])
     stub = loaded(code)

@@ -6,7 +6,7 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ...mdp.services import About, BaseService, Service, Streaming
-from ...mdp.services.service import SubmissionDefaults
+from ...mdp.services.submission import SubmissionDefaults
 from .signature import Signature
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         update_wrapper(self, function, updated=())  # its attributes may have the names of ours
 
     def about(self) -> About:
-        """Return what callers are told: the version, the function's docstring, and the types.
+        """Return what callers are told: the version, the function's docstring, the types, and the defaults for Titanic.
 
             resize.about().request                                  # the JSON schema of Resize
 
@@ -78,6 +78,7 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
             request=request,
             reply=None if self.signature.streaming else reply,
             part=reply if self.signature.streaming else None,
+            submission=self.submission,
         )
 
     if TYPE_CHECKING:
