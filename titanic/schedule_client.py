@@ -10,7 +10,7 @@ from . import conversation
 from .client import Titanic
 from .schedules import SCHEDULE_OPTIONS, ScheduleOptions
 from .submission import encode_options
-from .typed import AnyService, body_of, name_of
+from .typed import AnyService, body_of, name_of, options_of
 from .uuids import new_uuid_hex
 
 
@@ -59,14 +59,14 @@ class Schedules:
             priority: As for `Titanic.submit`.
             retries: As for `Titanic.submit`.
             backoff: As for `Titanic.submit`.
-            ttl: As for `Titanic.submit`, but a week by default.
+            ttl: As for `Titanic.submit`, but a week if neither this nor the service says.
 
         Raises:
             SettingError: An argument is invalid, or there is another schedule of this name.
             TitanicError: Titanic failed.
             RequestError: As from `Client.request`.
         """
-        encoded = encode_options(options, SCHEDULE_OPTIONS, "a schedule")
+        encoded = encode_options(options_of(service, options), SCHEDULE_OPTIONS, "a schedule")
         body = body_of(service, frames) or (b"",)
         self._ask([b"add", name.encode(), service_name(name_of(service)), *body], encoded, headers)
 

@@ -8,6 +8,7 @@ import pytest
 from support.processes import eventually
 from support.titanics import BEATS, answer, serving, stored
 
+from zmdp import Service
 from zmdp.clients import ServiceNotFound
 from zmdp.mdp.errors import SettingError
 from zmdp.titanic import Schedules
@@ -47,6 +48,14 @@ def test_occurrences_are_submitted_and_executed(bench, schedules, url):
     first, second, *_ = stored(url)["requests"]
     assert [first["key"], second["key"]] == keys
     assert (first["result_ttl"], json.loads(first["headers"])) == (3600, {"a": "b", "schedule": keys[0]})
+
+
+def test_a_service_has_defaults_for_its_schedules(schedules):
+    report = Service("report", int, int, retries=3, backoff=0.5, ttl=60.0, priority=7)
+    schedules.add("a", report, 1, every=86400)
+    schedules.add("b", report, 1, every=86400, retries=0, ttl=None)
+    told = [(row["retries"], row["backoff"], row["result_ttl"], row["priority"]) for row in schedules.ls()]
+    assert told == [(3, 0.5, 60.0, 7), (0, 0.5, 60.0, 7)]
 
 
 def test_the_list(schedules):
