@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
+from ..mdp.functions import name_of, underlying
 from ..mdp.middleware import surrounded
 from .arguments import checked_body
 from .dialog import Ask, AsyncDialog, Dialog
@@ -54,10 +55,9 @@ def checked_middleware(middleware: Iterable[ClientMiddleware], *, asynchronous: 
     for each in found:
         if not callable(each):
             raise SettingError(f"middleware {each!r:.100} is not a function of a request and call_next")
-        call: Any = each if inspect.isroutine(each) else getattr(each, "__call__", each)  # noqa: B004 - to inspect it
-        if inspect.iscoroutinefunction(call) is not asynchronous:
+        if inspect.iscoroutinefunction(underlying(each)) is not asynchronous:
             needed = "is a def: an AsyncClient needs async def" if asynchronous else "is async: a Client needs a def"
-            raise SettingError(f"middleware {getattr(each, '__qualname__', each)} {needed}")
+            raise SettingError(f"middleware {name_of(each)} {needed}")
     return found
 
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self, cast
 
 from ..mdp.errors import RequestCancelled, SettingError
+from ..mdp.functions import name_of
 from ..mdp.loading import check_not_importing
 from ..mdp.logs import fields_of
 from ..mdp.rows import Outcome
@@ -20,7 +21,7 @@ from .aio_handling import EAGER, AsyncHandler, HandlerCalls, begin_task
 from .base import AsyncSource, BaseWorker
 from .blocking import BlockingWatch
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
-from .handling import failed, name_of
+from .handling import failed
 from .request import Request
 
 DEFAULT_CONCURRENCY: Final = 64

@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack
 
 from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
+from ..mdp.functions import is_async, name_of
 from ..mdp.rows import Outcome
 from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import WorkerArguments, WorkerSettings
 from .connection import ready_options
 from .credit import CreditController
-from .handling import HandlerAdapter, is_async, name_of
+from .handling import HandlerAdapter
 from .pack_middleware import PackMiddleware
 from .request import Request
 from .session import WorkerSession

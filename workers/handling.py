@@ -1,10 +1,8 @@
 """Shared by both kinds of workers: turn a request into a handler's argument, and its result into frames."""
 
-import inspect
 import logging
 import traceback
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from ..mdp import tracing
@@ -40,22 +38,6 @@ def current_request() -> Request:
     """
     request: Request = tracing.current.get()
     return request
-
-
-def is_async(handler: object) -> bool:
-    """Return whether `handler` is a coroutine function, an async generator function, or an object with such a call."""
-    if isinstance(handler, partial):
-        return is_async(handler.func)
-    if not (inspect.isroutine(handler) or inspect.isclass(handler)):
-        handler = getattr(handler, "__call__", handler)  # noqa: B004 - this inspects it, callable() would not
-    return inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler)
-
-
-def name_of(handler: object) -> str:
-    """Return the name of a handler, for the log."""
-    if isinstance(handler, partial):
-        return name_of(handler.func)
-    return str(getattr(handler, "__qualname__", type(handler).__qualname__))
 
 
 class Last:

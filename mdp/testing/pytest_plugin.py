@@ -113,8 +113,8 @@ def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Wor
     number of tests can use it.  `worker(my_services)` offers all services of a `Services`.
     """
     from ...workers import AsyncWorker, Worker
-    from ...workers.handling import is_async
     from ...workers.services import Services, ServicesWorker
+    from ..functions import is_async
 
     endpoint = mdp_broker.endpoints[0]
     with ExitStack() as stack:

@@ -20,11 +20,11 @@ from ...clients import Client
 from ...mdp import logs
 from ...mdp.control import SPARK
 from ...mdp.errors import SettingError, ZmdpError
+from ...mdp.functions import is_async
 from ...mdp.keys import ClientKeys
 from ...mdp.loading import load
 from ...mdp.transport.reach import check_listening, why_none_reachable
 from ...workers import AsyncWorker, Worker
-from ...workers.handling import is_async
 from ...workers.scaling import Lease
 from .settings import FleetSettings
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from contextlib import closing
 from contextvars import ContextVar
+from functools import partial
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
@@ -171,6 +172,7 @@ def test_what_is_outstanding_ends_with_the_client_and_with_map(endpoint):
     [
         (Client, Seen().asynchronous, "middleware Seen.asynchronous is async: a Client needs a def"),
         (AsyncClient, Seen().sync, "middleware Seen.sync is a def: an AsyncClient needs async def"),
+        (Client, partial(Seen().asynchronous), "middleware Seen.asynchronous is async: a Client needs a def"),
         (Client, 5, "middleware 5 is not a function of a request and call_next"),
     ],
 )

@@ -1,6 +1,5 @@
 """What both kinds of workers share, as functions."""
 
-import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +9,7 @@ from support.processes import TIMEOUT_SECONDS
 from zmdp.mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
 from zmdp.mdp.tracing import handling
 from zmdp.workers import Last, Request, current_request
-from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed, HandlerAdapter, Unreadable, failed, is_async
+from zmdp.workers.handling import MAX_BODY, MAX_BODY_FRAMES, Failed, HandlerAdapter, Unreadable, failed
 
 
 def request(*frames, cancelled=False):
@@ -148,26 +147,3 @@ def test_the_traceback_goes_to_the_log_and_nowhere_else(caplog):
     assert "Traceback" not in told.text
     assert "Traceback" in caplog.text
     assert __file__ in caplog.text
-
-
-def test_which_handlers_are_for_asyncio():
-    def function(request):
-        return request
-
-    async def coroutine(request):
-        return request
-
-    async def generator(request):
-        yield request
-
-    class Both:
-        def plain(self, request):
-            return request
-
-        async def __call__(self, request):
-            return request
-
-    for handler in (coroutine, generator, Both(), Both().__call__, functools.partial(functools.partial(coroutine))):
-        assert is_async(handler), handler
-    for handler in (function, list, sum, Both, Both().plain, functools.partial(function), b"".join):
-        assert not is_async(handler), handler

@@ -30,11 +30,11 @@ from ...mdp.cli.console import (
 from ...mdp.cli.shutdown import drain_timeout_option
 from ...mdp.cli.systemd import systemd_option
 from ...mdp.errors import SettingError
+from ...mdp.functions import is_async
 from ...mdp.keys import ClientKeys
 from ...mdp.loading import load
 from ..aio import DEFAULT_CONCURRENCY, AsyncWorker
 from ..freelance import DEFAULT_SERVICE, freelance_worker
-from ..handling import is_async
 from ..mdworker import Worker
 from ..reload import check_installed
 from ..services import Services, ServicesWorker

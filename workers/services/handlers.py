@@ -10,7 +10,7 @@ from ..handling import Last, Unreadable
 from ..pack_middleware import PackMiddleware
 from ..request import Request, State
 from .batching import Batcher
-from .middleware import Endpoint, middleware_of, pack_middleware_of
+from .middleware import CallNext, middleware_of, pack_middleware_of
 from .offered import AnyOffered
 
 MISFIT = 422
@@ -28,7 +28,7 @@ def handlers_of(offered: AnyOffered, state: State) -> tuple[Callable[[Request], 
     return handler, pack_middleware_of(offered, state, _handler(offered, endpoint, state))
 
 
-def _handler(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[[Request], Any]:
+def _handler(offered: AnyOffered, endpoint: CallNext, state: State) -> Callable[[Request], Any]:
     if offered.signature.streaming:
         return (_async_stream if offered.signature.asynchronous else _stream)(offered, endpoint, state)
     encode = offered.reply.encode
@@ -47,7 +47,7 @@ def _handler(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[
     return handle
 
 
-def _endpoint(offered: AnyOffered) -> Endpoint:
+def _endpoint(offered: AnyOffered) -> CallNext:
     """Return what calls the function with the value of a request."""
     function, decode, takes_value = offered.function, offered.request.decode, offered.signature.takes_value
     if offered.batch is not None:
@@ -68,7 +68,7 @@ def _endpoint(offered: AnyOffered) -> Endpoint:
     return streaming if offered.signature.streaming and offered.signature.asynchronous else endpoint
 
 
-def _stream(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[[Request], Any]:
+def _stream(offered: AnyOffered, endpoint: CallNext, state: State) -> Callable[[Request], Any]:
     encode, nothing = offered.reply.encode, offered.reply.nothing
 
     def handle(request: Request) -> Generator[list[bytes], None, list[bytes]]:
@@ -82,7 +82,7 @@ def _stream(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[[
     return handle
 
 
-def _async_stream(offered: AnyOffered, endpoint: Endpoint, state: State) -> Callable[[Request], Any]:
+def _async_stream(offered: AnyOffered, endpoint: CallNext, state: State) -> Callable[[Request], Any]:
     encode, nothing = offered.reply.encode, offered.reply.nothing
 
     async def handle(request: Request) -> AsyncGenerator[Any, None]:

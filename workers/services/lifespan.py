@@ -6,7 +6,7 @@ from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any
 
 from ...mdp.errors import SettingError
-from ..handling import name_of
+from ...mdp.functions import name_of
 from ..request import State
 
 if TYPE_CHECKING:

@@ -21,15 +21,15 @@ from collections.abc import Callable
 from typing import Any
 
 from ...mdp.errors import SettingError
+from ...mdp.functions import is_async, name_of
 from ...mdp.middleware import surrounded
-from ..handling import is_async, name_of
 from ..pack_middleware import PackMiddleware
 from ..request import Request, State
 from .offered import AnyOffered
 
-Endpoint = Callable[[Request], Any]
+CallNext = Callable[[Request], Any]
 """Takes a request, and returns a handler's result, or a coroutine of it."""
-Middleware = Callable[[Request, Endpoint], Any]
+Middleware = Callable[[Request, CallNext], Any]
 
 
 def middleware_of(offered: AnyOffered) -> list[Middleware]:
@@ -53,7 +53,7 @@ def pack_middleware_of(
     if not middleware:
         return None
 
-    def around(request: Request, call_next: Endpoint) -> Any:
+    def around(request: Request, call_next: CallNext) -> Any:
         request.state = state
         return surrounded(call_next, middleware)(request)
 

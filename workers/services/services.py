@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from ...mdp.errors import SettingError
+from ...mdp.functions import name_of
 from ..arguments import WorkerArguments
-from ..handling import name_of
 from .lifespan import Lifespan, checked_lifespan
 from .middleware import Middleware
 from .offered import AnyOffered, OfferedService, OfferedStreaming, ServiceSettings

@@ -8,7 +8,7 @@ from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
 from ...mdp.errors import SettingError
-from ..handling import is_async, name_of
+from ...mdp.functions import is_async, name_of
 
 _ITERATORS: Final = (Iterator, Generator)
 _ASYNC_ITERATORS: Final = (AsyncIterator, AsyncGenerator)
