@@ -26,7 +26,7 @@ from ..mdp.services import Service, Streaming
 from . import conversation
 from .conversation import CallTitanic, CheckAvailable, PartialsCursor, Result, Step, Steps
 from .submission import SubmissionOptions
-from .typed import FRAMES, AnyService, Reader, body_of, name_of, options_of, reader_of
+from .typed import FRAMES, Reader, ServiceOrName, body_of, name_of, options_of, reader_of
 
 I = TypeVar("I")  # noqa: E741 - in and out
 O = TypeVar("O")  # noqa: E741
@@ -158,7 +158,7 @@ class Titanic:
     @overload
     def ticket(self, uuid: str | bytes | UUID, service: None = ...) -> "Ticket[Reply, Reply]": ...
     def ticket(
-        self, uuid: str | bytes | UUID, service: AnyService | None = None, codec: str | Codec | None = None
+        self, uuid: str | bytes | UUID, service: ServiceOrName | None = None, codec: str | Codec | None = None
     ) -> "Ticket[Any, Any]":
         """Return the ticket of a request that was submitted before.
 
@@ -458,7 +458,7 @@ class AsyncTitanic:
     @overload
     def ticket(self, uuid: str | bytes | UUID, service: None = ...) -> "AsyncTicket[Reply, Reply]": ...
     def ticket(
-        self, uuid: str | bytes | UUID, service: AnyService | None = None, codec: str | Codec | None = None
+        self, uuid: str | bytes | UUID, service: ServiceOrName | None = None, codec: str | Codec | None = None
     ) -> "AsyncTicket[Any, Any]":
         """Return the ticket of a request that was submitted before.
 

@@ -10,7 +10,7 @@ from . import conversation
 from .client import Titanic
 from .schedules import SCHEDULE_OPTIONS, ScheduleOptions
 from .submission import encode_options
-from .typed import AnyService, body_of, name_of, options_of
+from .typed import ServiceOrName, body_of, name_of, options_of
 from .uuids import new_uuid_hex
 
 
@@ -36,7 +36,7 @@ class Schedules:
     def add(
         self,
         name: str,
-        service: AnyService,
+        service: ServiceOrName,
         *frames: Any,
         headers: Mapping[str, str] | None = None,
         **options: Unpack[ScheduleOptions],

@@ -10,7 +10,7 @@ from ..mdp.codes import Code
 from ..mdp.errors import SettingError, TitanicError
 from ..mdp.wire import service_name
 from .submission import OWNER_OPTION, MalformedRequest, SubmissionOptions, encode_options, parse_submission
-from .typed import AnyService, body_of, name_of, options_of
+from .typed import ServiceOrName, body_of, name_of, options_of
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def enqueue(
     session: "Session | scoped_session[Any] | Connection",
-    service: AnyService,
+    service: ServiceOrName,
     *frames: Any,
     codec: str | Codec | None = None,
     headers: Mapping[str, str] | None = None,

@@ -8,7 +8,7 @@ from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import SettingError
 from ..mdp.services import BaseService, Streaming
 
-AnyService = BaseService[Any, Any] | str | bytes
+ServiceOrName = BaseService[Any, Any] | str | bytes
 
 
 class Reader(NamedTuple):
@@ -25,7 +25,7 @@ def _frames(reply: Reply) -> Reply:
 FRAMES: Final = Reader(_frames, _frames)
 
 
-def reader_of(service: AnyService | None, codec: str | Codec | None = None) -> Reader:
+def reader_of(service: ServiceOrName | None, codec: str | Codec | None = None) -> Reader:
     """Return how replies of `service` are read: as values if it has types or there is a codec, otherwise as they are.
 
     Raises `SettingError` for a codec that does not exist.
@@ -40,12 +40,12 @@ def reader_of(service: AnyService | None, codec: str | Codec | None = None) -> R
     return FRAMES
 
 
-def name_of(service: AnyService) -> str | bytes:
+def name_of(service: ServiceOrName) -> str | bytes:
     """Return the name of `service`."""
     return service.name if isinstance(service, BaseService) else service
 
 
-def body_of(service: AnyService, given: Sequence[Any], codec: str | Codec | None = None) -> Sequence[bytes]:
+def body_of(service: ServiceOrName, given: Sequence[Any], codec: str | Codec | None = None) -> Sequence[bytes]:
     """Return the body of a request: that of one value or none, or frames if `service` is a name without a codec.
 
     Raises `SettingError` for several values, `CodecError` for one that cannot be sent.
@@ -58,13 +58,13 @@ def body_of(service: AnyService, given: Sequence[Any], codec: str | Codec | None
     return service.encode_request(given) if isinstance(service, BaseService) else given
 
 
-def _coder(service: AnyService | None, codec: str | Codec) -> Coder:
+def _coder(service: ServiceOrName | None, codec: str | Codec) -> Coder:
     if isinstance(service, BaseService):
         raise SettingError(f"codec is {codec!r}, but {service!r} has a codec of its own")
     return Coder(codec)
 
 
-def options_of(service: AnyService, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def options_of(service: ServiceOrName, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options of a submission: those that are given, and for the others the service's own."""
     if not isinstance(service, BaseService) or not service.submission:
         return options
