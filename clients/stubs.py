@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..mdp.errors import CodecError
 from ..mdp.services import Description
-from ..mdp.services.about import Schema
+from ..mdp.services.schemas import REFERENCE, Schema, definitions
 
 _SIMPLE: Final[Mapping[str, str]] = {
     "string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None", "object": "dict[str, Any]",
@@ -32,7 +32,6 @@ _RESERVED: Final = {
 """Names that the code uses."""
 MAX_TYPES: Final = 10_000
 """Types in the code of one schema, in which whoever wrote it may have nested them; others are `Any`."""
-_REFERENCE: Final = "#/$defs/"
 _TYPE: Final = re.compile(r"(?!Any$)[\w.]+|(?:dict|list|tuple)\[[^|]*\]")
 """What a type checker accepts as a `type`."""
 
@@ -123,8 +122,7 @@ class _Types:
         self._service = service
         self._schema = schema
         self._sent = sent
-        found = schema.get("$defs")
-        self._defined: Mapping[str, Any] = found if isinstance(found, dict) else {}
+        self._defined = definitions(schema)
         self._tags: dict[str, tuple[str, Any]] = {}
         """The field and the value by which a class in a union is told from the others, by definition."""
         self._find_tags(schema)
@@ -142,7 +140,7 @@ class _Types:
         told = value.get("discriminator") if isinstance(value, dict) else None
         if isinstance(told, dict) and isinstance(told.get("mapping"), dict):
             for tag, reference in told["mapping"].items():
-                self._tags[str(reference).removeprefix(_REFERENCE)] = str(told.get("propertyName")), tag
+                self._tags[str(reference).removeprefix(REFERENCE)] = str(told.get("propertyName")), tag
 
     def _type(self, schema: Any) -> str:
         self._left -= 1
@@ -155,7 +153,7 @@ class _Types:
             return "Any"
         reference, kind = schema.get("$ref"), schema.get("type")
         if isinstance(reference, str):
-            name = reference.removeprefix(_REFERENCE)
+            name = reference.removeprefix(REFERENCE)
             return self._named(name, self._defined.get(name))
         if isinstance(options := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
             literal = all(each is None or isinstance(each, str | int) for each in options) and options
@@ -212,7 +210,7 @@ class _Types:
         left = [json.dumps(schema, sort_keys=True)]
         text = left[0]
         while left:
-            for name in re.findall(rf'"{re.escape(_REFERENCE)}([^"]*)"', left.pop()):
+            for name in re.findall(rf'"{re.escape(REFERENCE)}([^"]*)"', left.pop()):
                 if name not in found:
                     found[name] = json.dumps(self._defined.get(name), sort_keys=True)
                     left.append(found[name])

@@ -7,8 +7,28 @@ import msgspec
 
 from ..mdp.errors import CodecError
 from ..mdp.services import About
-from ..mdp.services.about import RAW
+from ..mdp.services.schemas import RAW
 from .reply import Reply
+
+
+def is_text(data: bytes) -> bool:
+    """Return whether `data` is UTF-8."""
+    if data.isascii():
+        return True
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def is_json(data: bytes) -> bool:
+    """Return whether `data` is JSON."""
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)  # it makes no objects, and does not look into strings
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return is_text(data)
 
 
 def encoded(about: About, text: bytes) -> list[bytes]:
@@ -46,17 +66,10 @@ def body_for(about: About, frames: Sequence[bytes]) -> Sequence[bytes]:
         return frames
     text = bytes(frames[0])
     with suppress(CodecError, UnicodeDecodeError):
-        if (about.request or {}).get("type") == "string" and not _is_json_text(text):
+        if (about.request or {}).get("type") == "string" and not (text.lstrip()[:1] == b'"' and is_json(text)):
             text = msgspec.json.encode(text.decode())
         return encoded(about, text)
     return frames
-
-
-def _is_json_text(text: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(text), str)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
 
 
 def readable(about: About, reply: Reply) -> Reply:

@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
+from .schemas import Schema
 from .submission import read_defaults
-
-Schema = Mapping[str, Any]
-RAW: Final[Schema] = {"type": "string", "contentMediaType": "application/octet-stream"}
-"""The schema of a value that is the frame itself, whatever the codec."""
 
 
 @dataclass(frozen=True)

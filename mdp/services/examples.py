@@ -2,11 +2,10 @@
 
 from typing import Any, Final
 
-from .about import Schema
+from .schemas import REFERENCE, Schema, definitions
 
 MAX_VALUES: Final = 500
 """Values in an example, in which whoever wrote the schema may have nested them."""
-_REFERENCE: Final = "#/$defs/"
 _NULL: Final = {"type": "null"}
 _FORMATS: Final = {
     "date-time": "2026-01-31T12:00:00Z", "date": "2026-01-31", "time": "12:00:00", "duration": "PT1H",
@@ -21,8 +20,7 @@ def example(schema: Schema | None) -> Any:
 
 class _Example:
     def __init__(self, schema: dict[str, Any]) -> None:
-        found = schema.get("$defs")
-        self._defined: dict[str, Any] = found if isinstance(found, dict) else {}
+        self._defined = definitions(schema)
         self._within: list[str] = []
         """The definitions whose values contain the current one."""
         self._left = MAX_VALUES
@@ -33,7 +31,7 @@ class _Example:
         if not isinstance(schema, dict) or self._left < 0:
             return None
         if isinstance(reference := schema.get("$ref"), str):
-            return self._of_definition(reference.removeprefix(_REFERENCE))
+            return self._of_definition(reference.removeprefix(REFERENCE))
         for name in ("examples", "enum"):
             if isinstance(values := schema.get(name), list) and values:
                 return values[0]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from ..errors import CodecError, SettingError
-from .about import RAW
+from .schemas import RAW
 
 CODECS: Final[Mapping[str, Any]] = {"json": msgspec.json, "msgpack": msgspec.msgpack}
 _PATH: Final = re.compile(r"(.*) - at `([^`]*)`", re.DOTALL)

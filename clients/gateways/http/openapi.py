@@ -13,8 +13,8 @@ from starlette.routing import Route
 from .... import __version__
 from ....mdp.http.problems import KINDS
 from ....mdp.services import About
-from ....mdp.services.about import RAW
 from ....mdp.services.examples import example
+from ....mdp.services.schemas import RAW
 from ....titanic.submission import DurationOption, IntegerOption, Option, TimeOption
 from .gateway import Gateway
 from .job_options import QUERY

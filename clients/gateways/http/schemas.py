@@ -5,11 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ....mdp.services.about import Schema
+from ....mdp.services.schemas import REFERENCE, Schema, definitions
 
 MAX_BYTES: Final = 4 << 20
 """Size of all schemas in a document; the types of further services are left out."""
-_REFERENCE: Final = "#/$defs/"
 _COMPONENT: Final = "#/components/schemas/"
 _WITH_SCHEMAS: Final = frozenset({"properties", "patternProperties"})
 """Keywords whose keys are not keywords."""
@@ -32,11 +31,10 @@ class Components:
         if self._size + size > MAX_BYTES:
             return {}
         self._size += size
-        found = schema.get("$defs")
-        defined = found if isinstance(found, dict) else {}
-        names = {_REFERENCE + name: self._name(service, name, json.dumps(value)) for name, value in defined.items()}
+        defined = definitions(schema)
+        names = {REFERENCE + name: self._name(service, name, json.dumps(value)) for name, value in defined.items()}
         for name, value in defined.items():
-            self.schemas[names[_REFERENCE + name]] = _moved(value, names)
+            self.schemas[names[REFERENCE + name]] = _moved(value, names)
         moved: dict[str, Any] = _moved(dict(schema), names)
         return moved
 

@@ -20,7 +20,7 @@ from ....mdp.http.problems import Problem
 from ....mdp.services import About
 from ...call import Call, Outcome
 from ...reply import Reply
-from ...values import json_of
+from ...values import is_text, json_of
 from .gateway import Gateway
 from .problems import problem_of
 from .translation import EVENT_STREAM
@@ -40,7 +40,7 @@ def event(name: str, frames: list[bytes]) -> bytes:
     """Return the event with the frames of a part of a reply."""
     if len(frames) == 1:
         data = bytes(frames[0])
-        if b"\r" not in data and _is_text(data):
+        if b"\r" not in data and is_text(data):
             return b"event: %s\ndata: %s\n\n" % (name.encode(), data.replace(b"\n", b"\ndata: "))
     listed = json.dumps([base64.b64encode(frame).decode() for frame in frames])
     return f"event: {name}-base64\ndata: {listed}\n\n".encode()
@@ -49,16 +49,6 @@ def event(name: str, frames: list[bytes]) -> bytes:
 def error_event(problem: Problem) -> bytes:
     """Return the event with a problem document."""
     return b"event: error\ndata: %s\n\n" % problem.body()
-
-
-def _is_text(data: bytes) -> bool:
-    if data.isascii():
-        return True
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 class Events:

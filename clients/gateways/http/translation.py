@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-import msgspec
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
@@ -26,7 +25,7 @@ from ....mdp.http.problems import Problem
 from ....mdp.services import About
 from ....mdp.tracing import REQUEST_ID, TRACE_HEADERS
 from ....mdp.wire import service_name
-from ...values import json_of
+from ...values import is_json, json_of
 
 PREFIX: Final = b"/services/"
 BINARY: Final = b"application/octet-stream"
@@ -159,7 +158,7 @@ def service_of(raw_path: bytes) -> bytes:
 def frames_of(asked: Asked, body: bytes, max_parts: int) -> Sequence[bytes]:
     """Return the frames in the body of a request.  Raises `Problem` if it is not what its type says."""
     content_type = asked.found.get(b"content-type")
-    if asked.json and body and not _is_json(body):
+    if asked.json and body and not is_json(body):
         raise Problem("invalid", "the Content-Type is JSON, but the body is not")
     if content_type is None or content_type[:10].lower() != b"multipart/":
         return (body,)
@@ -167,14 +166,6 @@ def frames_of(asked: Asked, body: bytes, max_parts: int) -> Sequence[bytes]:
     if not boundary:
         raise Problem("invalid", "the Content-Type is multipart, but it has no boundary")
     return _parts(boundary, body, max_parts)
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        msgspec.json.decode(body, type=msgspec.Raw)  # it checks the text, and makes no objects
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
 
 
 def _parts(boundary: bytes, body: bytes, max_parts: int) -> list[bytes]:
@@ -219,7 +210,7 @@ def body_of(frames: Sequence[bytes], asked: Asked, about: About | None = None) -
     if about is not None and asked.label in {None, JSON} and (value := json_of(about, frames)) is not None:
         return JSON, value
     if len(frames) == 1:
-        return asked.label or (JSON if asked.json and _is_json(frames[0]) else BINARY), frames[0]
+        return asked.label or (JSON if asked.json and is_json(frames[0]) else BINARY), frames[0]
     boundary = secrets.token_hex(16).encode()  # nobody can guess it, so no frame contains it
     pieces: list[Any] = []
     for frame in frames:

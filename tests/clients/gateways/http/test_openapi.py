@@ -14,7 +14,7 @@ from zmdp.clients.gateways.http import schemas
 from zmdp.clients.gateways.http.job_options import QUERY
 from zmdp.clients.gateways.http.openapi import document
 from zmdp.mdp.services import About
-from zmdp.mdp.services.about import RAW
+from zmdp.mdp.services.schemas import RAW
 from zmdp.mdp.testing import running_broker
 from zmdp.mdp.tokens import digest_of
 from zmdp.workers import Worker

@@ -76,11 +76,12 @@ def test_json_in_and_out(kind):
     found = asked((b"content-type", kind), (b"accept", b"*/*"))
     assert frames_of(found, b'{"a": 1}', 1) == (b'{"a": 1}',)
     assert frames_of(found, b"", 1) == (b"",)
-    for body in (b"{", b"\xff", b"[" * 100_000):
+    for body in (b"{", b"\xff", b'"\xff"', b"[" * 100_000):
         with pytest.raises(Problem, match="the Content-Type is JSON, but the body is not"):
             frames_of(found, body, 1)
     assert body_of([b"[1]"], found) == (b"application/json", b"[1]")
-    assert body_of([b"\x89PNG"], found) == (b"application/octet-stream", b"\x89PNG")
+    for other in (b"\x89PNG", b'"\xff"'):
+        assert body_of([other], found) == (b"application/octet-stream", other)
     assert body_of([b"[1]"], asked((b"content-type", kind), (b"accept", b"text/plain"))) == (b"text/plain", b"[1]")
 
 

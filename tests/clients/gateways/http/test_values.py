@@ -69,9 +69,10 @@ def test_who_sends_json_gets_json(gateway, service):
 
 
 def test_what_is_not_json_is_refused(gateway):
-    answer = post(gateway, "packed", b"{first: 1}")
-    assert answer.status_code == 400
-    assert answer.json()["detail"] == "the Content-Type is JSON, but the body is not"
+    for service in ("packed", "plain", "raw"):
+        answer = post(gateway, service, b"{first: 1}")
+        assert answer.status_code == 400
+        assert answer.json()["detail"] == "the Content-Type is JSON, but the body is not"
 
 
 def test_who_sends_something_else_gets_frames(gateway):
@@ -81,8 +82,9 @@ def test_who_sends_something_else_gets_frames(gateway):
 
 
 def test_bytes_are_not_translated(gateway):
-    answer = post(gateway, "raw", b'{"a": 1}')
-    assert (answer.content, answer.headers["content-type"]) == (b'{"a": 1}', "application/json")
+    for kind, content in (("application/json", b'{ "a": 1 }'), ("application/octet-stream", b"{\xff")):
+        answer = post(gateway, "raw", content, **{"content-type": kind})
+        assert (answer.content, answer.headers["content-type"]) == (content, kind)
 
 
 def test_a_stream_of_values(gateway):
