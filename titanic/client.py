@@ -249,9 +249,18 @@ class Ticket(Generic[R, P]):
         return self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
 
     def request(self) -> list[bytes]:
-        """Return the body of the request: with a known key, that of the first one.  Needs a client that speaks X1.
+        """Return the body of the request: with a known key, that of the first one.
 
-        Raises `UnknownTicket`.
+            frames = ticket.request()
+
+        It needs a client that speaks X1.
+
+        Returns:
+            The frames.
+
+        Raises:
+            UnknownTicket: It was closed, or its result has expired.
+            RequestError: As from `Client.request`.
         """
         return self._titanic._perform(conversation.request(self._titanic.client, self.uuid))
 
@@ -551,7 +560,19 @@ class AsyncTicket(Generic[R, P]):
         return await self._titanic._perform(conversation.ready(self._titanic.client, self.uuid))
 
     async def request(self) -> list[bytes]:
-        """Return the body of the request.  See `Ticket.request`."""
+        """Return the body of the request: with a known key, that of the first one.
+
+            frames = await ticket.request()
+
+        It needs a client that speaks X1.
+
+        Returns:
+            The frames.
+
+        Raises:
+            UnknownTicket: It was closed, or its result has expired.
+            RequestError: As from `AsyncClient.request`.
+        """
         return await self._titanic._perform(conversation.request(self._titanic.client, self.uuid))
 
     async def result(self, timeout: float | None = None) -> R:

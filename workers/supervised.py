@@ -1,7 +1,6 @@
 """A worker process's side of its supervision: it says when it serves and when it should be replaced."""
 
 import os
-import resource
 import signal
 import sys
 import threading
@@ -84,6 +83,8 @@ class SupervisorLink:
 
 def memory_bytes() -> int:
     """Return how much memory this process uses; where the system does not say, how much it has used at most."""
+    import resource  # noqa: PLC0415 - Windows has none, and no supervision
+
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:

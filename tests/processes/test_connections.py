@@ -23,9 +23,9 @@ def serves(endpoint: str) -> bool:
     with RawPeer(endpoint, handshake=False) as peer:
         try:
             peer.shake_hands()
+            return served(peer)
         except (Ended, OSError):
             return False
-        return served(peer)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -882,10 +882,9 @@ def test_settings_of_serve(port):
         ticket = titanic.submit("echo")
         ticket.result(timeout=TIMEOUT_SECONDS)
         assert row(db, ticket.uuid)["expires"] - row(db, ticket.uuid)["finished"] == pytest.approx(3600)
-        for _ in range(2):
-            titanic.submit("nobody")
+        titanic.submit("nobody")
         result = run("titanic", "request", "nobody", "--broker", at)
         assert (result.returncode, result.stdout) == (6, b"")
-        assert "full: too many requests have not ended" in one_line(result)
+        assert "full: 1 requests to nobody have not ended (--max-waiting-per-service)" in one_line(result)
         assert serving.end() == 0
         assert serving.stderr == ""

@@ -59,7 +59,7 @@ def test_a_process_that_cannot_be_started_replaces_no_other(monkeypatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(SLOW)
     with running_broker() as server, supervising("own:services", "--broker", server.endpoints[0]) as (supervisor, *_):
-        eventually(lambda: supervisor._served)
+        eventually(lambda: supervisor.served)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
         supervisor.replace_all("SIGHUP")
         eventually(lambda: "cannot start a worker process" in caplog.text)
@@ -75,7 +75,7 @@ def test_a_process_that_takes_long_to_start_is_told_and_replaces_the_old_one_at_
     monkeypatch.setattr(processes, "START_SECONDS", 0.0)
     (tmp_path / "own.py").write_text(SLOW)
     with running_broker() as server, supervising("own:services", "--broker", server.endpoints[0]) as (supervisor, *_):
-        eventually(lambda: supervisor._served)
+        eventually(lambda: supervisor.served)
         (tmp_path / "held").touch()
         supervisor.replace_all("SIGHUP")
         eventually(lambda: "does not serve after 0 s: the processes that run stay" in caplog.text)

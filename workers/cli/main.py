@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NoReturn
@@ -258,6 +259,10 @@ def cli(
         return 0
     limits = Limits(max_requests, max_memory)
     if link is None and (processes is not None or reload or limits != (None, None)):
+        if sys.platform == "win32":
+            raise SettingError(
+                "--processes, --reload and --max-… supervise processes, which needs signals that Windows does not have"
+            )
         modules = [target.partition(":")[0] for target in targets] if reload else []
         return supervise(worker, Supervision(least, most, idle, drain_timeout, modules))
     return serve(worker, drain_timeout, link, limits)

@@ -111,7 +111,7 @@ def test_no_session(spark, endpoint, monkeypatch, error):
     checks = list(Doctor(SimpleNamespace(master=None, open=refuse), endpoint).checks())
     assert failed(checks).found == str(error)
     assert "--master" in failed(checks).advice
-    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[8:]
+    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[9:]
 
 
 @pytest.mark.parametrize(("version", "found"), [(None, "there is no Java"), (11, "is Java 11")])
@@ -121,7 +121,7 @@ def test_without_java_spark_is_not_started(endpoint, monkeypatch, version, found
     checks = list(Doctor(SimpleNamespace(), endpoint).checks())
     assert found in failed(checks).found
     assert failed(checks).advice == session.NEEDS_JAVA
-    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[7:]
+    assert [name for name, state in states(checks).items() if state == "skipped"] == ALL[8:]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def lease(endpoint, handler="fleet_handlers:pid", *, seconds=0.1, **settings):
     ("handler", "why"),
     [
         ("no_such_module:f", "cannot use no_such_module:f: No module named 'no_such_module'"),
-        ("no_such_module:f", "Ship your own modules with --py-files, and installed packages with --archive"),
+        ("no_such_module:f", "Ship your own modules with --py-files, installed packages with --archive"),
         ("fleet_handlers:nothing", "module fleet_handlers has no 'nothing'"),
         ("fleet_handlers:not_callable", "fleet_handlers:not_callable is of type int: a fleet needs a function"),
         ("zmdp.workers.echo:worker", "zmdp.workers.echo:worker is of type Worker: a fleet needs a function"),

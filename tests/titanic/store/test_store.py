@@ -1304,8 +1304,8 @@ WORK = {
     store.close: (lambda there: store.Lookup(there.uuid), [UUID]),
     store.pending_after: (lambda there: ("service 1", 10), [READY]),
     store.release: (lambda there: there.holder, [HOLDER]),
-    store.fire: (lambda there: Later(), [SCHEDULES, SCHEDULE]),
-    store.next_occurrence: (lambda there: None, [SCHEDULES]),
+    store.fire: (lambda there: store.Firing(Later()), [SCHEDULES, SCHEDULE]),
+    store.next_occurrence: (lambda there: frozenset(), [SCHEDULES]),
     store.edit_schedules: (lambda there: store.Edit("pause", "s17", "", NOW), [SCHEDULE]),
 }
 
