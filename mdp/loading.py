@@ -7,6 +7,7 @@ import sys
 import traceback
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 from .errors import SettingError
@@ -73,11 +74,12 @@ def _as_module(path: Path, name: str) -> str:
 
 
 def _hint(module: str, name: str) -> str:
-    """Return what to use instead of a name that the module does not have: its own functions, and what can be called."""
+    """Return what to use instead of a name that the module lacks: its own functions, and what can be called or run."""
     found = [
         each
         for each, value in vars(sys.modules[module]).items()
-        if not each.startswith("_") and callable(value) and not isinstance(value, type)
+        if not each.startswith("_") and not isinstance(value, type | ModuleType)
+        and (callable(value) or hasattr(value, "run"))
         and (not inspect.isroutine(value) or value.__module__ == module)
     ]  # fmt: skip
     close = get_close_matches(name, found, 1)

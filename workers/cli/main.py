@@ -34,6 +34,7 @@ from ...mdp.errors import SettingError
 from ...mdp.functions import is_async
 from ...mdp.keys import ClientKeys
 from ...mdp.loading import load
+from ...mdp.services import BaseService
 from ..aio import DEFAULT_CONCURRENCY, AsyncWorker
 from ..freelance import DEFAULT_SERVICE, freelance_worker
 from ..mdworker import Worker
@@ -361,6 +362,9 @@ def _as_worker(
         expected = "a zmdp.Services, a zmdp.Worker or AsyncWorker, or a function with --service"
         raise SettingError(f"{target} is of type {type(found).__name__}: expected {expected}")
     service = service or default_service
+    if service is None and isinstance(found, BaseService):
+        alone = f"add --only {found.name} to serve it alone"
+        raise SettingError(f"{target} is a service: serve the Services that declares it, and {alone}")
     if service is None:
         raise SettingError(f"{target} is a function: name the service that it offers with --service NAME")
     if is_async(found):

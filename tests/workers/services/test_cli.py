@@ -113,6 +113,8 @@ def test_reload_without_watchfiles(tmp_path):
     ("arguments", "problem"),
     [
         (["broken:a", "own:nothing", "--check"], "broken.py:1); cannot use own:nothing: module own has no 'nothing'"),
+        (["own:service"], "cannot use own:service: module own has no 'service': did you mean own:services?"),
+        (["own:pid"], "own:pid is a service: serve the Services that declares it, and add --only pid to serve it"),
         (["more:sync", "--check"], "middleware <lambda> is a def, and cannot wrap service later"),
         (["own:services", "own:services"], "cannot use own:services: these services are included already"),
         (["own:services", "more:worker"], "more:worker is of type Worker: only a zmdp.Services can be served together"),
