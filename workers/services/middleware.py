@@ -37,10 +37,11 @@ def middleware_of(offered: AnyOffered) -> list[Middleware]:
     found = [each for group in offered.group.around() for each in group.middleware]
     for each in found:
         if is_async(each) is not offered.runs_async:
-            one, other = ("async def", "def") if is_async(each) else ("def", "async def")
+            one, other = ("an async def", "a def") if is_async(each) else ("a def", "an async def")
             raise SettingError(
-                f"middleware {name_of(each)} is a {one}, and cannot wrap service {offered.name}, which runs as a "
-                f"{other}: declare services of each kind in a Services with middleware of its own, and include() them"
+                f"middleware {name_of(each)} is {one}, and cannot wrap service {offered.name}, which runs as {other}: "
+                "declare services of each kind in a Services with middleware of its own, and include() both in one "
+                "without middleware"
             )
     return found
 

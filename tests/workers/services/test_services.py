@@ -478,7 +478,9 @@ def test_middleware_of_the_other_kind_is_refused():
     async def fetch(url: str) -> str:
         return url
 
-    with pytest.raises(SettingError, match=r"middleware .* is a def, and cannot wrap service fetch, .* async def"):
+    with pytest.raises(
+        SettingError, match=r"is a def, and cannot wrap service fetch, .* an async def: .* both in one "
+    ):
         services.worker()
 
 
