@@ -127,7 +127,7 @@ def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> No
     permissions = access_file.allow(access, role, keys, given).roles[role]
     added = f"added {', '.join(keys)}; it" if keys else "it"
     _explain(f"role {role}: {added} may call {_listed(permissions.call)}, and offer {_listed(permissions.offer)}")
-    if not permissions.call and not permissions.offer:
+    if not permissions.call and not permissions.offer and permissions.mmi != "all":
         _explain(f"role {role} may neither call nor offer any service yet: add --call or --offer")
     if created:
         public = access.parent / f"{access_file.BROKER_NAME}{PUBLIC_SUFFIX}"

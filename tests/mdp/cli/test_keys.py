@@ -106,6 +106,12 @@ def test_allow_adds_keys_and_patterns_and_replaces_other_permissions(access):
     assert not load(access).roles["shop"].link
 
 
+@pytest.mark.parametrize(("permission", "warned"), [("--on-behalf", True), ("--admin", False), ("--mmi=all", False)])
+def test_allow_warns_of_a_role_that_may_do_nothing(access, permission, warned):
+    _, err = keys("allow", "ops", permission, "--access", "access.toml")
+    assert ("role ops may neither call nor offer any service yet: add --call or --offer" in err) == warned
+
+
 def test_allow_takes_a_key_itself_and_keeps_files_relative_to_the_access_file(access, monkeypatch):
     folder = access.parent
     (folder / "elsewhere").mkdir()
