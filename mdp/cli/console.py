@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import reduce, wraps
 from pkgutil import resolve_name
 from typing import Any, Final, NoReturn, TextIO
@@ -218,6 +219,17 @@ class LazyGroup(Group):
             return super().get_command(ctx, cmd_name)
         found: click.Command = resolve_name(target)
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if hasattr(error, "command_name"):  # Click 8.4 and newer suggest commands, but know only those imported
+                error.possibilities = get_close_matches(args[0], self.list_commands(ctx))  # type: ignore[attr-defined]
+            raise
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases

@@ -246,6 +246,13 @@ def test_an_unknown_command_of_a_lazy_group(lazy, outcome):
     assert outcome(lazy, "never") == (2, "prog: No such command 'never'. See 'prog --help'\n")
 
 
+@pytest.mark.skipif(not hasattr(click.exceptions, "NoSuchCommand"), reason="this Click suggests no commands")
+@pytest.mark.parametrize(("wrong", "meant"), [("lter", "later"), ("nw", "now")])
+def test_a_misspelt_command_of_a_lazy_group(lazy, outcome, wrong, meant):
+    status, told = outcome(lazy, wrong)
+    assert (status, f"Did you mean '{meant}'" in told) == (2, True)
+
+
 def test_several_options_are_added_in_their_order(outcome):
     both = options(click.option("--one", default=1), click.option("--two", default=2))
 
