@@ -5,6 +5,7 @@ PYTHON ?= python3
 SEEDS ?= 10000
 KILLS ?= 200
 SECONDS ?= 120
+HOURS ?= 2
 AMOUNT ?= 50000
 VENV ?= .venv
 # Tests start thousands of Python processes; each would compile all modules that it imports.
@@ -19,7 +20,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover bench bench-more dist compatibility release-check clean help
+.PHONY: demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover soak bench bench-more dist compatibility release-check clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +38,7 @@ help:
 	@echo "make crash KILLS=200 kill brokers, Titanics and workers under load, on SQLite and PostgreSQL; nothing may be lost"
 	@echo "make attack          attack a broker in every way there is; a canary's calls must not fail, memory must stay bounded"
 	@echo "make failover        kill and drain linked brokers under load, for minutes; no call may fail"
+	@echo "make soak HOURS=2    run everything at once while everything fails; calls are checked, memory and latency watched"
 	@echo "make bench           measure zmdp beside NATS, RabbitMQ, Redis, gearmand, Celery and others"
 	@echo "make bench-more      measure recovery, Titanic and Spark"
 	@echo "make dist            build a source distribution, a pure wheel, and a compiled one for each Python that is found"
@@ -186,6 +188,10 @@ failover: $(VENV)/dev.installed
 	$(BIN)/python bench/failover.py --how kill --seconds $(SECONDS)
 	$(BIN)/python bench/failover.py --how drain --seconds $(SECONDS)
 	$(BIN)/python bench/failover.py --tree --seconds $(SECONDS)
+
+# The report, its plots, the ledger and the logs are in build/soak.
+soak: $(VENV)/dev.installed
+	PYTHONPATH=tests $(BIN)/python -m soak --hours $(HOURS)
 
 bench: $(VENV)/bench.installed
 	$(BIN)/python bench/suite.py $(if $(GUIDE),--guide $(GUIDE))

@@ -178,6 +178,10 @@ class Program:
         self.signal(signal.SIGKILL)
         self._popen.wait()
 
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
     def ended(self) -> int | None:
         """Return its exit code, or None while it runs."""
         return self._popen.poll()

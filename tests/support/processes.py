@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,14 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that the process has started and that run."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        text = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+        return [child for child in map(int, text.split()) if alive(child)]
+    return []
 
 
 def eventually(condition: Callable[[], Any], timeout: float = TIMEOUT_SECONDS) -> Any:

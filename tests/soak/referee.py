@@ -1,0 +1,130 @@
+"""Decides from the ledger alone whether what was promised was kept."""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from .ledger import Entry, LedgerReader
+from .site import Fault
+
+GRACE_SECONDS: Final = 30.0
+"""How long after a fault is over it may explain something: silence is noticed after 5 s, a lease ends after 10."""
+BREAKABLE: Final = ("StreamInterrupted", "WorkerLost")
+"""Errors that a call may end with, if a hard fault explains them: a stream that had begun is not repeated, and a
+request that has lost three workers goes to no other one.  No other error may occur while one side is up."""
+SHOWN: Final = 20
+
+
+@dataclass(slots=True)
+class Call:
+    """What the ledger says of a call."""
+
+    sent: float | None = None
+    ended: float | None = None
+    outcome: str = ""
+    detail: str = ""
+    retries: int = 0
+    accepted: bool = False
+    executions: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The counts, and the invariants that are broken."""
+
+    counts: dict[str, int]
+    broken: list[str]
+
+
+class Referee:
+    """Reads the ledger as it grows, and judges it."""
+
+    def __init__(self, reader: LedgerReader) -> None:
+        self._reader = reader
+        self.calls: dict[str, Call] = {}
+        self._wrong: list[str] = []
+
+    def read(self) -> list[tuple[str, float]]:
+        """Read what is new; return kind and duration of the calls that were answered since."""
+        return [took for entry in self._reader.new_entries() if (took := self._take(entry)) is not None]
+
+    def _take(self, entry: Entry) -> tuple[str, float] | None:
+        call = self.calls.setdefault(entry.call, Call())
+        match entry.event:
+            case "sent":
+                call.sent = entry.at
+            case "executed":
+                call.executions.append(entry.at)
+            case "retried":
+                call.retries += 1
+            case "accepted":
+                call.accepted = True
+            case "wrong":
+                self._wrong.append(f"{entry.call} got a wrong reply: {entry.detail:.200}")
+                call.ended, call.outcome = entry.at, "wrong"
+            case "right" | "failed" | "abandoned" as outcome:
+                if call.ended is not None:
+                    self._wrong.append(f"{entry.call} ended twice: {call.outcome}, then {outcome}")
+                call.ended, call.outcome, call.detail = entry.at, outcome, entry.detail
+                if outcome == "right" and call.sent is not None:
+                    return entry.call.split("-", 1)[0], entry.at - call.sent
+        return None
+
+    def judge(self, faults: Sequence[Fault]) -> Verdict:
+        """Judge all calls; those must have ended."""
+        hard = Hard(faults)
+        counts: Counter[str] = Counter(calls=len(self.calls))
+        broken = [*self._wrong]
+        counts["wrong"] = len(self._wrong)
+        for name, call in self.calls.items():
+            for what, text in self._complaints(call, hard, counts):
+                counts[what] += 1
+                broken.append(f"{name} {text}")
+        for each in ("lost", "failed", "twice", "never executed"):
+            counts.setdefault(each, 0)
+        return Verdict(dict(sorted(counts.items())), broken)
+
+    @staticmethod
+    def _complaints(call: Call, hard: "Hard", counts: Counter[str]) -> Iterator[tuple[str, str]]:
+        """Yield what is wrong with a call; count what is noteworthy."""
+        if call.sent is None:
+            yield "wrong", "was executed, but nobody has sent it"
+            return
+        if call.ended is None:
+            yield "lost", "has no end" + (", although it was accepted" if call.accepted else "")
+            return
+        counts[f"ended {call.outcome}"] += 1
+        counts["retried by the caller"] += call.retries > 0
+        if call.outcome == "failed":
+            if call.detail.startswith(BREAKABLE) and hard.overlaps(call.sent, call.ended):
+                counts["failed as is allowed"] += 1
+            else:
+                yield ("lost" if call.accepted else "failed"), f"failed: {call.detail:.200}"
+        if call.outcome == "right" and not call.executions:
+            yield "never executed", "was answered, but never executed"
+        if len(call.executions) > 1:
+            if call.retries or hard.overlaps(call.sent, max(call.executions)):
+                counts["executed again after a fault"] += 1
+            else:
+                yield "twice", f"was executed {len(call.executions)} times, and no fault explains it"
+
+
+class Hard:
+    """When there were hard faults, or their consequences."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self._periods: list[list[float]] = []
+        for each in sorted((fault for fault in faults if fault.hard), key=lambda fault: fault.at):
+            until = each.until + GRACE_SECONDS
+            if self._periods and each.at <= self._periods[-1][1]:
+                self._periods[-1][1] = max(until, self._periods[-1][1])
+            else:
+                self._periods.append([each.at, until])
+        self._ends = [until for _, until in self._periods]
+
+    def overlaps(self, began: float, ended: float) -> bool:
+        """Return whether one of these periods shares a moment with that one."""
+        at = bisect_left(self._ends, began)
+        return at < len(self._periods) and self._periods[at][0] <= ended

@@ -1,0 +1,14 @@
+"""A short soak; `make soak` runs it for hours."""
+
+import pytest
+from soak.__main__ import soak
+from soak.referee import SHOWN
+
+
+@pytest.mark.long
+def test_everything_at_once_keeps_its_promises_while_everything_fails(tmp_path):
+    found = soak(hours=0.03, seed=3, folder=tmp_path)
+    assert not found.broken, found.broken[:SHOWN]
+    assert found.verdict.counts["ended right"] > 500
+    assert len(found.replaced) == 2
+    assert "all invariants hold" in (tmp_path / "report.md").read_text()
