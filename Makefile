@@ -199,6 +199,7 @@ bench: $(VENV)/bench.installed
 # What `make bench` does not cover: recovery, Titanic by itself, Spark.
 bench-more: $(VENV)/dev.installed
 	$(BIN)/python bench/x1.py
+	$(BIN)/python bench/capacity.py
 	$(BIN)/python bench/typed.py
 	$(BIN)/python bench/titanic.py
 	$(BIN)/python bench/spark_batch.py

@@ -6,9 +6,10 @@ All brokers and workers run the whole time; one client calls the services in tur
 
 - `alone`: a broker without links, with a worker;
 - `2 peers` …: the same, linked to so many others;
-- `hop`: the client calls a broker whose peer has the worker, so that each request passes both.
+- `1 hop`: the client calls a broker whose peer has the worker, so that each request passes both;
+- `2 hops`: the client and the worker are at two leaves of a tree, so that each request passes three.
 
-CPU is that of each broker with all its threads, also libzmq's.  Compare within one run.
+CPU is that of each broker with all its threads, also libzmq's, and of all on the way together.  Compare within one run.
 """
 
 import argparse
@@ -24,8 +25,6 @@ from zmdp.workers import AsyncWorker
 
 LOCAL_TARGET = 1.1
 """CPU per local request of a broker with peers, compared with one without."""
-HOP_TARGET = 1.0
-"""CPU per request of each broker on a way over two, compared with a local request."""
 
 
 async def serve(endpoint: str) -> None:
@@ -41,10 +40,11 @@ class Brokers:
         self._stack = stack
         self._started = 0
 
-    def start(self, *peers: str) -> tuple[str, int]:
-        """Start a broker that is linked to these peers; return its endpoint and process."""
+    def start(self, *peers: str, parent: str | None = None) -> tuple[str, int]:
+        """Start a broker that is linked to these; return its endpoint and process."""
         self._started += 1
         links = [argument for peer in peers for argument in ("--peer", peer)]
+        links += ["--parent", parent] if parent else []
         return start_broker(self._stack, "--name", f"b{self._started}", *links)
 
     def work(self, endpoint: str) -> None:
@@ -63,17 +63,24 @@ def cases(brokers: Brokers, peers: list[int]) -> list[Case]:
     far, far_pid = brokers.start()
     brokers.work(far)
     near, near_pid = brokers.start(far)
-    found.append(Case("hop", AsyncClient(near, timeout=60), {"first broker": near_pid, "second broker": far_pid}))
+    found.append(Case("1 hop", AsyncClient(near, timeout=60), {"first": near_pid, "second": far_pid}))
+    root, root_pid = brokers.start()
+    leaves = [brokers.start(parent=root) for _ in range(2)]
+    brokers.work(leaves[1][0])
+    pids = {"first": leaves[0][1], "second": root_pid, "third": leaves[1][1]}
+    found.append(Case("2 hops", AsyncClient(leaves[0][0], timeout=60), pids))
     return found
 
 
 def report(found: list[Case]) -> None:
-    """Print the medians, and ratios to the broker without links."""
-    alone = statistics.median(found[0].cpu["broker"])
+    """Print the medians, and the ratio of all brokers on the way to the one without links, in the same round."""
+    alone = found[0].cpu["broker"]
     for case in found:
         each = ", ".join(f"{who} {statistics.median(cpu):.1f} µs" for who, cpu in case.cpu.items())
-        ratios = ", ".join(f"{statistics.median(cpu) / alone:.2f}" for cpu in case.cpu.values())
-        print(f"{case.name:<8} {statistics.median(case.rates):8,.0f} requests/s, CPU of {each}: {ratios} of alone")
+        together = [sum(cpu) / base for *cpu, base in zip(*case.cpu.values(), alone, strict=True)]
+        low, median, high = min(together), statistics.median(together), max(together)
+        print(f"{case.name:<8} {statistics.median(case.rates):8,.0f} requests/s, CPU of {each}; "
+              f"together {median:.2f} ({low:.2f}–{high:.2f}) × alone")  # fmt: skip
 
 
 def main() -> None:
