@@ -17,9 +17,10 @@ import click
 import sqlalchemy as sa
 from crash import Database, database
 
+from .faults import GRACE_SECONDS
 from .ledger import LedgerReader
 from .monitor import Monitor
-from .referee import GRACE_SECONDS, SHOWN, Referee
+from .referee import SHOWN, Referee
 from .report import Soak, write
 from .site import SIDES, Site
 

@@ -22,13 +22,20 @@ class Proxy:
 
     async def listen(self) -> None:
         """Begin to accept connections, at `port`."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def cut(self) -> None:
         """End all connections."""
-        for each in self._tasks:
+        for each in set(self._tasks):
             each.cancel()
+
+    async def close(self) -> None:
+        """Accept no more connections, and end those that there are."""
+        self._server.close()
+        tasks = set(self._tasks)
+        await self.cut()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stall(self) -> None:
         """Forward nothing more until `resume`; the connections stay."""
@@ -39,26 +46,29 @@ class Proxy:
         self._flows.set()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        task = asyncio.ensure_future(self._relay((reader, far_writer), (far_reader, writer)))
+        task = asyncio.current_task()
+        assert task is not None
         self._tasks.add(task)
-        with suppress(asyncio.CancelledError):
-            await task
-        self._tasks.discard(task)
-        for each in (writer, far_writer):
-            each.transport.abort()
+        try:
+            with suppress(OSError, asyncio.CancelledError):  # asyncio of Python 3.11 logs a cancelled server task
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+                try:
+                    await self._relay((reader, far_writer), (far_reader, writer))
+                finally:
+                    far_writer.transport.abort()
+        finally:
+            writer.transport.abort()
+            self._tasks.discard(task)
 
     async def _relay(self, *ways: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> None:
+        """Forward both ways until one of them ends."""
         pumps = [asyncio.ensure_future(self._pump(*way)) for way in ways]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in pumps:
                 each.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -91,6 +101,7 @@ class Network:
     def close(self) -> None:
         """End all connections, and the thread."""
         for each in self.proxies:
-            self.do(each.cut())
+            self.do(each.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._loop.close()

@@ -1,17 +1,14 @@
 """Decides from the ledger alone whether what was promised was kept."""
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from .faults import Fault, HardPeriods
 from .ledger import Entry, LedgerReader
-from .site import Fault
 
-GRACE_SECONDS: Final = 30.0
-"""How long after a fault is over it may explain something: silence is noticed after 5 s, a lease ends after 10."""
-BREAKABLE: Final = ("StreamInterrupted", "WorkerLost")
+BREAKABLE: Final = ("StreamInterrupted", "WorkerLost", "HTTPStatusError: Server error '502")
 """Errors that a call may end with, if a hard fault explains them: a stream that had begun is not repeated, and a
 request that has lost three workers goes to no other one.  No other error may occur while one side is up."""
 SHOWN: Final = 20
@@ -74,7 +71,7 @@ class Referee:
 
     def judge(self, faults: Sequence[Fault]) -> Verdict:
         """Judge all calls; those must have ended."""
-        hard = Hard(faults)
+        hard = HardPeriods(faults)
         counts: Counter[str] = Counter(calls=len(self.calls))
         broken = [*self._wrong]
         counts["wrong"] = len(self._wrong)
@@ -87,7 +84,7 @@ class Referee:
         return Verdict(dict(sorted(counts.items())), broken)
 
     @staticmethod
-    def _complaints(call: Call, hard: "Hard", counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    def _complaints(call: Call, hard: HardPeriods, counts: Counter[str]) -> Iterator[tuple[str, str]]:
         """Yield what is wrong with a call; count what is noteworthy."""
         if call.sent is None:
             yield "wrong", "was executed, but nobody has sent it"
@@ -109,22 +106,3 @@ class Referee:
                 counts["executed again after a fault"] += 1
             else:
                 yield "twice", f"was executed {len(call.executions)} times, and no fault explains it"
-
-
-class Hard:
-    """When there were hard faults, or their consequences."""
-
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        self._periods: list[list[float]] = []
-        for each in sorted((fault for fault in faults if fault.hard), key=lambda fault: fault.at):
-            until = each.until + GRACE_SECONDS
-            if self._periods and each.at <= self._periods[-1][1]:
-                self._periods[-1][1] = max(until, self._periods[-1][1])
-            else:
-                self._periods.append([each.at, until])
-        self._ends = [until for _, until in self._periods]
-
-    def overlaps(self, began: float, ended: float) -> bool:
-        """Return whether one of these periods shares a moment with that one."""
-        at = bisect_left(self._ends, began)
-        return at < len(self._periods) and self._periods[at][0] <= ended

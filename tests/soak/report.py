@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .faults import Fault
 from .monitor import SETTLED_SECONDS, Monitor
 from .referee import SHOWN, Verdict
-from .site import Fault
 
 MB = 1e6
 LONG_ENOUGH_SECONDS = 60.0

@@ -13,19 +13,21 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import sqlalchemy as sa
 from crash import Database, Program
-from support.processes import TIMEOUT_SECONDS, children, eventually, free_endpoint
+from support.processes import children, eventually
 
 from zmdp import Client
 from zmdp.clients import RequestError
 from zmdp.mdp.keys import create_keys
+from zmdp.mdp.testing import free_endpoint
 
 from .callers import KINDS
+from .faults import GRACE_SECONDS, Fault
 from .proxy import Network
 
 HERE: Final = Path(__file__).parent
@@ -70,17 +72,6 @@ WAIT_SECONDS: Final = 600.0
 """How long a replacement, or the end of the outstanding calls, may take."""
 GRACEFUL_EXITS: Final = {0, -signal.SIGTERM}
 """The latter: it had not come so far as to handle the signal."""
-
-
-@dataclass
-class Fault:
-    """What was done, when, and until when the program or connection was affected."""
-
-    at: float
-    what: str
-    until: float = float("inf")
-    hard: bool = True
-    """Whether calls may be executed again for it, and streams break; a graceful end must be noticed by nobody."""
 
 
 class Site:
@@ -170,8 +161,8 @@ class Site:
         for side in SIDES:
             with self._client(side) as client:
                 for each in SERVICES:
-                    eventually(lambda each=each: client.available(each))
-                eventually(lambda: self._links_up(client))
+                    eventually(partial(client.available, each))
+                eventually(partial(self._links_up, client))
 
     @staticmethod
     def _links_up(client: Client) -> bool:
@@ -207,7 +198,8 @@ class Site:
                 self._pending.remove((is_over, fault))
 
     def _judge(self, program: Program, code: int) -> None:
-        disturbed = any(fault.until > time.monotonic() - TIMEOUT_SECONDS for fault in self.faults if fault.hard)
+        since = time.monotonic() if program.must_end_by is None else program.must_end_by - EXIT_SECONDS
+        disturbed = any(fault.until > since - GRACE_SECONDS for fault in self.faults if fault.hard)
         if program.must_end_by is not None:
             allowed = GRACEFUL_EXITS | ({1} if disturbed else set())  # 1: not finished in time, for another fault
         else:
@@ -282,16 +274,23 @@ class Site:
     def _freeze(self, side: str) -> None:
         if (program := self._victim(side)) is not None:
             program.thaw_at = time.monotonic() + self._rng.uniform(*FREEZE_SECONDS)
+            frozen = children(program.pid)
+
+            def signal_all(number: signal.Signals) -> None:
+                program.signal(number)
+                for child in frozen:
+                    with suppress(ProcessLookupError):
+                        os.kill(child, number)
 
             def thawed() -> bool:
                 if program.thaw_at is None or time.monotonic() < program.thaw_at:
                     return False
                 program.thaw_at = None
-                program.signal(signal.SIGCONT)
+                signal_all(signal.SIGCONT)
                 return True
 
             self._fault(f"SIGSTOP {program.name}", thawed)
-            program.signal(signal.SIGSTOP)
+            signal_all(signal.SIGSTOP)
 
     def _cut(self, side: str) -> None:
         proxy = self._rng.choice(self.network.proxies)

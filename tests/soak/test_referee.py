@@ -1,9 +1,9 @@
 """What the referee of a soak finds in a ledger: each invariant is broken once."""
 
 import pytest
+from soak.faults import GRACE_SECONDS, Fault
 from soak.ledger import LedgerReader
-from soak.referee import GRACE_SECONDS, Referee
-from soak.site import Fault
+from soak.referee import Referee
 
 RIGHT = ("1 sent a-1", "2 executed a-1", "3 right a-1")
 AGAIN = (*RIGHT, "2.5 executed a-1")

@@ -6,6 +6,7 @@ from soak.referee import SHOWN
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)  # it waits for callers and replacements, on a busy machine for minutes
 def test_everything_at_once_keeps_its_promises_while_everything_fails(tmp_path):
     found = soak(hours=0.03, seed=3, folder=tmp_path)
     assert not found.broken, found.broken[:SHOWN]
