@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, TypedDict
+from typing import Final, Self, TypedDict
 
 from ..mdp.endpoints import Endpoints
 from ..mdp.keys import BrokerKey, ClientKeys, Key
 from ..mdp.limits import check_number
+from ..mdp.spelling import spelling_hint
 from ..mdp.transport.brokers import checked_brokers
 from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import checked_max_outstanding, checked_protocol
@@ -24,6 +25,9 @@ class ConnectionArguments(TypedDict, total=False):
     key: Key | None
     broker_key: BrokerKey | None
     context: Context | None
+
+
+_KNOWN: Final = ("timeout", "retries", "codec", "retry", "middleware", *ConnectionArguments.__annotations__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,11 @@ class ConnectionSettings:
         key: Key | None = None,
         broker_key: BrokerKey | None = None,
         context: Context | None = None,
+        **unknown: object,
     ) -> Self:
-        """Return the settings for these arguments.  Raises `SettingError` if one is invalid."""
+        """Return the settings for these arguments.  Raises `SettingError` if one is invalid, `TypeError` if unknown."""
+        for name in unknown:
+            raise TypeError(f"a client has no argument {name!r}: {spelling_hint(name, _KNOWN)}")
         endpoints, keys = checked_brokers(broker, key, broker_key)
         checked_protocol(protocol)
         checked_max_outstanding(max_outstanding)

@@ -84,7 +84,7 @@ class _Arrow:
 
 def _only(frames: Sequence[bytes]) -> bytes:
     if len(frames) != 1:
-        raise ValueError(f"expected one frame, got {len(frames)}")
+        raise ValueError(f"expected one value, got {len(frames)} frames")
     return frames[0]
 
 

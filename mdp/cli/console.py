@@ -1,5 +1,6 @@
 """Shared by the commands: one-line errors, option types, `--version`, logging to stderr."""
 
+import errno
 import os
 import re
 import sys
@@ -49,6 +50,8 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+CANNOT_WRITE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EBADF})
+"""Errors without a file's name that writing to the standard output raises."""
 
 MAX_DETAIL_CHARACTERS: Final = 1000
 """Characters of the detail of an error that are printed."""
@@ -120,8 +123,8 @@ def run(name: str, command: click.Command) -> NoReturn:
         _discard(sys.stdout)  # the reader of our output has gone
         sys.exit(EXIT_FAILED)
     except OSError as error:
-        subject = error.filename or "cannot write the output"
-        _fail(name, EXIT_FAILED, f"{subject}: {error.strerror or error}")
+        subject = error.filename or ("cannot write the output" if error.errno in CANNOT_WRITE else "")
+        _fail(name, EXIT_FAILED, f"{subject}: {error.strerror or error}".removeprefix(": "))
     sys.exit(result if isinstance(result, int) else 0)
 
 

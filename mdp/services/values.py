@@ -64,7 +64,7 @@ class ValueType:
     def decode(self, frames: Sequence[bytes]) -> Any:
         """Return the value in `frames`.  Raises `Misfit` if it is of another type, `CodecError` if it is unreadable."""
         if len(frames) != 1:
-            raise CodecError(f"expected one frame, got {len(frames)}")
+            raise CodecError(f"expected one value, got {len(frames)} frames")
         frame = frames[0]
         if self.raw:
             return frame

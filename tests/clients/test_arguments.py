@@ -73,3 +73,9 @@ def test_a_misspelt_keyword_is_refused_by_asyncio(name):
                 await first(client)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_an_unknown_argument_of_a_client(kind):
+    with pytest.raises(TypeError, match="a client has no argument 'timout': did you mean timeout"):
+        kind(timout=5)

@@ -113,7 +113,7 @@ def test_an_empty_frame_is_no_value():
 
 @pytest.mark.parametrize("frames", [[], [b"1", b"2"]], ids=len)
 def test_a_value_is_one_frame(frames):
-    with pytest.raises(CodecError, match="expected one frame"):
+    with pytest.raises(CodecError, match=r"expected one value, got \d frames"):
         ValueType(int).decode(frames)
 
 
