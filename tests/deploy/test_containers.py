@@ -50,7 +50,7 @@ def check_options(words):
     context = None
     while isinstance(command, click.Group):
         name = arguments.pop(0)
-        context = click.Context(command, parent=context)
+        context = click.Context(command, parent=context, **command.context_settings)
         command = command.get_command(context, name)
         assert command is not None, words
     command.make_context(words[0], arguments, parent=context)
