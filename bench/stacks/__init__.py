@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import alone, celery, gearman, nats, rabbitmq, raw, redis, running, zmdp
+from . import alone, celery, gearman, nats, rabbitmq, raw, redis, running, typed, zmdp
 from .peer import Peer
 
 PART = "stacks"
@@ -41,6 +41,9 @@ def contenders() -> list[Peer]:
         zmdp.ZmdpAsync(),
         zmdp.ZmdpThreads(),
         nats.NATS(),
+        typed.ZmdpTyped(),
+        typed.FastStream(),
+        typed.Taskiq(),
         rabbitmq.RabbitMQ(),
         redis.RedisLists(),
         redis.RedisLists("Redis lists, batched", batched=True),
