@@ -20,12 +20,12 @@ def served(peer: RawPeer) -> bool:
 
 
 def serves(endpoint: str) -> bool:
-    with RawPeer(endpoint, handshake=False) as peer:
-        try:
+    try:
+        with RawPeer(endpoint, handshake=False) as peer:
             peer.shake_hands()
             return served(peer)
-        except (Ended, OSError):
-            return False
+    except (Ended, OSError):
+        return False
 
 
 def cpu_seconds(pid: int) -> float:
