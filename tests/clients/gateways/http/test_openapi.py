@@ -160,3 +160,13 @@ def test_the_page_for_people_needs_no_network(endpoint):
             found = httpx.get(f"{gateway.url}/{name}", timeout=TIMEOUT_SECONDS).raise_for_status()
             assert "default-src 'none'" in found.headers["content-security-policy"]
             assert "://" not in found.text
+
+
+def test_it_does_not_show_control_services(endpoint):
+    names = ("apples", "spark.control.batch")
+    with Worker(names[0], list, broker=endpoint), Worker(names[1], list, broker=endpoint), http_gateway(endpoint) as at:
+        for name in names:
+            waits = {"Prefer": "wait=20"}
+            httpx.post(f"{at.url}/services/{name}", headers=waits, timeout=TIMEOUT_SECONDS).raise_for_status()
+        paths = httpx.get(at.url + "/openapi.json", timeout=TIMEOUT_SECONDS).json()["paths"]
+        assert [path for path in paths if path.startswith("/services/")] == ["/services/apples"]
