@@ -137,7 +137,7 @@ class Unfinished:
         costly = self._costly(unfinished, charged + total, now)
         excess = [each for each in unfinished if each.unfinished > self._one or each in costly]
         total -= sum(each.unfinished for each in excess)
-        # First who has never completed a message, and so perhaps not even the handshake; then who sent most.
+        # First those that have never completed a message, perhaps not even the handshake; then the largest.
         others = sorted((each for each in unfinished if each not in excess), key=_heard_and_size)
         while total > self._total:
             excess.append(others.pop(0))

@@ -41,7 +41,7 @@ FETCH_SECONDS = 300.0
 
 
 class Caller:
-    """Names the calls of this process, and writes down what becomes of each."""
+    """Numbers the calls of this process, and records the outcome of each."""
 
     def __init__(self, name: str) -> None:
         self._prefix = f"{name}-{os.getpid()}"
