@@ -1,7 +1,9 @@
 """Peers that speak ZMTP 3.0 over a plain TCP socket, and so may do what libzmq does not."""
 
+import errno
 import socket
 import struct
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -22,7 +24,10 @@ class RawPeer:
 
     def __init__(self, endpoint: str, identity: bytes = b"", *, handshake: bool = True) -> None:
         host, port = endpoint.removeprefix("tcp://").rsplit(":", 1)
-        self._socket = socket.create_connection((host, int(port)), TIMEOUT_SECONDS)
+        self._socket = socket.socket()
+        self._socket.settimeout(TIMEOUT_SECONDS)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the broker has ended it already, as `recv` will show
+            self._socket.connect((host, int(port)))
         if handshake:
             self.shake_hands(identity)
 
@@ -59,8 +64,9 @@ class RawPeer:
         try:
             while self._socket.recv(4096):
                 pass
-        except ConnectionResetError:
-            pass
+        except OSError as error:
+            if error.errno not in {errno.ECONNRESET, errno.ENOTCONN}:  # the second if it ended while it was made
+                raise
 
     def close(self) -> None:
         self._socket.close()
