@@ -4,17 +4,17 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Coroutine
+from contextvars import Context as TaskContext
 from contextvars import copy_context
-from inspect import CORO_CREATED, getcoroutinestate
 from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Final, Self, cast
 
 from ..mdp.errors import RequestCancelled, SettingError
 from ..mdp.functions import name_of
 from ..mdp.loading import check_not_importing
 from ..mdp.logs import fields_of
 from ..mdp.rows import Outcome
+from ..mdp.tracing import current
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.sockets import Context
 from .aio_handling import EAGER, AsyncHandler, HandlerCalls, begin_task
@@ -198,14 +198,15 @@ class _AsyncConnection(Connection):
         self._loop = loop
         self._worker_context = copy_context()
         self._watch = BlockingWatch(loop, worker.service.decode(), name_of(handler))
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        """The tasks of handlers that have not ended, by the id() of their requests."""
-        self._starting: list[Request] = []
-        """The requests whose tasks may not have begun yet, before Python 3.12."""
+        self._running: dict[int, asyncio.Task[None]] = {}
+        """The tasks of handlers that wait for something, by the id() of their requests."""
+        self._latest: tuple[asyncio.Task[None], Request] | None = None
+        """The latest handler to begin, unless it has ended or is known to wait."""
+        self._handlers_wait = False
+        """Whether the latest handler had to wait."""
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
-        self._in_turn = False
 
     def opened(self, descriptor: int) -> None:
         """Watch a new descriptor."""
@@ -228,6 +229,7 @@ class _AsyncConnection(Connection):
     def abort(self) -> None:
         """End immediately: cancel the handlers, and close the socket without telling the broker."""
         now = time.monotonic()
+        self._note_waiting()
         self.session.close("closed", now)
         self.tell(now)
         self.close()
@@ -236,84 +238,85 @@ class _AsyncConnection(Connection):
     # ── turns of the event loop ──────────────────────────────────────────────────────────────────────────────────────
 
     def _schedule(self) -> None:
-        if self._soon is None and not self._in_turn:
+        if self._soon is None:
             self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
 
     def _turn(self) -> None:
-        """Send, receive, and start what has arrived, until nothing is left to do or the turn is over."""
+        """Send, receive, and have begun what has arrived, until nothing is left to do or the turn is over."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        self._in_turn = True
-        try:
-            self._take_turn()
-        except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
-            self.reset(error, time.monotonic())
-        finally:
-            self._in_turn = False
-        self._settle()
-
-    def _take_turn(self) -> None:
         now = time.monotonic()
         until = now + MAX_TURN_SECONDS
-        if self._starting:
-            self._end_unbegun()
-        while True:
-            self.step(now)
-            received_at = self.flushed_at
-            request = self.session.begin(now)
-            if request is None:
-                break
-            now = self._begin_all(request, now, until)
-            if now >= until:
-                self.flush(now)
-                self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
-                return
-            if self.flushed_at == received_at and not self.session.unsent:
-                break  # nothing was sent, so everything has been received
-        if self._starting:  # most of them end in their first step: send these replies together
-            self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
+        try:
+            while True:
+                self._note_waiting()
+                self.step(now)
+                waiting = self.session.waiting
+                if not waiting:
+                    break
+                self._begin(waiting)
+                now = time.monotonic()
+                if not EAGER or now >= until:
+                    self._schedule()  # that turn comes after the first step of the tasks
+                    break
+        except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
+            self.reset(error, now)
+        self._settle()
 
-    def _begin_all(self, request: Request | None, now: float, until: float) -> float:
-        """Start `request` and those waiting behind it.  Return the current time."""
+    def _begin(self, waiting: int) -> None:
+        """Have the requests begun that wait: by one task, as long as handlers end without waiting for anything.
+
+        A task for each of them would take longer than most handlers do.
+        """
         self._watch.note()
-        while request is not None:
-            self._begin(request)
-            now = time.monotonic()
+        try:
+            for _ in range(waiting if self._handlers_wait else 1):
+                begin_task(self._handle_requests(), self._loop, self._worker_context.copy())
+        except Exception as error:  # noqa: BLE001 - the callers get it
+            while (request := self._next()) is not None:
+                self.crashed(request, error)
+
+    async def _handle_requests(self) -> None:
+        """Handle requests, one after the other, until a handler has waited, none is left, or the turn is over."""
+        until = time.monotonic() + MAX_TURN_SECONDS
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        current.set(None)
+        context = copy_context()
+        while (request := self._next()) is not None:
+            self._note_waiting()
+            self._latest = task, request
+            await self._calls.handle(request)
+            if self._latest is None or self._latest[0] is not task:
+                break  # it has waited, so that the task was its own
+            self._latest, self._handlers_wait = None, False
+            current.set(None)
+            if time.monotonic() >= until:
+                break
+            if task.cancelling() or not _is_unchanged(context):
+                break  # the next request must not see that
+
+    def _next(self) -> Request | None:
+        """Return the next request to begin."""
+        now = time.monotonic()
+        try:
             if now - self.flushed_at >= FLUSH_SECONDS:
                 self.flush(now)
-            if now >= until:
-                break
-            request = self.session.begin(now)
-        return now
+            return self.session.begin(now)
+        except Exception as error:  # noqa: BLE001 - as in a turn
+            self.reset(error, now)
+            return None
 
-    def _begin(self, request: Request) -> None:
-        """Start the task that handles `request`."""
-        try:
-            task = begin_task(self._calls.handle(request), self._loop, self._worker_context.copy())
-        except Exception as error:  # noqa: BLE001 - the caller gets it
-            self.crashed(request, error)
-            return
-        if not task.done():
-            self._tasks[id(request)] = task
-            if not EAGER:
-                self._starting.append(request)
-
-    def _end_unbegun(self) -> None:
-        """End the requests whose tasks were cancelled before they began: such a task does nothing at all."""
-        starting, self._starting = self._starting, []
-        for request in starting:
-            task = self._tasks.get(id(request))
-            if task is None:
-                continue
-            if task.done():
-                self.handled(request, None)
-            elif getcoroutinestate(cast("Coroutine[Any, Any, None]", task.get_coro())) == CORO_CREATED:
-                self._starting.append(request)
+    def _note_waiting(self) -> None:
+        """Note that the latest handler waits, if it has begun and has not ended."""
+        if self._latest is not None:
+            task, request = self._latest
+            self._running[id(request)] = task
+            self._latest, self._handlers_wait = None, True
 
     def cancelled(self, request: Request) -> None:
         """Cancel the task that handles `request`."""
-        task = self._tasks.get(id(request))
+        task = self._running.get(id(request))
         if task is not None and not task.cancelling():  # only once: it may be cleaning up
             task.cancel()
 
@@ -328,7 +331,7 @@ class _AsyncConnection(Connection):
 
     def _settle(self) -> None:
         """Set the timer, or end if there is nothing left to do."""
-        if self.ended and not self._tasks:
+        if self.ended and not self._running:
             self._watch.close()
             if self._timer is not None:
                 self._timer.cancel()
@@ -350,25 +353,33 @@ class _AsyncConnection(Connection):
 
     def handled(self, request: Request, outcome: Outcome | None) -> None:
         """End a request whose handler has ended; the outcome is None if its task was cancelled."""
-        session, now = self.session, time.monotonic()
-        self._tasks.pop(id(request), None)
-        if outcome is None and not request.cancelled:
-            # The handler exceeded its time, or the program is being shut down.
-            session.abandon(request, now, ended=True)
-        else:
-            if outcome is None:
-                outcome = failed(RequestCancelled("cancelled"), request)
+        now = time.monotonic()
+        waited = self._forget(request)
+        if outcome is not None:
             self.finish(request, outcome, now)
-        if not self._in_turn:
+        elif request.cancelled:
+            self.finish(request, failed(RequestCancelled("cancelled"), request), now)
+        else:
+            # The handler exceeded its time, or the program is being shut down.
+            self.session.abandon(request, now, ended=True)
+        if waited:
             if now - self.flushed_at >= FLUSH_SECONDS:  # else with the replies of other handlers
                 self.flush(now)
             self._schedule()
 
     def crashed(self, request: Request, error: BaseException) -> None:
         """End a request after an error in our own code."""
-        self._tasks.pop(id(request), None)
+        self._forget(request)
         super().crashed(request, error)
         self._schedule()
+
+    def _forget(self, request: Request) -> bool:
+        """Forget the task of a handler that has ended.  Return whether it has waited for something."""
+        latest = self._latest
+        if latest is not None and latest[1] is request:
+            return False
+        self._running.pop(id(request), None)
+        return True
 
     async def send_partial(self, request: Request, frames: list[bytes]) -> None:
         """Send what a handler has yielded, as a PARTIAL, and wait if the broker does not keep up."""
@@ -378,3 +389,11 @@ class _AsyncConnection(Connection):
         await asyncio.sleep(SEND_RETRY_SECONDS if self.stalled else 0)
         while self.stalled:
             await asyncio.sleep(SEND_RETRY_SECONDS)
+
+
+def _is_unchanged(context: TaskContext) -> bool:
+    """Return whether the variables of the current context have the values that they have in `context`."""
+    try:
+        return copy_context() == context
+    except Exception:  # noqa: BLE001 - values of any type are compared
+        return False

@@ -1,6 +1,7 @@
 """The asyncio worker, against a real broker and real clients in this process."""
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import json
@@ -929,7 +930,62 @@ def test_context_variables_of_one_handler_do_not_leak_into_the_next(endpoint):
         return [before, variable.get()]
 
     async def scenario(client):
-        for body in (b"a", b"waits", b"b", b"waits", b"c"):
-            assert await client.request("work", body) == [b"clean", body]
+        bodies = [b"a", b"waits", b"b", b"c", b"waits", b"waits", b"d"]
+        replies = await asyncio.gather(*(client.request("work", body) for body in bodies))
+        assert replies == [[b"clean", body] for body in bodies]
 
     serving(endpoint, scenario, AsyncWorker("work", work, **QUICK))
+
+
+def test_handlers_that_wait_have_tasks_of_their_own_and_others_share_one(endpoint):
+    tasks = {b"waits": [], b"ends": []}
+
+    async def work(request):
+        tasks[request[0]].append(asyncio.current_task())
+        if request[0] == b"waits":
+            await asyncio.sleep(0)
+        return request
+
+    async def scenario(client):
+        await asyncio.gather(*(client.request("work", body) for body in [b"ends", b"waits", b"ends"] * 20))
+        assert len(set(tasks[b"waits"])) == 20
+        assert len(set(tasks[b"ends"])) < 40
+
+    serving(endpoint, scenario, AsyncWorker("work", work, **QUICK))
+
+
+def test_a_task_that_a_handler_has_cancelled_handles_no_other_request(endpoint):
+    async def work(request):
+        if request[0] == b"cancels":
+            asyncio.current_task().cancel()
+        else:
+            await asyncio.sleep(0)
+        return [b"%d" % asyncio.current_task().cancelling()]
+
+    async def scenario(client):
+        bodies = [b"", b"cancels", b"", b"cancels", b"cancels", b""]
+        replies = await asyncio.gather(*(client.request("work", body) for body in bodies))
+        assert replies == [[b"1" if body else b"0"] for body in bodies]
+
+    serving(endpoint, scenario, AsyncWorker("work", work, **QUICK))
+
+
+def test_abort_in_a_handler_that_goes_on(endpoint):
+    ended = []
+
+    async def work(request):
+        worker.abort()
+        assert not worker._connections[0].done.is_set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        ended.append(request[0])
+
+    worker = AsyncWorker("work", work, **QUICK)
+
+    async def scenario(client):
+        request = asyncio.ensure_future(client.request("work", b"x"))
+        await worker.wait()
+        assert ended == [b"x"]
+        request.cancel()
+
+    serving(endpoint, scenario, worker)
