@@ -6,7 +6,7 @@ from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
-from ..mdp import process, wire
+from ..mdp import process, tracing, wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
 from ..mdp.services import BaseService, Description, Service, Streaming
@@ -108,6 +108,8 @@ class AsyncClient:
         except BaseException:
             settings.end_context()
             raise
+        self._direct = self._dialog if isinstance(self._dialog, X1AsyncDialog) and not surrounding else None
+        """The dialog if requests need nothing else."""
         if surrounding:
             self._dialog = AsyncMiddlewareDialog(self._dialog, surrounding)
 
@@ -155,9 +157,23 @@ class AsyncClient:
         """
         name, body = wire.service_name(service), checked_body(frames)
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
-        self._check_usable()
+        if self._closed or process.pid != self._process or asyncio.get_running_loop() is not self._loop:
+            self._check_usable()
+        again = self._retry if retry is None else checked_retry(retry, self.protocol)
+        direct = self._direct  # most requests: without a second coroutine
+        if direct is not None and not tracing.concerns_calls():
+            call = direct.start(name, body, limit, wait, headers, options, again)
+            if call is not None:
+                try:
+                    if call.receiver.done():
+                        await asyncio.sleep(0)
+                    reply: Reply = await call.receiver
+                except BaseException:
+                    direct.cancel(call)
+                    raise
+                return reply
         return await self._dialog.request(
-            name, body, timeout=limit, wait=wait, headers=headers, options=options, retry=self._retried(retry)
+            name, body, timeout=limit, wait=wait, headers=headers, options=options, retry=again
         )
 
     @overload
@@ -440,11 +456,11 @@ class AsyncClient:
         self._x1().cancel(call)
 
     def _x1(self) -> X1AsyncDialog:
-        if not isinstance(self._dialog, X1AsyncDialog):
+        if self._direct is None:
             if self.protocol == "X1":
                 raise SettingError("begin() needs a client without middleware, because it has no task to call it in")
             raise SettingError(f"begin() needs protocol X1, not {self.protocol}")
-        return self._dialog
+        return self._direct
 
     async def available(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> bool:
         """Return whether at least one worker offers `service` now (`mmi.service`).

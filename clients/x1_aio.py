@@ -72,27 +72,46 @@ class X1AsyncDialog:
             headers, finish = tracing.calling(service.decode(), headers, timeout)
         call: Call | None = None
         try:
-            loop = self._check_open()
-            session = self._session
-            if session.outstanding >= self._max_outstanding:
+            while (call := self.start(service, body, timeout, wait, headers, options, retry)) is None:
                 timeout = await self._await_slot(service, timeout)
-            future: asyncio.Future[Reply] = loop.create_future()
-            call = session.request(
-                service, body, monotonic(), timeout=timeout, wait=wait, headers=headers, options=options,
-                retry=retry, receiver=future,
-            )  # fmt: skip
-            self._send()
-            if future.done():
-                await asyncio.sleep(0)  # a caller whose replies are always there at once must let other tasks run
-            reply = await future
+            if call.receiver.done():
+                await asyncio.sleep(0)
+            reply: Reply = await call.receiver
         except BaseException as error:
             if call is not None:
-                self._cancel(call)
+                self.cancel(call)
             finish(error)
             raise
-        if finish is not tracing.untraced:
-            finish(None)
+        finish(None)
         return reply
+
+    def start(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        timeout: float | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+        retry: Retry | None,
+    ) -> Call | None:
+        """Send a request, and return it; its `receiver` is the future of the reply.  Return None if it has to wait for
+        others to end: then `request` does.
+
+        If the reply is already there, the caller must let other tasks run, since awaiting it would not.  A caller that
+        stops waiting has to `cancel` the request.
+        """
+        loop = self._check_open()
+        session = self._session
+        if session.outstanding >= self._max_outstanding:
+            return None
+        call = session.request(
+            service, body, monotonic(), timeout=timeout, wait=wait, headers=headers, options=options, retry=retry,
+            receiver=asyncio.Future(loop=loop),
+        )  # fmt: skip
+        if not self._flush_is_due:
+            self._send()
+        return call
 
     async def stream(
         self,
@@ -118,7 +137,8 @@ class X1AsyncDialog:
                 service, body, monotonic(), timeout=deadline, silence=timeout, stream=True, wait=wait, headers=headers,
                 options=options, retry=retry, receiver=inbox,
             )  # fmt: skip
-            self._send()
+            if not self._flush_is_due:
+                self._send()
             while True:
                 part = await inbox.get()
                 yield part
@@ -126,7 +146,7 @@ class X1AsyncDialog:
                     break
         except BaseException as error:
             if call is not None:
-                self._cancel(call)
+                self.cancel(call)
             finish(error if isinstance(error, ZmdpError) else None)
             raise
         finish(None)
@@ -153,9 +173,12 @@ class X1AsyncDialog:
         return call
 
     def cancel(self, call: Call) -> None:
-        """Cancel a request made with `begin`.  Its receiver gets nothing more."""
+        """Cancel a request, unless it has ended.  Its receiver gets nothing more."""
         call.receiver = None
-        self._cancel(call)
+        if not call.ended:
+            self._session.cancel(call)
+            if not self._closed:
+                self._flush_soon()
 
     async def _await_slot(self, service: bytes, timeout: float | None, silence: float | None = None) -> float | None:
         """Wait until another request may be outstanding, and return what is left of its `timeout`."""
@@ -195,12 +218,6 @@ class X1AsyncDialog:
                 slot.set_result(None)
                 free -= 1
 
-    def _cancel(self, call: Call) -> None:
-        if not call.ended:
-            self._session.cancel(call)
-            if not self._closed:
-                self._flush_soon()
-
     def _check_open(self) -> asyncio.AbstractEventLoop:
         """Return the event loop.  Raises `ClosedError`."""
         if self._closed:
@@ -216,8 +233,6 @@ class X1AsyncDialog:
 
         All requests of a turn then go out as one message.
         """
-        if self._flush_is_due:
-            return
         if self._session.outstanding == 1:
             self._step()
         else:
@@ -256,9 +271,10 @@ class X1AsyncDialog:
     def _deliver(self, events: list[tuple[Call, Outcome]]) -> None:
         for call, outcome in events:
             receiver = call.receiver
+            if receiver is None:
+                continue  # it was cancelled by another receiver, a moment ago
             if call.stream:
-                if receiver is not None:  # else it was cancelled by another receiver, a moment ago
-                    self._put(receiver, outcome)
+                self._put(receiver, outcome)
             elif not receiver.done():
                 if isinstance(outcome, Reply):
                     receiver.set_result(outcome)

@@ -31,6 +31,8 @@ def valid_service(name: bytes) -> bool:
 
 def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
     """Return `name` as sent on the wire.  Raises `SettingError` if it is not a valid service name (C23)."""
+    if type(name) is str and (known := _encoded.get(name)) is not None:
+        return known
     given: object = name
     if not isinstance(given, str | bytes | bytearray | memoryview):
         called = getattr(given, "__name__", None) if callable(given) else None
@@ -44,11 +46,17 @@ def service_name(name: str | bytes | bytearray | memoryview) -> bytes:
         raise SettingError(
             f"{name!r} is not a valid service name: it must have 1 to {MAX_NAME} bytes of printable text"
         )
+    if type(name) is str:
+        if len(_encoded) >= MAX_KNOWN_NAMES:
+            _encoded.clear()
+        _encoded[name] = encoded
     return encoded
 
 
 _known_names: Final[set[bytes]] = set()
 """Service names that were recently found valid."""
+_encoded: Final[dict[str, bytes]] = {}
+"""Those that `service_name` has returned: each request of a client comes here."""
 
 
 def _printable(name: bytes) -> bool:

@@ -729,7 +729,8 @@ def test_any_other_body_is_no_failure(body):
 def test_what_is_known_of_names_is_bounded():
     for number in range(2 * names.MAX_KNOWN_NAMES):
         assert wire.valid_service(b"service-%d" % number)
-        assert len(names._known_names) <= names.MAX_KNOWN_NAMES
+        assert wire.service_name(f"service-{number}") == b"service-%d" % number
+        assert max(len(names._known_names), len(names._encoded)) <= names.MAX_KNOWN_NAMES
     assert not wire.valid_service(b"\n")
 
 
