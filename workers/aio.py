@@ -48,7 +48,8 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         asyncio.run(worker.run())
 
     `concurrency` is the maximum number of concurrent requests (default 64), over one connection; with 0.2 and 0.1, over
-    one connection each.  When a request is cancelled or its connection is lost, the handler's task is cancelled.
+    one connection each.  When a request is cancelled or its connection is lost, the handler's task is cancelled: a
+    handler that waits for something has a task of its own, while those that do not share one.
     Handlers must not block the event loop, which also sends the heartbeats: a worker whose handlers block it for more
     than 0.1 s says so in its log.
 
