@@ -16,7 +16,6 @@ from statistics import median
 from typing import Any
 
 from zmdp.clients import Client, RequestCancelled
-from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
 from zmdp.spark.batch.offer import Offer
 from zmdp.spark.batch.results import Results
@@ -24,6 +23,7 @@ from zmdp.spark.batch.service import Batch
 from zmdp.spark.batch.sessions import SessionPool
 from zmdp.spark.batch.settings import BatchSettings
 from zmdp.spark.session import open_session
+from zmdp.testing import running_broker
 
 QUERY = "SELECT sum(id) AS s FROM range(1000)"
 

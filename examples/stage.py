@@ -10,7 +10,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from zmdp.clients import Client
-from zmdp.mdp.testing import free_endpoint
+from zmdp.testing import free_endpoint
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent

@@ -123,7 +123,7 @@ class handling:  # noqa: N801 - used like a function, as the context managers of
             assert greet("hello") == "hello, ann"
 
     Args:
-        request: The request that is being handled, or one that `zmdp.mdp.testing.request` has made.
+        request: The request that is being handled, or one that `zmdp.testing.request` has made.
     """
 
     __slots__ = ("_request", "_span", "_token")

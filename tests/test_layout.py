@@ -34,7 +34,7 @@ ALLOWED = {
     "mmi.web": CALLERS | {"mdp.http"},
     "mdp.broker": LEAVES | {"mmi"},
     "mdp.cli": LEAVES | {"mdp.broker"},
-    "mdp.testing": LEAVES | {"mdp.broker", "clients", "workers", "workers.services", "titanic"},
+    "testing": LEAVES | {"mdp.broker", "clients", "workers", "workers.services", "titanic"},
     "clients": LEAVES | {"mdp.cli", "clients.rows"},
     "clients.rows": LEAVES,
     "clients.freelance": LEAVES | {"clients"},
@@ -68,7 +68,7 @@ def sources():
     """Return every module of the product and its file."""
     found = {}
     for path in sorted(
-        [*(ROOT / "src" / "zmdp").glob("*.py"), *(p for top in TOP for p in (ROOT / top).rglob("*.py"))]
+        [*(ROOT / "src" / "zmdp").rglob("*.py"), *(p for top in TOP for p in (ROOT / top).rglob("*.py"))]
     ):
         inside = path.relative_to(ROOT / "src" if "src" in path.relative_to(ROOT).parts else ROOT).with_suffix("")
         parts = [part for part in inside.parts if part not in {"zmdp", "__init__"}]

@@ -20,7 +20,7 @@ A service and its caller:
         print(client.call(shout, "hello"))
 
 Replies, requests, tickets and the like are in `zmdp.clients`, `zmdp.workers` and `zmdp.titanic`, all exceptions in
-`zmdp.mdp.errors`, a broker for tests in `zmdp.mdp.testing`, clients and servers without a broker in
+`zmdp.mdp.errors`, a broker for tests in `zmdp.testing`, clients and servers without a broker in
 `zmdp.clients.freelance` and `zmdp.workers.freelance`, and everything that needs PySpark in `zmdp.spark`.  The commands
 are `mdp-broker`, `mdclient`, `mdworker`, `titanic` and `mdp-spark`.
 """

@@ -26,8 +26,8 @@ from zmdp.clients import (
     SettingError,
     StreamInterrupted,
 )
-from zmdp.mdp.testing import running_broker
 from zmdp.mdp.transport.multipart import receive
+from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
 
 ALL = ["X1", "0.2", "0.1"]

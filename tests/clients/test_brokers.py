@@ -19,7 +19,7 @@ from zmdp.mdp.access import load
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.certificates import public_key
 from zmdp.mdp.errors import RequestRejected, RequestTimeout, ServiceNotFound, WorkerLost
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 

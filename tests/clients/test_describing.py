@@ -16,7 +16,7 @@ from zmdp.clients.cli.main import cli
 from zmdp.clients.describing import MAX_BROKERS, Inquiry
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.services import About, Description
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 GREET = {"version": "2", "description": "Greet.", "codec": "json", "request": {"type": "string"}, "reply": {}}
 

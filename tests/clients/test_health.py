@@ -17,7 +17,7 @@ from zmdp.clients.health import Check, Thresholds, checks
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.errors import RequestTimeout
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 

@@ -12,7 +12,7 @@ from support.processes import TIMEOUT_SECONDS, eventually_raises
 from zmdp.clients import AsyncClient, Client
 from zmdp.mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, SettingError
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
 
 PROTOCOLS = ("X1", "0.2", "0.1")

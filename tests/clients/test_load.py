@@ -10,7 +10,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.clients.load import Result, mixed, one_by_one, pipelined
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker, sleep
 
 SECONDS = 0.3

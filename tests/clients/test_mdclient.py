@@ -35,7 +35,7 @@ from zmdp.clients import (
 )
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 ALL = ["X1", "0.2", "0.1"]

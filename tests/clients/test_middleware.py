@@ -12,7 +12,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from zmdp import AsyncClient, Client, ServiceError, Services, Worker
 from zmdp.clients import ClosedError, Reply, SettingError
 from zmdp.clients.middleware import MAX_THREADS
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 TENANT = ContextVar("tenant", default="nobody")
 

@@ -13,7 +13,7 @@ from zmdp.clients import RetryLater
 from zmdp.clients.retry import pause_after
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 QUICK = {"backoff": 0.001, "max_backoff": 0.01}
 

@@ -16,7 +16,7 @@ from support.processes import TIMEOUT_SECONDS
 
 from zmdp import AsyncClient, Worker
 from zmdp.clients.starlette import while_connected
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 
 class Handler:

@@ -8,7 +8,7 @@ from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import Client
 from zmdp.clients.top import View, lines, with_rates
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 BOUNDS = [0.01, 0.1, 1.0]

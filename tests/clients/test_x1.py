@@ -13,7 +13,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from zmdp.clients import Client, ClosedError, RequestRejected, RequestTimeout, SettingError
 from zmdp.clients.futures import Futures
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 

@@ -10,7 +10,7 @@ from support.peers import Bench
 from support.router import Router, proxied
 
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 Start = Callable[..., Bench]
 

@@ -33,7 +33,7 @@ from zmq.utils.monitor import recv_monitor_message
 from zmdp.mdp import access
 from zmdp.mdp.keys import ClientKeys, create_keys, load_keys
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 CLIENTS = [Client, OldClient, X1Client]
 WORKERS = [Worker, OldWorker, X1Worker]

@@ -15,7 +15,7 @@ from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint, proces
 
 from zmdp.clients import Client
 from zmdp.mdp.broker.link_ports import LinkTo
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 RETRY_MS = 200

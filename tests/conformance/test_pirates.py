@@ -11,7 +11,7 @@ from support.pirates import HEARTBEAT, lazy, paranoid
 from support.zmtp import Ended, RawPeer
 
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 Start = Callable[..., Bench]
 PORT = "tcp://127.0.0.1:*"

@@ -17,7 +17,7 @@ from support.processes import BIN, TIMEOUT_SECONDS, Process, process
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import ZmdpError
-from zmdp.mdp.testing import free_endpoint
+from zmdp.testing import free_endpoint
 from zmdp.titanic import Titanic
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from support.processes import BIN, TIMEOUT_SECONDS, eventually, process
 
 import zmdp
 from zmdp.clients import Client
-from zmdp.mdp.testing import free_endpoint
+from zmdp.testing import free_endpoint
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

@@ -14,8 +14,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from zmdp.clients.gateways.http import access
-from zmdp.mdp.testing import running_broker
 from zmdp.mdp.tokens import new_token
+from zmdp.testing import running_broker
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy/nginx/zmdp.conf"
 

@@ -16,7 +16,7 @@ from zmdp.mdp.cli.console import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 MODULES = [
-    "zmdp", "zmdp.clients", "zmdp.clients.freelance", "zmdp.mdp.services", "zmdp.mdp.testing", "zmdp.titanic",
+    "zmdp", "zmdp.clients", "zmdp.clients.freelance", "zmdp.mdp.services", "zmdp.testing", "zmdp.titanic",
     "zmdp.workers", "zmdp.workers.freelance", "zmdp.workers.services", "zmdp.workers.services.test_client",
 ]  # fmt: skip
 NEEDING_SPARK = ["zmdp.spark.pipeline"]

@@ -12,7 +12,7 @@ from support.processes import process, run
 from zmdp.clients import Client
 from zmdp.mdp.access import load, parse
 from zmdp.mdp.keys import create_keys
-from zmdp.mdp.testing import free_endpoint
+from zmdp.testing import free_endpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "security.md").read_text()
 BIND, ADDRESS = "tcp://*:5555", "tcp://127.0.0.1:5555"

@@ -14,7 +14,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import AsyncClient, Client, RequestTimeout, ServiceError, ZmdpError
 from zmdp.mdp import tracing
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

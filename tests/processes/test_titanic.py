@@ -18,7 +18,7 @@ from support.processes import BIN, TIMEOUT_SECONDS, broker, eventually, free_end
 from support.titanics import BEATS, LIMITS, row, state
 
 from zmdp.clients import Client
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.cli import main as cli
 from zmdp.titanic.store.models import STATES

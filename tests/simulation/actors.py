@@ -18,8 +18,8 @@ from zmdp.mdp.broker.events import Event
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.network import Alarm, Dealer, Network, World
 from zmdp.mdp.wire import Message, Route, batch
+from zmdp.testing.network import Alarm, Dealer, Network, World
 from zmdp.workers.credit import CreditController
 from zmdp.workers.events import ConnectionEnded, HandlerStuck, ProbeDue
 from zmdp.workers.request import Request

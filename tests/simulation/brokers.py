@@ -12,8 +12,8 @@ from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import Worker, key_of
 from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.network import HIGH_WATER, Dealer, Network
 from zmdp.mdp.wire import Message, Route
+from zmdp.testing.network import HIGH_WATER, Dealer, Network
 
 from .actors import BrokerShell, Stage, silent
 from .crossing import Crossing

@@ -24,8 +24,8 @@ from zmdp.mdp.errors import (
     WorkerLost,
 )
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.network import Dealer, Network
 from zmdp.mdp.wire import Message, batch
+from zmdp.testing.network import Dealer, Network
 
 from .actors import LONGEST_TURN, MILLISECOND, Process, Stage, Stream, tells_failure
 from .probing import Probe

@@ -5,8 +5,8 @@ import json
 from support.peers import record, request_of
 
 from zmdp.mdp import wire
-from zmdp.mdp.testing.network import Dealer, Network
 from zmdp.mdp.wire import Message, batch
+from zmdp.testing.network import Dealer, Network
 
 from .actors import Process, Stage, end
 from .crossing import commands

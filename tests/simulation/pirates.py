@@ -7,8 +7,8 @@ from functools import partial
 from zmdp.clients.legacy_session import LegacySession, Resend
 from zmdp.clients.reply import Reply
 from zmdp.mdp import wire
-from zmdp.mdp.testing.network import Dealer
 from zmdp.mdp.wire import Message
+from zmdp.testing.network import Dealer
 
 from .actors import Process, Stage, Stream, tells_failure
 from .proxies import Socket

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from zmdp.mdp import wire
-from zmdp.mdp.testing.network import Dealer, Network
 from zmdp.mdp.wire import Message
+from zmdp.testing.network import Dealer, Network
 
 PATIENCE = 2.0
 """Seconds that the broker may take to answer."""

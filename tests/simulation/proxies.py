@@ -6,8 +6,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
-from zmdp.mdp.testing.network import Dealer, Network
 from zmdp.mdp.wire import Message, Route
+from zmdp.testing.network import Dealer, Network
 
 if TYPE_CHECKING:
     from .actors import Stage

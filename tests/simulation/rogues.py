@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from zmdp.mdp import wire
-from zmdp.mdp.testing.network import Dealer
 from zmdp.mdp.wire import Kind, Message, batch
+from zmdp.testing.network import Dealer
 
 from .actors import Process, Stage
 from .callers import UNLIMITED

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from zmdp.mdp.testing.network import START, Link, Network
 from zmdp.mdp.wire import Route
+from zmdp.testing.network import START, Link, Network
 
 from .actors import Process, Stage, WorkerProcess
 from .callers import CallerProcess, Wish

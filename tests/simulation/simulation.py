@@ -12,7 +12,7 @@ from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.journal import Loss
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.network import Dealer
+from zmdp.testing.network import Dealer
 
 from .actors import MOST_PARTS_01, BrokerProcess, Habits, Process, WorkerProcess
 from .callers import CallerProcess

@@ -9,8 +9,8 @@ from support.peers import body_of, ready_of, record, request_of
 
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
-from zmdp.mdp.testing.network import Dealer, Network
 from zmdp.mdp.wire import Kind, Message, Route, batch
+from zmdp.testing.network import Dealer, Network
 
 from .actors import Process, Stage, Stream, end
 from .callers import Wish

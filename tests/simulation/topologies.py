@@ -11,8 +11,8 @@ from functools import partial
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import TURN_WORK
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.network import START, Dealer, Link, Network
 from zmdp.mdp.wire import Message
+from zmdp.testing.network import START, Dealer, Link, Network
 
 from .actors import BrokerShell, Habits, Process, WorkerProcess
 from .brokers import Kind, LinkedBroker, NextBroker, Settings

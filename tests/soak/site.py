@@ -24,7 +24,7 @@ from support.processes import children, eventually
 from zmdp import Client
 from zmdp.clients import RequestError
 from zmdp.mdp.keys import create_keys
-from zmdp.mdp.testing import free_endpoint
+from zmdp.testing import free_endpoint
 
 from .callers import KINDS
 from .faults import GRACE_SECONDS, Fault

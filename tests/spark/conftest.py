@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.sparks import LIMITS, SMALL_JAVA, skip_without_java
 
-from zmdp.mdp.testing import running_broker
 from zmdp.spark import session as sessions
+from zmdp.testing import running_broker
 
 CONF = {
     "spark.ui.enabled": "false",

@@ -35,9 +35,9 @@ from support.sparks import (
 from support.titanics import serving
 
 from zmdp.clients import Client, ServiceError
-from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
 from zmdp.spark.pipeline import call_service, register_function
+from zmdp.testing import running_broker
 from zmdp.titanic.frames import unpack
 from zmdp.workers import Worker
 

@@ -8,7 +8,7 @@ from zmdp.mdp.access import load
 from zmdp.mdp.broker.server import Server
 from zmdp.mdp.keys import ClientKeys, create_keys, load_keys
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 ROLES = """
 [roles.shop]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from zmdp.mdp.testing import free_endpoint
+from zmdp.testing import free_endpoint
 
 BIN = Path(sys.executable).parent
 TIMEOUT_SECONDS = 120.0

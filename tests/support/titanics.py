@@ -19,7 +19,7 @@ from support.peers import Bench, X1Client, X1Worker
 from support.processes import TIMEOUT_SECONDS, eventually, process
 
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import Ticket, admin, schema, store
 from zmdp.titanic.acceptance import Acceptance
 from zmdp.titanic.backlog import Backlog

@@ -26,7 +26,7 @@ from zmdp.clients import (
     ServiceNotFound,
     SettingError,
 )
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import (
     AsyncTicket,
     AsyncTitanic,

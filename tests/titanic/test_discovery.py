@@ -10,8 +10,8 @@ from support.titanics import BEATS, LIMITS, answer, serving, stored
 
 from zmdp.clients import Client
 from zmdp.mdp.broker.link_ports import LinkTo
-from zmdp.mdp.testing import running_broker
 from zmdp.mmi import answers
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic, discovery
 from zmdp.workers import Worker
 

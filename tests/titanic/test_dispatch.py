@@ -32,7 +32,7 @@ from support.titanics import (
 from zmdp.clients import Client, RetryLater, ServiceError, StreamInterrupted, WorkerLost
 from zmdp.mdp.broker.drops import REPORTS, Drop
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic, UnknownTicket, admin, maintenance, retries, store
 from zmdp.titanic import callers as callers_module
 from zmdp.titanic.server import titanics_with_other_database

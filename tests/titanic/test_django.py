@@ -12,7 +12,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp import Client, Service, ServiceError, Titanic
 from zmdp.clients import SettingError
-from zmdp.mdp.testing import running_broker, running_titanic
+from zmdp.testing import running_broker, running_titanic
 from zmdp.titanic import TitanicError, admin, enqueue, schema
 from zmdp.titanic.uuids import new_uuid
 from zmdp.workers import Worker

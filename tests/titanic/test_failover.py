@@ -8,7 +8,7 @@ from support.processes import broker as broker_process
 from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.clients import Client
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.workers import Worker
 

@@ -18,7 +18,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, connected, lease, row, running_bench, serving, state, stored
 
 from zmdp.clients import Client, SettingError
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic, TitanicError, schema
 from zmdp.titanic.schema import SchemaError
 from zmdp.titanic.server import Server

@@ -7,7 +7,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, running_bench, serving
 
 from zmdp.clients import Client
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.metrics import MAX_CODES, CommitMetrics, Histogram, Metrics
 from zmdp.workers import ServiceError, Worker

@@ -16,7 +16,7 @@ from support.titanics import LIMITS, connected, row, running_bench, serving, sto
 from zmdp.mdp.access import load
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.keys import create_keys, load_keys
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import enqueue
 
 ROLES = {

@@ -12,7 +12,7 @@ from support.titanics import BEATS, LIMITS, serving
 from zmdp.clients import Client
 from zmdp.mdp.errors import RequestTimeout, ServiceError
 from zmdp.mdp.rows import read_reply
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic, callers
 from zmdp.titanic import rows as titanic_rows
 from zmdp.titanic.rows import NO_REPLY, asks_for_rows, parse_rows

@@ -12,7 +12,7 @@ from support.titanics import row
 
 from zmdp import AsyncClient, AsyncTitanic, Client, Service, ServiceError, Services, Titanic
 from zmdp.clients import CodecError, SettingError
-from zmdp.mdp.testing import running_broker, running_titanic
+from zmdp.testing import running_broker, running_titanic
 from zmdp.titanic import enqueue
 
 services = Services()

@@ -22,7 +22,7 @@ from support.x1_broker import Peer
 from zmdp.clients import AsyncClient, Client, RequestRejected, ServiceError
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, ClosedError, Last, SettingError, Worker, connection, current_request
 
 ALL = ["X1", "0.2", "0.1"]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from zmdp.clients import AsyncClient
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, blocking
 from zmdp.workers.blocking import BLOCKED_SECONDS, WARNING_SECONDS, BlockingWatch
 

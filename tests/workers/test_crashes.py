@@ -14,7 +14,7 @@ from zmdp.clients import (
 )
 from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import (
     AsyncWorker,
     Worker,

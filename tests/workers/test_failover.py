@@ -11,7 +11,7 @@ from support.processes import broker as broker_process
 
 from zmdp.clients import Client
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
 
 BEATS = {"heartbeat": 0.05, "liveness": 400}

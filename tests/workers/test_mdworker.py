@@ -18,7 +18,7 @@ from support.x1_broker import Peer
 from zmdp.clients import Client, RequestRejected, ServiceError, StreamInterrupted
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import (
     ClosedError,
     Last,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from support.processes import eventually
 
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import processes
 from zmdp.workers.processes import Supervisor
 from zmdp.workers.scaling import Slots

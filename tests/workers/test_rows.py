@@ -12,7 +12,7 @@ from support.titanics import BEATS, LIMITS
 from zmdp.clients import AsyncClient, Client
 from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.rows import read_reply, worked_seconds
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Last, Request, Worker, current_request, rows
 from zmdp.workers.handling import MAX_BODY, Failed
 from zmdp.workers.rows import Pack, is_pack

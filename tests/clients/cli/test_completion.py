@@ -9,7 +9,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import completion
 from zmdp.clients.cli.completion import COMMANDS
-from zmdp.mdp.testing import free_endpoint, running_broker
+from zmdp.testing import free_endpoint, running_broker
 from zmdp.workers import Worker
 
 

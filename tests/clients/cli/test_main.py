@@ -13,7 +13,7 @@ from zmdp.clients import Client
 from zmdp.clients.cli.main import cli
 from zmdp.mdp.errors import RequestTimeout, ServiceNotFound, WorkerLost
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 

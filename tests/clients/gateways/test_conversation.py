@@ -12,7 +12,7 @@ from zmdp.clients.gateways.conversation import MAX_ANSWERS, Conversation
 from zmdp.clients.gateways.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
 from zmdp.clients.gateways.upstream import Upstream
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker
 
 

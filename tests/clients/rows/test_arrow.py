@@ -12,7 +12,7 @@ from zmdp.clients.rows import Lookahead, RowSettings
 from zmdp.clients.rows import arrow as rows_module
 from zmdp.clients.rows.arrow import Rows, answer, answer_rows, frames_of, reply_columns, split_by_size
 from zmdp.mdp.errors import ServiceError
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.keyed import KeyedRows
 from zmdp.workers import Worker

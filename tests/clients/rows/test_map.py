@@ -12,7 +12,7 @@ from support.titanics import BEATS, LIMITS
 from zmdp.clients import AsyncClient, Client, ClosedError, Reply, ServiceError, SettingError
 from zmdp.clients.many import CHUNKS_AHEAD
 from zmdp.clients.rows.lookahead import MIN_CHUNK_ROWS
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 

@@ -12,7 +12,7 @@ from support.titanics import BEATS, LIMITS
 
 from zmdp.clients import Client, ClosedError, ServiceError, SettingError
 from zmdp.clients import arrow as arrow_module
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 TEXTS = pa.table({"id": [1, 2, 3], "text": ["a", None, "bad"]})

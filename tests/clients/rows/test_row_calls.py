@@ -13,7 +13,7 @@ from zmdp.clients import AsyncClient
 from zmdp.clients.rows import Chunk, Lookahead, PackSize, RowSettings, answer_chunks, availability, calls, packs
 from zmdp.clients.rows import lookahead as lookaheads
 from zmdp.mdp.errors import BrokerUnreachable, RequestError, RequestTimeout, ServiceError
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 

@@ -14,7 +14,7 @@ from zmdp.mdp.access import SETTLE_SECONDS, load
 from zmdp.mdp.broker.server import Server, ServerSettings
 from zmdp.mdp.errors import AccessError, BindError
 from zmdp.mdp.keys import create_keys, load_keys
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 ASK = [b"MDPC02", b"\x01", b"mmi.service", b"echo"]
 

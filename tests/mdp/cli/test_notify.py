@@ -12,7 +12,7 @@ from support.access import Folder
 from support.processes import TIMEOUT_SECONDS, process
 
 from zmdp.mdp.cli import notify
-from zmdp.mdp.testing import free_endpoint
+from zmdp.testing import free_endpoint
 
 LOOSE = "60000000"
 """Microseconds of a watchdog that no test outlasts."""

@@ -10,8 +10,8 @@ from support.router import Router
 from support.x1_client import DISCONNECT, HEARTBEAT
 
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.testing import running_broker
 from zmdp.mdp.transport.probe import PROBE_TIMEOUT_SECONDS, Probe
+from zmdp.testing import running_broker
 
 
 @pytest.fixture

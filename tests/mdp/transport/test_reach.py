@@ -12,9 +12,9 @@ from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import Client
 from zmdp.mdp.errors import BrokerUnreachable
-from zmdp.mdp.testing import running_broker
 from zmdp.mdp.transport import reach
 from zmdp.mdp.transport.reach import check_listening, warn_if_unreachable, why_refused, why_unreachable
+from zmdp.testing import running_broker
 
 NOT_A_BROKER = "a program listens there, but it does not answer like a broker: is the port right?"
 

@@ -18,9 +18,9 @@ from support.sparks import BEATS, LIMITS, frames, free, result, rows, running_ba
 from support.titanics import serving
 
 from zmdp.clients import Client, RequestCancelled, RequestTimeout, ServiceError
-from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
 from zmdp.spark.batch import runner
+from zmdp.testing import running_broker
 
 pytestmark = pytest.mark.long
 

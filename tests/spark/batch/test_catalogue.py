@@ -83,7 +83,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def batch(spark, tmp_path_factory):
-    from zmdp.mdp.testing import running_broker
+    from zmdp.testing import running_broker
 
     with running_broker(limits=LIMITS, drain_timeout=0.0) as server:
         made = Running(spark, server.endpoints[0], tmp_path_factory.mktemp("catalogue"))

@@ -8,10 +8,10 @@ import pytest
 from zmdp.clients import Client
 from zmdp.mdp.errors import ServiceNotFound
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
 from zmdp.spark.fleet.executor import REPORT_SECONDS, LeaseTask, serve
 from zmdp.spark.fleet.predecessor import LOST_SECONDS, Predecessor
 from zmdp.spark.fleet.settings import FleetSettings
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 from zmdp.workers.scaling import Lease
 

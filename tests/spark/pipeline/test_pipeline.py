@@ -21,8 +21,8 @@ from support.sparks import BEATS, LIMITS, QUICK
 from support.titanics import serving
 
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.testing import running_broker
 from zmdp.spark.pipeline import call_service, register_function
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 pytestmark = pytest.mark.long

@@ -13,8 +13,8 @@ from support.sparks import BEATS, LIMITS
 
 from zmdp import Service, Services
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.testing import running_broker
 from zmdp.spark.pipeline import call_service
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 services = Services()

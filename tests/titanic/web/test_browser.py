@@ -7,7 +7,7 @@ from support.screen import Screen
 from support.titanics import LIMITS, state, titanic_at
 
 from zmdp.clients import Client
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.workers import ServiceError, Worker
 

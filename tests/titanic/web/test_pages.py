@@ -12,8 +12,8 @@ from support.processes import TIMEOUT_SECONDS, eventually, process
 from support.titanics import LIMITS, QUICK, row, state, titanic_at
 
 from zmdp.clients import Client
-from zmdp.mdp.testing import running_broker
 from zmdp.mdp.tokens import new_token
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.workers import ServiceError, Worker
 

@@ -12,7 +12,7 @@ from support.processes import TIMEOUT_SECONDS
 
 from zmdp import AsyncClient, Client, Service, ServiceError, Services, Streaming
 from zmdp.clients import CodecError, RequestRejected, ServiceNotFound, SettingError
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker, current_request
 
 

@@ -6,7 +6,7 @@ import pytest
 from support.flux_gateways import running_gateway
 
 from zmdp.mdp.broker.link_ports import LinkTo
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.testing.broker import running_broker
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from zmdp.clients import Client
 from zmdp.clients.gateways.flux.framing import BIG, LITTLE
 from zmdp.mdp.errors import ServiceError
-from zmdp.mdp.testing.broker import running_broker
 from zmdp.mdp.transport import reading
+from zmdp.testing.broker import running_broker
 from zmdp.workers import AsyncWorker
 from zmdp.workers import ServiceError as Failure
 

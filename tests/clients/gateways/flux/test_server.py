@@ -27,7 +27,7 @@ from zmdp.clients.gateways.descriptors import raise_descriptor_limit
 from zmdp.clients.gateways.flux import server, session
 from zmdp.mdp.errors import BindError, RequestTimeout
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.testing.broker import running_broker
 
 CONNECTIONS = 10_000
 DESCRIPTORS = 500

@@ -7,7 +7,7 @@ from support.processes import eventually
 
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.testing.broker import running_broker
+from zmdp.testing.broker import running_broker
 
 
 @pytest.fixture

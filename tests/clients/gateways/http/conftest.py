@@ -6,7 +6,7 @@ from support.gateways import running_gateway, running_services
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import Client
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 
 @pytest.fixture(scope="module")

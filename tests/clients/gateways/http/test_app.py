@@ -7,7 +7,7 @@ from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.mdp.http.problems import TYPE_BASE
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 PROBLEM = "application/problem+json"
 

@@ -13,7 +13,7 @@ from support.http_gateways import TITANIC, await_services, http_gateway
 from support.processes import eventually
 from support.titanics import serving
 
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 EXAMPLES = Path(__file__).parents[4] / "examples"

@@ -19,7 +19,7 @@ from zmdp import Services
 from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http import jobs
 from zmdp.mdp.http.connections import Phase
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.titanic import conversation
 from zmdp.workers import ServiceError, Worker
 

@@ -15,8 +15,8 @@ from zmdp.clients.gateways.http.job_options import QUERY
 from zmdp.clients.gateways.http.openapi import document
 from zmdp.mdp.services import About
 from zmdp.mdp.services.schemas import RAW
-from zmdp.mdp.testing import running_broker
 from zmdp.mdp.tokens import digest_of
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 ABOUTS = dict.fromkeys(["echo", "a/b c", "{x}", "ümlaut", "titanic.request"], About())

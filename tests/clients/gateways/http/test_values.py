@@ -11,7 +11,7 @@ from support.offered import offered
 from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp import Services
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 
 JSON = {"content-type": "application/json; charset=utf-8"}
 services = Services()

@@ -18,8 +18,8 @@ from websockets.sync.client import connect
 from zmdp.clients.gateways.http import access as http_access
 from zmdp.clients.gateways.http import websocket
 from zmdp.mdp.http.connections import Phase
-from zmdp.mdp.testing import running_broker
 from zmdp.mdp.tokens import digest_of
+from zmdp.testing import running_broker
 from zmdp.workers import ServiceError, Worker
 
 BODY = "x" * 20_000

@@ -16,7 +16,7 @@
 `AsyncClient`s, and `worker` starts workers.  `mdp_titanic` is a `Titanic` that keeps its requests in a temporary SQLite
 file.  All of them are real: nothing is mocked.  Override `mdp_limits` to change the broker's settings.
 
-To test a handler by itself, without a broker, use `zmdp.mdp.testing.request`:
+To test a handler by itself, without a broker, use `zmdp.testing.request`:
 
     def test_handler():
         assert resize(request(b"image", headers={"user": "ann"})) == b"smaller"
@@ -37,12 +37,12 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ...clients import AsyncClient, Client
-    from ...titanic import Titanic
-    from ...workers import AsyncWorker, Worker
-    from ...workers.services import Services, ServicesWorker
-    from ..broker.server import Server
-    from ..limits import Limits
+    from ..clients import AsyncClient, Client
+    from ..mdp.broker.server import Server
+    from ..mdp.limits import Limits
+    from ..titanic import Titanic
+    from ..workers import AsyncWorker, Worker
+    from ..workers.services import Services, ServicesWorker
 
 REGISTRATION_SECONDS = 60.0
 """Time after which a worker will not register any more, also on a machine that is busy."""
@@ -59,7 +59,7 @@ def mdp_limits() -> Limits | None:
 @pytest.fixture
 def mdp_broker(mdp_limits: Limits | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A running broker; its endpoint is `mdp_broker.endpoints[0]`, and that of a `Client()` without arguments."""
-    from ..transport.brokers import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE
+    from ..mdp.transport.brokers import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE
     from .broker import running_broker
 
     with running_broker(limits=mdp_limits) as server:
@@ -72,7 +72,7 @@ def mdp_broker(mdp_limits: Limits | None, monkeypatch: pytest.MonkeyPatch) -> It
 @pytest.fixture
 def mdp_client(mdp_broker: Server) -> Iterator[Client]:
     """A `Client` of `mdp_broker`."""
-    from ...clients import Client
+    from ..clients import Client
 
     with Client(mdp_broker.endpoints[0]) as client:
         yield client
@@ -84,7 +84,7 @@ def mdp_async_client(mdp_broker: Server) -> Callable[..., AsyncClient]:
 
     This works with any event loop: that of `asyncio.run`, pytest-asyncio or anyio.
     """
-    from ...clients import AsyncClient
+    from ..clients import AsyncClient
 
     def make(**settings: Any) -> AsyncClient:
         return AsyncClient(mdp_broker.endpoints[0], **settings)
@@ -95,7 +95,7 @@ def mdp_async_client(mdp_broker: Server) -> Callable[..., AsyncClient]:
 @pytest.fixture
 def mdp_titanic(mdp_broker: Server, mdp_client: Client, tmp_path: Path) -> Iterator[Titanic]:
     """A `Titanic`, served at `mdp_broker` from a temporary SQLite file."""
-    from ...titanic import Titanic
+    from ..titanic import Titanic
     from .titanic import running_titanic
 
     with running_titanic(mdp_broker.endpoints[0], str(tmp_path / "titanic.db")):
@@ -112,9 +112,9 @@ def worker(mdp_broker: Server, mdp_client: Client) -> Iterator[Callable[..., Wor
     or an async generator function.  `worker(my_worker)` starts a copy of an existing one, which stays as it is, so any
     number of tests can use it.  `worker(my_services)` offers all services of a `Services`.
     """
-    from ...workers import AsyncWorker, Worker
-    from ...workers.services import Services, ServicesWorker
-    from ..functions import is_async
+    from ..mdp.functions import is_async
+    from ..workers import AsyncWorker, Worker
+    from ..workers.services import Services, ServicesWorker
 
     endpoint = mdp_broker.endpoints[0]
     with ExitStack() as stack:

@@ -9,7 +9,7 @@ from support.processes import TIMEOUT_SECONDS
 from zmdp.clients import ServiceNotFound
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.testing import handling, request, running_titanic
+from zmdp.testing import handling, request, running_titanic
 from zmdp.workers import AsyncWorker, Last, Request, Worker, current_request, echo
 from zmdp.workers.services import Services
 

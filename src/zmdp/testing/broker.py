@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 import zmq
 
-from ..access import Access
-from ..broker.link_ports import LinkTo
-from ..broker.server import Server, ServerSettings
-from ..limits import Limits
+from ..mdp.access import Access
+from ..mdp.broker.link_ports import LinkTo
+from ..mdp.broker.server import Server, ServerSettings
+from ..mdp.limits import Limits
 
 FREE_PORT = "tcp://127.0.0.1:*"
 FIXED_PORTS = range(20_000, 32_000)

@@ -1,5 +1,5 @@
-from zmdp.mdp.testing import free_endpoint
-from zmdp.mdp.testing.broker import FIXED_PORTS
+from zmdp.testing import free_endpoint
+from zmdp.testing.broker import FIXED_PORTS
 
 
 def test_no_endpoint_is_returned_twice():

@@ -34,10 +34,10 @@ from functools import partial
 from itertools import count
 from typing import Final, Literal
 
-from .. import wire
-from ..wire import Message, Route, x1
-from ..wire.commands import KINDS
-from ..wire.names import show
+from ..mdp import wire
+from ..mdp.wire import Message, Route, x1
+from ..mdp.wire.commands import KINDS
+from ..mdp.wire.names import show
 
 HIGH_WATER: Final = 20
 """Maximum number of messages in flight to one peer; the ROUTER reports any more as EAGAIN."""

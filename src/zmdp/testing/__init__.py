@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..tracing import handling
+    from ..mdp.tracing import handling
     from .broker import free_endpoint, running_broker
     from .requests import request
     from .titanic import running_titanic
 
 __all__ = ["free_endpoint", "handling", "request", "running_broker", "running_titanic"]
 _MODULES = {
-    "free_endpoint": ".broker", "handling": "..tracing", "request": ".requests", "running_broker": ".broker",
+    "free_endpoint": ".broker", "handling": "..mdp.tracing", "request": ".requests", "running_broker": ".broker",
     "running_titanic": ".titanic",
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from ...titanic.server import Server
+from ..titanic.server import Server
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...workers import Request
-from ..wire import Options, encode_options
+from ..mdp.wire import Options, encode_options
+from ..workers import Request
 
 
 def request(
