@@ -29,7 +29,7 @@ from ..broker.server import Server
 from ..errors import BindError, SettingError
 from ..transport.tcp import is_loopback, listen, shown_address
 
-MODULE: Final = "zmdp.mmi.web"
+MODULE: Final = "zmdp.clients.dashboard"
 PACKAGES: Final = ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
 ROLE: Final = "(dashboard)"
 """The role of the process at a broker with access control; no role in a file can have such a name."""

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.web import web_broker
 
-from zmdp.mmi.web.exposition import exposition
+from zmdp.clients.dashboard.exposition import exposition
 from zmdp.titanic import store
 from zmdp.titanic.metrics import Metrics
 from zmdp.titanic.server import NOTHING

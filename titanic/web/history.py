@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...mmi.web.charts import Chart, chart
-from ...mmi.web.formats import number, seconds
-from ...mmi.web.histogram import Histogram
-from ...mmi.web.history import SPAN_SECONDS, STEP_SECONDS
+from ...clients.dashboard.charts import Chart, chart
+from ...clients.dashboard.formats import number, seconds
+from ...clients.dashboard.histogram import Histogram
+from ...clients.dashboard.history import SPAN_SECONDS, STEP_SECONDS
 from .. import store
 from ..metrics import OK
 

@@ -12,11 +12,11 @@ from uuid import UUID
 
 from prometheus_client.registry import Collector
 
-from ...mmi.web.charts import bars
-from ...mmi.web.formats import link, number, seconds
-from ...mmi.web.histogram import Histogram
-from ...mmi.web.shell import Action, NotFoundError, Page, Section, View
-from ...mmi.web.tables import Column, Table, table
+from ...clients.dashboard.charts import bars
+from ...clients.dashboard.formats import link, number, seconds
+from ...clients.dashboard.histogram import Histogram
+from ...clients.dashboard.shell import Action, NotFoundError, Page, Section, View
+from ...clients.dashboard.tables import Column, Table, table
 from .. import admin, store
 from ..frames import unpack
 from ..store.models import NOT_ENDED, STATES

@@ -12,12 +12,12 @@ from typing import Any, Final, Self
 import uvloop
 from sqlalchemy.engine import URL
 
+from ...clients.dashboard.limits import limits_for
+from ...clients.dashboard.shell import Shell
+from ...clients.dashboard.visitors import Visitor, Visitors
 from ...mdp.access import Access
 from ...mdp.http.server import Server
 from ...mdp.transport.tcp import is_loopback, listen
-from ...mmi.web.limits import limits_for
-from ...mmi.web.shell import Shell
-from ...mmi.web.visitors import Visitor, Visitors
 from .database import AdminDatabase
 from .section import TitanicSection
 

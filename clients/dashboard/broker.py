@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from prometheus_client.registry import Collector
 
-from ...clients import AsyncClient
 from ...mdp.control import GATEWAY, SPARK
+from .. import AsyncClient
 from .charts import bars, chart, drawing
 from .exposition import BrokerCollector, Selection
 from .formats import link, seconds

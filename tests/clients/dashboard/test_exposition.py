@@ -11,9 +11,9 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.web import serving, web_broker
 
 from zmdp.clients import Client
+from zmdp.clients.dashboard.exposition import OTHER, BrokerCollector, Selection, exposition
+from zmdp.clients.dashboard.snapshot import Snapshot
 from zmdp.mdp.errors import ServiceError, ServiceNotFound
-from zmdp.mmi.web.exposition import OTHER, BrokerCollector, Selection, exposition
-from zmdp.mmi.web.snapshot import Snapshot
 from zmdp.workers import ServiceError as Failure
 
 HOSTILE = '<script>alert("1")</script>\\{}'

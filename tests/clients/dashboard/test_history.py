@@ -1,7 +1,7 @@
-from zmdp.mmi.web.charts import HEIGHT, WIDTH, bars, chart, drawing
-from zmdp.mmi.web.histogram import Histogram
-from zmdp.mmi.web.history import History, Point
-from zmdp.mmi.web.snapshot import Snapshot
+from zmdp.clients.dashboard.charts import HEIGHT, WIDTH, bars, chart, drawing
+from zmdp.clients.dashboard.histogram import Histogram
+from zmdp.clients.dashboard.history import History, Point
+from zmdp.clients.dashboard.snapshot import Snapshot
 
 BOUNDS = [1.0, 2.0, 4.0]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from ...clients import AsyncClient
 from ...mdp.errors import RetryLater, ZmdpError
+from .. import AsyncClient
 from .history import History
 from .snapshot import Snapshot
 

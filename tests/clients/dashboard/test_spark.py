@@ -11,9 +11,9 @@ from support.processes import eventually
 from support.screen import Screen
 from support.web import form_token, serving, web_broker
 
+from zmdp.clients.dashboard import control
 from zmdp.mdp.control import SPARK
 from zmdp.mdp.errors import ServiceError
-from zmdp.mmi.web import control
 from zmdp.spark.batch.progress import Progress
 from zmdp.spark.control import control_service
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import msgspec
 
-from ...clients import AsyncClient, Reply
-from ...clients.stubs import types
-from ...clients.values import body_for, readable
 from ...mdp.errors import ZmdpError
 from ...mdp.services import About, Description
 from ...mdp.services.examples import example
+from .. import AsyncClient, Reply
+from ..stubs import types
+from ..values import body_for, readable
 from .formats import link
 from .observer import Observer, Unavailable
 

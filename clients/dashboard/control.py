@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from ...clients import AsyncClient
 from ...mdp.control import names_in
 from ...mdp.errors import ZmdpError
+from .. import AsyncClient
 from .observer import Observer, Unavailable
 
 TIMEOUT_SECONDS: Final = 5.0

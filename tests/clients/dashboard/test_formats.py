@@ -1,6 +1,6 @@
 import pytest
 
-from zmdp.mmi.web.formats import link, number, percent, seconds, size, span
+from zmdp.clients.dashboard.formats import link, number, percent, seconds, size, span
 
 
 @pytest.mark.parametrize(

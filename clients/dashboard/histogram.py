@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ...clients.rates import quantile
+from ..rates import quantile
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client
-from zmdp.mmi.web.observer import MAX_QUESTIONS, Observer, Unavailable
+from zmdp.clients.dashboard.observer import MAX_QUESTIONS, Observer, Unavailable
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_visitors_cause_few_questions_to_the_broker(broker, client):
 
 def test_questions_about_single_services_are_limited(monkeypatch):
     now = 0.0
-    monkeypatch.setattr("zmdp.mmi.web.observer.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("zmdp.clients.dashboard.observer.time", SimpleNamespace(monotonic=lambda: now))
     observer = Observer(None)
     for _ in range(MAX_QUESTIONS):
         observer.count_question()

@@ -1,6 +1,6 @@
 import pytest
 
-from zmdp.mmi.web.tables import PAGE_ROWS, Column, table
+from zmdp.clients.dashboard.tables import PAGE_ROWS, Column, table
 
 COLUMNS = [
     Column("name", "Name", lambda row: row["name"], descending=False),

@@ -1,6 +1,6 @@
 import pytest
 
-from zmdp.mmi.web.histogram import Histogram
+from zmdp.clients.dashboard.histogram import Histogram
 
 BOUNDS = [1.0, 2.0, 4.0]
 

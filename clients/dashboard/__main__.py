@@ -1,6 +1,6 @@
 """The process that `mdp-broker --http` starts: see `zmdp.mdp.cli.web`.
 
-    python -m zmdp.mmi.web DESCRIPTOR LOG-LEVEL LOG-FORMAT
+    python -m zmdp.clients.dashboard DESCRIPTOR LOG-LEVEL LOG-FORMAT
 
 The descriptor is that of a socket that listens; settings come on stdin.
 """
@@ -15,11 +15,11 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
-from ...clients import AsyncClient
 from ...mdp import logs
 from ...mdp.control import GATEWAY, SPARK
 from ...mdp.http.server import Server, run
 from ...mdp.keys import ClientKeys
+from .. import AsyncClient
 from .broker import BrokerSection
 from .control import ControlServices
 from .gateways import GatewaySection

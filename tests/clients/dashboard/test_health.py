@@ -10,8 +10,8 @@ from support.processes import TIMEOUT_SECONDS, alive, eventually, process
 from support.web import serving, web_broker, web_server_of
 
 from zmdp.clients import Client
-from zmdp.mmi.web.broker import DEAD_SECONDS, BrokerSection
-from zmdp.mmi.web.observer import Unavailable
+from zmdp.clients.dashboard.broker import DEAD_SECONDS, BrokerSection
+from zmdp.clients.dashboard.observer import Unavailable
 
 
 @pytest.fixture
