@@ -20,7 +20,7 @@ from ..mdp.transport.sockets import Context
 from .aio_handling import EAGER, AsyncHandler, HandlerCalls, begin_task
 from .base import AsyncSource, BaseWorker
 from .blocking import BlockingWatch
-from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
+from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, WorkerConnection
 from .handling import failed
 from .request import Request
 
@@ -175,7 +175,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         await self.wait()
 
 
-class _AsyncConnection(Connection):
+class _AsyncConnection(WorkerConnection):
     """A connection in an event loop, and the handlers of the requests that it holds."""
 
     def __init__(

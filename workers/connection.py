@@ -80,7 +80,7 @@ def _checked(about: Mapping[str, Any]) -> Mapping[str, Any]:
     return about
 
 
-class Connection:
+class WorkerConnection:
     """A session, its socket, and the messages that the broker has not accepted yet.
 
     The socket is replaced when the connection is lost, which is logged at `level`.  If that is WARNING, a missing

@@ -14,7 +14,7 @@ from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.polling import READABLE, new_poller
 from ..mdp.transport.sockets import Context
 from ..mdp.transport.wake import Wake
-from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, Connection
+from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, WorkerConnection
 from .request import Request
 from .session import WorkerSession
 
@@ -24,7 +24,7 @@ TAKEOVER_SECONDS: Final = 0.001
 log = logging.getLogger("zmdp.worker")
 
 
-class ThreadedConnection(Connection):
+class ThreadedConnection(WorkerConnection):
     """A connection, the threads that run handlers, and an I/O thread, under one lock.
 
     One idle handler thread *leads*: it waits for messages, and itself handles the request that arrives, without handing

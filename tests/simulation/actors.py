@@ -363,7 +363,7 @@ class Run:
 
 
 class WorkerProcess(Process):
-    """`WorkerSession`, run as `Connection` runs it, and its handlers.
+    """`WorkerSession`, run as `WorkerConnection` runs it, and its handlers.
 
     `kind` is "threads" (they block, and only look whether they are cancelled), "asyncio" (they are cancelled, and may
     block the event loop), or "fixed" (a constant credit).
