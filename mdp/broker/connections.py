@@ -82,7 +82,7 @@ def default_max_connections() -> int:
     return max(files - OWN_FILES, files // 2, 1)
 
 
-class Connection:
+class AcceptedConnection:
     """An accepted connection."""
 
     def __init__(self, descriptor: int, address: str) -> None:
@@ -107,7 +107,7 @@ class Totals:
         """Number of open connections."""
         self.addresses: Counter[str] = Counter()
         """Number of open connections by address."""
-        self.roles: dict[str, set[Connection]] = {}
+        self.roles: dict[str, set[AcceptedConnection]] = {}
         """The open connections of each role."""
         self.counts: Counter[str] = Counter()
         """Events since the start, by name."""
@@ -136,11 +136,11 @@ class Connections:
         totals: Totals | None = None,
     ) -> None:
         self.totals = Totals() if totals is None else totals
-        self.known: dict[bytes, Connection] = {}
+        self.known: dict[bytes, AcceptedConnection] = {}
         """The connections of peers with generated routing ids; `receive` reports all other peers through `add`."""
-        self.watched: dict[bytes, Connection] = {}
+        self.watched: dict[bytes, AcceptedConnection] = {}
         """Those of them that are to be reported once, since they have received much."""
-        self.chosen: dict[bytes, Connection] = {}
+        self.chosen: dict[bytes, AcceptedConnection] = {}
         """The last connections of peers that chose their routing ids, until they are forgotten."""
         self.secured = False
         """Whether there is access control, so that `receive` sets `user`.  Without it, peers could set it."""
@@ -160,8 +160,8 @@ class Connections:
         """The number of frames from which on a message is an attack."""
         self.counts = self.totals.counts
         """Events since the start, by name."""
-        self._open: dict[int, Connection] = {}
-        self._to_end: list[Connection] = []
+        self._open: dict[int, AcceptedConnection] = {}
+        self._to_end: list[AcceptedConnection] = []
         self._due: dict[bytes, tuple[float, int]] = {}
         """Peers to probe: due time, and number of earlier probes."""
         self._maximum = maximum
@@ -235,7 +235,7 @@ class Connections:
         if descriptor < 0:
             return
         if connection is None:  # it ended before this message was read
-            connection = Connection(descriptor, _LOCAL)
+            connection = AcceptedConnection(descriptor, _LOCAL)
             connection.ended = True
         self.chosen[identity] = connection
         if connection.ended:
@@ -253,7 +253,7 @@ class Connections:
         self.ended = [each for each in self.ended if each != identity]
         self.replaced.append(identity)
 
-    def _attribute(self, connection: Connection, identity: bytes) -> None:
+    def _attribute(self, connection: AcceptedConnection, identity: bytes) -> None:
         connection.inflow.take()
         connection.identities.append(identity)
         connection.user = self.user
@@ -269,7 +269,7 @@ class Connections:
         if limit is not None and len(members) > limit:
             self._refuse(connection, "over-role-limit", "ended a connection of role %s, which may have %d", role, limit)
 
-    def _leave_role(self, connection: Connection) -> None:
+    def _leave_role(self, connection: AcceptedConnection) -> None:
         members = self.totals.roles.get(connection.role)
         if members is not None:
             members.discard(connection)
@@ -322,7 +322,7 @@ class Connections:
         if descriptor in self._open:
             self._disconnected(descriptor)
         address = _address_of(descriptor)
-        connection = self._open[descriptor] = Connection(descriptor, address)
+        connection = self._open[descriptor] = AcceptedConnection(descriptor, address)
         self.totals.open += 1
         self.totals.addresses[address] += 1
         self.counts["accepted"] += 1
@@ -354,7 +354,7 @@ class Connections:
                 self._due.pop(identity, None)
                 self.ended.append(identity)
 
-    def _drop_generated(self, identity: bytes) -> Connection | None:
+    def _drop_generated(self, identity: bytes) -> AcceptedConnection | None:
         return self.known.pop(identity, None) or self.watched.pop(identity, None)
 
     def _accept_failed(self, reason: int) -> None:
@@ -435,7 +435,7 @@ class Connections:
                 if known is not None:
                     self.watched[identity] = known
 
-    def _refuse(self, connection: Connection, kind: str, text: str, *values: object) -> None:
+    def _refuse(self, connection: AcceptedConnection, kind: str, text: str, *values: object) -> None:
         self.counts[kind] += 1
         self._note(kind, text, *values)
         self._to_end.append(connection)
