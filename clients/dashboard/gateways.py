@@ -31,7 +31,7 @@ class Gateway:
 
 
 @dataclass(frozen=True)
-class Connection:
+class GatewayConnection:
     """A connection of a gateway."""
 
     number: int
@@ -124,9 +124,9 @@ def _gateway_of(program: Program) -> Gateway:
     )  # fmt: skip
 
 
-def _connections(program: Program) -> Iterator[Connection]:
+def _connections(program: Program) -> Iterator[GatewayConnection]:
     for number, row in enumerate(rows(program.status.get("listed"))):
-        yield Connection(
+        yield GatewayConnection(
             number, text(row.get("peer")), text(row.get("kind")), text(row.get("user")), count(row.get("outstanding")),
             count(row.get("unread_bytes")), amount(row.get("up_seconds")),
         )  # fmt: skip
