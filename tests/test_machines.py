@@ -5,7 +5,7 @@ from inspect import signature
 import pytest
 
 from zmdp.clients.freelance.session import FreelanceSession
-from zmdp.clients.gateways.flux.session import Session as FluxSession
+from zmdp.clients.gateways.flux.session import FluxSession
 from zmdp.clients.legacy_session import LegacySession
 from zmdp.clients.session import ClientSession
 from zmdp.workers.freelance.session import FreelanceServerSession

@@ -9,7 +9,7 @@ from support.flux_client import FluxClient
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import AsyncClient
-from zmdp.clients.gateways.flux.server import Gateway, Settings
+from zmdp.clients.gateways.flux.server import FluxGateway, FluxSettings
 from zmdp.mdp.errors import ZmdpError
 from zmdp.workers import AsyncWorker
 
@@ -45,7 +45,7 @@ class Running:
 @contextmanager
 def running_gateway(endpoint, path, *, keys=None, **settings):
     """Run a gateway in a thread, for a `with` block."""
-    gateway = Gateway(endpoint, Settings(str(path), **settings), keys=keys)
+    gateway = FluxGateway(endpoint, FluxSettings(str(path), **settings), keys=keys)
     ready, failure, found = threading.Event(), [], {}
 
     async def main():

@@ -30,7 +30,7 @@ from ....mdp.logs import counted
 from .. import control
 from .framing import MAX_MESSAGE
 from .instance import MAX_SERVICES
-from .server import MAX_MEMORY, MAX_UNREAD, Gateway, Settings
+from .server import MAX_MEMORY, MAX_UNREAD, FluxGateway, FluxSettings
 from .status import status
 
 DEFAULT_DRAIN_SECONDS: Final = 10.0
@@ -133,14 +133,14 @@ def cli(
     absolute = str(Path(path).absolute())
     if len(absolute.encode()) > MAX_PATH:
         raise SettingError(f"--socket {absolute} is too long: a socket's path has at most {MAX_PATH} bytes")
-    settings = Settings(
+    settings = FluxSettings(
         absolute, rank, size, allow_guests, max_connections, max_message, max_unread, max_memory, max_services
     )
     name = control.name_of(name, "flux", os.getpid(), with_key=keys is not None)
-    return asyncio.run(_serve(Gateway(broker, settings, keys=keys), name, drain_timeout))
+    return asyncio.run(_serve(FluxGateway(broker, settings, keys=keys), name, drain_timeout))
 
 
-async def _serve(gateway: Gateway, name: str | None, drain_timeout: float) -> int:
+async def _serve(gateway: FluxGateway, name: str | None, drain_timeout: float) -> int:
     ready, stopping = asyncio.Event(), asyncio.Event()
     serving = asyncio.ensure_future(_serve_until(stopping, ready, gateway, name, drain_timeout))
 
@@ -166,7 +166,7 @@ async def _serve(gateway: Gateway, name: str | None, drain_timeout: float) -> in
 
 
 async def _serve_until(
-    stopping: asyncio.Event, ready: asyncio.Event, gateway: Gateway, name: str | None, drain_timeout: float
+    stopping: asyncio.Event, ready: asyncio.Event, gateway: FluxGateway, name: str | None, drain_timeout: float
 ) -> int:
     """Serve until `stopping` is set.  Return the exit code."""
     async with gateway:

@@ -25,7 +25,7 @@ from .instance import MAX_SERVICES, Instance
 from .listener import listen, remove
 from .messages import EAGAIN, EPERM, ROLE_LOCAL, ROLE_USER
 from .output import OWNER
-from .session import Session
+from .session import FluxSession
 from .topology import Topology, ask
 
 GUEST: Final = ROLE_USER | ROLE_LOCAL
@@ -57,7 +57,7 @@ log = logging.getLogger("zmdp.gateway")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class FluxSettings:
     """How a gateway is to run."""
 
     path: str
@@ -78,8 +78,8 @@ class Settings:
     """Services that all connections together may offer."""
 
 
-class Gateway:
-    """A Flux gateway: `async with Gateway(…)` serves until the block ends.  Raises `BindError` and `SettingError`.
+class FluxGateway:
+    """A Flux gateway: `async with FluxGateway(…)` serves until the block ends.  Raises `BindError` and `SettingError`.
 
     Args:
         broker: An endpoint, or several in order of preference.
@@ -87,14 +87,14 @@ class Gateway:
         keys: The gateway's key and the broker's, for brokers that require them.
     """
 
-    def __init__(self, broker: str | Sequence[str], settings: Settings, *, keys: ClientKeys | None = None) -> None:
+    def __init__(self, broker: str | Sequence[str], settings: FluxSettings, *, keys: ClientKeys | None = None) -> None:
         self.uri = f"local://{settings.path}"
         """Where Flux programs find it: their FLUX_URI."""
-        self.connections: set[Connection] = set()
+        self.connections: set[FluxConnection] = set()
         self.settings = settings
         self.memory = 0
         """Bytes of incomplete messages and of what is unread, of all connections together."""
-        self.holders: set[Connection] = set()
+        self.holders: set[FluxConnection] = set()
         """The connections that have some of these."""
         self._broker = broker
         self._keys = keys
@@ -124,7 +124,7 @@ class Gateway:
             settings = self.settings
             raise_descriptor_limit(settings.max_connections + DESCRIPTORS_PER_SERVICE * settings.max_services)
             loop = asyncio.get_running_loop()
-            server = await loop.create_unix_server(lambda: Connection(self), sock=listener, backlog=BACKLOG)
+            server = await loop.create_unix_server(lambda: FluxConnection(self), sock=listener, backlog=BACKLOG)
             stack.callback(server.close)
             self._close_listener = server.close
             asking = asyncio.create_task(self._ask_again())
@@ -219,10 +219,10 @@ class Gateway:
             await self._offer(EVENTS, self._publisher.handle, events.CONCURRENCY)
 
 
-class Connection(asyncio.Protocol):
+class FluxConnection(asyncio.Protocol):
     """One connection: the `Peer` of its conversation."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: FluxGateway) -> None:
         self._gateway = gateway
         self.opened = asyncio.get_running_loop().time()
         self.user = ""
@@ -275,7 +275,9 @@ class Connection(asyncio.Protocol):
             self._gateway.connections.add(self)
             role = OWNER if is_owner else GUEST
             self._name = self.user = name = f"user {userid}"
-            self._session = session = Session(self._gateway.instance, userid, role, max_message=settings.max_message)
+            self._session = session = FluxSession(
+                self._gateway.instance, userid, role, max_message=settings.max_message
+            )
             conversation = Conversation(
                 session, self, self._gateway.upstream, name=name, max_unread_bytes=settings.max_unread
             )

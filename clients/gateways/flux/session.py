@@ -48,7 +48,7 @@ PROBE_SECONDS: Final = 30.0
 """How long a program's service may take until the broker knows it."""
 
 
-class Session:
+class FluxSession:
     """The machine of one connection.
 
     Args:
@@ -404,14 +404,14 @@ class Session:
         self._publish(Request("event.publish", json_payload(wanted), noresponse=True))
 
 
-_OWN: Final[dict[str, Callable[[Session, Request], None]]] = {
-    "attr.get": Session._get_attribute,
-    "attr.list": Session._get_attribute,
-    "attr.set": Session._set_attribute,
-    "event.publish": Session._publish,
+_OWN: Final[dict[str, Callable[[FluxSession, Request], None]]] = {
+    "attr.get": FluxSession._get_attribute,
+    "attr.list": FluxSession._get_attribute,
+    "attr.set": FluxSession._set_attribute,
+    "event.publish": FluxSession._publish,
     "event.subscribe": lambda session, request: session._subscriptions.subscribe(request),
     "event.unsubscribe": lambda session, request: session._subscriptions.unsubscribe(request),
-    "service.add": Session._add_service,
-    "service.remove": Session._remove_service,
+    "service.add": FluxSession._add_service,
+    "service.remove": FluxSession._remove_service,
 }
 """What the gateway answers itself, besides `ping`, `cancel` and `disconnect` of any service."""

@@ -4,10 +4,10 @@ import asyncio
 from typing import Any
 
 from ..control import connections
-from .server import Connection, Gateway
+from .server import FluxConnection, FluxGateway
 
 
-def status(gateway: Gateway) -> dict[str, Any]:
+def status(gateway: FluxGateway) -> dict[str, Any]:
     """Return what is particular to Flux."""
     return {
         **connections(gateway.connections, _described),
@@ -18,7 +18,7 @@ def status(gateway: Gateway) -> dict[str, Any]:
     }
 
 
-def _described(connection: Connection) -> dict[str, Any]:
+def _described(connection: FluxConnection) -> dict[str, Any]:
     return {
         "peer": "",  # a UNIX socket
         "kind": "flux",

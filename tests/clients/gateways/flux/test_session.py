@@ -14,7 +14,7 @@ from zmdp.clients.gateways.flux.instance import MAX_FOUND, Found, Instance
 from zmdp.clients.gateways.flux.messages import Event, Request, Response
 from zmdp.clients.gateways.flux.messages import encode as parts_of
 from zmdp.clients.gateways.flux.programs import MAX_SERVICES
-from zmdp.clients.gateways.flux.session import EVENT_SECONDS, PROBE_SECONDS, Session
+from zmdp.clients.gateways.flux.session import EVENT_SECONDS, PROBE_SECONDS, FluxSession
 from zmdp.clients.gateways.flux.topology import Seen
 from zmdp.clients.reply import Reply
 from zmdp.mdp import wire
@@ -77,7 +77,7 @@ def made(seen=None):
 
 @pytest.fixture
 def session(instance):
-    return Session(instance, 500)
+    return FluxSession(instance, 500)
 
 
 def data(message, order=LITTLE):
@@ -183,7 +183,7 @@ def test_invalid_messages_end_the_connection_after_what_came_before(session):
 
 def test_nodeids_choose_brokers(instance):
     instance = made(TREE)
-    session = Session(instance, 500)
+    session = FluxSession(instance, 500)
 
     def tried(**settings):
         number = session._last_number + 1
@@ -293,7 +293,7 @@ def test_a_subscription_that_ends_before_it_was_confirmed_is_confirmed(session):
     ("userid", "rolemask", "seen"), [(7, GUEST, [7, 7]), (8, GUEST, [7]), (500, OWNER, [7, 7]), (8, OWNER, [7, 7])]
 )
 def test_private_events_reach_their_publisher_and_owners(instance, userid, rolemask, seen):
-    session, delivered = Session(instance, userid, rolemask), []
+    session, delivered = FluxSession(instance, userid, rolemask), []
     session.output.wake = lambda: delivered.extend(taken(session))
     instance.subscribers.ready = True
     call(session, topic="event.subscribe", payload=b'{"topic":""}\0', matchtag=1)
@@ -377,7 +377,7 @@ def test_a_connection_offers_so_many_services_and_no_more(session, instance):
 
 def test_all_connections_together_offer_so_many_services_and_no_more():
     instance = Instance(Departures(), max_services=2)
-    one, two = Session(instance, 500), Session(instance, 500)
+    one, two = FluxSession(instance, 500), FluxSession(instance, 500)
     for session in (one, two):
         assert isinstance(add(session, f"x{len(instance.programs)}")[0], Offer)
     assert add(one, "y") == add(two, "y") == [response("service.add", None, 11, userid=instance.owner)]
@@ -386,7 +386,7 @@ def test_all_connections_together_offer_so_many_services_and_no_more():
 
 
 def test_guests_offer_services_under_their_own_number(instance):
-    session = Session(instance, 77, GUEST)
+    session = FluxSession(instance, 77, GUEST)
     assert add(session, "svc") == [response("service.add", None, 1)]
     assert isinstance(add(session, "77-svc")[0], Offer)
 
@@ -508,7 +508,7 @@ def test_a_programs_errno_and_text_survive_the_way_through_brokers(errnum, text)
 
 @given(st.none() | st.binary() | st.sampled_from([b"{}", b'{"x":1}', b"{\xff}", b"", b"{}\0", b"{", b"}\0"]))
 def test_payloads_of_requests_reach_programs_unchanged(payload):
-    caller, program = Session(made(), 500), Session(made(), 500)
+    caller, program = FluxSession(made(), 500), FluxSession(made(), 500)
     add(program, "svc")
     [begin, *_] = call(caller, topic="svc.a", payload=payload, matchtag=1)
     [write] = asked(program, 1, *begin.body, **begin.options["flux"])
