@@ -11,7 +11,7 @@ from random import Random
 import click
 
 from zmdp.clients.gateways.flux import framing, messages
-from zmdp.clients.gateways.flux.messages import CMB1, RFC3, Control, Event, Invalid, Keepalive, Request, Response
+from zmdp.clients.gateways.flux.messages import CMB1, RFC3, Control, Event, FluxRequest, Invalid, Keepalive, Response
 
 INTERESTING = [0, 1, 2, 5, 38, 61, 254, 255, 256, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF]
 TOPICS = ["echo.say", "echo.say", "attr.get", "x", ".", "a..b", "größe.x", "a b", "x" * 254, "x" * 255, "x" * 1024]
@@ -52,7 +52,9 @@ def value_of(random: Random) -> messages.Message:
     if kind < 5:
         return Response(topic, payload, integer(random), integer(random), routes, **sender, **flags)
     noresponse = not flags["streaming"] and flag(random)
-    return Request(topic, payload, integer(random), integer(random), routes, **sender, **flags, noresponse=noresponse)
+    return FluxRequest(
+        topic, payload, integer(random), integer(random), routes, **sender, **flags, noresponse=noresponse
+    )
 
 
 def mutated(random: Random, data: bytes) -> bytes:

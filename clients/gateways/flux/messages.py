@@ -96,7 +96,7 @@ _CMB1_CHARACTERS: Final = f"{string.ascii_letters}{string.digits}.".encode()
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class FluxRequest:
     """A request to the service that its topic begins with."""
 
     topic: str
@@ -178,7 +178,7 @@ class Invalid:
     reason: str
 
 
-Message = Request | Response | Event | Control | Keepalive
+Message = FluxRequest | Response | Event | Control | Keepalive
 
 
 # ── encode ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -194,7 +194,7 @@ def encode(message: Message) -> Parts:
         if message.upstream:
             flags |= _UPSTREAM
         header = (_RESPONSE, message.errnum, message.matchtag)
-    elif isinstance(message, Request):
+    elif isinstance(message, FluxRequest):
         flags = _STREAMING if message.streaming else 0
         if message.noresponse:
             flags |= _NORESPONSE
@@ -291,7 +291,7 @@ def _decode_routed(parts: Parts, header: tuple[int, ...], dialect: Dialect) -> M
         return Invalid("streaming request that wants no response")  # flux-core never sets both
     if dialect == CMB1 and first == NODEID_UPSTREAM:
         return Invalid("reserved nodeid")
-    return Request(
+    return FluxRequest(
         topic,
         payload,
         second,

@@ -6,7 +6,7 @@ from typing import Final
 from ..effects import Effect
 from .framing import Decoder
 from .framing import encode as framed
-from .messages import ROLE_LOCAL, ROLE_OWNER, Message, Request, Response, encode
+from .messages import ROLE_LOCAL, ROLE_OWNER, FluxRequest, Message, Response, encode
 from .payloads import string_payload
 
 OWNER: Final = ROLE_OWNER | ROLE_LOCAL
@@ -51,7 +51,7 @@ class Output:
         """Send a message that has been encoded in both orders."""
         self._messages.append(message[self._decoder.order])
 
-    def respond(self, request: Request, payload: bytes | None = None, errnum: int = 0) -> None:
+    def respond(self, request: FluxRequest, payload: bytes | None = None, errnum: int = 0) -> None:
         """Respond to a request, unless it wants no response.  Flags are those of the request, as in flux-core."""
         if request.noresponse:
             return
@@ -61,6 +61,6 @@ class Output:
         )  # fmt: skip
         self.write(response)
 
-    def fail(self, request: Request, errnum: int, text: str = "") -> None:
+    def fail(self, request: FluxRequest, errnum: int, text: str = "") -> None:
         """Respond with an errno, and perhaps a text."""
         self.respond(request, string_payload(text) if text else None, errnum)

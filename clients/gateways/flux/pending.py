@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...call import Outcome
-from .messages import Request
+from .messages import FluxRequest
 
 
 class Pending:
@@ -12,7 +12,7 @@ class Pending:
 
     __slots__ = ("at", "attempts", "body", "options", "rank", "request", "then", "wait")
 
-    def __init__(self, request: Request, then: "Callable[[int, Pending, Outcome], None]") -> None:
+    def __init__(self, request: FluxRequest, then: "Callable[[int, Pending, Outcome], None]") -> None:
         self.request = request
         self.then = then
         """Takes the outcomes."""

@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import Any, Final
 
-from ....workers.request import Request as ServiceRequest
+from ....workers.request import Request
 from ..effects import Answer, Fail, Offer, Withdraw
 from .bodies import RAW, body_of, payload_of
 from .departures import GATEWAY
@@ -27,7 +27,7 @@ from .messages import (
     EPERM,
     MAX_ROUTE,
     ROLE_OWNER,
-    Request,
+    FluxRequest,
     Response,
     Routes,
     valid_topic,
@@ -57,11 +57,11 @@ class Programs:
         self._userid = userid
         self._rolemask = rolemask
         self._output = output
-        self._passed: dict[bytes, tuple[int, Request]] = {}
+        self._passed: dict[bytes, tuple[int, FluxRequest]] = {}
         """By its route on top: number and message of each request that the program has not answered."""
         self._numbers: dict[int, bytes] = {}
         """The route of each, by number."""
-        self._clients: dict[str, tuple[str, dict[str, Request]]] = {}
+        self._clients: dict[str, tuple[str, dict[str, FluxRequest]]] = {}
         """By uuid: the gateway of each client, and its first request to each service, without the payload."""
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -98,7 +98,7 @@ class Programs:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def asked(self, number: int, request: ServiceRequest) -> None:
+    def asked(self, number: int, request: Request) -> None:
         """Pass a request to the program."""
         found = request.options.get("flux")
         flux: dict[str, Any] = found if isinstance(found, dict) else {}
@@ -145,7 +145,7 @@ class Programs:
 
     # ── clients that leave ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _watch(self, message: Request, flux: dict[str, Any]) -> None:
+    def _watch(self, message: FluxRequest, flux: dict[str, Any]) -> None:
         gateway, client = flux.get("gateway"), flux.get("client")
         if not (isinstance(gateway, str) and _GATEWAY.fullmatch(gateway) and isinstance(client, str)):
             return  # from a client of the broker: it has no connection that could end
@@ -164,17 +164,17 @@ class Programs:
             self._notify("disconnect", asked)
         self._output.wake()
 
-    def _notify(self, method: str, asked: Request, payload: bytes | None = None) -> None:
+    def _notify(self, method: str, asked: FluxRequest, payload: bytes | None = None) -> None:
         """Send a request to the service of `asked` that seems to come from the same client."""
         topic = f"{_first_word(asked.topic)}.{method}"
         self._output.write(
-            Request(
+            FluxRequest(
                 topic, payload, routes=asked.routes, userid=asked.userid, rolemask=asked.rolemask, noresponse=True
             )
         )  # fmt: skip
 
 
-def _message(number: int, request: ServiceRequest, flux: dict[str, Any]) -> Request:
+def _message(number: int, request: Request, flux: dict[str, Any]) -> FluxRequest:
     """Return the request as the program gets it.
 
     What other gateways write is taken as it is, if it can be sent.  For clients of the broker, the topic is the name of
@@ -191,7 +191,7 @@ def _message(number: int, request: ServiceRequest, flux: dict[str, Any]) -> Requ
     noresponse = flux.get("noresponse") is True
     streaming = not noresponse and flux.get("streaming") is True
     payload = b"".join(request) if flux.get(RAW) is True else payload_of(request)
-    return Request(topic, payload, matchtag, routes=routes, userid=userid, rolemask=rolemask, noresponse=noresponse,
+    return FluxRequest(topic, payload, matchtag, routes=routes, userid=userid, rolemask=rolemask, noresponse=noresponse,
                    streaming=streaming)  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from ....mdp.errors import ServiceError, ServiceNotFound, SettingError
-from ....workers.request import Request as ServiceRequest
+from ....workers.request import Request
 from ...call import Outcome
 from ...reply import Reply
 from ..effects import Begin, Cancel, Close, Effect
@@ -31,8 +31,8 @@ from .messages import (
     EPROTO,
     NODEID_ANY,
     Event,
+    FluxRequest,
     Invalid,
-    Request,
     Response,
     decode,
 )
@@ -87,7 +87,7 @@ class FluxSession:
         decoder.feed(data)
         while (parts := decoder.next()) is not None:
             message = parts if isinstance(parts, Invalid) else decode(parts)
-            if isinstance(message, Request):
+            if isinstance(message, FluxRequest):
                 self._requested(message)
             elif isinstance(message, Response):
                 self._programs.responded(message)
@@ -115,7 +115,7 @@ class FluxSession:
             del self._pending[number]
         pending.then(number, pending, outcome)
 
-    def asked(self, number: int, request: ServiceRequest) -> None:
+    def asked(self, number: int, request: Request) -> None:
         """Take in a request to a service that the program offers."""
         self._programs.asked(number, request)
 
@@ -150,7 +150,7 @@ class FluxSession:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _requested(self, request: Request) -> None:
+    def _requested(self, request: FluxRequest) -> None:
         service, _, method = request.topic.rpartition(".")
         own = _OWN.get(request.topic)
         if own is not None:
@@ -166,7 +166,7 @@ class FluxSession:
         else:
             self._call(request)
 
-    def _call(self, request: Request) -> None:
+    def _call(self, request: FluxRequest) -> None:
         brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
         if not brokers:
             self.output.fail(request, EHOSTUNREACH)
@@ -237,7 +237,7 @@ class FluxSession:
 
     # ── ping ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _ping(self, request: Request, service: str) -> None:
+    def _ping(self, request: FluxRequest, service: str) -> None:
         """Ping a Flux program, or find out whether a broker knows the service, or whether the broker is there."""
         if parse_json(request.payload) is None:
             self.output.fail(request, EPROTO)
@@ -290,7 +290,7 @@ class FluxSession:
 
     # ── cancel ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _cancel(self, request: Request) -> None:
+    def _cancel(self, request: FluxRequest) -> None:
         """Cancel a request, which ends with ENODATA if it is a stream.  A Flux program is told by its gateway.
 
         If there is no such request, it has ended meanwhile.
@@ -308,7 +308,7 @@ class FluxSession:
 
     # ── attributes ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _get_attribute(self, request: Request) -> None:
+    def _get_attribute(self, request: FluxRequest) -> None:
         brokers = self._instance.brokers(request.nodeid, upstream=request.upstream)
         if not brokers:
             self.output.fail(request, EHOSTUNREACH)
@@ -325,12 +325,12 @@ class FluxSession:
             value, flags = found[name]
             self.output.respond(request, json_payload({"value": value, "flags": flags}))
 
-    def _set_attribute(self, request: Request) -> None:
+    def _set_attribute(self, request: FluxRequest) -> None:
         self.output.fail(request, EPERM)
 
     # ── services that the program offers ─────────────────────────────────────────────────────────────────────────────
 
-    def _add_service(self, request: Request) -> None:
+    def _add_service(self, request: FluxRequest) -> None:
         name = text_in(request.payload, "service")
         if name is None:
             self.output.fail(request, EPROTO)
@@ -372,7 +372,7 @@ class FluxSession:
         self._programs.remove(pending.body.decode())
         self.output.fail(pending.request, errnum, text)
 
-    def _remove_service(self, request: Request) -> None:
+    def _remove_service(self, request: FluxRequest) -> None:
         name = text_in(request.payload, "service")
         errnum = EPROTO if name is None else self._programs.remove(name)
         if errnum:
@@ -382,7 +382,7 @@ class FluxSession:
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _publish(self, request: Request) -> None:
+    def _publish(self, request: FluxRequest) -> None:
         if parse_json(request.payload) is None:
             self.output.fail(request, EPROTO)
             return
@@ -401,10 +401,10 @@ class FluxSession:
         wanted: dict[str, Any] = {"topic": event.topic, "flags": PRIVATE if event.private else 0}
         if event.payload is not None:
             wanted["payload"] = base64.b64encode(event.payload).decode()
-        self._publish(Request("event.publish", json_payload(wanted), noresponse=True))
+        self._publish(FluxRequest("event.publish", json_payload(wanted), noresponse=True))
 
 
-_OWN: Final[dict[str, Callable[[FluxSession, Request], None]]] = {
+_OWN: Final[dict[str, Callable[[FluxSession, FluxRequest], None]]] = {
     "attr.get": FluxSession._get_attribute,
     "attr.list": FluxSession._get_attribute,
     "attr.set": FluxSession._set_attribute,

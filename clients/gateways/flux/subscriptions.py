@@ -1,7 +1,7 @@
 """The events to which one connection has subscribed."""
 
 from .events import Subscribers
-from .messages import ENOENT, EPROTO, ROLE_OWNER, Event, Request
+from .messages import ENOENT, EPROTO, ROLE_OWNER, Event, FluxRequest
 from .output import Output
 from .payloads import text_in
 
@@ -16,10 +16,10 @@ class Subscriptions:
         self._output = output
         self._prefixes: dict[str, int] = {}
         """How often the connection has subscribed to each."""
-        self._unconfirmed: list[Request] = []
+        self._unconfirmed: list[FluxRequest] = []
         """Subscriptions that are answered when events arrive."""
 
-    def subscribe(self, request: Request) -> None:
+    def subscribe(self, request: FluxRequest) -> None:
         """Subscribe to the topics with a prefix."""
         prefix = text_in(request.payload, "topic")
         if prefix is None:
@@ -31,7 +31,7 @@ class Subscriptions:
         else:
             self._unconfirmed.append(request)
 
-    def unsubscribe(self, request: Request) -> None:
+    def unsubscribe(self, request: FluxRequest) -> None:
         """End a subscription; one that was made twice, only once."""
         prefix = text_in(request.payload, "topic")
         if prefix is None or prefix not in self._prefixes:

@@ -20,9 +20,9 @@ from zmdp.clients.gateways.flux.messages import (
     USERID_UNKNOWN,
     Control,
     Event,
+    FluxRequest,
     Invalid,
     Keepalive,
-    Request,
     Response,
     decode,
     encode,
@@ -31,7 +31,7 @@ from zmdp.clients.gateways.flux.messages import (
 VECTORS = {
     "request": (
         [b"", b"echo.say", b'{"x":1}\0', bytes.fromhex("8e01010bffffffff00000000ffffffff00000001")],
-        Request("echo.say", b'{"x":1}\0', matchtag=1),
+        FluxRequest("echo.say", b'{"x":1}\0', matchtag=1),
     ),
     "response": (
         [b"", b"echo.say", b'{"x":1}\0', bytes.fromhex("8e01020b000003e8000000010000000000000001")],
@@ -47,7 +47,7 @@ VECTORS = {
     ),
     "request to the parent": (
         [b"", b"broker.ping", b"{}\0", bytes.fromhex("8e01011bffffffff000000000000000000000001")],
-        Request("broker.ping", b"{}\0", matchtag=1, nodeid=0, upstream=True),
+        FluxRequest("broker.ping", b"{}\0", matchtag=1, nodeid=0, upstream=True),
     ),
     "event of a client": (
         [b"", b"zm.x", b'{"n":1}\0', bytes.fromhex("8e01040bffffffff000000000000000000000000")],
@@ -59,7 +59,7 @@ VECTORS = {
     ),
     "framed": (
         [b"", b"attr.get", b'{"name":"rank"}\0', bytes.fromhex("8e01010bffffffff00000000ffffffff00000001")],
-        Request("attr.get", b'{"name":"rank"}\0', matchtag=1),
+        FluxRequest("attr.get", b'{"name":"rank"}\0', matchtag=1),
     ),
 }
 """What genuine programs send, as parts, and what it is."""
@@ -100,7 +100,7 @@ def test_a_truncated_header_is_invalid(parts, message):
 
 
 def test_the_defaults_are_those_of_a_new_message():
-    assert encode(Request("a")) == [b"", b"a", header(1, 0x09, NODEID_ANY, MATCHTAG_NONE)]
+    assert encode(FluxRequest("a")) == [b"", b"a", header(1, 0x09, NODEID_ANY, MATCHTAG_NONE)]
     assert encode(Response("a")) == [b"", b"a", header(2, 0x09)]
     assert encode(Event("a")) == [b"a", header(4, 0x01)]
     assert encode(Control()) == encode(Keepalive()) == [header(8, 0x00)]
@@ -109,11 +109,11 @@ def test_the_defaults_are_those_of_a_new_message():
 @pytest.mark.parametrize(
     ("kind", "change", "flag"),
     [
-        (Request, {"payload": b""}, 0x02),
-        (Request, {"noresponse": True}, 0x04),
-        (Request, {"upstream": True}, 0x10),
-        (Request, {"streaming": True}, 0x40),
-        (Request, {"user1": True}, 0x80),
+        (FluxRequest, {"payload": b""}, 0x02),
+        (FluxRequest, {"noresponse": True}, 0x04),
+        (FluxRequest, {"upstream": True}, 0x10),
+        (FluxRequest, {"streaming": True}, 0x40),
+        (FluxRequest, {"user1": True}, 0x80),
         (Response, {"payload": b""}, 0x02),
         (Response, {"upstream": True}, 0x10),
         (Response, {"streaming": True}, 0x40),
@@ -134,7 +134,7 @@ def test_each_integer_has_its_place():
     credentials = {"userid": 0x01020304, "rolemask": 0x05060708}
     both = bytes.fromhex("01020304 05060708 090a0b0c 0d0e0f10")
     first, second = 0x090A0B0C, 0x0D0E0F10
-    assert encode(Request("a", matchtag=second, nodeid=first, **credentials))[-1][4:] == both
+    assert encode(FluxRequest("a", matchtag=second, nodeid=first, **credentials))[-1][4:] == both
     assert encode(Response("a", matchtag=second, errnum=first, **credentials))[-1][4:] == both
     assert encode(Event("a", sequence=first, **credentials))[-1][4:] == both[:12] + bytes(4)
     assert encode(Control(first, second, **credentials))[-1][4:] == both
@@ -142,7 +142,7 @@ def test_each_integer_has_its_place():
 
 
 def test_routes_are_the_first_parts_top_of_the_stack_first():
-    request = Request("a", b"", routes=(b"top", b"bottom"))
+    request = FluxRequest("a", b"", routes=(b"top", b"bottom"))
     assert encode(request)[:4] == [b"top", b"bottom", b"", b"a"]
     assert decode(encode(request)) == request
 
@@ -167,9 +167,9 @@ def test_routes_of_events_are_accepted():
 
 def test_messages_are_values():
     with pytest.raises(FrozenInstanceError):
-        Request("a").topic = "b"
-    assert not hasattr(Request("a"), "__dict__")
-    assert len({Request("a"), Request("a"), Response("a")}) == 2
+        FluxRequest("a").topic = "b"
+    assert not hasattr(FluxRequest("a"), "__dict__")
+    assert len({FluxRequest("a"), FluxRequest("a"), Response("a")}) == 2
 
 
 # ── the rules ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -291,7 +291,7 @@ def routed(topics, routes, **more):
         **more,
     }
     ranks = st.just(NODEID_ANY) | st.integers(0, NODEID_UPSTREAM - 1)
-    requests = st.builds(Request, nodeid=ranks, noresponse=st.booleans(), **common)
+    requests = st.builds(FluxRequest, nodeid=ranks, noresponse=st.booleans(), **common)
     possible = requests.filter(lambda request: not (request.noresponse and request.streaming))
     return possible | st.builds(Response, errnum=U32, **common)
 
@@ -334,5 +334,5 @@ def test_mutated_messages_are_what_the_grammar_says():
     }
     reasons = {reason for reason, _ in BROKEN + RFC3_BROKEN + CMB1_BROKEN}
     assert found - {"too many routes"} == reasons - {"no header", "too many routes"} | {
-        Request, Response, Event, Control, Keepalive,
+        FluxRequest, Response, Event, Control, Keepalive,
     }  # fmt: skip

@@ -11,7 +11,7 @@ from zmdp.clients.gateways.flux.bodies import body_of, payload_of
 from zmdp.clients.gateways.flux.errors import failure, reported
 from zmdp.clients.gateways.flux.framing import BIG, LITTLE, encode
 from zmdp.clients.gateways.flux.instance import MAX_FOUND, Found, Instance
-from zmdp.clients.gateways.flux.messages import Event, Request, Response
+from zmdp.clients.gateways.flux.messages import Event, FluxRequest, Response
 from zmdp.clients.gateways.flux.messages import encode as parts_of
 from zmdp.clients.gateways.flux.programs import MAX_SERVICES
 from zmdp.clients.gateways.flux.session import EVENT_SECONDS, PROBE_SECONDS, FluxSession
@@ -31,7 +31,7 @@ from zmdp.mdp.errors import (
     StreamInterrupted,
     WorkerLost,
 )
-from zmdp.workers.request import Request as ServiceRequest
+from zmdp.workers.request import Request
 
 OWNER, GUEST = 5, 6
 GATEWAY = "flux.gateway." + "0" * 32
@@ -86,7 +86,7 @@ def data(message, order=LITTLE):
 
 def call(session, **settings):
     """Feed a request; return what follows."""
-    return tell(session.receive, data(Request(**settings)))
+    return tell(session.receive, data(FluxRequest(**settings)))
 
 
 def tell(method, *told):
@@ -123,7 +123,7 @@ def reply(*frames, final=True):
 
 @pytest.mark.parametrize("order", [LITTLE, BIG])
 def test_a_call_tries_the_whole_topic_and_then_its_first_word(session, order):
-    request = Request("calc.add", b'{"x":1}\0', 1, userid=0, rolemask=1)
+    request = FluxRequest("calc.add", b'{"x":1}\0', 1, userid=0, rolemask=1)
     expected = {"wait": False, "options": options(session, "calc.add")}
     assert tell(session.receive, data(request, order)) == [Begin(1, "calc.add", [b'{"x":1}'], **expected)]
     assert tell(session.answered, 1, MISSING) == [Begin(1, "calc", [b'{"x":1}'], **expected)]
@@ -138,7 +138,7 @@ def test_a_call_tries_the_whole_topic_and_then_its_first_word(session, order):
 
 
 def test_an_incomplete_message_is_freed_when_its_connection_ends(session):
-    tell(session.receive, data(Request("svc.a", bytes(1000), 1))[:500])
+    tell(session.receive, data(FluxRequest("svc.a", bytes(1000), 1))[:500])
     assert session.buffered == 500
     tell(session.ended)
     assert session.buffered == 0
@@ -175,7 +175,7 @@ def test_a_request_that_wants_no_response_outlives_its_connection(session):
 
 
 def test_invalid_messages_end_the_connection_after_what_came_before(session):
-    good = data(Request("attr.get", b'{"name":"rank"}\0', 1))
+    good = data(FluxRequest("attr.get", b'{"name":"rank"}\0', 1))
     assert tell(session.receive, good + b"nonsense") == [
         response("attr.get", b'{"value":"0","flags":1}\0'), Close("not a Flux message: wrong magic")
     ]  # fmt: skip
@@ -311,7 +311,7 @@ def add(session, name):
 
 def asked(session, number, *frames, service="svc", **flux):
     given = wire.Options(json.dumps({"flux": flux}).encode())
-    return tell(session.asked, number, ServiceRequest(frames, service=service, client=b"addr", options=given))
+    return tell(session.asked, number, Request(frames, service=service, client=b"addr", options=given))
 
 
 @pytest.fixture
@@ -393,7 +393,7 @@ def test_guests_offer_services_under_their_own_number(instance):
 
 def test_requests_reach_the_program_and_its_responses_their_clients(program):
     passed = {"topic": "svc.a", "userid": 9, "rolemask": 2, "matchtag": 4, "client": "cl", "gateway": OTHER}
-    expected = Request("svc.a", b'{"x":1}\0', 4, routes=(b"3", b"cl"), userid=9, rolemask=2)
+    expected = FluxRequest("svc.a", b'{"x":1}\0', 4, routes=(b"3", b"cl"), userid=9, rolemask=2)
     assert asked(program, 3, b'{"x":1}', **passed) == [data(expected)]
     answer = Response("svc.a", b'{"y":2}\0', 4, routes=(b"3", b"cl"))
     assert tell(program.receive, data(answer)) == [Answer(3, [b'{"y":2}'], final=True)]
@@ -413,14 +413,14 @@ def test_requests_reach_the_program_and_its_responses_their_clients(program):
 def test_streams_of_the_program(program):
     passed = {"topic": "svc.a", "matchtag": 4, "client": "cl", "gateway": OTHER, "streaming": True, "routes": ["far"]}
     routes = (b"3", b"cl", b"far")
-    expected = Request("svc.a", None, 4, routes=routes, rolemask=1, streaming=True)
+    expected = FluxRequest("svc.a", None, 4, routes=routes, rolemask=1, streaming=True)
     assert asked(program, 3, b"", **passed) == [data(expected)]
     part = Response("svc.a", b"1", 4, routes=routes, streaming=True)
     assert tell(program.receive, data(part)) == [Answer(3, [b"1"], final=False)]
     end = Response("svc.a", None, 4, 61, routes=routes, streaming=True)
     assert tell(program.receive, data(end)) == [Answer(3, [b""], final=True)]
     asked(program, 4, b"", **passed)
-    notice = Request("svc.cancel", b'{"matchtag":4}\0', routes=(b"4", b"cl", b"far"), rolemask=1, noresponse=True)
+    notice = FluxRequest("svc.cancel", b'{"matchtag":4}\0', routes=(b"4", b"cl", b"far"), rolemask=1, noresponse=True)
     assert tell(program.withdrawn, 4) == [data(notice)]
     asked(program, 5, b"", **passed)
     last = Response("svc.a", b"all", 4, routes=(b"5",))  # without the flag: there is no more
@@ -430,7 +430,7 @@ def test_streams_of_the_program(program):
 def test_a_request_that_wants_no_response_is_answered_when_it_was_passed(program):
     assert asked(program, 3, b"x", topic="svc.a", matchtag=0, noresponse=True, client="cl", gateway=OTHER) == [
         Answer(3, [b""], final=True),
-        data(Request("svc.a", b"x", 0, routes=(b"3", b"cl"), rolemask=1, noresponse=True)),
+        data(FluxRequest("svc.a", b"x", 0, routes=(b"3", b"cl"), rolemask=1, noresponse=True)),
     ]
     assert program._instance.departures.watched == {}
 
@@ -445,8 +445,8 @@ def test_a_program_is_told_once_for_each_service_that_a_client_has_left(program)
     assert list(watched) == [(OTHER, "cl")]
     watched.pop((OTHER, "cl"))("cl")
     assert delivered == [
-        data(Request("svc.disconnect", routes=(b"3", b"cl"), rolemask=1, noresponse=True)),
-        data(Request("two.disconnect", routes=(b"5", b"cl"), rolemask=1, noresponse=True)),
+        data(FluxRequest("svc.disconnect", routes=(b"3", b"cl"), rolemask=1, noresponse=True)),
+        data(FluxRequest("two.disconnect", routes=(b"5", b"cl"), rolemask=1, noresponse=True)),
     ]
     asked(program, 6, b"", topic="svc.a", client="cl", gateway=OTHER)
     assert list(watched) == [(OTHER, "cl")]
@@ -513,7 +513,7 @@ def test_payloads_of_requests_reach_programs_unchanged(payload):
     [begin, *_] = call(caller, topic="svc.a", payload=payload, matchtag=1)
     [write] = asked(program, 1, *begin.body, **begin.options["flux"])
     routes = (b"1", caller.uuid.encode())
-    assert write == data(Request("svc.a", payload, 1, routes=routes, userid=500, rolemask=OWNER))
+    assert write == data(FluxRequest("svc.a", payload, 1, routes=routes, userid=500, rolemask=OWNER))
 
 
 @given(st.none() | st.binary(min_size=1) | st.sampled_from([b"{}\0", b'{"x":1}\0', b"}", b"{", b"\0", b"}\0"]))
