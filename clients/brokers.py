@@ -9,7 +9,7 @@ from typing import Any, Final
 from ..mdp.errors import RequestError, RequestTimeout
 from .mdclient import Client
 from .reply import Reply
-from .top import View, duration, table, with_rates
+from .top import BrokerView, duration, table, with_rates
 
 QUESTIONS: Final = ("mmi.services", "mmi.workers", "mmi.stats", "mmi.brokers")
 """What each broker is asked."""
@@ -65,7 +65,7 @@ def summary(answer: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class BrokerReport:
     """What one broker reported, or why it could not be asked."""
 
     name: str
@@ -73,11 +73,11 @@ class Seen:
     over: str
     """The broker next to this one on the way to it; empty for this one."""
     trouble: str = ""
-    view: View | None = None
+    view: BrokerView | None = None
     links: list[dict[str, Any]] = field(default_factory=list)
 
 
-def ask_all(client: Client, timeout: float) -> list[Seen]:
+def ask_all(client: Client, timeout: float) -> list[BrokerReport]:
     """Ask the broker of `client`, and every broker that can be reached from it, each for at most `timeout` seconds.
 
     Raises `RequestError` if the client's own broker does not answer, or does not tell which others there are.
@@ -96,14 +96,14 @@ def _ask(client: Client, broker: str, question: str, timeout: float) -> "Future[
     return client.submit(question, timeout=timeout, retries=0, options={"broker": broker})
 
 
-def _seen(name: str, hops: int, over: str, answers: Iterable[Callable[[], Reply]], timeout: float) -> Seen:
+def _seen(name: str, hops: int, over: str, answers: Iterable[Callable[[], Reply]], timeout: float) -> BrokerReport:
     try:
         services, workers, stats, brokers = (_decoded(answer()) for answer in answers)
     except RequestTimeout:
-        return Seen(name, hops, over, f"no answer within {timeout:g} s")
+        return BrokerReport(name, hops, over, f"no answer within {timeout:g} s")
     except RequestError as error:
-        return Seen(name, hops, over, error.text or str(error))
-    return Seen(name, hops, over, "", View.from_answers(services, workers, stats), brokers["links"])
+        return BrokerReport(name, hops, over, error.text or str(error))
+    return BrokerReport(name, hops, over, "", BrokerView.from_answers(services, workers, stats), brokers["links"])
 
 
 def _decoded(reply: Reply) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _decoded(reply: Reply) -> dict[str, Any]:
     raise RequestError(text, service="mmi.brokers")
 
 
-def all_with_rates(seen: Iterable[Seen], before: Iterable[Seen]) -> dict[str, Any]:
+def all_with_rates(seen: Iterable[BrokerReport], before: Iterable[BrokerReport]) -> dict[str, Any]:
     """Return all brokers with rates per second since `before`, ready for JSON.
 
     Without an earlier view, the rates are averages since each broker was started, or each link was established.
@@ -127,7 +127,7 @@ def all_with_rates(seen: Iterable[Seen], before: Iterable[Seen]) -> dict[str, An
     return {"brokers": [_with_rates(each, earlier.get(each.name)) for each in seen]}
 
 
-def _with_rates(seen: Seen, before: Seen | None) -> dict[str, Any]:
+def _with_rates(seen: BrokerReport, before: BrokerReport | None) -> dict[str, Any]:
     row: dict[str, Any] = {"name": seen.name, "hops": seen.hops, "over": seen.over, "trouble": seen.trouble}
     if seen.view is None:
         return row

@@ -9,7 +9,7 @@ from .rates import Interval, service_rates
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BrokerView:
     """What a broker reported at one moment."""
 
     services: list[dict[str, Any]]
@@ -28,7 +28,7 @@ class View:
         workers: Mapping[str, Any],
         stats: Mapping[str, Any],
         pages: Iterable[Mapping[str, Any]] = (),
-    ) -> "View":
+    ) -> "BrokerView":
         """Create a view from the answers to `mmi.services`, `mmi.workers`, `mmi.stats`, and pages of `mmi.metrics`."""
         counted: dict[str, dict[str, Any]] = {}
         bounds: Sequence[float] = ()
@@ -38,7 +38,7 @@ class View:
         return cls(services["services"], workers["workers"], dict(stats), time.monotonic(), counted, bounds)
 
 
-def with_rates(view: View, before: View | None) -> dict[str, Any]:
+def with_rates(view: BrokerView, before: BrokerView | None) -> dict[str, Any]:
     """Return the view with rates per second since `before`, ready for JSON."""
     interval = Interval(view.moment - before.moment if before is not None else view.stats["up_seconds"])
     old = before.stats if before is not None else {}
@@ -61,7 +61,11 @@ def with_rates(view: View, before: View | None) -> dict[str, Any]:
 
 
 def _service(
-    row: Mapping[str, Any], then: Mapping[str, Any] | None, view: View, before: View | None, interval: Interval
+    row: Mapping[str, Any],
+    then: Mapping[str, Any] | None,
+    view: BrokerView,
+    before: BrokerView | None,
+    interval: Interval,
 ) -> dict[str, Any]:
     """Return a service with its rates, and its errors and latency if the broker counts them."""
     name = row["name"]

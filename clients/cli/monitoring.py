@@ -19,7 +19,7 @@ from ..asking import OF, addressed, advice, ask, connection_options, new_client
 from ..completion import services as complete_services
 from ..health import Question, Thresholds, as_dict, checks
 from ..mdclient import Client
-from ..top import View, lines, with_rates
+from ..top import BrokerView, lines, with_rates
 
 HEALTH_TIMEOUT_SECONDS: Final = 10.0
 MAX_PAGES: Final = 10
@@ -146,7 +146,7 @@ def _looks(on: str | None) -> Callable[[Client], dict[str, Any]]:
     def look(client: Client) -> dict[str, Any]:
         nonlocal before
         services, workers, stats = (ask(client, f"mmi.{name}", on) for name in ("services", "workers", "stats"))
-        view = View.from_answers(services, workers, stats, _pages(client, on))
+        view = BrokerView.from_answers(services, workers, stats, _pages(client, on))
         shown, before = with_rates(view, before), view
         return shown
 
@@ -155,7 +155,7 @@ def _looks(on: str | None) -> Callable[[Client], dict[str, Any]]:
 
 def _looks_at_all(connection: dict[str, Any]) -> Callable[[Client], dict[str, Any]]:
     """Return a function that returns what all reachable brokers report, with rates since the previous call."""
-    before: list[brokers.Seen] = []
+    before: list[brokers.BrokerReport] = []
 
     def look(client: Client) -> dict[str, Any]:
         nonlocal before

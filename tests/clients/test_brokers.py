@@ -12,9 +12,9 @@ from support.access import Folder
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS, broker, eventually
 
 from zmdp.clients import Client
-from zmdp.clients.brokers import Seen, all_lines, all_with_rates, lines, summary
+from zmdp.clients.brokers import BrokerReport, all_lines, all_with_rates, lines, summary
 from zmdp.clients.cli.main import cli
-from zmdp.clients.top import View, elsewhere
+from zmdp.clients.top import BrokerView, elsewhere
 from zmdp.mdp.access import load
 from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.certificates import public_key
@@ -49,7 +49,7 @@ def link(broker="", *, state="up", endpoint="", up=10.0, sent=0, received=0, tro
 
 def view(*services, moment=0.0, requests=0):
     stats = {"up_seconds": 10.0, "workers": 1, "queued": 5, "request_bytes": 0, "running": 6, "requests": requests}
-    return View(list(services), [], {**stats, "replies": 0, "errors": 0, "dropped": {}, "lost": {}}, moment)
+    return BrokerView(list(services), [], {**stats, "replies": 0, "errors": 0, "dropped": {}, "lost": {}}, moment)
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,17 @@ def test_more_brokers_than_are_listed():
 
 def test_rates_of_all_brokers():
     before = [
-        Seen("a", 0, "", "", view(service("echo", dispatched=10), moment=100.0, requests=50), [link("b", sent=100)]),
-        Seen("b", 1, "b", "gone"),
+        BrokerReport(
+            "a", 0, "", "", view(service("echo", dispatched=10), moment=100.0, requests=50), [link("b", sent=100)]
+        ),
+        BrokerReport("b", 1, "b", "gone"),
     ]
     after = [
-        Seen("a", 0, "", "", view(service("echo", dispatched=30), moment=104.0, requests=90), [link("b", sent=108)]),
-        Seen("b", 1, "b", "", view(requests=20), [link("a", received=50)]),
-        Seen("c", 2, "b", "broker c cannot be reached from here"),
+        BrokerReport(
+            "a", 0, "", "", view(service("echo", dispatched=30), moment=104.0, requests=90), [link("b", sent=108)]
+        ),
+        BrokerReport("b", 1, "b", "", view(requests=20), [link("a", received=50)]),
+        BrokerReport("c", 2, "b", "broker c cannot be reached from here"),
     ]
     a, b, c = all_with_rates(after, before)["brokers"]
     assert (a["totals"]["requests_per_second"], a["services"][0]["per_second"]) == (10.0, 5.0)
@@ -122,15 +126,19 @@ def test_rates_of_all_brokers():
 
 
 def test_rates_of_a_link_that_is_not_up():
-    (broker,) = all_with_rates([Seen("a", 0, "", "", view(), [link(state="down", up=0, sent=5)])], [])["brokers"]
+    (broker,) = all_with_rates([BrokerReport("a", 0, "", "", view(), [link(state="down", up=0, sent=5)])], [])[
+        "brokers"
+    ]
     assert broker["links"][0]["sent_per_second"] == 0.0
 
 
 def test_all_brokers_as_lines():
     seen = [
-        Seen("a", 0, "", "", view(service("echo", remote_credit=4, hops=1), requests=10), [link("b", sent=20)]),
-        Seen("b", 1, "b", "", view(service("echo", workers=2, credit=4, queued=1, hops=0)), [link("a", kind="child")]),
-        Seen("c", 2, "b", "broker c cannot be reached from here"),
+        BrokerReport("a", 0, "", "", view(service("echo", remote_credit=4, hops=1), requests=10), [link("b", sent=20)]),
+        BrokerReport(
+            "b", 1, "b", "", view(service("echo", workers=2, credit=4, queued=1, hops=0)), [link("a", kind="child")]
+        ),
+        BrokerReport("c", 2, "b", "broker c cannot be reached from here"),
     ]
     assert list(all_lines(all_with_rates(seen, []), "tcp://host:5555", 1000)) == [
         "tcp://host:5555   3 brokers, 1 of which cannot be asked",
@@ -152,7 +160,7 @@ def test_all_brokers_as_lines():
 @pytest.mark.parametrize("height", [1, 10, 24, 50])
 def test_the_view_of_all_brokers_fits_the_terminal(height):
     seen = [
-        Seen(f"b{n}", n, "b1", "", view(*(service(f"s{n}", workers=1) for n in range(30))), [link("a")] * 2)
+        BrokerReport(f"b{n}", n, "b1", "", view(*(service(f"s{n}", workers=1) for n in range(30))), [link("a")] * 2)
         for n in range(40)
     ]
     told = list(all_lines(all_with_rates(seen, []), "tcp://host:5555", height))

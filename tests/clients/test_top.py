@@ -7,7 +7,7 @@ import pytest
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import Client
-from zmdp.clients.top import View, lines, with_rates
+from zmdp.clients.top import BrokerView, lines, with_rates
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
@@ -41,7 +41,7 @@ def stats(**counts):
 
 def view(services=(), workers=(), moment=0.0, metrics=(), **counts):
     counted = {row["name"]: row for row in metrics}
-    return View(list(services), list(workers), stats(**counts), moment, counted, BOUNDS if metrics else ())
+    return BrokerView(list(services), list(workers), stats(**counts), moment, counted, BOUNDS if metrics else ())
 
 
 def counts(name, *, queue=(), worker=(), **outcomes):
@@ -199,7 +199,7 @@ def test_the_view_of_a_real_broker():
             def look():
                 asked = ("mmi.services", "mmi.workers", "mmi.stats", "mmi.metrics")
                 *answers, page = (json.loads(client.request(question)[0]) for question in asked)
-                return View.from_answers(*answers, [page])
+                return BrokerView.from_answers(*answers, [page])
 
             before = look()
             for _ in range(10):

@@ -20,7 +20,7 @@ MAX_QUESTIONS: Final = 16
 _UP: Final = ("up", "standby")
 
 
-class Client(Protocol):
+class BrokerClient(Protocol):
     """What `ask` needs of an `AsyncClient`."""
 
     async def request(
@@ -30,7 +30,7 @@ class Client(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class BrokerTree:
     """What `mmi.brokers` reports: the broker that was asked first, and the parents of each that answered."""
 
     own: str
@@ -48,7 +48,7 @@ class Topology:
         self._parents: list[int | None] = [None]
         self._known = False
 
-    def update(self, seen: Seen) -> None:
+    def update(self, seen: BrokerTree) -> None:
         """Take in which brokers there are."""
         order = _breadth_first(seen.parents)
         if not self._known:
@@ -134,7 +134,7 @@ def parent_of(answer: Mapping[str, Any]) -> str | None:
     return min(up, default=None)
 
 
-async def ask(client: Client, timeout: float) -> Seen:
+async def ask(client: BrokerClient, timeout: float) -> BrokerTree:
     """Ask every broker that can be reached for its links.  Raises `ZmdpError` if the own broker does not answer."""
     own = json.loads((await client.request("mmi.brokers", timeout=timeout))[0])
     parents: dict[str, str | None] = {own["name"]: parent_of(own)}
@@ -149,4 +149,4 @@ async def ask(client: Client, timeout: float) -> Seen:
         parents[name] = parent_of(json.loads(reply[0]))
 
     await asyncio.gather(*(ask_one(each["name"]) for each in own["brokers"]))
-    return Seen(own["name"], parents)
+    return BrokerTree(own["name"], parents)

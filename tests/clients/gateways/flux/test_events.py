@@ -9,7 +9,7 @@ from zmdp.clients import AsyncClient
 from zmdp.clients.gateways.flux import departures, events
 from zmdp.clients.gateways.flux.departures import Departures
 from zmdp.clients.gateways.flux.events import EVENTS, Publisher, Subscribers, Subscription
-from zmdp.clients.gateways.flux.topology import Seen, ask
+from zmdp.clients.gateways.flux.topology import BrokerTree, ask
 from zmdp.clients.gateways.upstream import Upstream
 from zmdp.mdp.errors import ServiceError, SettingError, WorkerLost
 from zmdp.workers.request import Request
@@ -196,4 +196,4 @@ def test_brokers_that_vanish_while_they_are_asked_are_left_out():
             links = b'[{"broker":"root","kind":"parent","state":"up"}]' if options is None else b"[]"
             return [b'{"name":"a","links":%s,"brokers":[{"name":"gone"},{"name":"root"}]}' % links]
 
-    assert asyncio.run(ask(Client(), 1.0)) == Seen("a", {"a": "root", "root": None})
+    assert asyncio.run(ask(Client(), 1.0)) == BrokerTree("a", {"a": "root", "root": None})

@@ -15,7 +15,7 @@ from zmdp.clients.gateways.flux.messages import Event, FluxRequest, Response
 from zmdp.clients.gateways.flux.messages import encode as parts_of
 from zmdp.clients.gateways.flux.programs import MAX_SERVICES
 from zmdp.clients.gateways.flux.session import EVENT_SECONDS, PROBE_SECONDS, FluxSession
-from zmdp.clients.gateways.flux.topology import Seen
+from zmdp.clients.gateways.flux.topology import BrokerTree
 from zmdp.clients.reply import Reply
 from zmdp.mdp import wire
 from zmdp.mdp.errors import (
@@ -37,7 +37,7 @@ OWNER, GUEST = 5, 6
 GATEWAY = "flux.gateway." + "0" * 32
 OTHER = "flux.gateway." + "1" * 32
 MISSING = ServiceNotFound("no worker", service="x", code=404, text="no worker")
-TREE = Seen("a", {"root": None, "a": "root", "b": "root"})
+TREE = BrokerTree("a", {"root": None, "a": "root", "b": "root"})
 
 
 class Departures:
@@ -200,7 +200,7 @@ def test_nodeids_choose_brokers(instance):
     assert tried(nodeid=3) == ([], [response("x", None, 113)])
     assert tried(nodeid=1, upstream=True) == (["root"], [response("x", text, 38, upstream=True)])
     assert tried(nodeid=2, upstream=True) == ([None], [response("x", text, 38, upstream=True)])
-    instance.topology.update(Seen("a", {"a": None, "b": "a"}))
+    instance.topology.update(BrokerTree("a", {"a": None, "b": "a"}))
     assert tried(nodeid=0) == ([], [response("x", None, 113)])
     assert tried(nodeid=1, upstream=True) == ([], [response("x", None, 113, upstream=True)])
 

@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmdp.clients.gateways.flux.attributes import attributes, host
-from zmdp.clients.gateways.flux.topology import Seen, Topology, parent_of
+from zmdp.clients.gateways.flux.topology import BrokerTree, Topology, parent_of
 
 TREE = {"root": None, "b": "root", "a": "root", "b1": "b", "a2": "a", "a1": "a", "deep": "b1"}
 
 
 def topology_of(parents, own=None):
     topology = Topology()
-    topology.update(Seen(own or next(iter(parents)), parents))
+    topology.update(BrokerTree(own or next(iter(parents)), parents))
     return topology
 
 
@@ -39,25 +39,25 @@ def test_peers_without_a_parent_are_below_the_first_of_them():
 
 def test_a_broker_that_vanishes_keeps_its_rank_and_new_ones_get_the_next():
     topology = topology_of(TREE)
-    topology.update(Seen("root", {"root": None, "b": "root", "b1": "b", "deep": "b1", "a3": "root"}))
+    topology.update(BrokerTree("root", {"root": None, "b": "root", "b1": "b", "deep": "b1", "a3": "root"}))
     assert topology.names == ["root", "a", "b", "a1", "a2", "b1", "deep", "a3"]
     assert [topology.broker(rank) for rank in range(9)] == ["root", None, "b", None, None, "b1", "deep", "a3", None]
     assert topology.ancestors(3) == [1, 0]
-    topology.update(Seen("root", TREE))
+    topology.update(BrokerTree("root", TREE))
     assert topology.broker(1) == "a"
     assert topology.broker(7) is None
 
 
 def test_a_broker_that_loses_its_parent_stays_where_it_was():
     topology = topology_of(TREE)
-    topology.update(Seen("deep", {"deep": "b1", "b1": None}))
+    topology.update(BrokerTree("deep", {"deep": "b1", "b1": None}))
     assert topology.ancestors(5) == [2, 0]
     assert topology.ancestors(6) == [5, 2, 0]
 
 
 def test_a_broker_that_gets_another_parent_moves_but_keeps_its_rank():
     topology = topology_of(TREE)
-    topology.update(Seen("root", {**TREE, "deep": "a"}))
+    topology.update(BrokerTree("root", {**TREE, "deep": "a"}))
     assert topology.rank("deep") == 6
     assert topology.ancestors(6) == [1, 0]
 
@@ -76,7 +76,7 @@ PARENTS = st.dictionaries(NAMES, st.none() | NAMES, min_size=1)
 def test_whatever_brokers_report_it_is_a_tree_and_ranks_do_not_change(reports):
     topology, before = Topology(), []
     for parents in reports:
-        topology.update(Seen(min(parents), parents))
+        topology.update(BrokerTree(min(parents), parents))
         assert topology.names[: len(before)] == before
         assert sorted(topology.names) == sorted({*before, *parents})
         before = list(topology.names)
