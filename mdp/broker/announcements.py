@@ -13,7 +13,7 @@ from typing import Final
 from .. import wire
 from ..wire import BROKER
 from ..wire.options import MAX_HOPS
-from .records import Link, Remote, Service, State
+from .records import Link, LinkState, Remote, Service
 from .shared import Shared
 
 ANNOUNCE_INTERVAL: Final = 0.05
@@ -83,7 +83,7 @@ class Announcements:
             self._free_at = now + FREE_INTERVAL
         changed, self._changed = self._changed, {}
         for link in self._links.values():
-            if link.state is not State.UP:
+            if link.state is not LinkState.UP:
                 continue
             link.dirty.update(changed)
             for name in list(islice(link.dirty, MAX_ANNOUNCED)):

@@ -18,7 +18,7 @@ from .. import wire
 from ..wire import BROKER, HELLO, Message, batch
 from .announcements import Announcements
 from .events import CloseLink, OpenLink
-from .records import Attempt, Client, Kind, Link, State
+from .records import Attempt, Client, Link, LinkKind, LinkState
 from .roles import Role
 from .shared import Shared
 
@@ -32,7 +32,7 @@ BACKOFF: tuple[float, float] = (0.1, 5.0)
 """The shortest and the longest pause, in seconds, between attempts to connect to a broker that does not answer."""
 
 
-_REVERSE: Final = {Kind.PEER: Kind.PEER, Kind.PARENT: Kind.CHILD, Kind.CHILD: Kind.PARENT}
+_REVERSE: Final = {LinkKind.PEER: LinkKind.PEER, LinkKind.PARENT: LinkKind.CHILD, LinkKind.CHILD: LinkKind.PARENT}
 
 
 class Links:
@@ -63,11 +63,11 @@ class Links:
     def at(self, identity: bytes) -> Link | None:
         """Return the link whose messages have this first frame, if it is up."""
         link = self.by_identity.get(identity)
-        return link if link is not None and link.state is State.UP else None
+        return link if link is not None and link.state is LinkState.UP else None
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, kind: Kind, role: Role, where: str, identity: bytes) -> Link:
+    def add(self, kind: LinkKind, role: Role, where: str, identity: bytes) -> Link:
         """Add a link that this broker opens.  Without an `identity`, it gets one that is unique among links only."""
         self._opened += 1
         link = Link(identity or b"uplink-%d" % self._opened, kind, role, opens=True, where=where)
@@ -81,7 +81,7 @@ class Links:
 
     def _open(self, link: Link, now: float) -> None:
         """Have the connection of a link opened."""
-        link.state = State.OPENING
+        link.state = LinkState.OPENING
         link.last_seen = now
         self._shared.ask(OpenLink(link.identity))
 
@@ -91,7 +91,7 @@ class Links:
         if role is not None:
             link.role = role
         link.client = Client(identity, link.role, link)  # the requests of the one before may still have to be dropped
-        link.state = State.OPENING
+        link.state = LinkState.OPENING
         link.last_seen = now
         self.opening[identity] = link
         hello = self._hello()
@@ -148,7 +148,7 @@ class Links:
         trouble = self._trouble_with(name, instance)
         if trouble:
             return None, trouble
-        link = Link(identity, Kind(hello["kind"]), role, opens=False)
+        link = Link(identity, LinkKind(hello["kind"]), role, opens=False)
         link.name, link.instance, link.key = name, instance, (name, hello["link"])
         self.by_identity[identity] = link
         return link, ""
@@ -156,7 +156,12 @@ class Links:
     def replaced_by(self, link: Link) -> Link | None:
         """Return the link that was up when the other broker opened `link`, over a connection that must have ended."""
         for each in self.by_identity.values():
-            if each is not link and each.key == link.key and each.instance == link.instance and each.state is State.UP:
+            if (
+                each is not link
+                and each.key == link.key
+                and each.instance == link.instance
+                and each.state is LinkState.UP
+            ):
                 return each
         return None
 
@@ -171,7 +176,7 @@ class Links:
         if name == self.name:
             return f"both brokers are named {name}: start one with another --name"
         for link in self.by_identity.values():
-            if link.state is State.UP and link.name == name and link.instance != instance:
+            if link.state is LinkState.UP and link.name == name and link.instance != instance:
                 return f"another broker named {name} is linked to {self.name}: start one with another --name"
         return ""
 
@@ -191,7 +196,7 @@ class Links:
 
     def up(self, link: Link, now: float) -> None:
         """Record that both brokers have agreed on the link."""
-        link.state = State.UP
+        link.state = LinkState.UP
         link.trouble = ""
         link.answered = False
         link.backoff = BACKOFF[0]
@@ -215,7 +220,7 @@ class Links:
 
     def _choose(self, name: str) -> None:
         """Decide which of the links to a broker is used; the other broker decides alike."""
-        links = [each for each in self.by_identity.values() if each.state is State.UP and each.name == name]
+        links = [each for each in self.by_identity.values() if each.state is LinkState.UP and each.name == name]
         links.sort(key=_key)
         for at, link in enumerate(links):
             link.standby = at > 0
@@ -231,9 +236,9 @@ class Links:
 
         If this broker opens the connection, it is to be closed, and opened again later.
         """
-        was_up = link.state is State.UP
+        was_up = link.state is LinkState.UP
         self._note_down(link, why, was_up, now)
-        link.state = State.DOWN
+        link.state = LinkState.DOWN
         self._tried(link)
         link.trouble = why
         self._outgoing.close_batch(link)
@@ -294,12 +299,12 @@ class Links:
         if self._due is None or now < self._due:
             return silent
         for link in self.by_identity.values():
-            if link.state is State.DOWN:
+            if link.state is LinkState.DOWN:
                 if now >= link.retry_at and not self.announcements.withdrawn:
                     self._open(link, now)
             elif heard >= link.last_seen + self._limits.patience:
                 silent.append(link)
-            elif link.state is State.UP and now >= link.heartbeat_at:
+            elif link.state is LinkState.UP and now >= link.heartbeat_at:
                 link.heartbeat_at = now + self._limits.heartbeat
                 self._outgoing.add(wire.heartbeat((link.identity,), wire.WL1))
                 self._tried(link)  # a broker that drains announces nothing
@@ -310,13 +315,13 @@ class Links:
         """Compute when something is due next.  What is heard from a link only moves that to a later time."""
         self._due = None
         for link in self.by_identity.values():
-            if link.state is State.DOWN:
+            if link.state is LinkState.DOWN:
                 if self.announcements.withdrawn:
                     continue  # a draining broker opens no links
                 at = link.retry_at
             else:
                 at = link.last_seen + self._limits.patience
-                if link.state is State.UP:
+                if link.state is LinkState.UP:
                     at = min(at, link.heartbeat_at)
             if self._due is None or at < self._due:
                 self._due = at
@@ -342,7 +347,11 @@ def _parse(body: bytes) -> dict[str, Any] | None:
     name, instance, number = hello.get("name"), hello.get("instance"), hello.get("link", 0)
     if not isinstance(name, str) or not isinstance(instance, str) or not valid_name(name) or len(instance) > 64:
         return None
-    if not isinstance(number, int) or isinstance(number, bool) or hello.setdefault("kind", "peer") not in list(Kind):
+    if (
+        not isinstance(number, int)
+        or isinstance(number, bool)
+        or hello.setdefault("kind", "peer") not in list(LinkKind)
+    ):
         return None
     hello["link"] = number
     return hello

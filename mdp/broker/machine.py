@@ -31,7 +31,7 @@ from .endings import Endings
 from .events import Event
 from .exchange import Exchange
 from .links import Links
-from .records import Kind, Request, State
+from .records import LinkKind, LinkState, Request
 from .requests import Requests
 from .roles import Role
 from .shared import Shared
@@ -212,7 +212,7 @@ class Broker:
 
     def _lose(self, identity: bytes, now: float) -> None:
         link = self.links.by_identity.get(identity)
-        if link is not None and link.state is not State.DOWN:
+        if link is not None and link.state is not LinkState.DOWN:
             self._exchange.lose(link, "the connection has ended", now)
         self._shared.congested.pop(identity, None)
         self._clients.gone(identity, now)
@@ -305,7 +305,7 @@ class Broker:
         self.roles.grant(permissions)
         self._workers.revoke(now)
         for link in list(self.links.by_identity.values()):
-            if link.state is State.UP and link.role.restricted and not link.role.link:
+            if link.state is LinkState.UP and link.role.restricted and not link.role.link:
                 self._exchange.end(link, f"role {link.role.name} may not link brokers any longer", now)
 
     def drain(self, now: float) -> None:
@@ -344,7 +344,7 @@ class Broker:
             yield from self._workers.send_away(worker, self._now)
         yield from self._end_waiting()  # what has come back meanwhile
         for link in self.links.by_identity.values():
-            if link.state is State.UP:
+            if link.state is LinkState.UP:
                 self._shared.outgoing.add(wire.disconnect((link.identity,), wire.WL1))
         self._shared.journal.flush(math.inf)
 
@@ -373,7 +373,7 @@ class Broker:
         `role` is the role of the other broker's key, and `where` its endpoint, for people.  An `identity` must be one
         that no peer can have or guess.
         """
-        return self.links.add(Kind(kind), self.roles.everyone if role is None else role, where, identity).identity
+        return self.links.add(LinkKind(kind), self.roles.everyone if role is None else role, where, identity).identity
 
     def link_opened(self, identity: bytes, now: float, role: Role | None = None) -> None:
         """Record that there is a new connection for a link, over which it is asked for.

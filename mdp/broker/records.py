@@ -438,7 +438,7 @@ class Service:
         return self.schedule.waiting + len(self.arrived)
 
 
-class Kind(StrEnum):
+class LinkKind(StrEnum):
     """What the broker at the other end is to this one."""
 
     PEER = "peer"
@@ -446,7 +446,7 @@ class Kind(StrEnum):
     CHILD = "child"
 
 
-class State(StrEnum):
+class LinkState(StrEnum):
     """How far a link is."""
 
     DOWN = "down"
@@ -463,7 +463,7 @@ class Link:
         "sent", "standby", "state", "trouble", "untried", "up_since", "where",
     )  # fmt: skip
 
-    def __init__(self, identity: bytes, kind: Kind, role: Role, *, opens: bool, where: str = "") -> None:
+    def __init__(self, identity: bytes, kind: LinkKind, role: Role, *, opens: bool, where: str = "") -> None:
         self.identity = identity
         """The first frame of its messages."""
         self.kind = kind
@@ -473,7 +473,7 @@ class Link:
         """Whether this broker opens the connection."""
         self.where = where
         """The endpoint that it opens, for people."""
-        self.state = State.DOWN
+        self.state = LinkState.DOWN
         self.name = ""
         """The other broker's name; empty until it is known."""
         self.instance = ""
@@ -523,4 +523,4 @@ class Link:
 
         To the parent and to peers goes only what comes from children, so that nothing goes in circles (C44).
         """
-        return other is not self and (self.kind is Kind.CHILD or other.kind is Kind.CHILD)
+        return other is not self and (self.kind is LinkKind.CHILD or other.kind is LinkKind.CHILD)

@@ -31,7 +31,7 @@ from zmdp.mdp import wire
 from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.events import CloseLink, OpenLink, WorkerForgotten
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.records import MAX_UNANSWERED, State
+from zmdp.mdp.broker.records import MAX_UNANSWERED, LinkState
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import batch
 
@@ -784,7 +784,7 @@ class Other:
             self.open()
         else:
             self.take(asks_link(hello("x", kind=kind)))
-        assert self.link.state is State.UP
+        assert self.link.state is LinkState.UP
 
     @property
     def link(self):
@@ -943,7 +943,7 @@ def test_records_that_cannot_be_attributed_are_counted():
     assert other.broker.stats.invalid == {"bad-record": 1}
     assert other.say(AS_WORKER, ("credit", 5)) == []
     assert other.broker.stats.invalid == {"bad-record": 1, "unknown-command": 1}
-    assert other.link.state is State.UP
+    assert other.link.state is LinkState.UP
 
 
 def test_a_cancel_over_a_link_may_cross_the_end_of_its_request():
@@ -1205,7 +1205,7 @@ def test_what_was_not_announced_may_be_withdrawn():
     other = Other()
     assert other.say(AS_WORKER, offers(hops=0)) == []
     assert other.broker.directory.reachable == {}
-    assert other.link.state is State.UP
+    assert other.link.state is LinkState.UP
 
 
 def test_a_service_that_is_too_far_away_is_ignored():
@@ -1358,7 +1358,7 @@ def test_a_link_that_is_down_takes_no_messages():
     other = Other(opens=True)
     assert other.broker.links.at(b"x") is other.link
     other.lose()
-    assert other.link.state is State.DOWN
+    assert other.link.state is LinkState.DOWN
     assert other.broker.links.at(b"x") is None
     assert other.say(AS_WORKER, offers()) == [wire.Disconnect(X, b"MDPWX1", NO_LINK)]
     assert other.broker.directory.reachable == {}
@@ -1419,7 +1419,7 @@ def test_a_broker_that_drains_opens_no_links():
     turns.drain(mesh["a"], mesh.now)
     turns.tick(mesh["a"], mesh.now + 100)
     assert link_events(mesh["a"]) == []
-    assert mesh["a"].links.by_identity[identity].state is State.DOWN
+    assert mesh["a"].links.by_identity[identity].state is LinkState.DOWN
     assert mesh["a"].links.deadline() is None
 
 
