@@ -33,7 +33,7 @@ from .held import HeldRequests
 from .outgoing import outgoing
 from .request import Request
 from .settings import SessionSettings
-from .states import SERVING, TRANSITIONS, WAITING, State, Trigger
+from .states import SERVING, TRANSITIONS, WAITING, SessionState, Trigger
 
 UNHEARD_PATIENCE_SECONDS: Final = 0.5
 """Time that a leaving worker waits for a broker that has never sent anything."""
@@ -60,7 +60,7 @@ class WorkerSession:
         if self.service.startswith(wire.MMI):
             name = self.service.decode()
             raise SettingError(f"service {name!r} is reserved: the broker itself offers services named mmi.*")
-        self.state: State = WAITING
+        self.state: SessionState = WAITING
         self.controller = controller or CreditController(1)
         self.served = 0
         """Requests that have ended, with a reply or without."""

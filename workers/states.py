@@ -29,7 +29,7 @@ from typing import Final, Literal
 Trigger = Literal["connect", "drain", "leave", "end"]
 
 
-class State(Enum):
+class SessionState(Enum):
     """A state, and what the code asks about it."""
 
     WAITING = (False, False, False)
@@ -47,13 +47,13 @@ class State(Enum):
         """Whether there will be no other connection."""
 
 
-WAITING: Final = State.WAITING
-SERVING: Final = State.SERVING
-DRAINING: Final = State.DRAINING
-LEAVING: Final = State.LEAVING
-CLOSED: Final = State.CLOSED
+WAITING: Final = SessionState.WAITING
+SERVING: Final = SessionState.SERVING
+DRAINING: Final = SessionState.DRAINING
+LEAVING: Final = SessionState.LEAVING
+CLOSED: Final = SessionState.CLOSED
 
-TRANSITIONS: Final[dict[State, dict[Trigger, State]]] = {
+TRANSITIONS: Final[dict[SessionState, dict[Trigger, SessionState]]] = {
     WAITING: {"connect": SERVING, "leave": CLOSED, "end": WAITING},
     SERVING: {"drain": DRAINING, "leave": LEAVING, "end": WAITING},
     DRAINING: {"drain": DRAINING, "leave": LEAVING, "end": WAITING},

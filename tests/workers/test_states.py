@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from zmdp.workers import states
-from zmdp.workers.states import TRANSITIONS, State
+from zmdp.workers.states import TRANSITIONS, SessionState
 
 
 def documented() -> dict[str, dict[str, str]]:
@@ -15,7 +15,7 @@ def documented() -> dict[str, dict[str, str]]:
     (start,) = [at for at, line in enumerate(lines) if re.fullmatch(r"(\s+[a-z]+){4}", line)]
     columns = [(match.group(), match.start()) for match in re.finditer(r"[a-z]+", lines[start])]
     table = {}
-    for line in lines[start + 1 : start + 1 + len(State)]:
+    for line in lines[start + 1 : start + 1 + len(SessionState)]:
         fields = {at: name for name, at in ((match.group(), match.start()) for match in re.finditer(r"[A-Z]+", line))}
         (state, *_) = fields.values()
         table[state] = {trigger: fields[at] for trigger, at in columns if at in fields}
@@ -29,7 +29,9 @@ def test_the_table_in_the_documentation() -> None:
 
 
 def test_each_state_is_explained() -> None:
-    assert re.findall(r"^    ([A-Z]+)   .*\.$", states.__doc__ or "", re.MULTILINE) == [each.name for each in State]
+    assert re.findall(r"^    ([A-Z]+)   .*\.$", states.__doc__ or "", re.MULTILINE) == [
+        each.name for each in SessionState
+    ]
 
 
 def test_the_connection_only_ends_by_its_end() -> None:
