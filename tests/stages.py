@@ -102,9 +102,9 @@ COVERED = (
     *(
         f"*/mdp/broker/{name}.py"
         for name in (
-            "abouts", "admission", "announcements", "client_dialog", "directory", "endings", "events", "exchange",
-            "given_up", "links", "machine", "metrics", "outgoing", "records", "registry", "requests", "roles",
-            "scheduling", "shared", "tails", "watch", "worker_dialog",
+            "abouts", "admission", "announcements", "client_dialog", "directory", "endings", "events",
+            "given_up", "link_dialog", "links", "machine", "metrics", "outgoing", "records", "registry", "requests",
+            "roles", "scheduling", "shared", "tails", "watch", "worker_dialog",
         )
     ),
     *(f"*/clients/{name}.py" for name in ("broker_connection", "call", "failover", "legacy_session", "session")),

@@ -33,7 +33,7 @@ class Announcements:
         self.withdrawn = False
         """Nothing is announced any longer, since this broker is draining."""
         self.withdrawn_services: list[Service] = []
-        """Services that can no longer be reached over some link.  `Exchange` empties it."""
+        """Services that can no longer be reached over some link.  `LinkDialog` empties it."""
         self._own = BROKER + shared.name.encode()
         self._limits = shared.limits
         self._directory = shared.directory

@@ -6,7 +6,7 @@ announce the services that it can reach).  The one that opens the connection fir
 the answer establishes the link.
 
 Like the rest of the machine, this has no socket and no clock.  `Announcements` says what can be reached over links, and
-`Exchange` what passes over them.
+`LinkDialog` what passes over them.
 """
 
 import json

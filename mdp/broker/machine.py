@@ -29,7 +29,7 @@ from .client_dialog import ClientDialog
 from .drops import Drop
 from .endings import Endings
 from .events import Event
-from .exchange import Exchange
+from .link_dialog import LinkDialog
 from .links import Links
 from .records import LinkKind, LinkState, Request
 from .requests import Requests
@@ -77,7 +77,7 @@ class Broker:
         self._requests = Requests(shared, self.links.announcements, self.watch)
         admission = Admission(shared, self._requests, self._answer)
         self._endings = Endings(shared, self._requests)
-        self._exchange = Exchange(shared, self.links, self._requests, self._endings, admission)
+        self._link_dialog = LinkDialog(shared, self.links, self._requests, self._endings, admission)
         self._clients = ClientDialog(shared, self.links, self._requests, self._endings, admission)
         self._workers = WorkerDialog(shared, self._requests, self._endings)
         self._now = now
@@ -115,7 +115,7 @@ class Broker:
             elif command.header == wire.WX1:
                 self._workers.receive_batch(message, command, role, now)
             else:
-                self._exchange.receive(message, command, role, now)
+                self._link_dialog.receive(message, command, role, now)
         except Exception:  # noqa: BLE001 - a bug: one message must not end everybody's broker
             self._failed(now)
 
@@ -161,7 +161,7 @@ class Broker:
         if self._linked:
             for link in self.links.tick(now, heard):
                 why = f"silent for {self.limits.patience:g} s"
-                self._exchange.lose(link, why if link.name else f"it does not answer as a broker; {why}", now)
+                self._link_dialog.lose(link, why if link.name else f"it does not answer as a broker; {why}", now)
         self._overdue = False
         for request in self.registry.expiries.pop_due(now):
             # C12
@@ -213,7 +213,7 @@ class Broker:
     def _lose(self, identity: bytes, now: float) -> None:
         link = self.links.by_identity.get(identity)
         if link is not None and link.state is not LinkState.DOWN:
-            self._exchange.lose(link, "the connection has ended", now)
+            self._link_dialog.lose(link, "the connection has ended", now)
         self._shared.congested.pop(identity, None)
         self._clients.gone(identity, now)
         self._workers.gone(identity, now)
@@ -306,7 +306,7 @@ class Broker:
         self._workers.revoke(now)
         for link in list(self.links.by_identity.values()):
             if link.state is LinkState.UP and link.role.restricted and not link.role.link:
-                self._exchange.end(link, f"role {link.role.name} may not link brokers any longer", now)
+                self._link_dialog.end(link, f"role {link.role.name} may not link brokers any longer", now)
 
     def drain(self, now: float) -> None:
         """Accept no more requests or workers, and tell the peers, which move to another broker.
@@ -386,4 +386,4 @@ class Broker:
     def link_failed(self, identity: bytes, why: str, now: float) -> None:
         """Record that the connection for a link has ended, and why, or that there could be none."""
         self._now = now
-        self._exchange.lose(self.links.by_identity[identity], why, now)
+        self._link_dialog.lose(self.links.by_identity[identity], why, now)

@@ -1,6 +1,6 @@
 """What happens to accepted requests: they are dispatched, answered, placed again, and dropped.
 
-`Broker` (`machine`) and `Exchange` say what peers and other brokers have said; the registry keeps the books.
+`Broker` (`machine`) and `LinkDialog` say what peers and other brokers have said; the registry keeps the books.
 """
 
 import logging

@@ -6,7 +6,7 @@ from zmdp.mdp import wire
 from zmdp.mdp.broker import scheduling
 from zmdp.mdp.broker.admission import Admission
 from zmdp.mdp.broker.announcements import Announcements
-from zmdp.mdp.broker.exchange import Exchange
+from zmdp.mdp.broker.link_dialog import LinkDialog
 from zmdp.mdp.broker.links import Links
 from zmdp.mdp.broker.outgoing import Outgoing
 from zmdp.mdp.broker.records import Link, Remote
@@ -38,7 +38,7 @@ def anywhere(admission: Admission, request: Any) -> bool:
     return False
 
 
-def role_of_the_link(exchange: Exchange, request: Any, name: str | None) -> tuple[None, Role]:
+def role_of_the_link(dialog: LinkDialog, request: Any, name: str | None) -> tuple[None, Role]:
     """A request that was passed on is on behalf of the broker that passed it on."""
     role = request.client.role
     if role.restricted:
@@ -56,13 +56,13 @@ def forget_lost(links: Links, *args: Any, down: Any = Links.down) -> list[Any]:
 
 
 def take_for_another(
-    exchange: Exchange, link: Link, command: Any, now: float, answered: Any = Exchange._answered_by
+    dialog: LinkDialog, link: Link, command: Any, now: float, answered: Any = LinkDialog._answered_by
 ) -> None:
     """A late or forged reply is taken for that to another request, at whichever broker that is."""
-    others = {number: each for each in exchange._links.by_identity.values() for number in each.attempts}
+    others = {number: each for each in dialog._links.by_identity.values() for number in each.attempts}
     if others and command.id not in link.attempts and isinstance(command, wire.Reply):
         command.id, link = next(iter(others.items()))
-    answered(exchange, link, command, now)
+    answered(dialog, link, command, now)
 
 
 def place_streams_again(outgoing: Outgoing, request: Any, *rest: Any, reply: Any = Outgoing.reply) -> None:
@@ -80,7 +80,7 @@ def keep_to_itself(requests: Requests, request: Any, reason: Any, now: float, dr
         drop(requests, request, reason, now)
 
 
-def do_not_cancel(exchange: Exchange, link: Link, command: wire.Cancel, now: float) -> None:
+def do_not_cancel(dialog: LinkDialog, link: Link, command: wire.Cancel, now: float) -> None:
     """A broker ignores CANCEL from another."""
 
 
@@ -125,12 +125,12 @@ LINK_MUTANTS = [
     ("tree", wire, "options_for_link", unsigned_way, "C44"),
     ("tree", Remote, "precedes", farthest, "is served by"),
     ("mesh2", Admission, "_address", anywhere, "is served by"),
-    ("mesh2", Exchange, "_authorise_passed", role_of_the_link, "is on behalf of"),
+    ("mesh2", LinkDialog, "_authorise_passed", role_of_the_link, "is on behalf of"),
     ("mesh2", Links, "down", forget_lost, "a count is not 0"),
-    ("mesh2", Exchange, "_answered_by", take_for_another, "C18"),
+    ("mesh2", LinkDialog, "_answered_by", take_for_another, "C18"),
     ("tree", Outgoing, "reply", place_streams_again, "C17"),
     ("mesh2", Requests, "drop", keep_to_itself, "does not cancel"),
-    ("mesh2", Exchange, "_cancelled_by", do_not_cancel, "does not end"),
+    ("mesh2", LinkDialog, "_cancelled_by", do_not_cancel, "does not end"),
     ("tree", Requests, "_return", swallow, "C44"),
     ("tree", Announcements, "_announce", never_withdraw, "can still be reached"),
     ("mesh2", Announcements, "changed", announce_once, "can still be reached"),

@@ -20,7 +20,7 @@ from .roles import Role
 from .shared import Shared
 
 
-class Exchange:
+class LinkDialog:
     """The dialog of one broker with those to which it is linked."""
 
     def __init__(
