@@ -21,7 +21,7 @@ from .scheduling import Schedule
 if TYPE_CHECKING:
     from .abouts import About
     from .drops import Drop
-    from .scheduling import FairQueue, Pool, Turn
+    from .scheduling import ClientQueue, FairQueue, Pool
 
 REQUEST_OVERHEAD: Final = 512
 """Bytes charged for a request beside its body: the size of its objects, rounded up (C40)."""
@@ -75,7 +75,7 @@ class Client:
         """The X1 requests among them."""
         self.running: LinkedList[Request] = LinkedList()
         """Those that workers hold."""
-        self.waiting: dict[FairQueue, Turn] = {}
+        self.waiting: dict[FairQueue, ClientQueue] = {}
         """Those that wait, by queue."""
         self.untold: deque[Untold] | None = None
         """Those that have ended, of which it is told once it reads its messages."""

@@ -329,16 +329,16 @@ class Registry:
         for service in self.directory.unsettled:
             if any(request.client is client for request in service.arrived):
                 self._queue_arrived(service, now)
-        for queue, turn in client.waiting.items():
-            queue.take_out(turn)
+        for fair, queue in client.waiting.items():
+            fair.take_out(queue)
         self.directory.part(client)
 
     def next_of(self, client: Client) -> Request | None:
         """Return a request of a client that is gone, or None."""
         if client.running.first is not None:
             return client.running.first
-        for turn in client.waiting.values():
-            return turn.requests.first
+        for queue in client.waiting.values():
+            return queue.requests.first
         while client.untold:
             request = client.untold.popleft().request
             if client.numbered.get(request.number or 0) is request:
@@ -352,7 +352,7 @@ class Registry:
 
     def waiting_for(self, client: Client) -> list[Request]:
         """Return the requests of that client that wait, for whatever service."""
-        waiting = [request for turn in client.waiting.values() for request in turn.requests]
+        waiting = [request for queue in client.waiting.values() for request in queue.requests]
         for service in self.directory.unsettled:
             waiting += [request for request in service.arrived if request.client is client]
         return waiting

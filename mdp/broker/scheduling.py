@@ -22,7 +22,7 @@ from ..linked_lists import LinkedList, Node
 if TYPE_CHECKING:
     from .records import Client, Link, Remote, Request, Worker
 
-MAX_TURNS: Final = 1000
+MAX_CLIENTS: Final = 1000
 """Clients of which a queue is asked for the oldest request at most: an answer must not take long."""
 
 
@@ -42,8 +42,8 @@ def may_pass(request: Request, link: Link) -> bool:
     return request.way is None or link.name not in request.way.via
 
 
-class Turn(Node):
-    """The requests of one client in one queue; clients take turns in the order of these."""
+class ClientQueue(Node):
+    """The requests of one client in a `FairQueue`, where clients take turns in the order of these."""
 
     __slots__ = ("client", "requests", "taken_out")
 
@@ -51,100 +51,100 @@ class Turn(Node):
         super().__init__()
         self.client = client
         self.taken_out = False
-        """Whether the client never has its turn, since it is gone."""
+        """Whether the client has no turn any more, since it is gone."""
         self.requests: LinkedList[Request] = LinkedList()
 
 
 class FairQueue:
     """A queue in which clients take turns (C20)."""
 
-    __slots__ = ("_turns", "size")
+    __slots__ = ("_queues", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        self._turns: LinkedList[Turn] = LinkedList()
+        self._queues: LinkedList[ClientQueue] = LinkedList()
 
     def append(self, request: Request) -> None:
         """Add `request` after the others of its client."""
-        turn = request.client.waiting.get(self)
-        if turn is None:
-            turn = request.client.waiting[self] = Turn(request.client)
-            self._turns.append(turn)
-        turn.requests.append(request)
+        queue = request.client.waiting.get(self)
+        if queue is None:
+            queue = request.client.waiting[self] = ClientQueue(request.client)
+            self._queues.append(queue)
+        queue.requests.append(request)
         self.size += 1
 
     def prepend(self, request: Request) -> None:
         """Add `request` before all others (C17)."""
-        turn = request.client.waiting.get(self)
-        if turn is None:
-            turn = request.client.waiting[self] = Turn(request.client)
+        queue = request.client.waiting.get(self)
+        if queue is None:
+            queue = request.client.waiting[self] = ClientQueue(request.client)
         else:
-            self._turns.remove(turn)
-        self._turns.prepend(turn)
-        turn.requests.prepend(request)
+            self._queues.remove(queue)
+        self._queues.prepend(queue)
+        queue.requests.prepend(request)
         self.size += 1
 
     def take(self) -> Request:
         """Remove and return the next request; its client takes its next turn after all others."""
-        turn = self._turns.first
-        assert turn is not None  # noqa: S101 - the caller has checked `size`
-        return self._take_from(turn)
+        queue = self._queues.first
+        assert queue is not None  # noqa: S101 - the caller has checked `size`
+        return self._take_from(queue)
 
     def take_for(self, link: Link) -> Request | None:
         """Remove and return the next request that may be passed on over `link`; None if there is none."""
-        for turn in self._turns:  # all requests that came over a link have one turn, so few are passed over
-            request = turn.requests.first
+        for queue in self._queues:  # all requests that came over a link are in one, so few are passed over
+            request = queue.requests.first
             if request is not None and may_pass(request, link):
-                return self._take_from(turn)
+                return self._take_from(queue)
         return None
 
-    def _take_from(self, turn: Turn) -> Request:
-        request = turn.requests.first
-        assert request is not None  # noqa: S101 - a turn without requests is removed
-        if turn is not self._turns.last:
-            self._turns.remove(turn)
-            self._turns.append(turn)
+    def _take_from(self, queue: ClientQueue) -> Request:
+        request = queue.requests.first
+        assert request is not None  # noqa: S101 - a queue without requests is removed
+        if queue is not self._queues.last:
+            self._queues.remove(queue)
+            self._queues.append(queue)
         self.remove(request)
         return request
 
     def first(self) -> Request | None:
         """Return the next request, or None."""
-        turn = self._turns.first
-        return None if turn is None else turn.requests.first
+        queue = self._queues.first
+        return None if queue is None else queue.requests.first
 
-    def take_out(self, turn: Turn) -> None:
+    def take_out(self, queue: ClientQueue) -> None:
         """Let the requests of a client that is gone wait no longer; each is still to be removed."""
-        turn.taken_out = True
-        self._turns.remove(turn)
-        self.size -= turn.requests.size
+        queue.taken_out = True
+        self._queues.remove(queue)
+        self.size -= queue.requests.size
 
     def oldest(self) -> float:
         """Return since when the oldest request has waited here; inf if none does.
 
-        With more than `MAX_TURNS` clients, only the next of them count.
+        With more than `MAX_CLIENTS` clients, only the next of them count.
         """
         oldest = math.inf
-        for turn in islice(self._turns, MAX_TURNS):
-            first = turn.requests.first
-            assert first is not None  # noqa: S101 - a turn without requests is removed
+        for queue in islice(self._queues, MAX_CLIENTS):
+            first = queue.requests.first
+            assert first is not None  # noqa: S101 - a queue without requests is removed
             oldest = min(oldest, first.since)
         return oldest
 
     def oldest_requests(self, most: int) -> Iterator[Request]:
         """Yield requests in this queue: of each client as many of its oldest as make `most` if all have as many."""
-        each = max(most // self._turns.size, 1) if self._turns.size else 0
-        for turn in islice(self._turns, most):
-            yield from islice(turn.requests, each)
+        each = max(most // self._queues.size, 1) if self._queues.size else 0
+        for queue in islice(self._queues, most):
+            yield from islice(queue.requests, each)
 
     def remove(self, request: Request) -> None:
         """Remove `request`, which is in this queue."""
-        turn = request.client.waiting[self]
-        turn.requests.remove(request)
-        if turn.requests.first is None:
-            if not turn.taken_out:
-                self._turns.remove(turn)
+        queue = request.client.waiting[self]
+        queue.requests.remove(request)
+        if queue.requests.first is None:
+            if not queue.taken_out:
+                self._queues.remove(queue)
             del request.client.waiting[self]
-        if not turn.taken_out:
+        if not queue.taken_out:
             self.size -= 1
 
 

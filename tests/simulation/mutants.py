@@ -33,7 +33,7 @@ _enqueue = Registry.enqueue
 
 def no_turns(queue: FairQueue) -> Any:
     """A client with many requests is served until none is left."""
-    request = queue._turns.first.requests.first
+    request = queue._queues.first.requests.first
     queue.remove(request)
     return request
 

@@ -403,7 +403,7 @@ class Referee:
             return [[], []]
         lines = found.schedule.suspects, found.schedule.queue
         return [
-            [(_peer(turn.client.key), [request.body[0] for request in turn.requests]) for turn in line._turns]
+            [(_peer(each.client.key), [request.body[0] for request in each.requests]) for each in line._queues]
             for line in lines
         ]
 

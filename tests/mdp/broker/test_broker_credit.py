@@ -67,7 +67,7 @@ def waiting(broker):
     """The numbers of the requests that wait for echo: the suspects, then the others, in the order of their turns."""
     schedule = broker.directory.services[b"echo"].schedule
     return [
-        [request.number for turn in queue._turns for request in turn.requests]
+        [request.number for each in queue._queues for request in each.requests]
         for queue in (schedule.suspects, schedule.queue)
     ]
 

@@ -26,7 +26,7 @@ QUIET = logging.Logger("quiet", logging.CRITICAL + 1)
 
 def queued(queue):
     """The requests in a fair queue, client by client as turns come."""
-    return [request for turn in queue._turns for request in turn.requests]
+    return [request for each in queue._queues for request in each.requests]
 
 
 def waiting_in(service):
@@ -130,11 +130,11 @@ def check_schedule(service):
     assert all(request.attempts for request in queued(schedule.suspects))
     assert not any(request.attempts for request in queued(schedule.queue))
     for queue in (schedule.suspects, schedule.queue):
-        turns = list(queue._turns)
-        assert queue.size == sum(len(turn.requests) for turn in turns)
-        assert all(turn.requests.first is not None for turn in turns)
-        assert all(turn.client.waiting[queue] is turn for turn in turns)
-        assert len({turn.client for turn in turns}) == len(turns)
+        parts = list(queue._queues)
+        assert queue.size == sum(len(each.requests) for each in parts)
+        assert all(each.requests.first is not None for each in parts)
+        assert all(each.client.waiting[queue] is each for each in parts)
+        assert len({each.client for each in parts}) == len(parts)
     pools = {schedule._without_suspect: [], schedule._with_suspect: []}
     capacity = 0
     for worker in service.workers:
