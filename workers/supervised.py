@@ -30,7 +30,7 @@ class Supervised(Protocol):
         """How many requests have ended."""
 
 
-class Limits(NamedTuple):
+class ProcessLimits(NamedTuple):
     """After what a process is replaced."""
 
     requests: int | None
@@ -58,11 +58,11 @@ class SupervisorLink:
         for descriptor in (reports, stderr):
             os.set_inheritable(descriptor, False)
 
-    def watch(self, worker: Supervised, limits: Limits, orphaned: Callable[[], object]) -> None:
+    def watch(self, worker: Supervised, limits: ProcessLimits, orphaned: Callable[[], object]) -> None:
         """Report in a thread of its own, because handlers may block; call `orphaned` if the supervisor has died."""
         threading.Thread(target=self._watch, args=(worker, limits, orphaned), name="supervisor", daemon=True).start()
 
-    def _watch(self, worker: Supervised, limits: Limits, orphaned: Callable[[], object]) -> None:
+    def _watch(self, worker: Supervised, limits: ProcessLimits, orphaned: Callable[[], object]) -> None:
         ready, report_at = False, 0.0
         while os.getppid() == self._supervisor:
             if not ready and worker.registered:

@@ -40,7 +40,7 @@ from ..freelance import DEFAULT_SERVICE, freelance_worker
 from ..mdworker import Worker
 from ..reload import check_installed
 from ..services import Services, ServicesWorker
-from ..supervised import Limits, SupervisorLink
+from ..supervised import ProcessLimits, SupervisorLink
 from .check import table
 from .serving import AnyWorker, Offering, serve
 from .supervising import Supervision, supervise
@@ -258,7 +258,7 @@ def cli(
     if check:
         click.echo(table(worker))
         return 0
-    limits = Limits(max_requests, max_memory)
+    limits = ProcessLimits(max_requests, max_memory)
     if link is None and (processes is not None or reload or limits != (None, None)):
         if sys.platform == "win32":
             raise SettingError(

@@ -13,7 +13,7 @@ from ..aio import AsyncWorker
 from ..freelance import AsyncFreelanceWorker, FreelanceWorker
 from ..mdworker import Worker
 from ..services import ServicesWorker
-from ..supervised import Limits, SupervisorLink
+from ..supervised import ProcessLimits, SupervisorLink
 
 MAX_SHOWN: Final = 10
 """Maximum number of unfinished requests, or of services, that the log names."""
@@ -24,7 +24,7 @@ Offering = AnyWorker | ServicesWorker
 log = logging.getLogger("zmdp.worker")
 
 
-def serve(worker: Offering, drain_timeout: float, link: SupervisorLink | None, limits: Limits) -> int:
+def serve(worker: Offering, drain_timeout: float, link: SupervisorLink | None, limits: ProcessLimits) -> int:
     """Serve until a signal says to stop.  Return the exit code."""
     started = f"offering {described(worker)}; Ctrl-C stops it"
     # A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
