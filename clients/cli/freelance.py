@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from ...mdp.cli.console import Endpoints, all_endpoints
+from ...mdp.cli.console import EndpointList, all_endpoints
 from ...mdp.errors import BrokerUnreachable
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
@@ -15,7 +15,7 @@ from ..reply import Reply
 
 FREELANCE: Final = click.option(
     "--freelance",
-    type=Endpoints(),
+    type=EndpointList(),
     multiple=True,
     callback=all_endpoints,
     help="Call this server directly, without a broker (mdworker --freelance): there is no SERVICE then, and every "

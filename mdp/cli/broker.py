@@ -31,7 +31,7 @@ from .console import (
     FILE_SPELLING,
     Address,
     Endpoint,
-    Endpoints,
+    EndpointList,
     Number,
     all_endpoints,
     log_format,
@@ -180,7 +180,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
 )
 @click.option(
     "--bind",
-    type=Endpoints(),
+    type=EndpointList(),
     multiple=True,
     callback=all_endpoints,
     default=[DEFAULT_ENDPOINT],

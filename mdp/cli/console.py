@@ -306,7 +306,7 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
         return value
 
 
-class Broker(Endpoint):
+class BrokerEndpoint(Endpoint):
     """The endpoint of a broker, and with access control its public key."""
 
     name = "ENDPOINT[=KEY]"
@@ -319,7 +319,7 @@ class Broker(Endpoint):
         return f"{super().convert(endpoint.strip(), param, ctx)}{found}{key.strip()}"
 
 
-class Endpoints(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+class EndpointList(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """One ZeroMQ endpoint, or several separated by commas.
 
     The option is `multiple`, so that Click splits the value of an environment variable at spaces as well.  Its callback
@@ -358,7 +358,7 @@ def brokers_option(help_: str, *, default: bool = True) -> Decorator:
     """
     return click.option(
         "--broker",
-        type=Endpoints(Broker()),
+        type=EndpointList(BrokerEndpoint()),
         multiple=True,
         callback=all_endpoints,
         default=[DEFAULT_ENDPOINT] if default else None,

@@ -12,8 +12,8 @@ from ...clients import bodies
 from ...clients.asking import BROKER
 from ...mdp.cli.console import (
     EXIT_FAILED,
-    Broker,
-    Endpoints,
+    BrokerEndpoint,
+    EndpointList,
     Number,
     all_endpoints,
     handler_timeout_option,
@@ -52,7 +52,7 @@ def _cluster_options(command: Command) -> Command:
         BROKER,
         key_options,
         click.option(
-            "--broker-from-executors", type=Endpoints(Broker()), multiple=True, callback=all_endpoints,
+            "--broker-from-executors", type=EndpointList(BrokerEndpoint()), multiple=True, callback=all_endpoints,
             help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
         ),
         MASTER,

@@ -7,7 +7,7 @@ import pytest
 
 from zmdp.mdp import logs
 from zmdp.mdp.cli.console import (
-    Endpoints,
+    EndpointList,
     LazyGroup,
     Number,
     all_endpoints,
@@ -135,7 +135,7 @@ def test_endpoints_in_the_environment_are_separated_by_commas_or_spaces(outcome,
     found = []
 
     @click.command()
-    @click.option("--bind", type=Endpoints(), multiple=True, callback=all_endpoints, envvar="PROG_BIND")
+    @click.option("--bind", type=EndpointList(), multiple=True, callback=all_endpoints, envvar="PROG_BIND")
     def cli(bind):
         found.extend(bind)
 
@@ -159,7 +159,7 @@ def test_endpoints_in_the_environment_are_separated_by_commas_or_spaces(outcome,
 )
 def test_what_is_wrong_with_an_endpoint_is_told(outcome, given, problem):
     @click.command()
-    @click.option("--bind", type=Endpoints(), multiple=True)
+    @click.option("--bind", type=EndpointList(), multiple=True)
     def cli(bind):
         raise AssertionError(bind)
 
@@ -173,7 +173,7 @@ def test_what_is_wrong_with_an_endpoint_is_told(outcome, given, problem):
 )
 def test_valid_endpoints(outcome, given):
     @click.command()
-    @click.option("--bind", type=Endpoints(), multiple=True, callback=all_endpoints)
+    @click.option("--bind", type=EndpointList(), multiple=True, callback=all_endpoints)
     def cli(bind):
         assert bind == (given,)
 
