@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zmdp.mdp.wire import Route
-from zmdp.testing.network import START, Link, Network
+from zmdp.testing.network import START, Network, NetworkLink
 
 from .actors import Process, Stage, WorkerProcess
 from .callers import CallerProcess, Wish
@@ -149,7 +149,7 @@ class Scenario:
         fault()
         self._next_fault()
 
-    def _links(self) -> list[Link]:
+    def _links(self) -> list[NetworkLink]:
         """Return all intact connections."""
         return [link for network in self.networks for link in network.links.values()]
 

@@ -12,7 +12,7 @@ from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.machine import TURN_WORK
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import Message
-from zmdp.testing.network import START, Dealer, Link, Network
+from zmdp.testing.network import START, Dealer, Network, NetworkLink
 
 from .actors import BrokerShell, Habits, Process, WorkerProcess
 from .brokers import Kind, LinkedBroker, NextBroker, Settings
@@ -239,7 +239,7 @@ class LinkedSimulation(Scenario):
             self._end_broker: 0.5,
         }
 
-    def _between_brokers(self) -> list[Link]:
+    def _between_brokers(self) -> list[NetworkLink]:
         """Return the intact connections between brokers."""
         return [link for link in self._links() if link.owner in {network.name for network in self.networks}]
 
@@ -264,7 +264,7 @@ class LinkedSimulation(Scenario):
             self.world.clock.at(pipe.stalled_until - 0.1, partial(self._fail_if_whole, link))
 
     @staticmethod
-    def _fail_if_whole(link: Link) -> None:
+    def _fail_if_whole(link: NetworkLink) -> None:
         if link.whole:
             link.fail()
 

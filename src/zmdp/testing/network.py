@@ -17,8 +17,9 @@ events, so a run can be repeated from its seed, message by message.
     dealer.send([b"MDPC02", b"\\x01", b"mmi.service", b"echo"])
     world.clock.run(1.0)
 
-A DEALER connects by itself, once or repeatedly; each connection (`Link`) has its own identity at the ROUTER.  Messages
-keep their order within each direction of a link (`Pipe`).  Each takes a random time, so peers overtake one another.
+A DEALER connects by itself, once or repeatedly; each connection (`NetworkLink`) has its own identity at the ROUTER.
+Messages keep their order within each direction of a link (`Pipe`).  Each takes a random time, so peers overtake one
+another.
 
 A `Network` is what one broker's ROUTER sees.  `World` has one; with several brokers, each has its own:
 `Network(world, "b1")`.
@@ -206,7 +207,7 @@ class Pipe:
             self._network.world.note(f"{self._arrow} LOST", self.flying.pop())
 
 
-class Link:
+class NetworkLink:
     """One connection between a DEALER and the broker's ROUTER."""
 
     def __init__(self, network: Network, dealer: Dealer, identity: bytes) -> None:
@@ -284,7 +285,7 @@ class Dealer:
         *,
         lost: Callable[[Dealer, str], None] | None = None,
     ) -> None:
-        self.link: Link | None = None
+        self.link: NetworkLink | None = None
         """The connection, or None."""
         self.owner = owner
         self.network = network
@@ -311,7 +312,7 @@ class Dealer:
         else:
             self.network.world.clock.after(RECONNECT_DELAY, self._connect)
 
-    def disconnected(self, link: Link) -> None:
+    def disconnected(self, link: NetworkLink) -> None:
         """Report that this end has noticed that `link` is gone."""
         if self.link is link and not self._closed:
             self.network.world.events["connection lost"] += 1
@@ -358,9 +359,9 @@ class Network:
         """Receives each message to the broker, with the identity first; None while no broker runs."""
         self.departed: Callable[[bytes], None] | None = None
         """Called with the identity of each peer that the ROUTER finds disconnected."""
-        self.links: dict[bytes, Link] = {}
+        self.links: dict[bytes, NetworkLink] = {}
         """The intact connections, by identity."""
-        self.routes: dict[bytes, Link] = {}
+        self.routes: dict[bytes, NetworkLink] = {}
         """The connections that the ROUTER believes to be intact, by identity."""
         self.cut_off: set[str] = set()
         """Owners of DEALERs that cannot connect at present, as during a network partition."""
@@ -380,12 +381,12 @@ class Network:
         """Return after how many seconds an end notices that its connection failed silently."""
         return self.world.rng.uniform(LONGEST_NOTICE, LONGEST_SILENCE)
 
-    def connect(self, dealer: Dealer) -> Link | None:
+    def connect(self, dealer: Dealer) -> NetworkLink | None:
         """Return a new connection for `dealer`, or None if nothing is listening."""
         if self.listener is None or dealer.owner in self.cut_off:
             return None
         identity = f"{dealer.owner}#{next(self._count)}".encode()
-        link = self.links[identity] = self.routes[identity] = Link(self, dealer, identity)
+        link = self.links[identity] = self.routes[identity] = NetworkLink(self, dealer, identity)
         return link
 
     def send(self, message: Message) -> Literal["sent", "gone", "full"]:
