@@ -186,7 +186,7 @@ class BrokerSection:
         described = await self._trials.described(name)
         return {
             "trouble": observer.trouble, "row": row, "now": now, "described": described,
-            "beginning": beginning(described), "outcome": self._trials.outcome(view.query.get("tried", "")),
+            "beginning": beginning(described), "outcome": self._trials.result(view.query.get("tried", "")),
             "p50": now.at_worker.quantile(0.5, latest.bounds), "p99": now.at_worker.quantile(0.99, latest.bounds),
             "all": all_times, "bars": bars(all_times, latest.bounds), "queue_bars": bars(in_queue, latest.bounds),
             "all_p50": all_times.quantile(0.5, latest.bounds), "all_p99": all_times.quantile(0.99, latest.bounds),

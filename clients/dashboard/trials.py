@@ -36,7 +36,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """What came of a trial: the reply, or why there is none."""
 
     text: str
@@ -49,7 +49,7 @@ class Trials:
     def __init__(self, observer: Observer, client: AsyncClient) -> None:
         self._observer = observer
         self._client = client
-        self._outcomes: dict[str, Outcome] = {}
+        self._results: dict[str, TrialResult] = {}
 
     async def described(self, service: str) -> list[Described]:
         """Return what the workers of a service say of it, first what most of them say."""
@@ -60,21 +60,21 @@ class Trials:
         abouts = [About.read(each["about"], each["workers"]) for each in answer["abouts"]] if answer != 404 else []
         return [Described(each, types(Description(service, each.workers, (each,)))) for each in abouts]
 
-    def outcome(self, number: str) -> Outcome | None:
-        """Return the outcome of that number, unless it is forgotten."""
-        return self._outcomes.get(number)
+    def result(self, number: str) -> TrialResult | None:
+        """Return the result of that number, unless it is forgotten."""
+        return self._results.get(number)
 
     async def run(self, fields: Mapping[str, str]) -> str:
-        """Call the service of a form, and return where the outcome is shown."""
+        """Call the service of a form, and return where the result is shown."""
         service = fields.get("service", "")
         number = secrets.token_hex(8)
         try:
-            outcome = Outcome(await self._call(service, fields), failed=False)
+            result = TrialResult(await self._call(service, fields), failed=False)
         except ZmdpError as error:
-            outcome = Outcome(_shown(str(error)), failed=True)
-        if len(self._outcomes) >= MAX_KEPT:
-            del self._outcomes[next(iter(self._outcomes))]
-        self._outcomes[number] = outcome
+            result = TrialResult(_shown(str(error)), failed=True)
+        if len(self._results) >= MAX_KEPT:
+            del self._results[next(iter(self._results))]
+        self._results[number] = result
         return link("/service", name=service, tried=number) + "#about"
 
     async def _call(self, service: str, fields: Mapping[str, str]) -> str:
