@@ -21,6 +21,7 @@ from ...mdp import wire
 from ...mdp.errors import BrokerUnreachable, RequestTimeout, ServiceError, SettingError, WorkerLost, ZmdpError
 from ...mdp.limits import LARGEST, SHORTEST_HEARTBEAT
 from ...mdp.wire import Invalid, Message, flp
+from ..call import Outcome
 from ..defaults import MAX_OUTSTANDING
 from ..reply import Reply
 
@@ -37,8 +38,6 @@ MAX_LOSSES: Final = 3
 MAX_STALE_TIMERS: Final = 64
 """Minimum number of stale entries among the timers before they are removed, so that removing costs little."""
 
-Outcome = Reply | ZmdpError
-"""What a request results in."""
 RoundTrips = dict[str, float | None]
 """The seconds that each server took to answer a PING, by endpoint; None for those that did not answer."""
 Event = tuple[Any, Outcome | RoundTrips]
@@ -67,7 +66,7 @@ class ServerStatus(NamedTuple):
     """Requests that it has not answered yet."""
 
 
-class Call:
+class FreelanceCall:
     """One request, from when it is made until its reply or error."""
 
     __slots__ = (
@@ -118,7 +117,7 @@ class _Server:
         """Time until the next PING, while there is no connection."""
         self.avoid_until = -math.inf
         """Until when other servers are preferred: it left a request without a reply."""
-        self.calls: dict[Call, None] = {}
+        self.calls: dict[FreelanceCall, None] = {}
 
 
 class _Survey:
@@ -160,12 +159,12 @@ class FreelanceSession:
         self._servers = [_Server(endpoint) for endpoint in dict.fromkeys(endpoints)]
         self._by_identity = {server.identity: server for server in self._servers}
         self._last_number = 0
-        self._calls: dict[bytes, Call] = {}
-        self._waiting: dict[Call, None] = {}
+        self._calls: dict[bytes, FreelanceCall] = {}
+        self._waiting: dict[FreelanceCall, None] = {}
         """Requests that no usable server holds, or whose turn it is to go to another one as soon as there is one."""
-        self._backlog: dict[Call, None] = {}
+        self._backlog: dict[FreelanceCall, None] = {}
         """Requests that wait because `max_outstanding` others are outstanding."""
-        self._timers: list[tuple[float, int, Call]] = []
+        self._timers: list[tuple[float, int, FreelanceCall]] = []
         """A heap of the due times of requests; stale where a request has another due time by now."""
         self._timers_set = 0
         self._surveys: list[_Survey] = []
@@ -179,10 +178,10 @@ class FreelanceSession:
         """Requests that have not ended."""
         return len(self._calls)
 
-    def request(self, body: Sequence[bytes], now: float, *, timeout: float, receiver: Any = None) -> Call:
+    def request(self, body: Sequence[bytes], now: float, *, timeout: float, receiver: Any = None) -> FreelanceCall:
         """Begin a request, which ends within `timeout` seconds: its outcome is one of the events."""
         self._last_number += 1
-        call = Call(b"%d" % self._last_number, body, timeout, now + timeout, receiver)
+        call = FreelanceCall(b"%d" % self._last_number, body, timeout, now + timeout, receiver)
         self._calls[call.control] = call
         if len(self._calls) - len(self._backlog) > self._max_outstanding:
             self._backlog[call] = None
@@ -191,7 +190,7 @@ class FreelanceSession:
             self._advance(call, now)
         return call
 
-    def forget(self, call: Call) -> None:
+    def forget(self, call: FreelanceCall) -> None:
         """End a request without an outcome: nobody waits for it any more."""
         if not call.ended:
             self._end(call)
@@ -232,7 +231,7 @@ class FreelanceSession:
         self._surveys.clear()
         self._messages.clear()
 
-    def _advance(self, call: Call, now: float) -> None:
+    def _advance(self, call: FreelanceCall, now: float) -> None:
         """Send `call` to the best server that does not hold it, or have it wait for one."""
         self._waiting.pop(call, None)
         others = [server for server in self._servers if server not in call.attempts]
@@ -252,7 +251,7 @@ class FreelanceSession:
     def _rank(self, server: _Server, now: float) -> tuple[bool, bool, float]:
         return server.usable, now >= server.avoid_until, server.heard_at
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: FreelanceCall) -> None:
         call.ended = True
         call.due = math.inf
         self._waiting.pop(call, None)
@@ -267,11 +266,11 @@ class FreelanceSession:
             del self._backlog[following]
             self._set_due(following, -math.inf)  # the next tick sends it
 
-    def _fail(self, call: Call, error: ZmdpError) -> None:
+    def _fail(self, call: FreelanceCall, error: ZmdpError) -> None:
         self._end(call)
         self._events.append((call.receiver, error))
 
-    def _overdue(self, call: Call) -> ZmdpError:
+    def _overdue(self, call: FreelanceCall) -> ZmdpError:
         if call in self._backlog:
             text = f"the request was not sent: {self._max_outstanding} others (max_outstanding) were outstanding"
             return RequestTimeout(f"{text} for {call.timeout:g} s")
@@ -405,7 +404,7 @@ class FreelanceSession:
             elif not call.attempts:
                 self._advance(call, now)
 
-    def _withdraw(self, call: Call, server: _Server) -> None:
+    def _withdraw(self, call: FreelanceCall, server: _Server) -> None:
         del call.attempts[server]
         del server.calls[call]
 
@@ -467,7 +466,7 @@ class FreelanceSession:
             heapq.heappop(timers)
         return min(due, timers[0][0]) if timers else due
 
-    def _set_due(self, call: Call, due: float) -> None:
+    def _set_due(self, call: FreelanceCall, due: float) -> None:
         call.due = due
         self._timers_set += 1
         heapq.heappush(self._timers, (due, self._timers_set, call))
@@ -475,7 +474,7 @@ class FreelanceSession:
             self._timers = [each for each in self._timers if each[0] == each[2].due]
             heapq.heapify(self._timers)
 
-    def _pop_due(self, now: float) -> Iterator[Call]:
+    def _pop_due(self, now: float) -> Iterator[FreelanceCall]:
         while self._timers and self._timers[0][0] <= now:
             due, _, call = heapq.heappop(self._timers)
             if due == call.due:
