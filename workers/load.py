@@ -8,14 +8,14 @@ from ..mdp import wire
 from .scaling import Load
 
 
-class Asker(Protocol):
-    """What asks: a `Client`."""
+class LoadClient(Protocol):
+    """The client that asks the broker: a `Client`."""
 
     def request(self, service: str, *frames: bytes) -> list[bytes]:
         """Call `service` and return the frames of its reply."""
 
 
-def fetch_load(client: Asker, service: str) -> Load:
+def fetch_load(client: LoadClient, service: str) -> Load:
     """Return the load of a service.
 
     Raises what `client` raises; `ValueError`, `TypeError`, `LookupError` or `AttributeError` if the broker's answer is
@@ -25,7 +25,7 @@ def fetch_load(client: Asker, service: str) -> Load:
     return Load.from_row(row)
 
 
-def fetch_pids(client: Asker, service: str) -> set[int]:
+def fetch_pids(client: LoadClient, service: str) -> set[int]:
     """Return the processes on this machine that serve a service.  Raises as `fetch_load`."""
     host, found = socket.gethostname(), set()
     after: list[bytes] = []
@@ -37,5 +37,5 @@ def fetch_pids(client: Asker, service: str) -> set[int]:
         after = [b"%d" % answer["workers"][-1]["id"]]
 
 
-def _ask(client: Asker, service: str, *frames: bytes) -> Any:
+def _ask(client: LoadClient, service: str, *frames: bytes) -> Any:
     return json.loads(client.request(service, *frames)[0])
