@@ -29,7 +29,7 @@ MAX_EVENTS: Final = 64
 """Replies and parts from which on they are delivered before more is received: whoever passes on the parts of a stream
 gets the chance to do so, and they do not pile up."""
 MAX_BYTES: Final = 1 << 22
-"""The same for their size."""
+"""Bytes of such replies and parts from which on they are delivered before more is received."""
 LINGER_MS: Final = 100
 """How long the last messages (CANCEL) may take to leave after the socket is closed."""
 MAX_TICK_DELAY_SECONDS: Final = 1.0
@@ -84,9 +84,9 @@ class ClientConnection:
         """Number of brokers in a row that have refused this client."""
         self._ticked_at = 0.0
         self._outcomes = 0
-        """Replies and parts received since then, or more."""
+        """Replies and parts received since the last tick, or more."""
         self._awaited = 0
-        """Requests that were outstanding then."""
+        """Requests that were outstanding after the last tick."""
         self._opened_at = 0.0
         self._lost_at: float | None = None
         """Since when there has been no connection, once that is logged, until a broker answers."""

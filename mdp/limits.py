@@ -89,7 +89,7 @@ class Limits:
 
 
 SHORTEST_HEARTBEAT: Final = 0.01
-"""In seconds."""
+"""Lower bound of `heartbeat`, in seconds."""
 MOST_FRAMES: Final = 0xFFFF
 """Upper bound of `max_frames`: a body in X1 has no more, and every body must be able to reach an X1 peer."""
 LARGEST: Final = 1 << 53

@@ -297,4 +297,4 @@ _PAGED: Final[dict[bytes, Callable[[Broker, list[bytes], Sees, float], dict[str,
     b"mmi.workers": _workers,
     b"mmi.requests": _requests,
 }
-"""Those for which a second frame says where a page begins."""
+"""Questions for which a second frame says where a page begins."""

@@ -25,11 +25,11 @@ class HeldRequests:
 
     def __init__(self, controller: CreditController, handler_timeout: float | None = None) -> None:
         self.by_address: dict[Address, Request] = {}
-        """All of them that are not finished."""
+        """All requests that have not ended, by address."""
         self.credit = controller.credit
         """How many to hold: as many as the controller says, minus the orphans."""
         self.unbegun: deque[Request] = deque()
-        """Those that have not begun, in order.  Some may be finished: they were cancelled."""
+        """Requests that have not begun, in order.  Some may have ended: they were cancelled."""
         self.abandoned: set[Address] = set()
         self._controller = controller
         self._handler_timeout = math.inf if handler_timeout is None else handler_timeout

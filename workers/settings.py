@@ -20,7 +20,7 @@ class SessionSettings:
     handler_timeout: float | None = None
     """Seconds after which a handler that has neither ended nor sent a PARTIAL is given up."""
     endpoints: Sequence[str] = (DEFAULT_ENDPOINT,)
-    """Those of the brokers, of which each may be tried without delay before there is a backoff."""
+    """The brokers' endpoints.  Each may be tried without delay before there is a backoff."""
 
     def __post_init__(self) -> None:
         check_number("heartbeat", self.heartbeat)

@@ -105,7 +105,7 @@ class _Server:
         self.identity = endpoint.encode()
         self.usable = False
         self.expired = False
-        """It is connected, but has been silent for too long."""
+        """Whether it is connected, but has been silent for too long."""
         self.usable_at = -math.inf
         """From when on it counts as silent, if it has not been heard since."""
         self.heard_at = -math.inf

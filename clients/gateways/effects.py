@@ -22,7 +22,7 @@ class Begin:
     headers: Mapping[str, str] | None = None
     options: Mapping[str, Any] | None = None
     detached: bool = False
-    """It is not cancelled when the connection ends."""
+    """Whether the request goes on when the connection ends, instead of being cancelled."""
 
 
 @dataclass(slots=True)

@@ -78,7 +78,7 @@ class Keyed(Protocol):
     """Sends rows with keys, through a service that remembers them: sending one again returns the same reply."""
 
     through: str
-    """That service."""
+    """The service through which the rows are sent."""
     first_rows: int
     """Number of rows in the first requests."""
     max_rows: int

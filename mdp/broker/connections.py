@@ -36,14 +36,14 @@ GENERATED_BYTES: Final = 5
 RESERVE: Final = 8
 """Descriptors kept in reserve.  When there are no others left, connections can still be accepted, and then ended."""
 SPARE: Final = 2
-"""Descriptors that must be free besides before connections are served again."""
+"""Descriptors that must be free, beside the reserve, before connections are served again."""
 RESERVE_RETRY: Final = 1.0
 """Seconds until the next attempt to get the reserve back."""
 MONITOR_EVENTS: Final = 10_000
 """Maximum number of events that wait in the monitor; then libzmq's thread blocks.  When descriptors run out, it reports
 about 100 000 failures to accept a connection in a second."""
 LIBZMQ_EVENTS: Final = 1000
-"""The part of them that libzmq's end of the monitor has room for, its default SNDHWM."""
+"""Events of `MONITOR_EVENTS` that libzmq's end of the monitor has room for: its default SNDHWM."""
 OWN_FILES: Final = 256
 """Descriptors left for the broker's own files, and for connections that libzmq accepts before they can be ended."""
 UNLIMITED_FILES: Final = 1 << 20
@@ -139,7 +139,7 @@ class Connections:
         self.known: dict[bytes, AcceptedConnection] = {}
         """The connections of peers with generated routing ids; `receive` reports all other peers through `add`."""
         self.watched: dict[bytes, AcceptedConnection] = {}
-        """Those of them that are to be reported once, since they have received much."""
+        """The connections in `known` that are to be reported once, since they have received much."""
         self.chosen: dict[bytes, AcceptedConnection] = {}
         """The last connections of peers that chose their routing ids, until they are forgotten."""
         self.secured = False

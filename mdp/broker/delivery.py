@@ -32,7 +32,7 @@ class Delivery:
         self.newly_congested: set[bytes] = set()
         """The peers for which messages pile up since the last `retry`."""
         self.relieved: set[bytes] = set()
-        """The peers for which they do so no longer since then."""
+        """The peers for which messages no longer pile up, since the last `retry`."""
         self.gone: dict[bytes, tuple[int, int]] = {}
         """Peers that are no longer connected, the first turn whose messages they did not receive, and in which round
         that was found out."""

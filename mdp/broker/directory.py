@@ -28,12 +28,12 @@ class Directory:
         self.metrics = Metrics()
         self.abouts = Abouts()
         self.unserved: dict[Service, None] = {}
-        """Those without a worker, which are known only because requests wait for them (C41); the newest last."""
+        """Services without a worker, known only because requests wait for them (C41); the newest last."""
         self.workers: dict[PeerKey, Worker] = {}
         self.clients: dict[PeerKey, Client] = {}
-        """Those that have a request here."""
+        """The clients that have a request here."""
         self.proxies: dict[bytes, Proxy] = {}
-        """By routing id."""
+        """The connections behind which there are several peers, by routing id."""
         self.unsettled: list[Service] = []
         """Services that changed in this turn: requests may be dispatchable, or nothing may be left of them."""
 

@@ -4,9 +4,9 @@ from collections import deque
 from typing import Any, Final
 
 MAX_FAILURES: Final = 50
-"""How many are remembered."""
+"""Maximum number of failed requests that are remembered."""
 MAX_AT_ONCE: Final = 10
-"""How many of a turn are remembered: a million requests may fail together."""
+"""Maximum number of failures of one turn that are remembered: a million requests may fail together."""
 MAX_TEXT: Final = 200
 """Characters of a text that are remembered."""
 
@@ -18,7 +18,7 @@ class Failures:
         self._rows: deque[tuple[float, dict[str, Any]]] = deque(maxlen=MAX_FAILURES)
         self._turn_at = 0.0
         self._taken = 0
-        """Of the requests that failed at that time."""
+        """Number of requests that failed in the turn at `_turn_at`."""
 
     def take(self, now: float) -> bool:
         """Return whether to remember one more request that has failed now."""

@@ -19,7 +19,7 @@ class GivenUp:
 
     def __init__(self) -> None:
         self._until: dict[PeerKey, float] = {}
-        """Until when each is not answered."""
+        """Until when each client that was given up is not answered."""
 
     def __len__(self) -> int:
         return len(self._until)

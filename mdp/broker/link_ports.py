@@ -154,10 +154,10 @@ class LinkTo(NamedTuple):
     """Another broker to which a broker opens a link."""
 
     kind: str
-    """What it is to this broker: "peer" or "parent"."""
+    """What the other broker is to this one: "peer" or "parent"."""
     endpoint: str
     key: bytes | None = None
-    """Its public key in Z85; None without access control."""
+    """The other broker's public key in Z85; None without access control."""
 
 
 class LinkPorts:
@@ -173,7 +173,7 @@ class LinkPorts:
         self._context = context
         self._door = door
         self._own = door.access
-        """With the broker's own key, which does not change."""
+        """The access file when the broker started: its own key in it never changes."""
         self._links: dict[bytes, LinkTo] = {}
         self._look_at = 0.0
         for link in links:

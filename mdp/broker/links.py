@@ -44,7 +44,7 @@ class Links:
         self.by_identity: dict[bytes, Link] = {}
         """Every link that this broker opens, and those that others have opened and that are up."""
         self.opening: dict[bytes, Link] = {}
-        """Those that this broker has opened and that the other broker has not accepted yet."""
+        """The links that this broker has opened and that the other broker has not accepted yet."""
         self.untried = 0
         """Number of links that this broker opens and whose first attempt is not over: until they have failed, or the
         other broker has announced all that it offers."""

@@ -34,7 +34,7 @@ class Histogram:
     def __init__(self) -> None:
         self.buckets = [0] * (len(BOUNDS) + 1)
         self.seconds = 0.0
-        """Their sum."""
+        """The sum of all times."""
 
     def add(self, seconds: float) -> None:
         """Count a time."""
@@ -131,9 +131,9 @@ class Metrics:
     def __init__(self) -> None:
         self.bounds = BOUNDS
         self.by_name: dict[bytes, ServiceMetrics] = {}
-        """Those of services that exist, and of the last `MAX_FORGOTTEN` that are gone."""
+        """The counts of services that exist, and of the last `MAX_FORGOTTEN` that are gone."""
         self.others = ServiceMetrics(b"")
-        """Those of all others: services that are long gone, and names that never had a worker."""
+        """The counts of all other names: services that are long gone, and names that never had a worker."""
         self._forgotten: dict[bytes, None] = {}
         self._names: list[bytes] | None = None
         """The names in order, if they have not changed since they were asked for."""

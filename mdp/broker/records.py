@@ -1,6 +1,6 @@
 """The records of the broker: services, workers, clients, requests, and links to other brokers.
 
-The registry owns their transitions; `links` those of a link.
+`Registry` owns the transitions of requests, `Links` those of links.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class Client:
         if not isinstance(key, bytes):
             self.charge += FRAME_OVERHEAD * len(key) + size_of(key)
         self.gone = False
-        """It is no longer connected: nothing is sent to it, and another client may have its key."""
+        """Whether it is no longer connected: nothing is sent to it, and another client may have its key."""
         self.requests = 0
-        """How many have been accepted and not finished."""
+        """Number of its requests that have been accepted and have not ended."""
         self.named = 0
         """Number of services that are known only because it was the first to call them (C41)."""
         self.numbered: dict[int, Request] = {}
-        """The X1 requests among them."""
+        """Its X1 requests that have not ended, by number."""
         self.running: LinkedList[Request] = LinkedList()
-        """Those that workers hold."""
+        """Its requests that workers hold."""
         self.waiting: dict[FairQueue, ClientQueue] = {}
-        """Those that wait, by queue."""
+        """Its requests that wait, by the service's queue."""
         self.untold: deque[Untold] | None = None
-        """Those that have ended, of which it is told once it reads its messages."""
+        """Its requests that have ended, of which it is told once it reads its messages; None if it reads them."""
         self.route: Route = self.path
         """The route of its X1 messages, and of those to it."""
         self.batch: Any = None
@@ -114,9 +114,9 @@ class Collected:
     def __init__(self) -> None:
         self.frames: list[bytes] = []
         self.size = 0
-        """Their total size in bytes."""
+        """The total size of the frames, in bytes."""
         self.charge = 0
-        """Bytes charged for them, with their request."""
+        """Bytes charged for the frames, with their request."""
 
     def add(self, body: list[bytes]) -> None:
         """Add the frames of one more PARTIAL."""
@@ -135,7 +135,7 @@ class Way:
         self.addressed = EMPTY
         """The name of its service, if it is addressed to another broker: then `service` stands for that broker."""
         self.pinned = False
-        """It is addressed to this broker, so it is not passed on."""
+        """Whether the request is addressed to this broker, so that it is not passed on."""
         self.losses = 0
         """Number of links that broke while it was at the other broker."""
 
@@ -246,13 +246,14 @@ class Attempt:
         self.turn = turn
         """The broker's turn in which it was sent."""
         self.doubtful = doubtful
-        """The worker had been silent for so long that it may already have been dead, so the request is not blamed."""
+        """Whether the worker had been silent for so long that it may have been dead already: then the request is not
+        blamed for its death."""
         self.streamed = False
-        """A PARTIAL has been sent to the client, so the request cannot be given to another worker (C17)."""
+        """Whether a PARTIAL has been sent to the client, so that no other worker can be given the request (C17)."""
         self.collected: Collected | None = None
-        """For a 0.1 or PPP client, the PARTIALs so far (C24)."""
+        """The PARTIALs so far, for a 0.1 or PPP client, which gets them with the FINAL (C24)."""
         self.abandoned = False
-        """The request has ended for its client while the worker holds it: nothing more is sent for it."""
+        """Whether the request has ended for its client while the worker holds it: nothing more is sent for it."""
 
 
 class Untold:
@@ -264,7 +265,7 @@ class Untold:
         self.request = request
         self.reason = reason
         self.attempt = attempt
-        """The last one, if there was any."""
+        """The last attempt, if there was any."""
         self.text = text
 
 
@@ -303,27 +304,29 @@ class Worker(TimerNode):
         self.pid = 0
         self.version = ""
         self.about: About | None = None
-        """What it says of its service, as far as that is kept."""
+        """What it says of its service; None if it says nothing, or the broker has no room for it."""
         self.dialect = False
-        """It wants to know the dialect of clients that do not speak X1."""
+        """Whether it wants to know the dialect of clients that do not speak X1."""
         self.held: dict[int, Attempt] = {}
-        """By address."""
+        """The requests that it holds, by address."""
         self.done = 0
         """Number of requests that it has answered."""
         self.busy_seconds = 0.0
-        """How long it held them, all together."""
+        """How long it held the requests that it has answered, all together."""
         self.suspects = 0
-        """Number of suspects among them."""
+        """Number of suspects that it holds."""
         self.leaving = False
-        """It sent DISCONNECT, and finishes what it holds (X1)."""
+        """Whether it has sent DISCONNECT, and finishes what it holds (X1)."""
         self.gives_up = EMPTY
-        """Why it will not finish what it still holds then, as its DISCONNECT says."""
+        """Why it will not finish what it holds, if its DISCONNECT says so."""
         self.batch: Any = None
         """The open batch of commands to it, which is sent at the end of the broker's turn."""
         self.pool: Pool | None = None
-        """Kept by the schedule: the pool that it is in, its load when it was added, and a counter to tell the order."""
+        """The pool that it is in.  The schedule keeps this and the next three."""
         self.pooled_load = 0
+        """Its load when it was added to the pool."""
         self.pooled = 0
+        """Grows with each worker that is added, so it tells the order."""
         self.free = 0
         """Its share of the schedule's capacity."""
         self.unreached_from = -1
@@ -359,7 +362,7 @@ class Worker(TimerNode):
         return fields
 
     def __str__(self) -> str:
-        """As log lines name it."""
+        """Return how log lines name it."""
         pid = f"pid {self.pid}" if self.pid else ""
         host = f"on {self.host}" if self.host else ""
         details = ", ".join(each for each in (self.name, host, pid) if each)
@@ -414,7 +417,7 @@ class Service:
     def __init__(self, name: bytes, metrics: ServiceMetrics = UNCOUNTED) -> None:
         self.name = name
         self.metrics = metrics
-        """Its counts; while it does not exist, those of `Metrics.others`."""
+        """Its counts; `Metrics.others` until it has had a worker."""
         self.workers: dict[Worker, None] = {}
         self.named_by: Client | None = None
         """The client whose request made it known, if it has had no worker since (C41)."""
@@ -481,7 +484,7 @@ class Link:
         self.key: tuple[str, int] = ("", 0)
         """Decides which of several links between two brokers is used.  Both ends of a link have the same key."""
         self.standby = False
-        """There is another link to the same broker, which is used instead."""
+        """Whether there is another link to the same broker, which is used instead."""
         self.client = Client(identity, role, self)
         """The other broker as a client of this one."""
         self.batch: Any = None
@@ -495,7 +498,7 @@ class Link:
         self.dirty: dict[bytes, None] = {}
         """Services whose announcement may have to change."""
         self.answered = False
-        """The other broker has answered a request since the link is up."""
+        """Whether the other broker has answered a request since the link is up."""
         self.last_seen = 0.0
         self.heartbeat_at = 0.0
         self.up_since = 0.0
@@ -507,7 +510,7 @@ class Link:
         self.trouble = ""
         """Why it is not up."""
         self.untried = False
-        """It has not failed yet, nor has the other broker announced all that it offers."""
+        """Whether it is still being tried: it has not failed, nor has the other broker announced all that it offers."""
         self.sent = 0
         """Number of requests passed on over it so far."""
         self.received = 0

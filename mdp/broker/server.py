@@ -63,7 +63,7 @@ class ServerSettings:
     """Further endpoints, each with the service that peers without a protocol of their own call or offer there
     (docs/interoperability/pirates.md)."""
     pirate_workers: Sequence[tuple[str, str | bytes]] = ()
-    """Those where they only offer it."""
+    """Further endpoints, each with the service that such peers can only offer there."""
     name: str = ""
     """Its name among the brokers to which it is linked; by default the host's name and the first port."""
     links: Sequence[LinkTo] = ()
@@ -109,9 +109,9 @@ class Server:
         """Whether it stopped before it was drained."""
         self._stops = 0
         self._drain_until: float | None = None
-        """When it stops though it has not drained; None before `stop`."""
+        """When the broker stops, even if it has not drained; None before `stop`."""
         self._close_at = math.inf
-        """When it gives up what is not done by then."""
+        """When the broker gives up the requests that have not ended."""
         self._closing = False
         self._turn_at = self._tick_at = self._look_at = self.broker.started
         """When the last turn began, and when the machine's next tick, and the next look at the monitors, may be."""

@@ -44,9 +44,9 @@ class Shared:
         self.journal = Journal(logger)
         self.outgoing = Outgoing()
         self.work = Work(turn_work)
-        """For requests that end."""
+        """How many requests may still end in this turn."""
         self.dispatching = Work(turn_work)
-        """For requests that wait and are dispatched."""
+        """How many requests that wait may still be dispatched in this turn."""
         self.congested: dict[bytes, dict[Client, None]] = {}
         """Routing ids whose messages pile up, each with the clients still to be told which requests have ended."""
         self.draining = False

@@ -19,7 +19,7 @@ class Sockets:
         self.ports: dict[bytes, Port] = {}
         """The sockets beside the main ROUTER, by prefix."""
         self._probing: list[Port] = [main]
-        """Those that probe peers."""
+        """The ports that probe peers."""
         self._check_at = 0.0
         """When to find out again which ports are ready, while messages keep coming."""
         self.waker = Wake()

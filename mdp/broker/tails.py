@@ -33,12 +33,12 @@ class Tail:
         self.service = service
         """The only service of which it tells; empty for all."""
         self.failed = failed
-        """It leaves out requests that succeeded."""
+        """Whether requests that succeeded are left out."""
         self.asked = now
         """When it was asked for last."""
         self.rows: list[dict[str, Any]] = []
         self.left_out = 0
-        """How many more have ended."""
+        """Number of further requests that have ended."""
         self.second = now
         """When the current second began."""
         self.taken = 0
@@ -54,7 +54,7 @@ class Tails:
 
     def __init__(self) -> None:
         self._tails: dict[str, Tail] = {}
-        """By token, in the order in which they were asked for."""
+        """The tails by token, in the order in which they were asked for."""
 
     def __len__(self) -> int:
         """Return how many there are."""

@@ -111,7 +111,7 @@ class Unfinished:
         """When to find out again how much is allocated."""
         self._watched: list[Inflow] = []
         self._others: list[Inflow] = []
-        """Those that the present round of searches has not looked at yet."""
+        """The connections at which the present round of searches has not looked yet."""
         self._active = False
         """Whether any of those watched is active."""
         self._look_at = self._find_at = 0.0

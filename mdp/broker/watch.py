@@ -66,7 +66,7 @@ class Watch:
         self._named = 0
         """Number of ids given to requests that no worker had."""
         self._listed: dict[str, tuple[PeerKey, RequestId]] = {}
-        """By id, where to find the requests that were listed last."""
+        """Where to find the requests that were listed last, by id."""
 
     # ── ids ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -52,7 +52,7 @@ WL1: Final = b"MDPWL1"
 CPP: Final = b"PPP client"
 WPP: Final = b"PPP worker"
 WSP: Final = b"Simple Pirate worker"
-"""Stand for a header in the commands of peers that have none (`pirate`); never on the wire."""
+"""Headers that stand for none, in the commands of pirates (`pirate`); never on the wire."""
 EMPTY: Final = b""
 
 
@@ -147,7 +147,7 @@ class Invalid(NamedTuple):
     route: Route = ()
     id: int | None = None
     over_limit: bool = False
-    """It has more bytes or frames than the broker accepts, and was not decoded."""
+    """Whether it has more bytes or frames than the broker accepts, and was not decoded."""
 
 
 LEGACY_OPTIONS: Final = {

@@ -82,7 +82,7 @@ class FreelanceServerSession:
         self._waiting: deque[_Held] = deque()
         self._waiting_bytes = 0
         self._running: dict[int, _Held] = {}
-        """By the address of the request, which the handler may see."""
+        """Requests that are being handled, by address, which the handler may see."""
         self._messages: list[Message] = []
         self._events: list[Counter[str]] = []
         self._reported: Counter[str] = Counter()

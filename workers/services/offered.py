@@ -57,7 +57,8 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         self.group = group
         """The `Services` in which it was declared."""
         self.batch = batch
-        """For a function of batches: how many requests, and how many seconds to wait for them."""
+        """How many requests a batch has, and how many seconds it waits for them; None if the function takes single
+        values."""
         self.runs_async = signature.asynchronous or batch is not None
         """Whether an event loop handles the requests."""
         update_wrapper(self, function, updated=())  # its attributes may have the names of ours

@@ -108,7 +108,7 @@ class Services:
         self.lifespan = checked_lifespan(lifespan)
         self.middleware = list(middleware)
         self.included: list[Services] = []
-        """Those whose services are offered too."""
+        """Other `Services`, which are offered too."""
         self._defaults = defaults
         self._own: list[AnyOffered] = []
         self._parent: Services | None = None
