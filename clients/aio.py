@@ -422,11 +422,12 @@ class AsyncClient:
             receiver: Is told of each part, the reply and the error.
             service: The service's name.
             frames: The body of the request; if there are none, one empty frame.
-            timeout: As for `request`.
-            wait: As for `request`.
-            headers: As for `request`.
-            options: As for `request`.
-            retry: As for `request`.
+            timeout: Seconds until the reply must have arrived, or None for no limit; by default the client's
+                `timeout`.
+            wait: If false, fail immediately when no worker offers the service.
+            headers: Passed to the handler.
+            options: Defined by the service (docs/reference/x1.md).
+            retry: After which errors to send it again; by default the client's `retry`.
 
         Returns:
             What `cancel` takes, to end the request early.
@@ -470,7 +471,8 @@ class AsyncClient:
 
         Args:
             service: The service's name.
-            timeout: As for `request`.
+            timeout: Seconds until the reply must have arrived, or None for no limit; by default the client's
+                `timeout`.
 
         Returns:
             Whether it is offered.
@@ -492,7 +494,8 @@ class AsyncClient:
 
         Args:
             service: The service's name.
-            timeout: As for `request`, at each broker.
+            timeout: Seconds that each broker may take to answer, or None for no limit; by default the client's
+                `timeout`.
 
         Returns:
             What they say.

@@ -458,8 +458,8 @@ class Client:
 
         Args:
             service: The service's name.
-            timeout: As for `request`.
-            retries: As for `request`.
+            timeout: Seconds that each attempt may take; by default the client's `timeout`.
+            retries: Attempts after the first; by default the client's `retries`.
 
         Returns:
             Whether it is offered.
@@ -484,8 +484,8 @@ class Client:
 
         Args:
             service: The service's name.
-            timeout: As for `request`, at each broker.
-            retries: As for `request`, at each broker.
+            timeout: Seconds that each attempt may take; by default the client's `timeout`.
+            retries: Attempts after the first, at each broker; by default the client's `retries`.
 
         Returns:
             What they say.

@@ -56,10 +56,11 @@ class Schedules:
             timezone: Of `cron`, such as Europe/Berlin (default: UTC).
             missed: What to do about occurrences that are over a minute late: `skip` them, submit one request for them
                 (`once`, the default), or submit `all`.
-            priority: As for `Titanic.submit`.
-            retries: As for `Titanic.submit`.
-            backoff: As for `Titanic.submit`.
-            ttl: As for `Titanic.submit`, but a week if neither this nor the service says.
+            priority: 0 to 9; 9 runs first (default: the service's, or 0).
+            retries: How often to retry if the handler fails (default: the service's, or 0).
+            backoff: Pause in seconds before the first retry, doubled for each further one (default: the service's,
+                or 1).
+            ttl: How long to keep the results, in seconds (default: the service's, or a week).
 
         Raises:
             SettingError: An argument is invalid, or there is another schedule of this name.

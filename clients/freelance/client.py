@@ -59,14 +59,14 @@ class AsyncFreelanceClient:
 
     Args:
         servers: The endpoints of the servers, exactly as the servers name themselves.
-        timeout: As for `FreelanceClient`.
-        codec: As for `FreelanceClient`.
-        ping: As for `FreelanceClient`.
-        ttl: As for `FreelanceClient`.
-        max_outstanding: As for `FreelanceClient`.
-        key: As for `FreelanceClient`.
-        server_key: As for `FreelanceClient`.
-        context: As for `FreelanceClient`.
+        timeout: Seconds that a request may take, over all servers.
+        codec: How `call` encodes values.
+        ping: Seconds of silence after which a server is sent a PING.
+        ttl: Seconds of silence after which a server is considered dead.
+        max_outstanding: Maximum number of outstanding requests; others wait for their turn.
+        key: The secret certificate file of this client's key, for servers that require one (docs/how-to/security.md).
+        server_key: The servers' public key, which `key` needs: a certificate file, or 40 characters of Z85.
+        context: The ZeroMQ context, needed only for `inproc://` endpoints.
 
     Raises:
         SettingError: A setting is invalid.
@@ -136,7 +136,7 @@ class AsyncFreelanceClient:
         Args:
             value: The value.
             codec: Encodes one and decodes the other, if not as by default; the server must use the same.
-            timeout: As for `request`.
+            timeout: Seconds until the reply must have arrived; by default the client's `timeout`.
 
         Returns:
             The value of the reply.
@@ -375,7 +375,7 @@ class FreelanceClient:
         Args:
             value: The value.
             codec: Encodes one and decodes the other, if not as by default; the server must use the same.
-            timeout: As for `request`.
+            timeout: Seconds until the reply must have arrived; by default the client's `timeout`.
 
         Returns:
             The value of the reply.
@@ -395,8 +395,8 @@ class FreelanceClient:
         wait.
 
         Args:
-            frames: As for `request`.
-            timeout: As for `request`.
+            frames: The body of the request; if there are none, one empty frame.
+            timeout: Seconds until the reply must have arrived; by default the client's `timeout`.
 
         Returns:
             The future of the reply, or of its error.

@@ -78,7 +78,7 @@ class Client:
         self.waiting: dict[FairQueue, ClientQueue] = {}
         """Its requests that wait, by the service's queue."""
         self.untold: deque[Untold] | None = None
-        """Its requests that have ended, of which it is told once it reads its messages; None if it reads them."""
+        """Its requests that have ended, of which it is told once it reads its messages; None if there are none."""
         self.route: Route = self.path
         """The route of its X1 messages, and of those to it."""
         self.batch: Any = None

@@ -109,12 +109,13 @@ class AsyncFreelanceWorker(_FreelanceBase[AsyncHandler], AsyncWorker):
         asyncio.run(worker.run())
 
     Args:
-        endpoint: As for `FreelanceWorker`.
+        endpoint: The public endpoint, by which clients know this server, and to which they connect.
         handler: As in `AsyncWorker`.
-        bind: As for `FreelanceWorker`.
-        service: As for `FreelanceWorker`.
-        access: As for `FreelanceWorker`.
-        insecure: As for `FreelanceWorker`.
+        bind: Where it listens, if not there: for example `"tcp://*:5555"`, or an address behind a proxy.
+        service: The name that requests show to the handler.
+        access: Admit only the keys that this access file lists (`zmdp.mdp.access.load`), whose `secret_key` is that of
+            the server.
+        insecure: Admit everybody, even if other machines can connect.
         arguments: Those of `FreelanceWorker`; `concurrency` is the maximum number of concurrent requests (default 64).
 
     Raises:
@@ -140,11 +141,12 @@ def freelance_worker(
         freelance_worker(worker, "tcp://10.0.0.1:5555", bind="tcp://*:5555").run()
 
     Args:
-        worker: Whose handler and settings it has.
-        endpoint: As for `FreelanceWorker`.
-        bind: As for `FreelanceWorker`.
-        access: As for `FreelanceWorker`.
-        insecure: As for `FreelanceWorker`.
+        worker: The worker whose handler and settings the server has.
+        endpoint: The public endpoint, by which clients know this server, and to which they connect.
+        bind: Where it listens, if not there: for example `"tcp://*:5555"`, or an address behind a proxy.
+        access: Admit only the keys that this access file lists (`zmdp.mdp.access.load`), whose `secret_key` is that of
+            the server.
+        insecure: Admit everybody, even if other machines can connect.
 
     Returns:
         The server.
