@@ -123,7 +123,7 @@ class Directory:
         if not isinstance(client.key, bytes):
             client.proxy = self.proxies[client.key[0]]
 
-    def part(self, client: Client) -> None:
+    def lose_client(self, client: Client) -> None:
         """Record that a client is no longer connected: who comes with its key is another one."""
         client.gone = True
         if self.clients.get(client.key) is client:

@@ -56,7 +56,7 @@ class Endings:
 
     def client(self, client: Client, now: float) -> None:
         """Drop the requests of a client that is no longer connected."""
-        self._registry.part(client, now)
+        self._registry.lose_client(client, now)
         self.add(self._drop_of(client), now)
 
     def _drop_of(self, client: Client) -> Iterator[None]:

@@ -321,7 +321,7 @@ class Registry:
             self._charge(client, -client.charge)
             self.directory.remove_client(client)
 
-    def part(self, client: Client, now: float) -> None:
+    def lose_client(self, client: Client, now: float) -> None:
         """Record that a client is no longer connected: none of its requests waits any longer.
 
         Each is still to be dropped (`next_of`).
@@ -331,7 +331,7 @@ class Registry:
                 self._queue_arrived(service, now)
         for fair, queue in client.waiting.items():
             fair.take_out(queue)
-        self.directory.part(client)
+        self.directory.lose_client(client)
 
     def next_of(self, client: Client) -> Request | None:
         """Return a request of a client that is gone, or None."""
