@@ -236,7 +236,7 @@ class ClientConnection:
         if (lost := session.current.lost) is not None:
             # A connection that has not ended was given up because nothing was heard over it.
             self._log_loss(lost, now if session.current.heard else self._opened_at, now)
-            kept = self._part()
+            kept = self._give_up_socket()
             if session.outstanding and now >= session.retry_at:
                 try:
                     self._open(session.next_endpoint(), now)
@@ -269,7 +269,7 @@ class ClientConnection:
             where = " or ".join(self.session.failover.endpoints.all)
             log.warning("still no connection to a broker at %s: %s. Until the timeout, %s", where, reason, waiting)
 
-    def _part(self) -> bool:
+    def _give_up_socket(self) -> bool:
         """Give up the socket: keep it if the connection is still needed, else close it.  Return whether it is kept."""
         left = self._current
         if left is None or (left.connection.lost is not None and not left.connection.unsent):
@@ -297,7 +297,7 @@ class ClientConnection:
         while (message := receive(here.socket)) is not None:  # what arrived before the end
             session.receive(message, now)
             if session.current is not here.connection:
-                self._part()  # the rest is for the connection that was left
+                self._give_up_socket()  # the rest is for the connection that was left
                 return
         reason, refused = ended
         session.lose(reason, now)
