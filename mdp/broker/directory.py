@@ -64,11 +64,11 @@ class Directory:
         service.metrics.served = True
 
     def take_unsettled(self) -> list[Service]:
-        """Return the services to look at, which are to be reported with `settled` or `unfinished`."""
+        """Return the services to look at, which are to be reported with `settled` or `keep_unsettled`."""
         unsettled, self.unsettled = self.unsettled, []
         return unsettled
 
-    def unfinished(self, service: Service) -> None:
+    def keep_unsettled(self, service: Service) -> None:
         """Make the broker look at `service` again, with which it is not done."""
         service.unsettled = False
         self.touch(service)

@@ -178,7 +178,7 @@ class Broker:
         for other in (self.registry.expiries.next_due(), self._shared.journal.deadline(), self.links.deadline()):
             if other is not None and (due is None or other < due):
                 due = other
-        if self.unfinished:
+        if self.work_left:
             due = self._now
         return due if due is None or due > self._rests_until else self._rests_until
 
@@ -243,7 +243,7 @@ class Broker:
         return self._requests.turn
 
     @property
-    def unfinished(self) -> bool:
+    def work_left(self) -> bool:
         """Whether the last turn has left something for the next one, because it would have taken too long."""
         return self._overdue or bool(self._endings or self.directory.unsettled)
 
@@ -272,14 +272,14 @@ class Broker:
                         directory.settled(service)
                         continue
                     if not self._requests.settle(service, now):
-                        directory.unfinished(service)
+                        directory.keep_unsettled(service)
                         continue
                     if self._shared.draining:
                         self._workers.dismiss_idle(service, now)
                     directory.settled(service)
                 except Exception:  # noqa: BLE001 - a bug, which must not affect other services
                     self._failed(now)
-                    directory.unfinished(service)
+                    directory.keep_unsettled(service)
                     self._rests_until = now + self.limits.heartbeat
             if self._linked:
                 announcements = self.links.announcements
@@ -329,7 +329,7 @@ class Broker:
     @property
     def drained(self) -> bool:
         """Whether no worker holds a request.  While requests wait that workers can take, the workers hold some."""
-        return not (self.registry.running or self.unfinished)
+        return not (self.registry.running or self.work_left)
 
     def close(self, now: float) -> None:
         """Begin to end all requests, X1 clients' with an ERROR, and send every worker away; `closed` tells when it is

@@ -182,7 +182,7 @@ class BrokerShell(Process):
     def _act(self) -> None:
         """End the machine's turn, and do what it says."""
         self._send(self._driven.take_messages())
-        self.world.events["turn left something for the next"] += self.machine.unfinished
+        self.world.events["turn left something for the next"] += self.machine.work_left
         for event in self._driven.take_events():
             self.handle(event)
 

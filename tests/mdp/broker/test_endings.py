@@ -37,7 +37,7 @@ def waiting_in(broker, count=MANY, client=b"c", **settings):
     """Have a client make so many requests for a service without a free worker."""
     for number in range(count):
         broker.receive(request(number, client=client, **settings), 0)
-    while broker.take_messages() or broker.unfinished:
+    while broker.take_messages() or broker.work_left:
         pass
 
 
@@ -117,7 +117,7 @@ def test_a_turn_ends_no_more_than_its_bound(begin):
         broker.take_messages()
         before, ended = ended, sum(broker.stats.dropped.values())
         most = max(most, ended - before)
-        if not broker.unfinished:
+        if not broker.work_left:
             break
         assert broker.deadline() == now
         broker.tick(now)
@@ -139,7 +139,7 @@ def test_a_turn_dispatches_no_more_than_its_bound_of_what_waits():
     waiting_in(broker)
     sent = told(turns.receive(broker, ready(credit=MANY), 0))
     assert len(sent) == BOUND
-    while broker.unfinished:
+    while broker.work_left:
         assert broker.deadline() == 0
         more = told(turns.tick(broker, 0))
         assert len(more) <= BOUND
@@ -164,10 +164,10 @@ def test_others_are_served_while_a_client_ends():
     feed(broker, ready(b"v", b"other", credit=1))
     waiting_in(broker)
     turns.gone(broker, b"c", 0)
-    assert broker.unfinished
+    assert broker.work_left
     assert feed(broker, request(1, client=b"d", service=b"other")) == [work(1, b"v")]
     assert feed(broker, final(1, b"v")) == [answer(1, client=b"d")]
-    assert broker.unfinished
+    assert broker.work_left
 
 
 def test_what_a_client_that_is_gone_has_asked_for_goes_to_no_worker():
@@ -175,7 +175,7 @@ def test_what_a_client_that_is_gone_has_asked_for_goes_to_no_worker():
     waiting_in(broker)
     waiting_in(broker, 1, client=b"d")
     turns.gone(broker, b"c", 0)
-    assert broker.unfinished
+    assert broker.work_left
     assert feed(broker, ready(credit=MANY)) == [work(1)]
     (attempt,) = broker.directory.workers[b"w"].held.values()
     assert attempt.request.client.key == b"d"
@@ -186,13 +186,13 @@ def test_a_client_that_comes_with_the_same_id_is_another_one():  # C39
     feed(broker, ready(credit=MANY + 1))
     waiting_in(broker)
     turns.unreachable(broker, b"c", broker.turn, 0)
-    assert broker.unfinished
+    assert broker.work_left
     assert feed(broker, request(0)) == [work(MANY + 1)]
     held = [each for each in broker.directory.workers[b"w"].held.values() if not each.abandoned]
     for attempt in held[:-1]:  # the replies to the one before
         assert answer(attempt.request.number) not in feed(broker, final(attempt.address))
     assert answer(0) in feed(broker, final(held[-1].address))
-    while broker.unfinished:
+    while broker.work_left:
         assert turns.tick(broker, 0) == []
     assert (broker.directory.clients, broker.registry.request_bytes) == ({}, 0)
 
@@ -204,7 +204,7 @@ def test_requests_may_wait_again_once_a_worker_has_come():
     assert len(feed(broker, leave())) > BOUND
     feed(broker, ready(b"v", credit=0))
     turns.tick(broker, 0)
-    assert not broker.unfinished
+    assert not broker.work_left
     assert broker.registry.queued == MANY - BOUND
 
 
@@ -219,7 +219,7 @@ def test_a_turn_passes_no_more_than_its_bound_on_to_another_broker():  # C44
     offer = ready_of(b"echo", MANY, b'{"hops":1,"free":%d}' % MANY)
     broker.receive([b"x", b"MDPWL1", b"\x09", offer], 0)
     passed_on = []
-    while broker.unfinished:
+    while broker.work_left:
         batches = [message for message in broker.take_messages() if message[1] == b"MDPCL1"]
         passed_on += [len(list(batch.from_client(message, 1, (b"x", b""), 1000, 1000))) for message in batches]
         broker.tick(0)
@@ -235,7 +235,7 @@ def test_whatever_ends_a_request_of_a_client_that_is_gone_is_for_nobody(reply):
     held = [each.address for each in broker.directory.workers[b"w"].held.values() if not each.abandoned]
     assert feed(broker, partial(held[0]), reply(held[0])) == []
     assert turns.gone(broker, b"w", 0) == []
-    while broker.unfinished:
+    while broker.work_left:
         assert turns.tick(broker, 0) == []
     assert broker.stats.dropped == {Drop.CLIENT_GONE: MANY}
 
@@ -306,7 +306,7 @@ def test_a_client_for_which_messages_pile_up_is_told_later_what_has_ended():
     waiting_in(broker, 3, client=b"d", ttl=5000)
     broker.congested(b"c")
     assert {each[0] for each in told(turns.tick(broker, 6))} == {b"d"}
-    assert not broker.unfinished
+    assert not broker.work_left
     assert (broker.registry.queued, len(broker.registry.numbered)) == (0, 3)
     assert broker.stats.dropped == {Drop.TTL_PASSED: 3}
     broker.relieved(b"c", 7)
@@ -330,16 +330,16 @@ def test_it_is_told_at_most_as_much_as_ends_in_a_turn():
     broker = new_broker()
     broker.congested(b"c")
     waiting_in(broker, ttl=5000)
-    while broker.unfinished or broker.registry.queued:
+    while broker.work_left or broker.registry.queued:
         assert turns.tick(broker, 6) == []
     broker.relieved(b"c", 6)
     assert len(told(broker.take_messages())) == BOUND
     broker.congested(b"c")
     assert turns.tick(broker, 6) == []
-    assert not broker.unfinished
+    assert not broker.work_left
     broker.relieved(b"c", 6)
     sent = told(broker.take_messages())
-    while broker.unfinished:
+    while broker.work_left:
         sent += told(turns.tick(broker, 6))
     assert len(sent) == MANY - BOUND
 
