@@ -119,7 +119,7 @@ class Supervisor:
                 if self._stops:
                     self._slots.drain()
                     self._ended.set()
-                    self._dismiss()
+                    self._stop_successor()
                     for process in self._processes():  # those that `stop` missed, because they were starting
                         self._terminate(process)
                 for lease in self._slots.due(now):
@@ -215,7 +215,7 @@ class Supervisor:
             reason = self._asked.get()
             log.info("replacing the worker processes one by one: %s", reason)
             self._to_replace = dict.fromkeys(self._running, reason)
-            self._dismiss()  # what it runs may be outdated too
+            self._stop_successor()  # what it runs may be outdated too
             self._slots.retry_now()
             self._crashes = _Crashes()
         if self._successor is not None:
@@ -231,7 +231,7 @@ class Supervisor:
     def _succeed(self, lease: Lease, successor: WorkerProcess) -> None:
         predecessor = self._running.get(lease)
         if predecessor is None or lease not in self._to_replace:  # it has ended, and its slot has another one
-            self._dismiss()
+            self._stop_successor()
         elif successor.exit_code is not None:
             self._successor = None
             self._to_replace.clear()
@@ -256,7 +256,7 @@ class Supervisor:
                 successor.pid, predecessor.pid, START_SECONDS,
             )  # fmt: skip
 
-    def _dismiss(self) -> None:
+    def _stop_successor(self) -> None:
         """Stop the successor, if there is one."""
         if self._successor is not None:
             _, process = self._successor

@@ -341,7 +341,7 @@ class Broker:
     def _closing(self) -> Iterator[None]:
         yield from self._end_waiting()
         for worker in list(self.directory.workers.values()):
-            yield from self._workers.send_away(worker, self._now)
+            yield from self._workers.dismiss(worker, self._now)
         yield from self._end_waiting()  # what has come back meanwhile
         for link in self.links.by_identity.values():
             if link.state is LinkState.UP:

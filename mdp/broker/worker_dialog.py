@@ -22,7 +22,7 @@ MAX_MISADDRESSED: Final = 100
 """Replies in a row to what cannot be an address of this broker, after which a worker is sent away (C18)."""
 
 
-class _SentAway(Exception):
+class _Disconnected(Exception):
     """The sender was sent DISCONNECT: the rest of its message does not count."""
 
 
@@ -60,7 +60,7 @@ class WorkerDialog:
         """Take in a command of a worker whose key has that role."""
         try:  # noqa: SIM105 - `suppress` takes longer
             self._receive(command, role, now)
-        except _SentAway:
+        except _Disconnected:
             pass
 
     def receive_batch(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
@@ -71,7 +71,7 @@ class WorkerDialog:
         try:
             for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
                 self._receive(command, role, now)
-        except _SentAway:
+        except _Disconnected:
             return
         worker = self._worker(found.route, role)
         if worker is not None:
@@ -112,7 +112,7 @@ class WorkerDialog:
             self._unexpected(command, Refusal.TOO_MANY_SERVICES, role, now)
         elif self._shared.draining and command.header == wire.WX1:
             self._refuse(command.route, command.header, Refusal.DRAINING, role, now)
-            raise _SentAway
+            raise _Disconnected
         else:
             self._registered += 1
             service = directory.service(command.service)
@@ -261,9 +261,9 @@ class WorkerDialog:
         self._ready(wire.Ready(command.route, command.header, command.service), role, now)
 
     def _unexpected(self, command: Any, reason: Refusal, role: Role, now: float, service: bytes = b"") -> NoReturn:
-        """Disconnect and forget a peer that sent a valid but unexpected command (C14).  Raises `_SentAway`."""
+        """Disconnect and forget a peer that sent a valid but unexpected command (C14).  Raises `_Disconnected`."""
         self._expel(command.route, command.header, reason, role, now, service)
-        raise _SentAway
+        raise _Disconnected
 
     def _expel(
         self, route: wire.Route, header: bytes, reason: Refusal, role: Role, now: float, service: bytes = b""
@@ -364,7 +364,7 @@ class WorkerDialog:
             self._outgoing.say(worker, farewell)
         self._forget(worker, Loss.CLOSING, now)
 
-    def send_away(self, worker: Worker, now: float) -> Iterator[None]:
+    def dismiss(self, worker: Worker, now: float) -> Iterator[None]:
         """Send a worker away because the broker closes, and drop what it holds: one at a time."""
         for attempt in list(worker.held.values()):
             if attempt.request.attempt is attempt and not attempt.abandoned:  # else it has ended meanwhile
