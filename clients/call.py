@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .broker_connection import BrokerConnection
 
 RESERVED: Final = frozenset({"ttl", "headers"})
-"""Names that options cannot have, since arguments are meant; nor can they have `wait`, unless it is true."""
+"""Names that options cannot have, because they are arguments of a request.  `wait` is allowed if it is true."""
 _NO_WAIT: Final = wire.encode_options({"wait": False})
 
 Outcome = Reply | ZmdpError
@@ -57,7 +57,7 @@ class Call(TimerNode):
         """When it fails if nothing more arrives."""
         self.retry: Retry | None = None
         self.attempts = 1
-        """How often it has been sent because it had failed, and once more."""
+        """Number of times that it has been sent: 1, plus the retries after errors."""
         self.ended = False
 
 

@@ -25,9 +25,9 @@ KILL_SECONDS: Final = 1.5
 END_SECONDS: Final = 1.8
 """How long the supervisor may take."""
 START_SECONDS: Final = 30.0
-"""After this time it is logged that a process which is to replace another one does not serve yet."""
+"""Time after which a warning says that a successor does not serve yet."""
 LOOP_SECONDS: Final = 2 * BACKOFF_SECONDS[1]
-"""Deaths that are further apart are no crash loop."""
+"""Two deaths that are further apart than this are not a crash loop."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -65,7 +65,7 @@ class Supervisor:
         self._successor: tuple[Lease, WorkerProcess] | None = None
         """The process that takes a lease over once it is ready."""
         self._overdue: WorkerProcess | None = None
-        """The last successor of which it was logged that it takes long to start."""
+        """The last successor that was reported to take long to start."""
         self._leaving: list[WorkerProcess] = []
         """Processes that were told to stop, and have no lease any more."""
         self._asked: SimpleQueue[str] = SimpleQueue()

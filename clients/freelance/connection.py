@@ -42,7 +42,7 @@ class _Descriptors:
         self.known[identity] = descriptor
 
     def offender(self, descriptor: int) -> None:
-        """Ignore a message of too many frames: it decodes to a reply of which nobody makes sense."""
+        """Ignore a message of too many frames: what is left of it decodes to a reply that belongs to no request."""
 
     def forget(self, descriptor: int) -> bytes | None:
         """Return the server whose connection had this descriptor, and forget it."""

@@ -59,7 +59,7 @@ class Announcements:
         self._dirty = True
 
     def withdraw_all(self) -> None:
-        """Announce nothing any longer."""
+        """Withdraw every service, and announce none from now on."""
         self.withdrawn = True
         for link in self._links.values():
             link.dirty.update(dict.fromkeys(link.announced))

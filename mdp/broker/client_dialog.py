@@ -113,7 +113,7 @@ class ClientDialog:
             self._requests.drop(request, Drop.CANCELLED, now)
         elif not self._registry.ended_lately(client, command.id):
             self._invalid(wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id), client, now)
-        # else it crossed the end of the request, of which the client has been told
+        # else the CANCEL crossed the FINAL or ERROR on its way
 
     def _invalid(self, command: wire.Invalid, client: Client, now: float) -> None:
         # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.

@@ -392,7 +392,7 @@ class Connections:
     def end_users(self, users: Collection[bytes]) -> None:
         """End the connections of peers with these public keys, and those whose peers are not known yet.
 
-        If there are no such keys, none ends.
+        Without keys, no connection ends.
         """
         if not users:
             return

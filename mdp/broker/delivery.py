@@ -115,7 +115,7 @@ class Delivery:
         self.gone[identity] = min(first, turn), found
 
     def take_lost(self, *, drained: bool, rounds: int) -> list[tuple[bytes, int]]:
-        """Return the peers that are gone and heard out, each with the first turn of which it received nothing.
+        """Return the peers that are gone and heard out, each with the first turn whose messages it did not receive.
 
         Everything that they sent before has been taken in if the sockets are `drained`, or after so many `rounds`, each
         a call of this method, if messages of others keep coming.
@@ -133,7 +133,7 @@ class Delivery:
         return lost
 
     def forget(self, identity: bytes, turn: int) -> int:
-        """Forget a peer whose routing id is another's now; return the first turn of which it received nothing.
+        """Forget a peer whose routing id is another's now; return the first turn whose messages it did not receive.
 
         Unless it was known to be gone, that is the present `turn`.
         """

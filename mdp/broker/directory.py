@@ -35,7 +35,7 @@ class Directory:
         self.proxies: dict[bytes, Proxy] = {}
         """The connections behind which there are several peers, by routing id."""
         self.unsettled: list[Service] = []
-        """Services that changed in this turn: requests may be dispatchable, or nothing may be left of them."""
+        """Services that changed in this turn: requests may be ready to dispatch, or the service may be forgotten."""
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -59,7 +59,11 @@ class Directory:
             self.unsettled.append(service)
 
     def _count_by_name(self, service: Service) -> None:
-        """Count what happens at `service` under its name.  Before it has had a worker, clients have made it up."""
+        """Count what happens at `service` under its name.
+
+        Before it has had a worker, its name may be anything that clients have made up, so counts by name could grow
+        without limit.
+        """
         service.metrics = self.metrics.of(service.name)
         service.metrics.served = True
 
@@ -69,7 +73,7 @@ class Directory:
         return unsettled
 
     def keep_unsettled(self, service: Service) -> None:
-        """Make the broker look at `service` again, with which it is not done."""
+        """Make the broker look at `service` again in its next turn: more of it may be dispatched."""
         service.unsettled = False
         self.touch(service)
 
@@ -84,7 +88,7 @@ class Directory:
             self.forget(service)
 
     def forget(self, service: Service) -> None:
-        """Forget a service of which nothing is left; if it is touched again, it is a new one."""
+        """Forget a service that has no workers and no requests; if it is touched again, it is a new one."""
         if self.services.get(service.name) is service:
             del self.services[service.name]
             self.metrics.forget(service.name)
@@ -124,7 +128,7 @@ class Directory:
             client.proxy = self.proxies[client.key[0]]
 
     def lose_client(self, client: Client) -> None:
-        """Record that a client is no longer connected: who comes with its key is another one."""
+        """Record that a client is no longer connected: whoever has its key next is another client."""
         client.gone = True
         if self.clients.get(client.key) is client:
             del self.clients[client.key]

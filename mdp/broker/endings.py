@@ -30,17 +30,17 @@ class Endings:
         self._now = 0.0
 
     def __bool__(self) -> bool:
-        """Whether something is left to do that waits for nobody."""
+        """Whether jobs are left.  What waits until a client reads is not one."""
         return bool(self._jobs)
 
     def add(self, job: Iterator[None], now: float) -> None:
-        """Do a job, or begin it, if the turn has no more time for it."""
+        """Do a job, as much of it as the turn has work left for; the next turns do the rest."""
         self._jobs.append(job)
         if not self._working:
             self.go_on(now)
 
     def go_on(self, now: float) -> None:
-        """Go on with the jobs, as far as the turn may."""
+        """Go on with the jobs until they are done, or the turn has no work left."""
         self._now = now
         self._working = True
         try:
@@ -93,11 +93,11 @@ class Endings:
     # ── the pace of a client ─────────────────────────────────────────────────────────────────────────────────────────
 
     def congested(self, identity: bytes) -> None:
-        """Tell the clients behind that routing id no more ends for now: messages to it pile up."""
+        """Stop telling the clients behind that routing id which requests have ended: messages for it pile up."""
         self._congested.setdefault(identity, {})
 
     def relieved(self, identity: bytes, now: float) -> None:
-        """Tell the clients behind that routing id what has ended meanwhile."""
+        """Tell the clients behind that routing id which requests have ended meanwhile."""
         for client in self._congested.pop(identity, ()):
             self.add(self._tell(client), now)
 

@@ -105,7 +105,7 @@ class LinkPort(Port):
         return {self.prefix: sum(held.values())}
 
     def release(self, identity: bytes) -> None:
-        """Count no longer what libzmq holds, since the connection ends."""
+        """Stop counting what libzmq holds: the connection ends."""
         del identity
         for first in list(self.unsent.waiting()):
             self.unsent.forget(first)
@@ -208,7 +208,7 @@ class LinkPorts:
     def ended(self, ports: Mapping[bytes, Port], now: float) -> list[tuple[bytes, str]]:
         """Return the links whose connections have ended, and why, once everything that came over them is taken in.
 
-        It is found out now and then.
+        It looks every `LINK_INTERVAL` seconds, and after `look_at_once`.
         """
         found: list[tuple[bytes, str]] = []
         if not self._links or now < self._look_at:

@@ -185,7 +185,7 @@ class Links:
         self.down(link, text, now)
 
     def ended(self, link: Link, now: float) -> None:
-        """Wait for longer and longer before the link is opened again, since one of the two brokers has ended it.
+        """Wait longer each time before the link is opened again, because one of the two brokers has ended it.
 
         A link that closes a circle would otherwise come and go, and with it the requests that it takes.
         """
@@ -284,7 +284,7 @@ class Links:
             self._directory.touch(remote.service)
 
     def withdraw_all(self) -> None:
-        """Announce nothing any longer, and open no links."""
+        """Withdraw every service, announce none from now on, and open no links."""
         self.announcements.withdraw_all()
         self._plan()
 

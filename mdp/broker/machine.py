@@ -203,8 +203,8 @@ class Broker:
     def gone(self, identity: bytes, now: float) -> None:
         """Treat the peer with that routing id as gone, though it may be connected: messages to it were lost.
 
-        So that an X1 client does not wait for them forever, it is no longer answered on this connection: it considers
-        the broker dead, reconnects, and resends its outstanding requests.
+        An X1 client would wait for them forever.  So it is no longer answered on this connection: it considers the
+        broker dead, reconnects, and resends its outstanding requests.
         """
         self._now = now
         self._clients.give_up(identity, now)
@@ -219,7 +219,7 @@ class Broker:
         self._workers.gone(identity, now)
 
     def congested(self, identity: bytes) -> None:
-        """Record that messages for that routing id pile up: the clients there are told later which requests end."""
+        """Record that messages for that routing id pile up: its clients are told later which requests have ended."""
         self._endings.congested(identity)
 
     def relieved(self, identity: bytes, now: float) -> None:
@@ -354,7 +354,7 @@ class Broker:
 
     @property
     def closed(self) -> bool:
-        """Whether the end of every request has been told."""
+        """Whether all clients have been told that their requests have ended."""
         return self._shared.closing and not (self._endings or any(self._shared.congested.values()))
 
     def cancel(self, id_: str, now: float) -> bool:
@@ -376,7 +376,7 @@ class Broker:
         return self.links.add(LinkKind(kind), self.roles.everyone if role is None else role, where, identity).identity
 
     def link_opened(self, identity: bytes, now: float, role: Role | None = None) -> None:
-        """Record that there is a new connection for a link, over which it is asked for.
+        """Record that a link has a new connection, over which the other broker is asked for the link.
 
         `role` is the role that the other broker's key has now, if that may have changed.
         """

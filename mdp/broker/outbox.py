@@ -105,7 +105,7 @@ class Outbox:
         return held
 
     def drop(self, peer: bytes) -> None:
-        """Discard the messages for `peer`, and count no longer what libzmq holds for it, as its connection ends."""
+        """Discard the messages for `peer`, and stop counting what libzmq holds for it: its connection ends."""
         self.discard(peer)
         port = self._ports.get(peer[:PREFIX_BYTES])
         if port is None:

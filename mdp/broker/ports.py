@@ -94,7 +94,7 @@ class Port:
         raise NotImplementedError
 
     def release(self, identity: bytes) -> None:
-        """Count no longer what libzmq holds for a peer, whose connection ends."""
+        """Stop counting what libzmq holds for a peer: its connection ends."""
         raise NotImplementedError
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -244,7 +244,7 @@ class RouterPort(Port):
         return {self.prefix + raw: size for raw, size in held.items()}
 
     def release(self, identity: bytes) -> None:
-        """Count no longer what libzmq holds for a peer, whose connection ends."""
+        """Stop counting what libzmq holds for a peer: its connection ends."""
         self.unsent.forget(self._raw(identity))
 
     def take_replaced(self) -> list[bytes]:

@@ -297,7 +297,7 @@ class Registry:
             client.role.running -= 1
 
     def put_off(self, request: Request, untold: Untold, now: float) -> None:
-        """End a request of which its client cannot be told yet; it stays registered under its number."""
+        """End a request whose client cannot be told yet; it stays registered under its number."""
         self._withdraw(request, now)
         client = request.client
         if client.untold is None:
@@ -351,14 +351,14 @@ class Registry:
         return service.schedule.first()
 
     def waiting_for(self, client: Client) -> list[Request]:
-        """Return the requests of that client that wait, for whatever service."""
+        """Return the waiting requests of a client, for all services."""
         waiting = [request for queue in client.waiting.values() for request in queue.requests]
         for service in self.directory.unsettled:
             waiting += [request for request in service.arrived if request.client is client]
         return waiting
 
     def not_to_wait(self, service: Service) -> list[Request]:
-        """Return the requests that wait for a service, and are not to wait if it has no worker."""
+        """Return the waiting requests that must not wait once their service has no worker."""
         return [*service.no_wait, *(request for request in service.arrived if not request.options.wait)]
 
     # ── numbers ──────────────────────────────────────────────────────────────────────────────────────────────────────

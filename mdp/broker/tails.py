@@ -31,7 +31,7 @@ class Tail:
         self.token = secrets.token_hex(8)
         self.limit = limit
         self.service = service
-        """The only service of which it tells; empty for all."""
+        """The service whose requests it shows; empty for all."""
         self.failed = failed
         """Whether requests that succeeded are left out."""
         self.asked = now

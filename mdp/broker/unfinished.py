@@ -123,7 +123,7 @@ class Unfinished:
         return min(self._look_at, self._find_at) if self._active else self._find_at
 
     def excess(self, now: float, heard: float, charged: int) -> list[Inflow]:
-        """Return those that exceed a limit, if it is time to look.
+        """Return the connections that exceed a limit, if it is time to look.
 
         Everything that had arrived when the broker was `heard` has been given to it, and `charged` bytes of what it was
         given are still in its memory.
@@ -137,7 +137,7 @@ class Unfinished:
         costly = self._costly(unfinished, charged + total, now)
         excess = [each for each in unfinished if each.unfinished > self._one or each in costly]
         total -= sum(each.unfinished for each in excess)
-        # First those that have never completed a message, perhaps not even the handshake; then the largest.
+        # Peers first that have never completed a message, perhaps not even the handshake; then the largest.
         others = sorted((each for each in unfinished if each not in excess), key=_heard_and_size)
         while total > self._total:
             excess.append(others.pop(0))
@@ -149,7 +149,7 @@ class Unfinished:
         return excess
 
     def _costly(self, unfinished: list[Inflow], explained: int, now: float) -> list[Inflow]:
-        """Return those that can have caused that far more memory is allocated than is `explained`."""
+        """Return the connections that may be the reason why far more memory is allocated than is `explained`."""
         large = [each for each in unfinished if each.unfinished > WATCH_BYTES]
         if not large or now < self._allocated_at:
             return []
@@ -165,7 +165,7 @@ class Unfinished:
         return costly
 
     def find(self, inflows: Collection[Inflow], now: float) -> list[Inflow]:
-        """Return those that are watched from now on, if it is time to search."""
+        """Return the connections that are watched from now on, if it is time to search."""
         if now < self._find_at:
             return []
         self._find_at = now + FIND_SECONDS

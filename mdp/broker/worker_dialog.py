@@ -23,7 +23,7 @@ MAX_MISADDRESSED: Final = 100
 
 
 class _Disconnected(Exception):
-    """The sender was sent DISCONNECT: the rest of its message does not count."""
+    """Raised when the sender was sent DISCONNECT: the rest of its message is ignored."""
 
 
 class WorkerDialog:
@@ -354,18 +354,18 @@ class WorkerDialog:
             self._left(finished.pop(0), now)
 
     def dismiss_idle(self, service: Service, now: float) -> None:
-        """Send the workers of `service` that hold nothing away, to another broker: for them, no request waits."""
+        """Send away the workers of `service` that hold nothing, to another broker: no request waits for them."""
         while (worker := service.schedule.idle_worker()) is not None:
             self._dismiss(worker, now)
 
     def _dismiss(self, worker: Worker, now: float) -> None:
-        """Send a worker away, for which nothing is left to do."""
+        """Send away a worker that has nothing left to do."""
         if farewell := wire.disconnect(worker.route, worker.header):
             self._outgoing.say(worker, farewell)
         self._forget(worker, Loss.CLOSING, now)
 
     def dismiss(self, worker: Worker, now: float) -> Iterator[None]:
-        """Send a worker away because the broker closes, and drop what it holds: one at a time."""
+        """Send away a worker because the broker closes, after dropping what it holds, one request at a time."""
         for attempt in list(worker.held.values()):
             if attempt.request.attempt is attempt and not attempt.abandoned:  # else it has ended meanwhile
                 self._end_at(attempt, now)
@@ -401,7 +401,8 @@ class WorkerDialog:
             self._send_heartbeat(worker, now)
             beats = now + self._limits.heartbeat
         due = min(beats, worker.last_seen + self._patience(worker))
-        self._beats.set(worker, max(due, now))  # it is past if the worker may have been heard, but was not taken in
+        # A time in the past means that it may have sent something which the broker has not read yet.
+        self._beats.set(worker, max(due, now))
 
     def _lose(self, lost: Iterable[tuple[Worker, Loss]], now: float) -> None:
         """Forget workers; the requests that they held go to the front of the queue, and to other workers (C17)."""

@@ -105,7 +105,7 @@ class Unsent:
         return {identity: peer.waiting for identity, peer in self._peers.items() if peer.waiting}
 
     def forget(self, identity: bytes) -> None:
-        """Count no longer what libzmq holds for a peer, whose connection ends."""
+        """Stop counting what libzmq holds for a peer: its connection ends."""
         peer = self._peers.pop(identity, None)
         if peer is not None:
             self.bytes -= peer.waiting
