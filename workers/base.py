@@ -72,7 +72,7 @@ class ThreadedSource(RequestSource, Protocol):
     def turning(self) -> bool:
         """Ask its threads for a sign of life.  Return whether they have given one since the last call."""
 
-    def dispose(self) -> None:
+    def close_descriptors(self) -> None:
         """Close the last descriptors, after all threads have ended."""
 
 

@@ -393,7 +393,7 @@ class Worker(BaseWorker[Handler]):
     def _end(self) -> None:
         """Release everything after the threads have ended, and wait until the last messages are out."""
         for connection in self._connections:
-            connection.dispose()
+            connection.close_descriptors()
         self._end_context()
 
     # ── connections and threads ──────────────────────────────────────────────────────────────────────────────────────

@@ -226,7 +226,7 @@ class ThreadedConnection(WorkerConnection):
             self.close()
             self._release()
 
-    def dispose(self) -> None:
+    def close_descriptors(self) -> None:
         """Close the last descriptors, after all threads have ended."""
         self._wake.close()
 

@@ -364,7 +364,7 @@ class FreelanceSession:
         if call is None or server not in call.attempts:
             return
         server.avoid_until = now + SEND_RETRY_SECONDS
-        self._withdraw(call, server)
+        self._detach(call, server)
         if any(each.usable and each not in call.attempts and now >= each.avoid_until for each in self._servers):
             self._advance(call, now)
         else:
@@ -390,13 +390,13 @@ class FreelanceSession:
         server.asked_at = None
         if server.usable:
             server.avoid_until = -math.inf  # whoever comes back there is not the one that was silent
-            self._abandon(server, now, lost=True)
+            self._give_up(server, now, lost=True)
 
-    def _abandon(self, server: _Server, now: float, *, lost: bool) -> None:
-        """Use a server no longer, and send its requests to others unless others have them already."""
+    def _give_up(self, server: _Server, now: float, *, lost: bool) -> None:
+        """Give up a server: send its requests to others, unless others have them already."""
         server.usable = False
         for call in list(server.calls):
-            self._withdraw(call, server)
+            self._detach(call, server)
             call.losses += lost
             if call.losses >= MAX_LOSSES and not call.attempts:
                 text = f"{call.losses} servers were lost while they held the request, the last one at {server.endpoint}"
@@ -404,7 +404,7 @@ class FreelanceSession:
             elif not call.attempts:
                 self._advance(call, now)
 
-    def _withdraw(self, call: FreelanceCall, server: _Server) -> None:
+    def _detach(self, call: FreelanceCall, server: _Server) -> None:
         del call.attempts[server]
         del server.calls[call]
 
@@ -453,7 +453,7 @@ class FreelanceSession:
             server.usable_at = now + self._ping - self._ttl
         else:
             server.expired = True
-            self._abandon(server, now, lost=False)
+            self._give_up(server, now, lost=False)
 
     def deadline(self) -> float:
         """Return when `tick` is due."""

@@ -68,10 +68,10 @@ class Delivery:
                 # It may have died of an earlier message of this turn, so what it was sent counts as received (C17).
                 self.note_gone(message[0], turn + (firsts[message[0]] is not message))
             elif not outbox.add(message, turn):
-                outbox.drop(message[0])
+                outbox.forget(message[0])
                 dropped.append(message[0])
         while (slowest := outbox.overfull()) is not None:
-            outbox.drop(slowest)
+            outbox.forget(slowest)
             dropped.append(slowest)
         for identity in dropped:
             log.warning("dropped a peer that does not read its messages")

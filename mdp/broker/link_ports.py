@@ -104,7 +104,7 @@ class LinkPort(Port):
         held: dict[bytes, int] = self.unsent.waiting()
         return {self.prefix: sum(held.values())}
 
-    def release(self, identity: bytes) -> None:
+    def forget_unsent(self, identity: bytes) -> None:
         """Stop counting what libzmq holds: the connection ends."""
         del identity
         for first in list(self.unsent.waiting()):

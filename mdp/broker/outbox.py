@@ -104,14 +104,14 @@ class Outbox:
                 held += port.unsent.bytes
         return held
 
-    def drop(self, peer: bytes) -> None:
+    def forget(self, peer: bytes) -> None:
         """Discard the messages for `peer`, and stop counting what libzmq holds for it: its connection ends."""
         self.discard(peer)
         port = self._ports.get(peer[:PREFIX_BYTES])
         if port is None:
             self.unsent.forget(peer)
         else:
-            port.release(peer)
+            port.forget_unsent(peer)
 
     def discard(self, peer: bytes) -> None:
         """Discard the messages for `peer`."""

@@ -93,7 +93,7 @@ class Port:
         """Return how many bytes libzmq holds for each peer, by identity."""
         raise NotImplementedError
 
-    def release(self, identity: bytes) -> None:
+    def forget_unsent(self, identity: bytes) -> None:
         """Stop counting what libzmq holds for a peer: its connection ends."""
         raise NotImplementedError
 
@@ -243,7 +243,7 @@ class RouterPort(Port):
         held: dict[bytes, int] = self.unsent.waiting()
         return {self.prefix + raw: size for raw, size in held.items()}
 
-    def release(self, identity: bytes) -> None:
+    def forget_unsent(self, identity: bytes) -> None:
         """Stop counting what libzmq holds for a peer: its connection ends."""
         self.unsent.forget(self._raw(identity))
 

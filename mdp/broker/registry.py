@@ -277,7 +277,7 @@ class Registry:
                 request.charge -= attempt.collected.charge
                 self._charge(client, -attempt.collected.charge)
 
-    def _withdraw(self, request: Request, now: float) -> None:
+    def _take_out(self, request: Request, now: float) -> None:
         """Take a request from wherever it is.  The attempt of a worker that holds it is abandoned."""
         client, attempt = request.client, request.attempt
         if self.why_given_up:
@@ -298,7 +298,7 @@ class Registry:
 
     def put_off(self, request: Request, untold: Untold, now: float) -> None:
         """End a request whose client cannot be told yet; it stays registered under its number."""
-        self._withdraw(request, now)
+        self._take_out(request, now)
         client = request.client
         if client.untold is None:
             client.untold = deque()
@@ -307,7 +307,7 @@ class Registry:
     def drop(self, request: Request, now: float) -> None:
         """End a request for its client, wherever it is.  The attempt of a worker that holds it is abandoned."""
         client = request.client
-        self._withdraw(request, now)
+        self._take_out(request, now)
         number = request.number
         if number is not None:
             del client.numbered[number]

@@ -289,7 +289,7 @@ class Server:
             self._delivery.discard(event.route, event.turn)
         elif isinstance(event, CloseLink):
             if event.identity in self._sockets.ports:
-                self._delivery.outbox.drop(event.identity)
+                self._delivery.outbox.forget(event.identity)
                 self._sockets.remove(self._sockets.ports[event.identity])
         elif isinstance(event, OpenLink):
             port = self._links.open(event.identity)

@@ -35,7 +35,7 @@ class ThreadedServer(FreelanceServerConnection):
         try:
             super().__init__(session, listening, context)
         except BaseException:
-            self.dispose()
+            self.close_descriptors()
             raise
         for descriptor in self.descriptors:
             self._poller.register(descriptor, READABLE)
@@ -120,7 +120,7 @@ class ThreadedServer(FreelanceServerConnection):
             self.close(0)
             self._idle.notify_all()
 
-    def dispose(self) -> None:
+    def close_descriptors(self) -> None:
         """Close the last descriptors, after all threads have ended."""
         self._wake.close()
 

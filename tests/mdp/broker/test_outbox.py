@@ -124,7 +124,7 @@ COST = cost_of([b"a", b""])
 """Of a message of two frames, beside the second's content."""
 
 
-@pytest.mark.parametrize("leave", ["flush", "discard", "drop", "gone"])
+@pytest.mark.parametrize("leave", ["flush", "discard", "forget", "gone"])
 def test_bytes_of_all_peers_are_bounded(leave):
     outbox = outbox_with([b"a", b"12345"], [b"b", b"123"], max_outbox_bytes=2 * COST + 10)
     assert outbox.overfull() is None
@@ -134,8 +134,8 @@ def test_bytes_of_all_peers_are_bounded(leave):
         assert list(outbox.flush(Wire(b=EAGAIN, c=EAGAIN))) == []
     elif leave == "gone":
         assert list(outbox.flush(Wire(a=EHOSTUNREACH, b=EAGAIN, c=EAGAIN))) == [(b"a", 0)]
-    elif leave == "drop":
-        outbox.drop(b"a")
+    elif leave == "forget":
+        outbox.forget(b"a")
     else:
         outbox.discard(b"a")
     assert outbox.overfull() is None
@@ -169,12 +169,12 @@ def test_what_libzmq_holds_is_bounded_too(slow):
     assert outbox.overfull() == amy
     outbox.discard(amy)  # changes nothing: nothing is kept for her
     assert outbox.overfull() == amy
-    outbox.drop(amy)
+    outbox.forget(amy)
     assert outbox.overfull() is None
     for turn in range(2, 7):
         assert outbox.add([bob, b"x" * 500_000], turn)
     assert outbox.overfull() == bob
-    outbox.drop(bob)
+    outbox.forget(bob)
     assert (outbox.overfull(), outbox.unsent.bytes, bool(outbox)) == (None, 0, False)
 
 

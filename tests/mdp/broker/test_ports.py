@@ -201,7 +201,7 @@ def test_what_waits_at_ports_counts():
                 assert port.send([message[0], b"", b"x" * 1_000_000]) == 0
             assert outbox.overfull() == message[0]
             assert list(port.waiting()) == [message[0]]
-            outbox.drop(message[0])
+            outbox.forget(message[0])
             assert (outbox.overfull(), port.waiting()) == (None, {})
             server._sockets.at(message[0]).end(message[0])
             peer.wait_for_end()
