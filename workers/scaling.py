@@ -81,7 +81,7 @@ class Died:
     reason: str
 
 
-Outcome = Served | Refused | Died
+LeaseEnd = Served | Refused | Died
 
 
 @dataclass
@@ -249,7 +249,7 @@ class Slots:
             slot.become("serving", now)
         return self.draining or slot.state == "draining"
 
-    def ended(self, lease: Lease, outcome: Outcome, now: float) -> bool:
+    def ended(self, lease: Lease, outcome: LeaseEnd, now: float) -> bool:
         """Record the end of a lease.  Return whether its slot continues.
 
         The end of a draining slot's lease never counts as a failure.
@@ -266,7 +266,7 @@ class Slots:
         slot.become("waiting" if pause else "starting", now)
         return True
 
-    def _learn(self, slot: Slot, outcome: Outcome, now: float) -> float:
+    def _learn(self, slot: Slot, outcome: LeaseEnd, now: float) -> float:
         """Count the outcome and return the pause before the next lease."""
         if isinstance(outcome, Served):
             slot.deaths = slot.refusals = 0

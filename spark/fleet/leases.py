@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from ...workers.scaling import Died, Lease, Outcome, Refused, Served
+from ...workers.scaling import Died, Lease, LeaseEnd, Refused, Served
 from ..errors import reason
 from ..session import is_remote
 from .application import Application
@@ -27,7 +27,7 @@ class LeaseJobs:
         self._application = application
         self._reports = reports
 
-    def run(self, lease: Lease) -> Outcome:
+    def run(self, lease: Lease) -> LeaseEnd:
         """Run a lease's job to its end, in a thread of its own."""
         paths = () if is_remote(self._application.master) else (os.getcwd(),)
         task = LeaseTask(self._settings, self._run, self._reports, lease, paths)
@@ -40,7 +40,7 @@ class LeaseJobs:
         except Exception as error:  # noqa: BLE001 - whatever ended the job, the slot gets another lease
             return classify_failure(error)
 
-    def _outcome(self, found: Mapping[str, Any]) -> Outcome:
+    def _outcome(self, found: Mapping[str, Any]) -> LeaseEnd:
         if "refused" in found:
             return Refused(f"{found['host']} cannot serve {self._settings.service}: {found['refused']}")
         where = f"on {found['host']} has not reached {self.broker}: {found['unreachable']}"
