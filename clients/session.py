@@ -204,7 +204,7 @@ class ClientSession:
         self._fail(call, error)
 
     def _try_again(self, call: Call, now: float) -> None:
-        """Send a request again that had failed, under a new number."""
+        """Send a request again that had failed, under a new number: to the broker, a number ends only once."""
         self._take_from_connection(call)
         self._last_number += 1
         call.number = self._last_number
@@ -244,7 +244,7 @@ class ClientSession:
 
     def _send_again(self, call: Call, now: float) -> None:
         """Send a request over the current connection, or the next if there is none."""
-        call.collected, call.collected_bytes = None, 0
+        call.collected, call.collected_bytes = None, 0  # the next worker begins the reply anew
         self.current.add(call, now)
 
     def lose(self, reason: str, now: float, connection: BrokerConnection | None = None) -> None:
@@ -254,6 +254,7 @@ class ClientSession:
         """
         lost = self.current if connection is None else connection
         if lost is self.current:
+            # An attempt that failed is reported here too: then there was no connection, and no broker has answered.
             answered = lost.heard and lost.lost is None
             lost.heard = answered
             self._trouble = reason

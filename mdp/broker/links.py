@@ -225,7 +225,7 @@ class Links:
         for at, link in enumerate(links):
             link.standby = at > 0
             if link.standby:
-                self._tried(link)  # nothing is announced over it
+                self._tried(link)  # nothing will be announced over it, so nobody should wait for that
             self.announcements.review(link)
         self._plan()
 
@@ -245,6 +245,7 @@ class Links:
         self.opening.pop(link.identity, None)
         if link.opens:
             self._shared.ask(CloseLink(link.identity))
+            # A random part, so that brokers that have lost the same one do not all come back at the same moment.
             link.retry_at = now + link.backoff * self._rng.uniform(0.5, 1.0)
             if not was_up:
                 link.backoff = max(link.backoff, min(2 * link.backoff, BACKOFF[1]))

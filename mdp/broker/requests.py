@@ -44,7 +44,9 @@ class Requests:
         self._watch = watch
         self._congested = shared.congested
         self._dispatching = shared.dispatching
-        # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.
+        # Workers that die together are found dead one after the other, over a heartbeat interval or slightly more.  So
+        # when the first of them is found, one that has been silent for this long may be dead as well, and what it is
+        # given now is not to blame for it.
         self._doubtful_after = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)
         self._max_message, self._max_frames = limits.max_message, limits.max_frames
 
@@ -72,7 +74,7 @@ class Requests:
         taken = 0
         try:
             for request in arrived:
-                taken += 1
+                taken += 1  # counted before, so that after an exception it is known which request failed
                 worker = schedule.next_worker()
                 if worker is not None:
                     self._dispatch(worker, request, now)
@@ -136,6 +138,7 @@ class Requests:
         self._stats.dispatched += 1
         address = self.next_address
         self.next_address = address + 1
+        # Simple Pirates send no heartbeats: their silence says nothing.
         doubtful = now - worker.last_seen > self._doubtful_after and worker.header != wire.WSP
         self._registry.assign(request, worker, address, self.turn, now, doubtful=doubtful)
         worker.given(now)

@@ -315,7 +315,7 @@ class Schedule:
             return other if without is None else without
         if without.load != other.load:
             return without if without.load < other.load else other
-        return without if without.pooled < other.pooled else other
+        return without if without.pooled < other.pooled else other  # the less recently used one (C21)
 
     def idle_worker(self) -> Worker | None:
         """Return a worker with free credit that holds no request, or None."""
@@ -325,7 +325,7 @@ class Schedule:
     def next_pair(self) -> tuple[Request, Worker] | None:
         """Remove the next request from its queue; return it with its worker, or None if none can be dispatched."""
         if self.suspects.size:
-            worker = self._without_suspect.least()
+            worker = self._without_suspect.least()  # if it dies, only one of the two suspects may be to blame
             if worker is not None:
                 return self.suspects.take(), worker
         if self.queue.size or self.pinned.size:
