@@ -76,7 +76,7 @@ class Callers:
         self._reader = reader
         self._waiting: defaultdict[UUID, set[Waiter]] = defaultdict(set)
         self._replies: dict[Waiter, None] = {}
-        """Those that wait for a reply, the longest-waiting first."""
+        """The callers that wait for a reply, the longest-waiting first."""
         self.ending = False
         """Whether `end` was called: nobody may wait any longer."""
 

@@ -56,7 +56,7 @@ class CommitMetrics:
         self.items = Histogram(BATCH_BOUNDS)
         """How many requests, outcomes or other items they had."""
         self.failures = 0
-        """Those that failed."""
+        """Transactions that failed."""
 
     def committed(self, seconds: float, items: int) -> None:
         """Count a transaction that was committed."""

@@ -43,7 +43,7 @@ log = logging.getLogger("zmdp.titanic")
 
 
 class Retention(NamedTuple):
-    """For how many seconds to keep the results of requests without a ttl of their own; None until they are closed.
+    """How many seconds to keep the results of requests without a ttl of their own; None until they are closed.
 
     Services may have their own; failed requests are kept as long as others, unless something else is said of them.
     """

@@ -78,7 +78,7 @@ SCHEDULE_OPTIONS: Final[Mapping[str, Option]] = {
 }
 """The options of a schedule by their Python names."""
 _OWN_NAMES: Final = ("cron", "every", "timezone", "missed")
-"""Those that do not concern the requests that it submits."""
+"""Options that concern the schedule, not the requests that it submits."""
 _WIRE_NAMES: Final = tuple(option.wire_name or name for name, option in SCHEDULE_OPTIONS.items())
 
 
@@ -127,7 +127,7 @@ class Due(NamedTuple):
     """What follows for a schedule at some moment."""
 
     occurrences: list[float]
-    """Those to submit now, in order."""
+    """The occurrences to submit now, in order."""
     next: float | None
     """The first that was not handled; if it is not later than now, there is more to submit."""
 

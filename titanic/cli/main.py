@@ -37,7 +37,7 @@ LAZY_COMMANDS: Final = {
         for name in ("ls", "show", "failures", "retry", "cancel", "purge", "export", "stats", "db")
     },
 }
-"""Those that need what callers do not need: SQLAlchemy, cronsim."""
+"""Commands that need what callers do not need: SQLAlchemy, cronsim."""
 
 
 @click.group(cls=LazyGroup, commands_in=LAZY_COMMANDS, context_settings=CONTEXT_SETTINGS)

@@ -111,7 +111,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in older
 
 
 DEFAULT_TIMEOUT: Final = 15.0
-"""Of commands that ask Titanic, in seconds."""
+"""The timeout of commands that ask Titanic, in seconds."""
 DURATION: Final = Duration()
 DURATION_FROM_0: Final = Duration(zero=True)
 AGE: Final = Duration(zero=True, unit=True)

@@ -135,7 +135,7 @@ class Edit:
     schedule: Schedule | None = None
     """What to add."""
     uuid: UUID | None = None
-    """That of the request, for `run`."""
+    """The UUID of the request, for `run`."""
 
 
 class Edited(NamedTuple):

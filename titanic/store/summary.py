@@ -16,7 +16,7 @@ class Summary:
     requests: dict[str, int]
     """How many requests are in each state."""
     oldest_pending_seconds: float
-    """For how long the oldest pending request could have run already; 0 if there is none."""
+    """Seconds for which the oldest pending request could have run already; 0 if there is none."""
     titanics: int
     """Titanics whose lease on their requests has not expired: those that have requests, or had some lately."""
 

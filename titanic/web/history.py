@@ -27,7 +27,7 @@ class Point:
     """Requests per second, as are the next two."""
     ended: float
     failed: float
-    """Those that ended without a reply, and attempts after which a request waits for another."""
+    """Requests that ended without a reply, and attempts after which a request waits for another."""
     p50: float | None
     """Duration of a commit, as is the next."""
     p99: float | None

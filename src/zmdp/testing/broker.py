@@ -17,7 +17,7 @@ FREE_PORT = "tcp://127.0.0.1:*"
 FIXED_PORTS = range(20_000, 32_000)
 """Ports that systems do not give to connections: those of Linux begin at 32768."""
 _untried: list[int] = []
-"""Those that `free_endpoint` has not tried yet, in random order."""
+"""The ports that `free_endpoint` has not tried yet, in random order."""
 
 
 def free_endpoint() -> str:
