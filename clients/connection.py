@@ -249,7 +249,7 @@ class ClientConnection:
         return True
 
     def _send_over(self, to: BrokerSocket, now: float) -> bool:
-        """Send what is unsent over a connection.  Return whether that was anything."""
+        """Send what is unsent over a connection.  Return whether there was anything to send."""
         messages = to.connection.take_messages()
         for message in messages:
             if send(to.socket, message):  # there is no high-water mark, so it is no longer connected
@@ -287,7 +287,7 @@ class ClientConnection:
             self._deliver(session.take_events())
 
     def _check_monitor(self, here: BrokerSocket, now: float) -> None:
-        """The monitor has reported something: lose the connection if it has ended."""
+        """Lose the connection if the monitor reports that it has ended."""
         self.monitor_reported = False
         ended = self._ended(here)
         if ended is None:

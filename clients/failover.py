@@ -70,7 +70,7 @@ class Failover:
             self._probe_later(now)
 
     def answered(self) -> None:
-        """The broker has sent something over the new connection."""
+        """Record that the broker has sent something over the new connection."""
         self.backoff = BACKOFF[0]
 
     def lost(self, now: float, *, answered: bool) -> float:

@@ -325,7 +325,7 @@ class ClientSession:
             self._process(batch.to_client(message, found.at), over, now)
 
     def _heard(self, connection: BrokerConnection) -> None:
-        """The broker has sent something over a connection for the first time."""
+        """Record that the broker has sent something over a connection for the first time."""
         connection.heard = True
         if connection is self.current:
             self._trouble = None

@@ -322,7 +322,7 @@ class WorkerConnection:
                 self._wait_for_broker(level, refusal or nothing)
 
     def _established(self, now: float) -> None:
-        """A broker has accepted the connection, but may still refuse the worker."""
+        """Note that a broker has accepted the connection; it may still refuse the worker."""
         self._connected, self._waiting = True, False
         self._announce_at = now + REFUSAL_SECONDS
         if not self._several:

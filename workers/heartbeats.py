@@ -40,7 +40,7 @@ class Heartbeats:
         self._heartbeat = heartbeat
         self._liveness = liveness
         self._gaps: deque[float] = deque(maxlen=3)  # between the broker's last command and a HEARTBEAT
-        self._own_gaps: deque[float] = deque(maxlen=3)  # those of them that did not end with an answer to our HEARTBEAT
+        self._own_gaps: deque[float] = deque(maxlen=3)  # the gaps that did not end with an answer to our HEARTBEAT
         self._unanswered = False  # the broker may still answer a HEARTBEAT of ours
         self._spoke_at = -math.inf  # when the broker last sent anything unprompted; -inf if that is unknown
 

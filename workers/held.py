@@ -99,7 +99,7 @@ class HeldRequests:
         return True
 
     def release(self, keep: int) -> list[Address]:
-        """Remove those that have not begun, except the first `keep`.  Return their addresses, the last one first."""
+        """Remove the requests that have not begun, except the first `keep`; return their addresses, the last first."""
         addresses = []
         while len(self.unbegun) > keep:
             request = self.unbegun.pop()
@@ -110,7 +110,7 @@ class HeldRequests:
         return addresses
 
     def lose(self) -> list[Request]:
-        """Cancel and remove all of them.  Return those whose handlers are running, which become orphans."""
+        """Cancel and remove all requests.  Return those whose handlers are running, which become orphans."""
         for request in self.by_address.values():
             request.cancelled = True
         orphans = [request for address, request in self.by_address.items() if address in self._running]
@@ -152,7 +152,7 @@ class HeldRequests:
 
     @property
     def room(self) -> int:
-        """How many of those that have not begun have a free handler."""
+        """Number of requests that have not begun and for which a handler is free."""
         return max(0, self._controller.concurrency - len(self._running) - len(self._orphans))
 
     def deadline(self) -> float:

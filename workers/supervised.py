@@ -31,7 +31,7 @@ class Supervised(Protocol):
 
 
 class ProcessLimits(NamedTuple):
-    """After what a process is replaced."""
+    """The limits at which a process is replaced."""
 
     requests: int | None
     memory: int | None
@@ -53,7 +53,8 @@ class SupervisorLink:
         self._supervisor = supervisor
         self._reports = reports
         self._stderr = stderr
-        # The supervisor's, though a terminal sends it to the whole group.  What handlers start shall not ignore it too.
+        # SIGHUP is for the supervisor, but a terminal sends it to the whole group.  Not SIG_IGN, which programs that
+        # handlers start would inherit.
         signal.signal(signal.SIGHUP, lambda number, frame: None)
         for descriptor in (reports, stderr):
             os.set_inheritable(descriptor, False)

@@ -219,7 +219,7 @@ class FreelanceSession:
         return [server.endpoint for server in self._servers if not server.usable and not server.expired]
 
     def unheard(self, known: Container[bytes]) -> list[bytes]:
-        """Return the routing ids of the usable servers that are not among those that are `known`."""
+        """Return the routing ids of the usable servers that are not `known`."""
         return [server.identity for server in self._servers if server.usable and server.identity not in known]
 
     def close(self, error: Callable[[], ZmdpError]) -> None:

@@ -57,13 +57,13 @@ class Inflow:
         self.watched = False
         """Whether the broker has not been given a message from it since `start`."""
         self.start = 0
-        """How many bytes had arrived when this was noted."""
+        """Number of bytes that had arrived when it began to be watched."""
         self.arrived = 0
-        """How many bytes libzmq had read at the last look."""
+        """Number of bytes that libzmq had read at the last look."""
         self.at = 0.0
-        """When these had arrived."""
+        """When `arrived` was found to have changed."""
         self.active = False
-        """Whether more may have arrived since."""
+        """Whether more may have arrived since `at`."""
         self.unexplained: int | None = None
         """The unexplained memory of the broker when this first was large enough to add to it."""
 
@@ -73,17 +73,17 @@ class Inflow:
         return self.arrived - self.start
 
     def take(self) -> None:
-        """The broker has been given a message."""
+        """Record that the broker was given a message."""
         self.heard = True
         self.watched = False
 
     def end(self) -> None:
-        """The connection has ended, and its descriptor may become another's."""
+        """Record that the connection has ended: its descriptor may become another's."""
         self.descriptor = -1
         self.watched = False
 
     def watch(self, now: float) -> None:
-        """Look at it more often, and watch it from now on if it is not watched yet."""
+        """Count what arrives from now on, unless that is counted already, and look at it often."""
         self.active = True
         self.arrived, self.at = bytes_read(self.descriptor), now
         if not self.watched:
