@@ -16,7 +16,7 @@ CHUNKS_AHEAD: Final = 8
 MAX_CHUNK_BYTES: Final = 4 << 20
 """Size of the rows from which on a chunk is full."""
 
-Outcome = Reply | RequestError
+MapOutcome = Reply | RequestError
 """The reply to a row, or why the row failed."""
 
 
@@ -52,7 +52,7 @@ def checked_settings(
     )
 
 
-def outcomes(chunk: Chunk) -> Generator[Outcome, None, None]:
+def outcomes(chunk: Chunk) -> Generator[MapOutcome, None, None]:
     """Yield the outcome of each row."""
     for outcome in chunk.outcomes:
         if isinstance(outcome, RequestError):
