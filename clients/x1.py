@@ -25,7 +25,7 @@ class X1Dialog:
         self._shared = SharedConnection(settings)
         self._futures = Futures(self._shared)
         self._arrived: deque[Inbox] = deque()
-        """For each outcome that `recv` has not returned yet, the inbox that holds it."""
+        """The inboxes of the outcomes that `recv` has not returned yet, one entry for each outcome."""
         self._unfinished: dict[_SentRequest, None] = {}
         """The requests made with `send` that have not ended, in the order in which they were sent."""
         self._takers: deque[_Taker] = deque()

@@ -22,7 +22,7 @@ from .tables import Column, Table, table
 from .trials import Trials, beginning
 
 FRESH_SECONDS: Final = 2.0
-"""For this long, an answer of the broker proves that its loop turns."""
+"""Seconds for which an answer of the broker proves that its loop turns."""
 DEAD_SECONDS: Final = 30.0
 """A broker that has not answered for so long does not live."""
 BUSIEST: Final = 8

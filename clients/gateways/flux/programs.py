@@ -58,11 +58,11 @@ class Programs:
         self._rolemask = rolemask
         self._output = output
         self._passed: dict[bytes, tuple[int, FluxRequest]] = {}
-        """By its route on top: number and message of each request that the program has not answered."""
+        """The number and the message of each request that the program has not answered, by its topmost route."""
         self._numbers: dict[int, bytes] = {}
         """The route of each, by number."""
         self._clients: dict[str, tuple[str, dict[str, FluxRequest]]] = {}
-        """By uuid: the gateway of each client, and its first request to each service, without the payload."""
+        """The gateway of each client, by its uuid, and its first request to each service, without the payload."""
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
