@@ -67,8 +67,8 @@ def targets(name, statement):
 
 
 def package_of(name):
-    """Return the package that contains the module, without `zmdp.`."""
-    package = name if name in PACKAGES else name.rpartition(".")[0]
+    """Return the package that contains the module, or the module itself if it has its own place; without `zmdp.`."""
+    package = name if name in PACKAGES or name in MODULES else name.rpartition(".")[0]
     return package.removeprefix("zmdp.")
 
 
@@ -77,6 +77,10 @@ def order():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     block = text.partition("<!-- The order of the packages: tests/imports.py reads it. -->")[2].split("```")[1]
     return [[name.replace("/", ".") for name in line.split()] for line in block.splitlines()[1:]]
+
+
+MODULES = {f"zmdp.{name}" for row in order() for name in row} - PACKAGES
+"""The modules that have a place of their own in the order."""
 
 
 def graph():
@@ -94,9 +98,7 @@ def below():
     """Return for each package those from which the order lets it import."""
     found, lower = {}, set()
     for row in reversed(order()):
-        for package in row:  # a package and one inside it, on the same line, count as one
-            found[package] = lower | {each for each in row if each.startswith(f"{package}.")}
-            found[package] |= {each for each in row if package.startswith(f"{each}.")}
+        found |= dict.fromkeys(row, lower)
         lower = lower | set(row)
     return found
 
