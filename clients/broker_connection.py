@@ -120,7 +120,7 @@ class BrokerConnection:
         return messages
 
     def end(self, reason: str) -> None:
-        """Use the connection no longer.  What was not sent yet is discarded."""
+        """Stop using the connection: what was not sent yet is discarded."""
         self.lost = reason
         self._batch = _new_batch()
         self._large = {}

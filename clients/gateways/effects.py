@@ -52,7 +52,7 @@ class Offer:
 
 @dataclass(slots=True)
 class Withdraw:
-    """Offer a service no longer.  Requests in progress go on.  Without effect if it is not offered."""
+    """Stop offering a service.  Requests in progress go on.  Without effect if it is not offered."""
 
     service: str
 

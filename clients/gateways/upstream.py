@@ -57,7 +57,7 @@ class Upstream:
         self._workers[service] = worker
 
     def withdraw(self, service: str) -> None:
-        """Offer a service no longer, once its requests in progress are finished.  Idempotent."""
+        """Stop offering a service, once its requests in progress are finished.  Idempotent."""
         worker = self._workers.pop(service, None)
         if worker is not None:
             worker.stop()

@@ -13,7 +13,7 @@ from .roles import Roles
 
 
 class Work:
-    """How much the turn may still do of what can go on in the next, in requests that end or are dispatched."""
+    """How much the turn may still do, in requests that end or are dispatched: the next turn does the rest."""
 
     __slots__ = ("_most", "left")
 
@@ -60,7 +60,7 @@ class Shared:
         self.draining = True
 
     def close(self) -> None:
-        """Dispatch nothing any more."""
+        """Stop dispatching."""
         self.closing = True
 
     def end_turn(self) -> None:

@@ -148,7 +148,7 @@ class _Poller:
             self._ports_poll.register(port.monitor, selectors.EVENT_READ)
 
     def remove(self, port: Port) -> None:
-        """Wait for a port no longer; call it before the port is closed."""
+        """Stop waiting for a port; call it before the port is closed."""
         del self._ports[port.descriptor]
         self._ports_poll.unregister(port.descriptor)
         if port.monitor != NO_MONITOR:

@@ -114,7 +114,7 @@ class Departures:
                 gone(watch.client)
 
     def close(self) -> None:
-        """Watch nobody any longer."""
+        """Stop watching all clients."""
         self._closed = True
         self._watches.clear()
 

@@ -166,7 +166,7 @@ class Subscription:
         self._timer = asyncio.get_running_loop().call_later(RETRY_SECONDS, self._begin)
 
     def close(self) -> None:
-        """Subscribe no longer."""
+        """End the subscription."""
         self._closed = True
         self._stop_waiting()
         self._end()

@@ -82,7 +82,7 @@ class Programs:
         return 0
 
     def remove(self, name: str) -> int:
-        """Offer a service no longer.  Return an errno, or 0."""
+        """Stop offering a service.  Return an errno, or 0."""
         if name not in self._names:
             return ENOENT
         self._names.remove(name)

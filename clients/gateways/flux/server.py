@@ -258,7 +258,7 @@ class FluxConnection(asyncio.Protocol):
     # ── the transport ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Admit the user at the other end, or not."""
+        """Admit or refuse the user at the other end."""
         self._transport = cast("asyncio.Transport", transport)
         self._reading = Reading(self._transport)
         self._loop = asyncio.get_running_loop()

@@ -368,7 +368,7 @@ class FluxSession:
             self._not_added(pending, *failure(outcome))
 
     def _not_added(self, pending: Pending, errnum: int, text: str = "") -> None:
-        """Offer a service no longer whose request could not be met."""
+        """Stop offering a service, because the request to add it could not be met."""
         self._programs.remove(pending.body.decode())
         self.output.fail(pending.request, errnum, text)
 
