@@ -222,6 +222,8 @@ class SharedConnection:
         woken = 0
         for call, outcome in events:
             woken += call.receiver.put(outcome)
+            if call.ended and (not isinstance(outcome, Reply) or outcome.final):
+                call.receiver = None  # which refers to the call: its bodies must not wait for the garbage collector
         if woken > 2:  # of two threads, one drives, so there is nothing to gather
             self._gather_until = time.monotonic() + MAX_GATHER_DELAY_SECONDS
 

@@ -201,6 +201,7 @@ class Worker(BaseWorker[Handler]):
                 self._handle(connection, handler, request)
             except Exception as error:  # noqa: BLE001 - an error in our own code: the caller gets it
                 connection.fail(request, error)
+            del request  # its body may be large, and the next one be long in coming
 
     def _handle(self, connection: ThreadedSource, handler: Handler, request: Request) -> None:
         outcome: Outcome

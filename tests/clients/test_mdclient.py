@@ -1,5 +1,6 @@
 """The synchronous client, against a real broker and real workers in this process."""
 
+import gc
 import json
 import logging
 import signal
@@ -33,6 +34,7 @@ from zmdp.clients import (
     WorkerLost,
     ZmdpError,
 )
+from zmdp.clients.call import Call
 from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
@@ -657,6 +659,27 @@ def test_values_in_a_stream(x1):
     with pytest.raises(RequestRejected, match="cannot be read as json") as caught:
         x1.request("sum", b"{")
     assert caught.value.code == 400
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.request("echo", b"x"),
+        lambda client: client.submit("echo", b"x").result(TIMEOUT_SECONDS),
+        lambda client: list(client.stream("count")),
+        lambda client: (client.send("echo", b"x"), client.recv()),
+    ],
+    ids=["request", "submit", "stream", "send"],
+)
+def test_nothing_is_left_of_a_request(x1, ask):
+    """Its bodies may be large: they are freed with the last reference, without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        ask(x1)
+        eventually(lambda: not any(isinstance(each, Call) for each in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 # ── X1: many at once ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """The synchronous worker, against a real broker and real clients in this process."""
 
 import functools
+import gc
 import json
 import math
 import sys
@@ -64,6 +65,17 @@ def test_a_handler_gets_a_request_that_is_its_frames(client, endpoint, protocol)
         client.request("look", b"a", b"b")
     (request,) = seen
     assert (request, type(request), request.service) == ([b"a", b"b"], Request, "look")
+
+
+def test_an_idle_worker_holds_no_request(client, endpoint, protocol):
+    gc.collect()
+    gc.disable()
+    try:
+        with Worker("take", lambda request: b"", broker=endpoint, protocol=protocol):
+            client.request("take", b"a large body")
+            eventually(lambda: not any(each == [b"a large body"] for each in gc.get_objects() if type(each) is Request))
+    finally:
+        gc.enable()
 
 
 def test_the_worker_as_a_decorator(client, endpoint):
