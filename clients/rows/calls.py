@@ -7,9 +7,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from ...mdp.codes import Code, request_error
 from ...mdp.errors import (
@@ -31,11 +31,11 @@ MAX_OUTSTANDING_BYTES: Final = 64 << 20
 """Size of the outstanding requests above which no further one is sent."""
 RETRYABLE: Final = frozenset({Code.QUEUE_FULL, Code.DRAINING})
 """Codes that mean "try again later", whether sent by the broker or by a handler."""
-RETRY_PAUSES_SECONDS: Final = (0.05, 1.0)
-"""First and longest pause before such a request is repeated."""
+FIRST_PAUSE_SECONDS: Final = 0.05
+"""How long to wait before such a request is repeated; each following pause is twice as long."""
+MAX_PAUSE_SECONDS: Final = 1.0
+"""The longest of these pauses."""
 _FRAMES: Final = {bytes}
-
-T = TypeVar("T")
 
 log = logging.getLogger("zmdp.client")
 
@@ -254,12 +254,17 @@ class RowCalls:
         settings, count, size = self._settings, len(pack), self._size(pack.chunk)
         asked = self._packs and (count > 1 or (size is not None and size.understood is None))
         options = {OPTION: count} if asked else None
+        timeout, pause = settings.timeout, FIRST_PAUSE_SECONDS
         began = time.monotonic()
-
-        def ask(timeout: float) -> Awaitable[list[bytes]]:
-            return self._client.request(service, *pack.rows, timeout=timeout, headers=settings.headers, options=options)
-
-        reply = await self._retrying(ask, began + settings.timeout)
+        while True:
+            try:
+                reply = await self._client.request(
+                    service, *pack.rows, timeout=timeout, headers=settings.headers, options=options
+                )
+                break
+            except RequestError as error:
+                timeout = await _pause(error, pause, began + settings.timeout)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
         outcomes = read_outcomes(reply, count, service) if asked else None
         if size is not None:
             if asked or size.understood:
@@ -290,10 +295,15 @@ class RowCalls:
 
     async def _request_keyed(self, keyed: Keyed, service: str, pack: Pack) -> None:
         """Send rows with their keys.  Repeating this returns the same replies."""
+        timeout, pause = self._settings.timeout, FIRST_PAUSE_SECONDS
         began = time.monotonic()
-        outcomes = await self._retrying(
-            lambda timeout: keyed.request(service, pack, timeout), began + self._settings.timeout, keyed.retryable
-        )
+        while True:
+            try:
+                outcomes = await keyed.request(service, pack, timeout)
+                break
+            except RequestError as error:
+                timeout = await _pause(error, pause, began + self._settings.timeout, keyed.retryable)
+                pause = min(2 * pause, MAX_PAUSE_SECONDS)
         size = self._size(pack.chunk)
         if size is not None:
             size.replied(len(pack), time.monotonic() - began)
@@ -305,27 +315,19 @@ class RowCalls:
         if len(outcomes) < len(pack):
             self._send_again(pack, len(pack), len(outcomes))
 
-    async def _retrying(
-        self,
-        ask: Callable[[float], Awaitable[T]],
-        deadline: float,
-        retryable: tuple[type[RequestError], ...] = (),
-    ) -> T:
-        """Call `ask` with the remaining seconds and return its result.
 
-        Retries until `deadline` after errors whose code is in `RETRYABLE` or whose type is in `retryable`.
-        """
-        pause, most = RETRY_PAUSES_SECONDS
-        while True:
-            try:
-                return await ask(max(deadline - time.monotonic(), 0.001))
-            except RequestError as error:
-                if error.code not in RETRYABLE and not isinstance(error, retryable):
-                    raise
-                if time.monotonic() + pause >= deadline:
-                    raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, most)
+async def _pause(
+    error: RequestError, seconds: float, deadline: float, retryable: tuple[type[RequestError], ...] = ()
+) -> float:
+    """Wait before a request that has failed is repeated, and return what is left of its time.
+
+    Raises `error` if it should not be repeated, or there is no time.  It should be after errors whose code is in
+    `RETRYABLE` or whose type is in `retryable`.
+    """
+    if (error.code not in RETRYABLE and not isinstance(error, retryable)) or time.monotonic() + seconds >= deadline:
+        raise error
+    await asyncio.sleep(seconds)
+    return max(deadline - time.monotonic(), 0.001)
 
 
 def read_outcomes(reply: Sequence[bytes], count: int, service: str, *, partly: bool = False) -> list[RowOutcome] | None:
