@@ -202,6 +202,8 @@ bench-more: $(VENV)/dev.installed
 	$(BIN)/python bench/capacity.py
 	$(BIN)/python bench/typed.py
 	$(BIN)/python bench/titanic.py
+	$(BIN)/python bench/bodies.py
+	$(BIN)/python bench/rows.py
 	$(BIN)/python bench/spark_batch.py
 	$(BIN)/python bench/spark_fleet.py
 	$(BIN)/python bench/spark_pipeline.py
