@@ -75,6 +75,7 @@ MACHINES = [
     "zmdp/mdp/broker/unfinished.py",
     "zmdp/mdp/broker/watch.py",
     "zmdp/mdp/broker/worker_dialog.py",
+    "zmdp/mdp/histogram.py",
     "zmdp/mdp/linked_lists.py",
     "zmdp/mdp/timers.py",
     "zmdp/mdp/wire/commands.py",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..mdp.errors import RequestError
 from .aio import AsyncClient
-from .histogram import Histogram
+from .latencies import Latencies
 from .mdclient import Client
 
 SEED: Final = 1
@@ -26,7 +26,7 @@ class Result:
     """The result of a benchmark: latencies in seconds by kind of request, and errors by type."""
 
     seconds: float = 0.0
-    latencies: dict[str, Histogram] = field(default_factory=dict)
+    latencies: dict[str, Latencies] = field(default_factory=dict)
     errors: Counter[str] = field(default_factory=Counter)
     samples: dict[str, str] = field(default_factory=dict)
     """The text of the first error of each type."""
@@ -35,7 +35,7 @@ class Result:
         """Record a request of `kind` that took `seconds`."""
         histogram = self.latencies.get(kind)
         if histogram is None:
-            histogram = self.latencies[kind] = Histogram()
+            histogram = self.latencies[kind] = Latencies()
         histogram.record(seconds)
 
     def fail(self, error: RequestError) -> None:

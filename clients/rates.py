@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, Final
+
+from ..mdp.histogram import times_in
 
 OK: Final = "ok"
 
@@ -40,45 +41,15 @@ def service_rates(
         return dict.fromkeys((*names, "queue_p99_seconds"))
     old = before["outcomes"] if before is not None else {}
     grown = {outcome: max(0, count - old.get(outcome, 0)) for outcome, count in now["outcomes"].items()}
-    at_worker, in_queue = (_grown(now, before, key) for key in ("worker_seconds", "queue_seconds"))
-    at_once = max(0, sent - sum(in_queue))  # the broker does not count the requests that have not waited
+    at_worker, in_queue = (times_in(now[key]) for key in ("worker_seconds", "queue_seconds"))
+    if before is not None:
+        at_worker = at_worker.since(times_in(before["worker_seconds"]))
+        in_queue = in_queue.since(times_in(before["queue_seconds"]))
+    at_once = max(0, sent - in_queue.count)  # the broker does not count the requests that have not waited
     return {
         "outcomes_per_second": {outcome: interval.rate(count) for outcome, count in grown.items() if count},
         "errors_per_second": interval.rate(sum(count for outcome, count in grown.items() if outcome != OK)),
-        "worker_p50_seconds": quantile(0.5, at_worker, bounds),
-        "worker_p99_seconds": quantile(0.99, at_worker, bounds),
-        "queue_p99_seconds": quantile(0.99, in_queue, bounds, zeros=at_once),
+        "worker_p50_seconds": at_worker.quantile(0.5, bounds),
+        "worker_p99_seconds": at_worker.quantile(0.99, bounds),
+        "queue_p99_seconds": in_queue.quantile(0.99, bounds, at_once),
     }
-
-
-def quantile(share: float, buckets: Sequence[int], bounds: Sequence[float], *, zeros: int = 0) -> float | None:
-    """Return the time that this share of all times does not exceed; None if there are none.
-
-    Within a bucket it is interpolated, as Prometheus does; in the last one it is that bucket's lower bound.
-
-    Args:
-        share: From 0 to 1.
-        buckets: How many times are in each bucket.
-        bounds: Upper bounds of all buckets but the last.
-        zeros: Further times, of 0.
-    """
-    total = zeros + sum(buckets)
-    if not total:
-        return None
-    wanted, seen = share * total, zeros
-    if wanted <= seen:
-        return 0.0
-    for index, count in enumerate(buckets):
-        if count and seen + count >= wanted:
-            lower = bounds[index - 1] if index else 0.0
-            if index == len(bounds):
-                return lower
-            return round(lower + (bounds[index] - lower) * (wanted - seen) / count, 6)
-        seen += count
-    return bounds[-1]  # only if rounding is to blame
-
-
-def _grown(now: Mapping[str, Any], before: Mapping[str, Any] | None, key: str) -> list[int]:
-    """Return by how much each bucket has grown."""
-    old = before[key]["buckets"] if before is not None else []
-    return [max(0, count - then) for count, then in zip_longest(now[key]["buckets"], old, fillvalue=0)]

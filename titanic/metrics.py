@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+from ..mdp.histogram import Histogram
+
 COMMIT_BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds in seconds."""
 BATCH_BOUNDS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -19,49 +21,23 @@ OTHER_CODE: Final = "other"
 OK: Final = "ok"
 
 
-class Histogram:
-    """How many values were how large."""
-
-    __slots__ = ("bounds", "buckets", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        """Upper bounds of the buckets, except the last."""
-        self.buckets = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-
-    def add(self, value: float) -> None:
-        """Count a value."""
-        self.buckets[bisect_left(self.bounds, value)] += 1
-        self.sum += value
-
-    @property
-    def count(self) -> int:
-        """How many values were counted."""
-        return sum(self.buckets)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the histogram, ready for JSON."""
-        return {"bounds": list(self.bounds), "buckets": list(self.buckets), "sum": round(self.sum, 6)}
-
-
 class CommitMetrics:
     """The transactions of one database thread."""
 
     __slots__ = ("failures", "items", "seconds")
 
     def __init__(self) -> None:
-        self.seconds = Histogram(COMMIT_BOUNDS)
+        self.seconds = Histogram([0] * (len(COMMIT_BOUNDS) + 1))
         """How long those that were committed took."""
-        self.items = Histogram(BATCH_BOUNDS)
+        self.items = Histogram([0] * (len(BATCH_BOUNDS) + 1))
         """How many requests, outcomes or other items they had."""
         self.failures = 0
         """Transactions that failed."""
 
     def committed(self, seconds: float, items: int) -> None:
         """Count a transaction that was committed."""
-        self.seconds.add(seconds)
-        self.items.add(items)
+        self.seconds.add(bisect_left(COMMIT_BOUNDS, seconds), seconds)
+        self.items.add(bisect_left(BATCH_BOUNDS, items), items)
 
     def failed(self) -> None:
         """Count a transaction that failed."""
@@ -69,7 +45,15 @@ class CommitMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts by name, ready for JSON."""
-        return {"seconds": self.seconds.as_dict(), "items": self.items.as_dict(), "failures": self.failures}
+        return {
+            "seconds": _told(self.seconds, COMMIT_BOUNDS),
+            "items": _told(self.items, BATCH_BOUNDS),
+            "failures": self.failures,
+        }
+
+
+def _told(histogram: Histogram, bounds: Sequence[float]) -> dict[str, Any]:
+    return {"bounds": list(bounds), "buckets": list(histogram.buckets), "sum": round(histogram.total, 6)}
 
 
 class Metrics:

@@ -8,16 +8,15 @@ from typing import Any, Final
 from prometheus_client.registry import Collector
 
 from ...mdp.control import GATEWAY, SPARK
+from ...mdp.histogram import times_in
 from .. import AsyncClient
 from .charts import bars, chart, drawing
 from .exposition import BrokerCollector, Selection
 from .formats import link, seconds
-from .histogram import Histogram
-from .history import Point
 from .lists import Listing, Lists
 from .observer import Observer, Unavailable, until_changed
 from .shell import Action, NotFoundError, Page, Section, View
-from .snapshot import Change, Snapshot, change, change_of
+from .snapshot import Change, Snapshot, change, change_of, levels_of, point_between
 from .tables import Column, Table, table
 from .trials import Trials, beginning
 
@@ -112,7 +111,7 @@ class BrokerSection:
         now, points = change(earlier, latest), list(observer.history.points)
         at, step = latest.at, observer.history.step
         p50, p99 = (now.at_worker.quantile(share, latest.bounds) for share in (0.5, 0.99))
-        points.append(Point(at, now.rate, now.error_rate, latest.stats["queued"], latest.stats["running"], p50, p99))
+        points.append(point_between(earlier, latest, levels_of(latest)))
         charts = [
             chart("Requests per second", points, [("rate", "", lambda each: each.rate)], now=at, step=step),
             chart(
@@ -179,7 +178,7 @@ class BrokerSection:
         if latest is None or earlier is None or row is None:
             raise NotFoundError(f"The broker knows no service {name!r}. Perhaps its last worker has left.")
         now = change_of(earlier, latest, name)
-        all_times, in_queue = Histogram.of(row["worker_seconds"]), Histogram.of(row["queue_seconds"])
+        all_times, in_queue = times_in(row["worker_seconds"]), times_in(row["queue_seconds"])
         body = _as_bytes(name)
         requests, trouble = await _told(self._lists.requests(body))
         workers, _ = await _told(self._lists.workers(body))

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from ...mdp.histogram import Histogram
 from .formats import number, seconds
-from .histogram import Histogram
 from .history import SPAN_SECONDS
 
 WIDTH: Final = 600

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from .histogram import Histogram
+from ...mdp.histogram import sum_of, times_in
 from .snapshot import Snapshot
 
 MAX_SERVICES: Final = 500
@@ -107,8 +107,8 @@ class BrokerCollector(Collector):
             if name == OTHER and not rest and not _outcomes(rows):
                 continue
             for family, key in ((queue, "queue_seconds"), (duration, "worker_seconds")):
-                total = Histogram.total(Histogram.of(row[key]) for row in rows)
-                family.add_metric([name], _buckets(total, snapshot.bounds), total.seconds)
+                times = sum_of(times_in(row[key]) for row in rows)
+                family.add_metric([name], times.cumulative(snapshot.bounds), times.total)
             for gauge, key in ((depth, "queued"), (running, "running")):
                 gauge.add_metric([name], sum(row.get(key, 0) for row in rows))
             oldest.add_metric([name], max(row.get("oldest_seconds", 0.0) for row in rows))
@@ -163,16 +163,6 @@ def _outcomes(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         for outcome, count in row["outcomes"].items():
             total[outcome] = total.get(outcome, 0) + count
     return total
-
-
-def _buckets(histogram: Histogram, bounds: Sequence[float]) -> list[tuple[str, float]]:
-    """Return the buckets as Prometheus has them: each contains all shorter times too."""
-    counts = [*histogram.buckets, *([0] * (len(bounds) + 1 - len(histogram.buckets)))]
-    below, found = 0, []
-    for bound, count in zip([*map(repr, map(float, bounds)), "+Inf"], counts, strict=True):
-        below += count
-        found.append((bound, float(below)))
-    return found
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

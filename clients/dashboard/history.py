@@ -1,57 +1,63 @@
-"""The last hour of a broker, in bounded memory: what its charts show."""
+"""The last hour of what a dashboard shows, in bounded memory."""
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Final
-
-from .snapshot import Snapshot, change
+from collections.abc import Callable, Mapping
+from typing import Final, Generic, Protocol, TypeVar
 
 SPAN_SECONDS: Final = 3600
 STEP_SECONDS: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """What happened within a step.  Times are in seconds, and None if no request was answered."""
+class Sample(Protocol):
+    """What was counted up to a moment."""
 
-    at: float
-    rate: float
-    errors: float
-    queued: int
-    running: int
-    p50: float | None
-    p99: float | None
+    @property
+    def at(self) -> float:
+        """The monotonic time of that moment."""
+        ...
 
 
-class History:
-    """Points for the last hour, one for each step."""
+SampleT = TypeVar("SampleT", bound=Sample)
+PointT = TypeVar("PointT")
 
-    def __init__(self, span: float = SPAN_SECONDS, step: float = STEP_SECONDS) -> None:
-        self.points: deque[Point] = deque(maxlen=round(span / step))
+
+class History(Generic[SampleT, PointT]):
+    """Points for the last hour, one for each step.
+
+    Args:
+        point: Returns the point of a step: from its first and its last sample, and the highest levels within it.
+        levels: Returns the levels in a sample, such as the length of a queue.  Of each, the highest within a step is
+            kept: short queues would be missed otherwise.
+        span: How many seconds to keep.
+        step: How many seconds a point stands for.
+    """
+
+    def __init__(
+        self,
+        point: Callable[[SampleT, SampleT, Mapping[str, int]], PointT],
+        levels: Callable[[SampleT], Mapping[str, int]],
+        *,
+        span: float = SPAN_SECONDS,
+        step: float = STEP_SECONDS,
+    ) -> None:
+        self.points: deque[PointT] = deque(maxlen=round(span / step))
         self.step = step
-        self._last: Snapshot | None = None
-        self._queued = self._running = 0
+        self._point = point
+        self._levels = levels
+        self._last: SampleT | None = None
+        self._highest: dict[str, int] = {}
 
-    def add(self, snapshot: Snapshot) -> None:
-        """Take the next snapshot."""
-        before = self._last
-        # The highest numbers within a step: short queues would be missed otherwise.
-        self._queued = max(self._queued, snapshot.stats["queued"])
-        self._running = max(self._running, snapshot.stats["running"])
-        if before is None:
-            self._last = snapshot
-        elif snapshot.at - before.at >= self.step:
-            done = change(before, snapshot)
-            self.points.append(
-                Point(
-                    snapshot.at, done.rate, done.error_rate, self._queued, self._running,
-                    done.at_worker.quantile(0.5, snapshot.bounds), done.at_worker.quantile(0.99, snapshot.bounds),
-                )
-            )  # fmt: skip
-            self._last = snapshot
-            self._queued = self._running = 0
+    def add(self, sample: SampleT) -> None:
+        """Take the next sample."""
+        for name, level in self._levels(sample).items():
+            self._highest[name] = max(self._highest.get(name, level), level)
+        if self._last is None:
+            self._last = sample
+        elif sample.at - self._last.at >= self.step:
+            self.points.append(self._point(self._last, sample, self._highest))
+            self._last, self._highest = sample, {}
 
     def forget(self) -> None:
-        """Begin anew: another broker answers."""
+        """Begin anew: what is counted now began at 0 again."""
         self.points.clear()
         self._last = None

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ...mdp.errors import RetryLater, ZmdpError
 from .. import AsyncClient
 from .history import History
-from .snapshot import Snapshot
+from .snapshot import Snapshot, levels_of, point_between
 
 INTERVAL_SECONDS: Final = 1.0
 """Between two snapshots, if the broker answers quickly."""
@@ -45,7 +45,7 @@ class Observer:
         self._answers: dict[tuple[str, bytes], tuple[float, asyncio.Future[Any]]] = {}
         self._asked: deque[float] = deque(maxlen=MAX_QUESTIONS)
         """When the last questions about single services were asked."""
-        self.history = History()
+        self.history = History(point_between, levels_of)
         self.trouble = "the broker has not answered yet"
         """Why there is no current snapshot; empty if there is one."""
         self.last_answer: float | None = None

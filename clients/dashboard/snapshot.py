@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
-from .histogram import Histogram
+from ...mdp.histogram import Histogram, sum_of, times_in
 
 OK: Final = "ok"
 _NOTHING: Final[Mapping[str, Any]] = {
@@ -56,7 +56,7 @@ class Snapshot:
         return int(counts.get("accepted", 0) - counts.get("ended", 0))
 
     def _total(self, name: str) -> Histogram:
-        return Histogram.total(Histogram.of(row[name]) for row in (*self.services.values(), self.others))
+        return sum_of(times_in(row[name]) for row in (*self.services.values(), self.others))
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,34 @@ def change_of(before: Snapshot, after: Snapshot, name: str) -> Change:
     return Change(
         after.at - before.at,
         _more(first["outcomes"], last["outcomes"]),
-        Histogram.of(last["worker_seconds"]).since(Histogram.of(first["worker_seconds"])),
-        Histogram.of(last["queue_seconds"]).since(Histogram.of(first["queue_seconds"])),
+        times_in(last["worker_seconds"]).since(times_in(first["worker_seconds"])),
+        times_in(last["queue_seconds"]).since(times_in(first["queue_seconds"])),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What happened within a step of the charts.  Times are in seconds, and None if no request was answered."""
+
+    at: float
+    rate: float
+    errors: float
+    queued: int
+    running: int
+    p50: float | None
+    p99: float | None
+
+
+def levels_of(snapshot: Snapshot) -> Mapping[str, int]:
+    """Return how many requests waited, and how many workers held, at that moment."""
+    return {"queued": snapshot.stats["queued"], "running": snapshot.stats["running"]}
+
+
+def point_between(before: Snapshot, after: Snapshot, highest: Mapping[str, int]) -> Point:
+    """Return what happened between two snapshots, with the highest levels within."""
+    done, bounds = change(before, after), after.bounds
+    p50, p99 = (done.at_worker.quantile(share, bounds) for share in (0.5, 0.99))
+    return Point(after.at, done.rate, done.error_rate, highest["queued"], highest["running"], p50, p99)
 
 
 def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:

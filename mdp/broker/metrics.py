@@ -8,6 +8,8 @@ from bisect import bisect_right
 from collections import Counter
 from typing import Any, Final
 
+from ..histogram import Histogram
+
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
 BOUNDS: list[float] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
@@ -26,39 +28,19 @@ OTHER_CODE: Final = "other"
 OK: Final = "ok"
 
 
-class Histogram:
-    """How many times were how long."""
+def bucket_of(seconds: float) -> int:
+    """Return the bucket of a time."""
+    ticks = int(seconds * TICKS_PER_SECOND)
+    return BUCKETS[ticks] if ticks < TICKS_PER_SECOND else bisect_right(BOUNDS, seconds)
 
-    __slots__ = ("buckets", "seconds")
 
-    def __init__(self) -> None:
-        self.buckets = [0] * (len(BOUNDS) + 1)
-        self.seconds = 0.0
-        """The sum of all times."""
+def no_times() -> Histogram:
+    """Return a histogram of times, with nothing in it yet."""
+    return Histogram([0] * (len(BOUNDS) + 1))
 
-    def add(self, seconds: float) -> None:
-        """Count a time."""
-        ticks = int(seconds * TICKS_PER_SECOND)
-        self.buckets[BUCKETS[ticks] if ticks < TICKS_PER_SECOND else bisect_right(BOUNDS, seconds)] += 1
-        self.seconds += seconds
 
-    def add_all(self, other: "Histogram") -> None:
-        """Count all times of another histogram."""
-        for index, count in enumerate(other.buckets):
-            self.buckets[index] += count
-        self.seconds += other.seconds
-
-    @property
-    def count(self) -> int:
-        """How many times were counted."""
-        return sum(self.buckets)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the buckets, without the empty ones at the end, and the sum."""
-        buckets = self.buckets
-        while buckets and not buckets[-1]:
-            buckets = buckets[:-1]
-        return {"buckets": buckets, "seconds": round(self.seconds, 6)}
+def _told(times: Histogram) -> dict[str, Any]:
+    return {"buckets": times.trimmed(), "seconds": round(times.total, 6)}
 
 
 class ServiceMetrics:
@@ -70,10 +52,10 @@ class ServiceMetrics:
         self.name = name
         self.other: Counter[str] = Counter()
         """Requests that ended otherwise: by code, or by reason if there is none."""
-        self.in_queue = Histogram()
+        self.in_queue = no_times()
         """Times from when a request was accepted, or came back, until it was sent to a worker, if that was not in the
         same turn of the broker."""
-        self.at_worker = Histogram()
+        self.at_worker = no_times()
         """Times from then until the FINAL, of the requests that were answered with one."""
         self.redispatched = 0
         """Requests that came back from a worker and were queued again."""
@@ -112,8 +94,8 @@ class ServiceMetrics:
         ok = self.at_worker.count
         return {
             "outcomes": {OK: ok, **self.other} if ok else dict(self.other),
-            "queue_seconds": self.in_queue.as_dict(),
-            "worker_seconds": self.at_worker.as_dict(),
+            "queue_seconds": _told(self.in_queue),
+            "worker_seconds": _told(self.at_worker),
             "redispatched": self.redispatched,
             "request_bytes": self.request_bytes,
             "reply_bytes": self.reply_bytes,

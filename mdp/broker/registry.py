@@ -18,6 +18,7 @@ from typing import Final
 from ..timers import Timers
 from ..wire import show, size_of
 from .directory import Directory
+from .metrics import bucket_of
 from .records import (
     FRAME_OVERHEAD,
     NEVER,
@@ -209,7 +210,8 @@ class Registry:
         metrics = request.service.metrics
         metrics.request_bytes += request.size
         if now > request.since:
-            metrics.in_queue.add(now - request.since)
+            waited = now - request.since
+            metrics.in_queue.add(bucket_of(waited), waited)
             request.since = now
         if request.deadline < NEVER:
             self.expiries.set(request, request.deadline)

@@ -14,7 +14,7 @@ from ..wire import Reason, size_of, x1
 from ..wire.names import show
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
-from .metrics import BUCKETS, OK, TICKS_PER_SECOND
+from .metrics import BUCKETS, OK, TICKS_PER_SECOND, bucket_of
 from .records import NEVER, Attempt, Client, Collected, Link, Remote, Request, Service, Untold, Worker
 from .scheduling import is_pinned
 from .shared import Shared
@@ -206,11 +206,11 @@ class Requests:
         metrics.reply_bytes += len(frames[0]) if len(frames) == 1 else size_of(body)
         times = metrics.at_worker
         ticks = int(seconds * TICKS_PER_SECOND)
-        if ticks < TICKS_PER_SECOND:  # as `Histogram.add`, without another call
+        if ticks < TICKS_PER_SECOND:  # as below, without two calls
             times.buckets[BUCKETS[ticks]] += 1
-            times.seconds += seconds
+            times.total += seconds
         else:
-            times.add(seconds)
+            times.add(bucket_of(seconds), seconds)
         if self._watch.active:
             self._watch.ended(request, attempt, OK, now)
         self._registry.drop(request, now)

@@ -1,12 +1,13 @@
 """Titanic's metrics for Prometheus (docs/how-to/monitoring.md)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ... import __version__
+from ...mdp.histogram import Histogram
 from .. import store
 
 
@@ -64,18 +65,9 @@ def _commits(commits: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     for thread, counts in commits.items():
         for family, key in ((seconds, "seconds"), (items, "items")):
             found = counts[key]
-            family.add_metric([thread], _buckets(found["bounds"], found["buckets"]), found["sum"])
+            family.add_metric([thread], Histogram(found["buckets"]).cumulative(found["bounds"]), found["sum"])
         failures.add_metric([thread], counts["failures"])
     yield from (seconds, items, failures)
-
-
-def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Return the buckets as Prometheus has them: each contains all smaller values too."""
-    below, found = 0, []
-    for bound, count in zip([*(repr(float(bound)) for bound in bounds), "+Inf"], counts, strict=True):
-        below += count
-        found.append((bound, float(below)))
-    return found
 
 
 def _labelled(name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:

@@ -1,14 +1,13 @@
-"""The last hour of a Titanic, in bounded memory: what its charts show."""
+"""What the charts of a Titanic show: its last hour."""
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ...clients.dashboard.charts import Chart, chart
 from ...clients.dashboard.formats import number, seconds
-from ...clients.dashboard.histogram import Histogram
-from ...clients.dashboard.history import SPAN_SECONDS, STEP_SECONDS
+from ...clients.dashboard.history import SPAN_SECONDS, STEP_SECONDS, History
+from ...mdp.histogram import Histogram
 from .. import store
 from ..metrics import OK
 
@@ -33,81 +32,72 @@ class Point:
     p99: float | None
 
 
-class History:
-    """Points for the last hour, one for each step."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a Titanic had counted at a moment, and what was in its database unless that could not be read."""
 
-    def __init__(self, span: float = SPAN_SECONDS, step: float = STEP_SECONDS) -> None:
-        self.points: deque[Point] = deque(maxlen=round(span / step))
-        self.step = step
-        self._last: tuple[float, Mapping[str, Any]] | None = None
-        self._states: dict[str, int] = {}
+    at: float
+    counted: Mapping[str, Any]
+    summary: store.Summary | None = None
 
-    def add(self, at: float, counted: Mapping[str, Any], summary: store.Summary | None) -> None:
-        """Take what a Titanic has counted, and what is in its database unless that cannot be read."""
-        if summary is not None:
-            self._states = {state: max(self._states.get(state, 0), summary.requests[state]) for state in STATES}
-        if self._last is None:
-            self._last = at, counted
-        elif at - self._last[0] >= self.step:
-            self.points.append(_point(*self._last, at, counted, self._states))
-            self._last, self._states = (at, counted), {}
 
-    def charts(
-        self,
-        earlier: tuple[float, Mapping[str, Any]],
-        latest: tuple[float, Mapping[str, Any]],
-        summary: store.Summary | None,
-    ) -> Sequence[Chart]:
-        """Return the charts, up to now: the last rates are those between the two times that are given."""
-        points, (at, counted) = list(self.points), latest
-        if at > earlier[0]:
-            now = {} if summary is None else {state: summary.requests[state] for state in STATES}
-            points.append(_point(*earlier, at, counted, now))
-        p99 = points[-1].p99 if points else None
-        return [
-            chart(
-                "Requests that have not ended", points,
-                [(state, state, _number_in(state)) for state in STATES],
-                now=at, step=self.step,
-                current=number(sum(points[-1].states.values())) if points and points[-1].states else "–",
-            ),
-            chart(
-                "Requests per second", points,
-                [("ended", "ended", lambda each: each.ended), ("accepted", "accepted", lambda each: each.accepted)],
-                now=at, step=self.step,
-            ),
-            chart(
-                "Duration of a commit", points,
-                [("p99", "p99", lambda each: each.p99), ("p50", "p50", lambda each: each.p50)],
-                now=at, step=self.step, show=seconds, current=f"p99 {seconds(p99)}",
-            ),
-            chart(
-                "Failures and retries per second", points, [("errors", "", lambda each: each.failed)],
-                now=at, step=self.step,
-            ),
-        ]  # fmt: skip
+def new_history(span: float = SPAN_SECONDS, step: float = STEP_SECONDS) -> History[Look, Point]:
+    """Return the history of a Titanic."""
+    return History(_point, _states, span=span, step=step)
+
+
+def charts(history: History[Look, Point], earlier: Look, latest: Look) -> Sequence[Chart]:
+    """Return the charts, up to now: the last rates are those between the two looks that are given."""
+    points, at, step = list(history.points), latest.at, history.step
+    if at > earlier.at:
+        points.append(_point(earlier, latest, _states(latest)))
+    p99 = points[-1].p99 if points else None
+    return [
+        chart(
+            "Requests that have not ended", points,
+            [(state, state, _number_in(state)) for state in STATES],
+            now=at, step=step,
+            current=number(sum(points[-1].states.values())) if points and points[-1].states else "–",
+        ),
+        chart(
+            "Requests per second", points,
+            [("ended", "ended", lambda each: each.ended), ("accepted", "accepted", lambda each: each.accepted)],
+            now=at, step=step,
+        ),
+        chart(
+            "Duration of a commit", points,
+            [("p99", "p99", lambda each: each.p99), ("p50", "p50", lambda each: each.p50)],
+            now=at, step=step, show=seconds, current=f"p99 {seconds(p99)}",
+        ),
+        chart(
+            "Failures and retries per second", points, [("errors", "", lambda each: each.failed)],
+            now=at, step=step,
+        ),
+    ]  # fmt: skip
+
+
+def _states(look: Look) -> Mapping[str, int]:
+    return {} if look.summary is None else {state: look.summary.requests[state] for state in STATES}
 
 
 def _number_in(state: str) -> Callable[[Point], float | None]:
     return lambda point: point.states.get(state)
 
 
-def _point(
-    began: float, before: Mapping[str, Any], at: float, counted: Mapping[str, Any], states: Mapping[str, int]
-) -> Point:
-    spent = at - began
+def _point(earlier: Look, latest: Look, states: Mapping[str, int]) -> Point:
+    spent, counted, before = latest.at - earlier.at, latest.counted, earlier.counted
 
-    def rate(of: Mapping[str, Any], earlier: Mapping[str, Any], *keys: str) -> float:
-        more: int = sum(of[key] - earlier.get(key, 0) for key in keys)
+    def rate(now: Mapping[str, Any], then: Mapping[str, Any], *keys: str) -> float:
+        more: int = sum(now[key] - then.get(key, 0) for key in keys)
         return max(more, 0) / spent
 
-    finished, earlier = counted["finished"], before["finished"]
+    finished, finished_before = counted["finished"], before["finished"]
     bad = [code for code in finished if code != OK]
     commits = _commits(counted).since(_commits(before))
     bounds = counted["commits"]["writer"]["seconds"]["bounds"]
     return Point(
-        at, states, rate(counted, before, "accepted"), rate(finished, earlier, *finished),
-        rate(finished, earlier, *bad) + rate(counted, before, "retries"),
+        latest.at, states, rate(counted, before, "accepted"), rate(finished, finished_before, *finished),
+        rate(finished, finished_before, *bad) + rate(counted, before, "retries"),
         commits.quantile(0.5, bounds), commits.quantile(0.99, bounds),
     )  # fmt: skip
 

@@ -14,16 +14,16 @@ from prometheus_client.registry import Collector
 
 from ...clients.dashboard.charts import bars
 from ...clients.dashboard.formats import link, number, seconds
-from ...clients.dashboard.histogram import Histogram
 from ...clients.dashboard.shell import Action, NotFoundError, Page, Section, View
 from ...clients.dashboard.tables import Column, Table, table
+from ...mdp.histogram import Histogram
 from .. import admin, store
 from ..frames import unpack
 from ..store.models import NOT_ENDED, STATES
 from ..submission import read_uuid
 from .collector import TitanicCollector
 from .database import AdminDatabase, DatabaseError
-from .history import History
+from .history import Look, charts, new_history
 
 INTERVAL_SECONDS: Final = 1.0
 """How often it looks."""
@@ -54,8 +54,8 @@ class TitanicSection:
         self._snapshot = snapshot
         self._turn = turn
         self._database = database
-        self._looks: list[tuple[float, dict[str, Any]]] = [(time.monotonic(), snapshot())]
-        self._history = History()
+        self._looks = [Look(time.monotonic(), snapshot())]
+        self._history = new_history()
         self._summary: store.Summary | None = None
         self._trouble = "the database has not been read yet"
         self._turned_at = time.monotonic()
@@ -91,12 +91,13 @@ class TitanicSection:
         while True:
             if turning is None or turning.done():
                 turning = asyncio.ensure_future(self._note_turn())
-            self._looks = [*self._looks[-RECENT_LOOKS:], (time.monotonic(), self._snapshot())]
+            at, counted = time.monotonic(), self._snapshot()
             try:
                 self._summary, self._trouble = await self._database.summary(), ""
             except DatabaseError as error:
                 self._summary, self._trouble = None, str(error)
-            self._history.add(*self._looks[-1], self._summary)
+            self._looks = [*self._looks[-RECENT_LOOKS:], Look(at, counted, self._summary)]
+            self._history.add(self._looks[-1])
             self._refresh()
             await asyncio.sleep(INTERVAL_SECONDS)
 
@@ -144,11 +145,11 @@ class TitanicSection:
 
     async def _overview(self, view: View) -> Mapping[str, Any]:
         del view
-        (began, before), (now, counted) = self._looks[0], self._looks[-1]
-        spent = now - began
+        earlier, latest = self._looks[0], self._looks[-1]
+        counted, spent = latest.counted, latest.at - earlier.at
 
         def rate(key: str) -> float:
-            return max(_total(counted[key]) - _total(before[key]), 0) / spent if spent else 0.0
+            return max(_total(counted[key]) - _total(earlier.counted[key]), 0) / spent if spent else 0.0
 
         writer = counted["commits"]["writer"]
         times, items = (Histogram(writer[key]["buckets"], writer[key]["sum"]) for key in ("seconds", "items"))
@@ -161,10 +162,10 @@ class TitanicSection:
         rows.sort(key=lambda row: (-row["failed"], -row["pending"], row["name"]))
         return {
             "trouble": self._trouble, "counted": counted, "summary": self._summary,
-            "charts": self._history.charts(self._looks[0], self._looks[-1], self._summary),
+            "charts": charts(self._history, earlier, latest),
             "rates": {key: rate(key) for key in ("accepted", "attempts", "finished", "retries")},
             "bars": bars(times, bounds), "p50": times.quantile(0.5, bounds), "p99": times.quantile(0.99, bounds),
-            "times": times, "mean_items": items.seconds / items.count if items.count else None,
+            "times": times, "mean_items": items.total / items.count if items.count else None,
             "outcomes": sorted(counted["finished"].items(), key=lambda pair: -pair[1]),
             "rejected": sorted(counted["rejected"].items()), "services": rows[:MAX_PARTS],
             "more_services": len(rows) - MAX_PARTS,

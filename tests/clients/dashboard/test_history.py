@@ -1,7 +1,7 @@
 from zmdp.clients.dashboard.charts import HEIGHT, WIDTH, bars, chart, drawing
-from zmdp.clients.dashboard.histogram import Histogram
-from zmdp.clients.dashboard.history import History, Point
-from zmdp.clients.dashboard.snapshot import Snapshot
+from zmdp.clients.dashboard.history import History
+from zmdp.clients.dashboard.snapshot import Point, Snapshot, levels_of, point_between
+from zmdp.mdp.histogram import Histogram
 
 BOUNDS = [1.0, 2.0, 4.0]
 
@@ -27,7 +27,7 @@ def lines_of(found, now=None):
 
 
 def test_a_step_has_the_rates_between_its_ends_and_the_longest_queue():
-    history = History(span=30, step=10)
+    history = History(point_between, levels_of, span=30, step=10)
     history.add(snapshot(0))
     history.add(snapshot(4, ok=10, queued=7, times=[10]))
     history.add(snapshot(10, ok=90, failed=10, queued=1, times=[10, 80]))
@@ -38,7 +38,7 @@ def test_a_step_has_the_rates_between_its_ends_and_the_longest_queue():
 
 
 def test_history_is_bounded():
-    history = History(span=30, step=10)
+    history = History(point_between, levels_of, span=30, step=10)
     for number in range(100):
         history.add(snapshot(10 * number))
     assert [point.at for point in history.points] == [970, 980, 990]
@@ -72,7 +72,7 @@ def test_bars_have_the_buckets_around_those_that_are_used():
     assert found[1].title == "1 s to 2 s: 3 requests (33.3 %)"
     assert found[3].height == 2 * found[1].height == HEIGHT - 4
     assert found[3].x + found[3].width <= WIDTH
-    assert bars(Histogram(), BOUNDS) == []
+    assert bars(Histogram([]), BOUNDS) == []
 
 
 def test_brokers_are_drawn_by_distance():

@@ -7,7 +7,7 @@ import pytest
 from zmdp.titanic import store
 from zmdp.titanic.metrics import Metrics
 from zmdp.titanic.web import section
-from zmdp.titanic.web.history import History
+from zmdp.titanic.web.history import Look, charts, new_history
 
 
 def summary(**states):
@@ -15,41 +15,42 @@ def summary(**states):
 
 
 def test_a_step_has_the_rates_between_its_ends_and_the_highest_numbers():
-    history, metrics = History(span=30, step=10), Metrics()
-    history.add(0, metrics.as_dict(), summary(pending=1))
-    history.add(4, metrics.as_dict(), summary(pending=9, running=2))
+    history, metrics = new_history(span=30, step=10), Metrics()
+    history.add(Look(0, metrics.as_dict(), summary(pending=1)))
+    history.add(Look(4, metrics.as_dict(), summary(pending=9, running=2)))
     metrics.accepted += 50
     metrics.retries += 3
     for code in (None, None, 500):
         metrics.ended(code)
     for _ in range(100):
         metrics.commits["writer"].committed(0.002, 1)
-    history.add(10, metrics.as_dict(), summary(delayed=4, failed=7))
+    history.add(Look(10, metrics.as_dict(), summary(delayed=4, failed=7)))
     (point,) = history.points
     assert point.states == {"pending": 9, "running": 2, "delayed": 4}
     assert (point.accepted, point.ended, point.failed) == (5.0, 0.3, 0.4)
     assert 0.001 < point.p50 < point.p99 <= 0.0025
-    history.add(20, metrics.as_dict(), None)
+    history.add(Look(20, metrics.as_dict(), None))
     assert history.points[-1].states == {}
     assert (history.points[-1].accepted, history.points[-1].p99) == (0.0, None)
 
 
 def test_history_is_bounded():
-    history, counted = History(span=30, step=10), Metrics().as_dict()
+    history, counted = new_history(span=30, step=10), Metrics().as_dict()
     for at in range(0, 1000, 5):
-        history.add(at, counted, summary())
+        history.add(Look(at, counted, summary()))
     assert [point.at for point in history.points] == [970, 980, 990]
 
 
 def test_the_charts_end_with_the_present():
-    history, metrics = History(span=30, step=10), Metrics()
+    history, metrics = new_history(span=30, step=10), Metrics()
     before = metrics.as_dict()
-    first = {each.title: each for each in history.charts((0, before), (0, before), None)}
+    first = {each.title: each for each in charts(history, Look(0, before), Look(0, before))}
     assert first["Requests that have not ended"].current == "–"
     metrics.accepted += 20
     metrics.ended(None)
     found = {
-        each.title: each for each in history.charts((0, before), (10, metrics.as_dict()), summary(pending=3, running=2))
+        each.title: each
+        for each in charts(history, Look(0, before), Look(10, metrics.as_dict(), summary(pending=3, running=2)))
     }
     states = found["Requests that have not ended"]
     assert states.current == "5"

@@ -1,4 +1,4 @@
-"""Histograms of latencies."""
+"""Latenciess of latencies."""
 
 import math
 from fractions import Fraction
@@ -7,13 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zmdp.clients.histogram import PERCENTILES, Histogram
+from zmdp.clients.latencies import PERCENTILES, Latencies
 
 seconds = st.integers(0, 10**10).map(lambda microseconds: microseconds / 1e6)
 
 
 def recorded(values):
-    histogram = Histogram()
+    histogram = Latencies()
     for value in values:
         histogram.record(value)
     return histogram
@@ -50,7 +50,7 @@ def test_a_summary_is_in_milliseconds():
 
 
 def test_nothing_recorded():
-    assert Histogram().summary() == {"mean": 0.0, "p50": 0.0, "p90": 0.0, "p99": 0.0, "p99.9": 0.0, "max": 0.0}
+    assert Latencies().summary() == {"mean": 0.0, "p50": 0.0, "p90": 0.0, "p99": 0.0, "p99.9": 0.0, "max": 0.0}
 
 
 def test_its_memory_does_not_grow_with_the_number_of_values():

@@ -8,7 +8,7 @@ PRECISION_BITS: Final = 8
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
 
-class Histogram:
+class Latencies:
     """Counts of durations in seconds, by value."""
 
     def __init__(self) -> None:
