@@ -8,8 +8,6 @@ import pytest
 import zmq
 from support.peers import Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
 
-Start = Callable[..., Bench]
-
 each_worker = pytest.mark.parametrize("worker_kind", [OldWorker, Worker, X1Worker])
 each_client = pytest.mark.parametrize("client_kind", [OldClient, Client, X1Client])
 
@@ -19,23 +17,6 @@ def registered(bench: Bench, kind: Callable[..., Any], service: bytes = b"echo")
     worker.ready(service)
     worker.sync()
     return worker
-
-
-@each_worker
-def test_c32_a_second_final_of_an_idle_worker_is_dropped(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.client(), registered(bench, worker_kind)
-    client.request(b"echo", b"1")
-    address = worker.work(b"1")
-    for body in (b"one", b"two", b"three"):
-        worker.final(address, body)
-    worker.nothing()
-    client.final(b"echo", b"one")
-    client.nothing()
-    assert bench.stats()["late"] == 2
-    assert bench.stats()["disconnected"] == {}
-    client.request(b"echo", b"2")  # the worker is still there
-    worker.final(worker.work(b"2"), b"four")
-    client.final(b"echo", b"four")
 
 
 @each_worker
@@ -81,20 +62,6 @@ def test_c32_a_worker_that_repeats_every_message_misleads_none_of_twenty_callers
     assert bench.stats()["late"] == 20
 
 
-@pytest.mark.parametrize("late", ["partial", "error", "final", "release"])
-def test_c32_commands_for_a_request_that_has_ended_are_ignored(bench: Bench, late: str) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    client.request(b"echo", b"hello")
-    address = worker.work(b"hello")
-    worker.final(address, b"world")
-    client.final(b"echo", b"world")
-    getattr(worker, late)(address, *{"release": [], "error": [b"500", b"text"]}.get(late, [b"body"]))
-    worker.nothing()
-    client.nothing()
-    assert bench.stats()["late"] == 1
-    assert bench.stats()["disconnected"] == {}
-
-
 @each_worker
 def test_c32_a_late_final_is_dropped_after_the_request_went_to_another_worker(
     bench: Bench, worker_kind: Callable[..., Any]
@@ -117,20 +84,6 @@ def test_c32_a_late_final_is_dropped_after_the_request_went_to_another_worker(
     assert bench.stats()["late"] == 2
 
 
-def test_c32_the_address_of_an_earlier_attempt_is_not_valid_again(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    client.request(b"echo", b"hello")
-    released = worker.work(b"hello")
-    worker.release(released)
-    address = worker.work(b"hello")
-    assert address != released
-    worker.final(released, b"misled")
-    client.nothing()
-    worker.final(address, b"world")
-    client.final(b"echo", b"world")
-    assert bench.stats()["late"] == 1
-
-
 def test_c32_addresses_are_printable_and_never_repeat(bench: Bench) -> None:
     client, seen = bench.client(), set()
     kinds = [OldWorker, Worker, X1Worker]
@@ -150,17 +103,6 @@ def test_c32_addresses_are_printable_and_never_repeat(bench: Bench) -> None:
             client.final(b"echo", b"world")
         worker.break_rules()
         worker.close()
-
-
-def test_c32_two_brokers_start_with_different_addresses(start: Start) -> None:
-    # else what a worker sends late, after its broker was restarted, would match
-    addresses = set()
-    for _ in range(3):
-        bench = start()
-        client, worker = bench.client(), bench.worker(b"echo")
-        client.request(b"echo", b"hello")
-        addresses.add(worker.work(b"hello"))
-    assert len(addresses) == 3
 
 
 SECRET = b"routing-id-of-somebody"
@@ -213,24 +155,6 @@ def test_c18_a_partial_to_undefined_after_each_final_costs_no_caller_its_reply(b
         client.nothing()
     assert bench.stats()["invalid"] == {"bad-address": 160}
     assert bench.stats()["disconnected"] == bench.stats()["lost"] == {}
-
-
-@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-@pytest.mark.parametrize("address", [b"undefined", b"007", b"18446744073709551616"])
-def test_c18_an_address_that_the_broker_cannot_have_given_makes_a_reply_invalid(
-    bench: Bench, worker_kind: Callable[..., Any], address: bytes
-) -> None:
-    client, worker = bench.client(), registered(bench, worker_kind)
-    worker.final(address, b"idle")
-    client.request(b"echo", b"hello")
-    given = worker.work(b"hello")
-    worker.final(address, b"busy")
-    worker.final(given, b"world")
-    client.final(b"echo", b"world")
-    worker.nothing()
-    client.nothing()
-    assert bench.stats()["invalid"] == {"bad-address": 2}
-    assert bench.stats()["disconnected"] == {}
 
 
 @pytest.mark.parametrize("worker_kind", [OldWorker, Worker])

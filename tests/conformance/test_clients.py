@@ -21,15 +21,6 @@ def test_c02_the_body_is_opaque_frames_in_any_number(bench: Bench, body: list[by
     client.final(b"echo", *body)
 
 
-def test_c02_a_body_that_looks_like_the_protocol_is_only_a_body(bench: Bench) -> None:
-    # C2
-    client, worker = bench.client(), bench.worker(b"echo")
-    body = [b"", b"MDPC02", b"\x01", b"other", b"", b"MDPW02", b"\x06"]
-    client.request(b"echo", *body)
-    worker.final(worker.work(*body), *body)
-    client.final(b"echo", *body)
-
-
 def test_c03_any_number_of_partials_then_one_final_then_nothing(bench: Bench) -> None:
     # C3, C8
     client, worker = bench.client(), bench.worker(b"count")
@@ -64,16 +55,6 @@ def test_c04_one_request_after_the_other_on_one_connection(bench: Bench) -> None
         client.request(b"echo", b"%d" % number)
         worker.final(worker.work(b"%d" % number), b"reply %d" % number)
         client.final(b"echo", b"reply %d" % number)
-
-
-def test_c04_one_connection_may_ask_one_service_after_another(bench: Bench) -> None:
-    # C4
-    client, tea, coffee = bench.client(), bench.worker(b"tea"), bench.worker(b"coffee")
-    for _ in range(3):
-        for name, worker in ((b"tea", tea), (b"coffee", coffee)):
-            client.request(name, b"a cup")
-            worker.final(worker.work(b"a cup"), b"here")
-            client.final(name, b"here")
 
 
 def test_c05_a_client_that_resends_on_a_new_socket_is_answered_there(bench: Bench) -> None:

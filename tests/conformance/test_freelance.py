@@ -9,9 +9,7 @@ from support.freelance import Caller, agent, plain_server
 from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
-from zmdp.mdp.errors import BindError
 from zmdp.mdp.limits import Limits
-from zmdp.mdp.wire import error_body
 from zmdp.workers.freelance import FreelanceWorker
 from zmdp.workers.freelance import connection as module
 
@@ -70,21 +68,6 @@ def test_c46_ping_is_answered_while_the_only_handler_runs(endpoint):
         assert caller.recv() == [endpoint.encode(), b"1", b"x"]
 
 
-def test_messages_that_are_no_commands_are_dropped(server, endpoint):
-    with Caller(endpoint) as caller:
-        for frames in ([b""], [b"garbage"], [b"PONG"], [b"1"], [b"PING "], [b"\x00"]):
-            caller.send(endpoint, *frames)
-        caller.send(endpoint, b"9", MARK)
-        assert caller.recv() == [endpoint.encode(), b"9", MARK]
-
-
-def test_a_request_of_too_many_frames_is_dropped(server, endpoint):
-    with Caller(endpoint) as caller:
-        caller.send(endpoint, b"1", *[b"x"] * (2 * Limits().max_frames))
-        caller.send(endpoint, b"2", MARK)
-        assert caller.recv() == [endpoint.encode(), b"2", MARK]
-
-
 def test_a_frame_that_is_too_large_ends_the_connection_of_its_sender_only(server, endpoint):
     with Caller(endpoint) as caller, Caller(endpoint) as other:
         caller.send(endpoint, b"1", bytes(Limits().max_message + 1))
@@ -92,26 +75,6 @@ def test_a_frame_that_is_too_large_ends_the_connection_of_its_sender_only(server
         assert other.recv() == [endpoint.encode(), b"2", MARK]
         caller.send(endpoint, b"3", MARK)  # it has reconnected
         assert caller.recv() == [endpoint.encode(), b"3", MARK]
-
-
-def test_a_failure_is_three_readable_frames(endpoint):
-    def fail(request):
-        raise ValueError("no good")
-
-    with serving(endpoint, fail), Caller(endpoint) as caller:
-        caller.send(endpoint, b"1", b"x")
-        assert caller.recv() == [endpoint.encode(), b"1", *error_body(500, "ValueError: no good")]
-
-
-def test_the_parts_of_a_stream_arrive_in_one_reply(endpoint):
-    def count(request):
-        yield b"one"
-        yield [b"two", b"three"]
-        return b"done"
-
-    with serving(endpoint, count), Caller(endpoint) as caller:
-        caller.send(endpoint, b"1", b"x")
-        assert caller.recv() == [endpoint.encode(), b"1", b"one", b"two", b"three", b"done"]
 
 
 def test_a_plain_req_socket_can_call(server, endpoint):
@@ -177,11 +140,6 @@ def test_the_guides_client_calls_our_server(server, endpoint):
     assert agent([endpoint, missing], [b"x"], 4) == [b"x"]
 
 
-def test_a_port_in_use(server, endpoint):
-    with pytest.raises(BindError, match="another program is listening there"):
-        serving(endpoint).start()
-
-
 # ── our client, a server by hand ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -230,46 +188,3 @@ def bound(socket, endpoint):
     except zmq.ZMQError:
         return False
     return True
-
-
-@pytest.mark.parametrize(
-    "junk",
-    [
-        lambda number: [number],
-        lambda number: [b""],
-        lambda number: [b"0", b"x"],
-        lambda number: [number + b" ", b"x"],
-        lambda number: [b"PING", b"x"],
-        lambda number: [b"", *[b"x"] * 3000],
-    ],
-)
-def test_answers_that_make_no_sense_are_ignored(endpoint, junk):
-    def answer(frames):
-        if frames == [b"PING"]:
-            return [b"PONG"]
-        return junk(frames[0]) if frames[1] == b"junk" else [frames[0], b"OK"]
-
-    with plain_server(endpoint, answer), FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        wrong = client.submit(b"junk")
-        assert client.request(b"x") == [b"OK"]  # the junk has arrived before it
-        assert not wrong.done()
-        wrong.cancel()
-
-
-def test_the_other_server_has_the_request_as_soon_as_the_connection_ends(endpoint):
-    other = free_endpoint()
-    began = threading.Event()
-
-    def answer(frames):
-        if frames == [b"PING"]:
-            return [b"PONG"]
-        began.set()
-        return None
-
-    with FreelanceClient([endpoint, other], timeout=TIMEOUT_SECONDS) as client:
-        with plain_server(endpoint, answer):
-            eventually(lambda: client.servers()[0].alive)
-            future = client.submit(b"x", timeout=600.0)
-            assert began.wait(TIMEOUT_SECONDS)
-        with plain_server(other):
-            assert future.result(TIMEOUT_SECONDS) == [b"OK"]  # long before its share of the time has passed

@@ -19,33 +19,6 @@ def test_c13_an_idle_worker_gets_heartbeats(start: Start) -> None:
         assert worker.recv() == [b"MDPW02", b"\x05"]
 
 
-def test_c13_no_more_than_one_heartbeat_an_interval(start: Start) -> None:
-    # C13
-    bench = start(heartbeat=0.1, liveness=1000)
-    worker = bench.worker()
-    began = time.monotonic()
-    worker.ready(b"echo")
-    for _ in range(5):
-        worker.beaten()
-    assert time.monotonic() - began > 4 * 0.1
-
-
-def test_c13_a_busy_worker_gets_heartbeats(start: Start) -> None:
-    # C13: no published broker does it
-    bench = start(heartbeat=0.05, liveness=1000)
-    client, worker = bench.client(), bench.worker(b"slow")
-    client.request(b"slow", b"work")
-    address = worker.work(b"work")
-    for _ in range(5):
-        worker.beaten()
-    worker.partial(address, b"half")
-    for _ in range(5):
-        worker.beaten()
-    worker.final(address, b"done")
-    client.partial(b"slow", b"half")
-    client.final(b"slow", b"done")
-
-
 def test_c13_a_client_gets_no_heartbeats(start: Start) -> None:
     # C13: heartbeats are of the worker's protocol only
     bench = start(heartbeat=0.02, liveness=1000)
@@ -146,57 +119,6 @@ def test_c34_x1_workers_are_held_to_the_liveness(start: Start) -> None:
     assert bench.stats()["lost"] == {"silent": 1}
 
 
-@pytest.mark.parametrize("sign", ["heartbeat", "credit", "release", "final", "partial", "error", "late"])
-def test_c13_everything_that_an_x1_worker_says_is_a_sign_of_life(start: Start, sign: str) -> None:
-    # C13
-
-    def play(liveness: int, pace: Pace) -> None:
-        bench = start(heartbeat=BEAT, liveness=liveness)
-        client, worker = bench.x1_client(), bench.x1_worker(b"slow", credit=2)
-        client.request(b"slow", b"work", number=0)
-        address = worker.work(b"work")
-        held = [worker]
-
-        def give() -> None:
-            match sign:
-                case "heartbeat":
-                    worker.heartbeat()
-                case "credit":
-                    worker.credit(1)
-                case "partial":
-                    worker.partial(address, b"more")
-                case "late":
-                    worker.final(late, b"again")
-                case _:
-                    client.request(b"slow", b"more", number=len(held))
-                    held.append(worker)
-                    given, _ = worker.request(b"more")
-                    if sign == "release":
-                        worker.credit(1)
-                        worker.release(given)
-                        worker.sync()
-                        worker.credit(2)
-                        given, _ = worker.request(b"more")
-                    getattr(worker, "final" if sign == "release" else sign)(
-                        given, *([b"500"] if sign == "error" else []), b"done"
-                    )
-                    client.recv()
-
-        client.request(b"slow", b"first", number=1 << 40)
-        late = worker.work(b"first")
-        worker.final(late, b"done")
-        client.final(b"slow", b"done")
-        bench.worker(b"silent")
-        while bench.status(b"silent") == b"200":
-            pace()
-            give()
-            worker.beaten()  # one sign for each is enough
-        assert bench.status(b"slow") == b"200"
-        assert bench.stats()["lost"] == {"silent": 1}
-
-    steadily(play, 24)
-
-
 def lives_by(bench: Bench, worker: Worker, sign: Callable[[], None], pace: Pace) -> int:
     """Give `sign` for each HEARTBEAT until a worker that registered later and says nothing is dead; how often it was.
 
@@ -212,35 +134,6 @@ def lives_by(bench: Bench, worker: Worker, sign: Callable[[], None], pace: Pace)
     worker.nothing()
     assert bench.stats()["lost"] == {"silent": 1}
     return signs
-
-
-def test_c13_heartbeat_is_a_sign_of_life(start: Start) -> None:
-    # C13
-
-    def play(liveness: int, pace: Pace) -> None:
-        bench = start(heartbeat=BEAT, liveness=liveness)
-        worker = bench.worker(b"echo")
-        lives_by(bench, worker, worker.heartbeat, pace)
-        assert bench.status(b"echo") == b"200"
-
-    steadily(play, 24)
-
-
-def test_c13_partial_is_a_sign_of_life(start: Start) -> None:
-    # C13
-
-    def play(liveness: int, pace: Pace) -> None:
-        bench = start(heartbeat=BEAT, liveness=liveness)
-        client, worker = bench.client(), bench.worker(b"slow")
-        client.request(b"slow", b"work")
-        address = worker.work(b"work")
-        signs = lives_by(bench, worker, lambda: worker.partial(address, b"more"), pace)
-        worker.final(address, b"done")
-        for _ in range(signs):
-            client.partial(b"slow", b"more")
-        client.final(b"slow", b"done")
-
-    steadily(play, 24)
 
 
 def test_c13_final_is_a_sign_of_life(start: Start) -> None:
@@ -261,19 +154,6 @@ def test_c13_final_is_a_sign_of_life(start: Start) -> None:
     steadily(play, 24)
 
 
-def test_c13_an_invalid_message_is_no_sign_of_life(start: Start) -> None:
-    # C13, C15: it is no command
-    bench = start(heartbeat=0.04, liveness=5)
-    worker = bench.worker(b"echo")
-
-    def gone() -> bool:
-        worker.send(b"MDPW02", b"\x09")
-        return bench.status(b"echo") == b"404"
-
-    bench.until(gone)
-    assert bench.stats()["lost"] == {"silent": 1}
-
-
 def test_c13_a_worker_declared_dead_gets_disconnect_and_may_register_again(start: Start) -> None:
     # C13, C14
     bench = start(heartbeat=0.05, liveness=4)
@@ -285,20 +165,6 @@ def test_c13_a_worker_declared_dead_gets_disconnect_and_may_register_again(start
     worker.nothing()
     assert bench.stats()["lost"]["silent"] >= 1
     assert bench.stats()["disconnected"] == {"not-registered": 1}
-
-
-def test_c13_old_workers_get_their_own_heartbeats_busy_or_not(start: Start) -> None:
-    # C13, C24
-    bench = start(heartbeat=0.05, liveness=1000)
-    worker = bench.old_worker(b"slow")
-    assert worker.recv() == [b"", b"MDPW01", b"\x04"]
-    asking = bench.client()
-    asking.request(b"slow", b"work")
-    address = worker.work(b"work")
-    for _ in range(3):
-        assert worker.recv() == [b"", b"MDPW01", b"\x04"]
-    worker.final(address, b"done")
-    asking.final(b"slow", b"done")
 
 
 def test_c13_an_old_worker_lives_by_its_own_heartbeats(start: Start) -> None:

@@ -5,80 +5,30 @@ from collections.abc import Callable
 
 import pytest
 import zmq
-from support.peers import Bench, Peer
+from support.peers import Bench, Peer, body_of, ready_of, record, request_of
 from support.processes import TIMEOUT_MS
 
 Start = Callable[..., Bench]
 
-BAD_NAMES = {
-    "empty": b"",
-    "zero byte": b"ec\x00ho",
-    "line break": b"ec\nho",
-    "tab": b"ec\tho",
-    "escape": b"\x1b[2Jecho",
-    "delete": b"echo\x7f",
-    "not UTF-8": b"ech\xff",
-    "cut UTF-8": "größer".encode()[:3],
-    "overlong UTF-8": b"\xc0\xaf",
-    "C1 control": "echo\x85".encode(),
-    "right-to-left override": "echo\u202e".encode(),
-    "256 bytes": b"x" * 256,
-}
-
 INVALID: dict[str, tuple[str, list[bytes]]] = {
-    # what has no header that is known
+    # one for each reason, and dialect; tests/mdp/wire has every way to be wrong
     "one empty frame": ("too-few-frames", [b""]),
     "an unknown header": ("no-header", [b"MDPC03", b"\x01", b"echo", b"body"]),
-    "lower case": ("no-header", [b"mdpc02", b"\x01", b"echo", b"body"]),
-    "a longer header": ("no-header", [b"MDPC02\x00", b"\x01", b"echo", b"body"]),
     "something else": ("no-header", [b"GET / HTTP/1.1\r\n\r\n"]),
-    "an empty frame and no header": ("no-header", [b"", b"echo", b"body"]),
-    "two empty frames": ("no-header", [b"", b"", b"MDPC02", b"\x01", b"echo", b"body"]),
-    "an envelope and no header": ("no-header", [b"id", b"", b"\x01", b"echo", b"body"]),
-    "an envelope and nothing": ("too-few-frames", [b"id", b""]),
     "an envelope without its empty frame": ("no-header", [b"id", b"MDPC02", b"\x01", b"echo", b"body"]),
-    # client
-    "client: header only": ("too-few-frames", [b"MDPC02"]),
-    "client: no service": ("too-few-frames", [b"MDPC02", b"\x01"]),
     "client: no body": ("no-body", [b"MDPC02", b"\x01", b"echo"]),
-    "client: PARTIAL": ("unknown-command", [b"MDPC02", b"\x02", b"echo", b"body"]),
-    "client: FINAL": ("unknown-command", [b"MDPC02", b"\x03", b"echo", b"body"]),
     "client: command 00": ("unknown-command", [b"MDPC02", b"\x00", b"echo", b"body"]),
-    "client: empty command": ("unknown-command", [b"MDPC02", b"", b"echo", b"body"]),
-    "client: command of two bytes": ("unknown-command", [b"MDPC02", b"\x01\x01", b"echo", b"body"]),
-    "client: command in ASCII": ("unknown-command", [b"MDPC02", b"1", b"echo", b"body"]),
     "client 0.1: header only": ("too-few-frames", [b"", b"MDPC01"]),
-    "client 0.1: no body": ("no-body", [b"", b"MDPC01", b"echo"]),
-    # worker
-    "worker: header only": ("too-few-frames", [b"MDPW02"]),
-    "worker: command 00": ("unknown-command", [b"MDPW02", b"\x00"]),
     "worker: REQUEST": ("unknown-command", [b"MDPW02", b"\x02", b"amy", b"", b"body"]),
-    "worker: command 07": ("unknown-command", [b"MDPW02", b"\x07"]),
-    "worker: command of two bytes": ("unknown-command", [b"MDPW02", b"\x05\x05"]),
-    "worker: empty command": ("unknown-command", [b"MDPW02", b""]),
-    "worker: READY without a service": ("too-few-frames", [b"MDPW02", b"\x01"]),
-    "worker: READY for two": ("too-many-frames", [b"MDPW02", b"\x01", b"echo", b"other"]),
     "worker: HEARTBEAT with a body": ("too-many-frames", [b"MDPW02", b"\x05", b"body"]),
-    "worker: DISCONNECT with a body": ("too-many-frames", [b"MDPW02", b"\x06", b"body"]),
-    "worker: PARTIAL only": ("too-few-frames", [b"MDPW02", b"\x03"]),
-    "worker: FINAL only": ("too-few-frames", [b"MDPW02", b"\x04"]),
     "worker: FINAL and address": ("too-few-frames", [b"MDPW02", b"\x04", b"amy"]),
     "worker: FINAL without a body": ("no-body", [b"MDPW02", b"\x04", b"amy", b""]),
-    "worker: PARTIAL without a body": ("no-body", [b"MDPW02", b"\x03", b"amy", b""]),
     "worker: FINAL without its delimiter": ("no-delimiter", [b"MDPW02", b"\x04", b"amy", b"body"]),
-    "worker: PARTIAL without its delimiter": ("no-delimiter", [b"MDPW02", b"\x03", b"amy", b"body", b"more"]),
     "worker: FINAL to nobody": ("bad-address", [b"MDPW02", b"\x04", b"", b"", b"body"]),
-    "worker: FINAL to an address of 256 bytes": ("bad-address", [b"MDPW02", b"\x04", b"x" * 256, b"", b"body"]),
-    "worker 0.1: header only": ("too-few-frames", [b"", b"MDPW01"]),
-    "worker 0.1: command 06": ("unknown-command", [b"", b"MDPW01", b"\x06"]),
-    "worker 0.1: REPLY without its delimiter and address": ("bad-address", [b"", b"MDPW01", b"\x03", b"", b"body"]),
     "worker 0.1: REPLY without a body": ("no-body", [b"", b"MDPW01", b"\x03", b"amy", b""]),
-    **{
-        f"client: service name: {what}": ("bad-service-name", [b"MDPC02", b"\x01", name, b"body"])
-        for what, name in BAD_NAMES.items()
-    },
-    **{f"worker: service name: {what}": ("bad-service-name", [b"MDPW02", b"\x01", n]) for what, n in BAD_NAMES.items()},
-    "client 0.1: service name: empty": ("bad-service-name", [b"", b"MDPC01", b"", b"body"]),
+    "client: service name": ("bad-service-name", [b"MDPC02", b"\x01", b"ec\nho", b"body"]),
+    "client 0.1: service name": ("bad-service-name", [b"", b"MDPC01", b"", b"body"]),
+    "worker: service name": ("bad-service-name", [b"MDPW02", b"\x01", b"x" * 256]),
 }
 
 each_invalid = pytest.mark.parametrize(("reason", "frames"), INVALID.values(), ids=INVALID)
@@ -118,16 +68,6 @@ def test_c15_a_worker_keeps_its_request_after_an_invalid_message(
     client.final(b"echo", b"here")
     worker.nothing()
     assert bench.status(b"echo") == b"200"
-
-
-def test_c15_each_of_a_thousand_invalid_messages_is_counted(bench: Bench) -> None:
-    # C15
-    peer = bench.peer()
-    for _ in range(1000):
-        peer.send(b"rubbish")
-        peer.send(b"MDPC02", b"\x07")
-    peer.nothing()
-    assert bench.stats()["invalid"] == {"no-header": 1000, "unknown-command": 1000}
 
 
 def test_c19_a_request_of_three_frames_is_invalid_even_if_a_worker_is_idle(bench: Bench) -> None:
@@ -204,11 +144,14 @@ def test_c15_a_far_too_large_frame_disconnects_only_its_sender(start: Start) -> 
     worker.nothing()
 
 
+CLIENT = [b"", b"MDPCX1", b"\x09"]
+WORKER = [b"", b"MDPWX1", b"\x09"]
 VOCABULARY = [
     b"", b"", b"", b"MDPC02", b"MDPC02", b"MDPW02", b"MDPW02", b"MDPC01", b"MDPW01", b"MDPC03", b"\x00", b"\x01",
     b"\x01", b"\x02", b"\x03", b"\x04", b"\x05", b"\x06", b"\x07", b"\x01\x01", b"one", b"two", b"three", b"mmi.",
     b"mmi.service", b"mmi.stats", b"mmi.services", b"mmi.workers", b"mmi.broker", b"mmi.nope", b"peer-1", b"peer-2",
-    b"x" * 255, b"y" * 256, b"\xff\xfe", b"\n", "größer".encode(),
+    b"x" * 255, b"y" * 256, b"\xff\xfe", b"\n", "größer".encode(), b"MDPCX1", b"MDPCX1", b"MDPWX1", b"MDPWX1", b"\x09",
+    b"\x09", record(5, 7), record(6, 0), record(11, 1),
 ]  # fmt: skip
 
 COMMANDS: list[list[bytes]] = [
@@ -221,12 +164,33 @@ COMMANDS: list[list[bytes]] = [
     [b"MDPW02", b"\x04", b"peer-2", b"", b"body"],
     [b"MDPW02", b"\x05"],
     [b"MDPW02", b"\x06"],
+    [*CLIENT, request_of(1, b"one", b"body")],
+    [*CLIENT, request_of(2, b"two", b"body", ttl=20)],
+    [*CLIENT, request_of(3, b"one", b"body", options=b'{"wait":false}')],
+    [*CLIENT, request_of(7, b"one", b"body", None), b"attachment"],
+    [*CLIENT, request_of(8, b"two", b"body", ttl=20) + record(5, 7) + record(5, 8)],
+    [*CLIENT, record(5, 1)],
+    [*CLIENT, record(5, 2)],
+    [b"", b"MDPCX1"],
+    [*WORKER, ready_of(b"one", 1)],
+    [*WORKER, ready_of(b"one", 3)],
+    [*WORKER, ready_of(b"two", 1)],
+    [*WORKER, record(3, 1, body_of(b"body"))],
+    [*WORKER, record(4, 2, body_of(b"body"))],
+    [*WORKER, record(7, 1, b"\x01\xf4\0\x04text" + body_of())],
+    [*WORKER, record(6, 0)],
+    [*WORKER, record(10, 0, b"\0\0\0\x03")],
+    [*WORKER, record(11, 1)],
+    [b"", b"MDPWX1"],
 ]
 
 
 def garbage(chance: random.Random) -> list[bytes]:
     """Random bytes, random words, or a command with something wrong, or now and then nothing wrong."""
     kind = chance.randrange(3)
+    if kind == 0 and chance.randrange(2):
+        records = b"".join(chance.choice(COMMANDS)[-1] for _ in range(3)) + chance.randbytes(chance.randint(0, 40))
+        return [*chance.choice([CLIENT, WORKER]), records, *[b"x"] * chance.randrange(3)]
     if kind == 0:
         return [chance.randbytes(chance.choice((0, 1, 6, 40, 300))) for _ in range(chance.randint(1, 8))]
     if kind == 1:
@@ -246,7 +210,7 @@ def garbage(chance: random.Random) -> list[bytes]:
 
 @pytest.mark.parametrize("seed", [18, 2012])
 def test_c15_five_thousand_random_messages_from_several_peers(start: Start, seed: int) -> None:
-    # C15
+    # C15, C43
     bench = start(heartbeat=0.05, liveness=1000, expiry=0.5)
     chance = random.Random(seed)
     client, worker = bench.client(), bench.worker(b"steady")
@@ -269,3 +233,4 @@ def test_c15_five_thousand_random_messages_from_several_peers(start: Start, seed
     bench.until(lambda: bench.stats()["workers"] == bench.stats()["services"] == 1)
     stats = bench.stats()
     assert stats["queued"] == stats["request_bytes"] == stats["running"] == stats["internal_errors"] == 0
+    assert not bench.server.broker.registry.numbered

@@ -3,7 +3,6 @@
 Nothing happens by the clock here: no heartbeat is sent, and nobody dies of silence.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.peers import Bench, Message
+from support.peers import Bench
 
 Start = Callable[..., Bench]
 
@@ -92,73 +91,6 @@ def test_requests_of_a_killed_worker_go_to_another(bench: Bench, spawn: Spawn, d
     other.final(other.work(b"hello"), b"world")
     client.final(b"echo", b"world")
     client.nothing()
-
-
-def test_all_64_requests_of_a_killed_worker_complete_elsewhere(bench: Bench, spawn: Spawn) -> None:
-    # C17, and a connection holds at most one suspect
-    client = bench.x1_client()
-    process = spawn(WORKER, bench.endpoint, "X1", 64, 64)
-    registered(bench, 1)
-    for number in range(64):
-        client.request(b"echo", b"%d" % number, number=number)
-    assert process.wait() == -signal.SIGKILL
-    registered(bench, 0)
-    assert bench.stats()["queued"] == 64
-    other = bench.x1_worker(b"echo", credit=64)
-    for number in range(64):  # in their order
-        address = other.work(b"%d" % number, attempt=2)
-        other.nothing()
-        (row,) = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]
-        assert (row["held"], row["suspects"]) == (1, 1)
-        other.final(address, b"done")
-        client.final(b"echo", b"done", number=number)
-    client.nothing()
-    stats = bench.stats()
-    assert stats["redispatched"] == 64
-    assert stats["dropped"] == {}
-    assert stats["running"] == stats["queued"] == 0
-
-
-def test_a_suspect_does_not_keep_the_others_waiting(bench: Bench, spawn: Spawn) -> None:
-    # at most one on each connection, and clean requests beside it
-    client = bench.x1_client()
-    spawn(WORKER, bench.endpoint, "X1", 3, 3)
-    registered(bench, 1)
-    for _ in range(3):
-        client.request(b"echo", b"suspect")
-    registered(bench, 0)
-    for _ in range(4):
-        client.request(b"echo", b"clean")
-    client.sync()
-    one, two = bench.x1_worker(b"echo", credit=3), bench.x1_worker(b"echo", credit=3)
-    for worker in (one, two):
-        assert sorted(worker.any_request()[2][0] for _ in range(3)) == [b"clean", b"clean", b"suspect"]
-        worker.nothing()
-    rows = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]
-    assert [each["suspects"] for each in rows] == [1, 1]
-
-
-def test_only_the_request_that_kills_is_blamed(bench: Bench, spawn: Spawn) -> None:
-    # C17: of forty requests one kills whoever takes it
-    client = bench.x1_client()
-    processes = [spawn(WORKER, bench.endpoint, "X1", 64, 0) for _ in range(4)]
-    registered(bench, 4)
-    for number in range(40):
-        client.request(b"echo", b"poison" if number == 20 else b"harmless", number=number)
-    ends: dict[bytes, Message] = {}
-    for _ in range(40):
-        _, _, command, answered, *told = client.recv()
-        assert answered not in ends
-        ends[answered] = [command, *told]
-    poison = ends.pop(b"20")
-    assert poison[:2] == [b"\x04", b"502"]
-    assert all(end == [b"\x03", b"done"] for end in ends.values())
-    client.nothing()
-    registered(bench, 1)
-    bench.until(lambda: sum(process.poll() is None for process in processes) == 1)
-    stats = bench.stats()
-    assert stats["dropped"] == {"workers-lost": 1}
-    assert stats["lost"] == {"unreachable": 3}
 
 
 def test_a_killed_worker_that_nobody_replaces(bench: Bench, spawn: Spawn) -> None:

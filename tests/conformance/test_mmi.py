@@ -34,17 +34,6 @@ def test_c26_a_busy_worker_counts(bench: Bench) -> None:
     assert bench.status(b"echo") == b"200"
 
 
-def test_c26_one_of_several_workers_is_enough(bench: Bench) -> None:
-    # C26
-    first, second = bench.worker(b"echo"), bench.worker(b"echo")
-    first.disconnect()
-    first.sync()
-    assert bench.status(b"echo") == b"200"
-    second.disconnect()
-    second.sync()
-    assert bench.status(b"echo") == b"404"
-
-
 def test_c26_a_service_only_asked_for_is_404(bench: Bench) -> None:
     # C26
     client = bench.client()
@@ -65,23 +54,6 @@ def test_c26_an_unknown_mmi_service_is_501(bench: Bench, name: bytes) -> None:
     client.nothing()
 
 
-@pytest.mark.parametrize("asked", [b"", b"\x00\xff", b"x" * 10_000, b"mmi.service"])
-def test_c26_any_bytes_may_be_asked_for(bench: Bench, asked: bytes) -> None:
-    # C26
-    client = bench.client()
-    client.request(b"mmi.service", asked)
-    client.final(b"mmi.service", b"404")
-    assert bench.stats()["services"] == 0
-
-
-def test_c26_additional_frames_are_ignored(bench: Bench) -> None:
-    # C26
-    client, worker = bench.client(), bench.worker(b"echo")
-    client.request(b"mmi.service", b"echo", b"nobody", b"")
-    client.final(b"mmi.service", b"200")
-    worker.nothing()
-
-
 @pytest.mark.parametrize("name", [b"mmi.service", b"mmi.nope", b"mmi.", b"mmi.stats"])
 def test_c25_a_worker_that_registers_an_mmi_service_is_disconnected(bench: Bench, name: bytes) -> None:
     # C25
@@ -96,29 +68,6 @@ def test_c25_a_worker_that_registers_an_mmi_service_is_disconnected(bench: Bench
     worker.ready(b"echo")
     worker.nothing()
     assert bench.status(b"echo") == b"200"
-
-
-@pytest.mark.parametrize("name", [b"amy.mmi.x", b"mmi", b"xmmi.service", b"mmi-service", b"MMI.service", b" mmi.x"])
-def test_c25_only_the_prefix_counts(bench: Bench, name: bytes) -> None:
-    # C25: not a name that has "mmi." in it
-    client, worker = bench.client(), bench.worker(name)
-    client.request(name, b"hello")
-    worker.final(worker.work(b"hello"), b"world")
-    client.final(name, b"world")
-    assert bench.status(name) == b"200"
-
-
-def test_c25_the_broker_answers_between_the_parts_of_a_stream(bench: Bench) -> None:
-    # C25
-    client, worker = bench.client(), bench.worker(b"count")
-    client.request(b"count", b"")
-    address = worker.work(b"")
-    worker.partial(address, b"1")
-    client.partial(b"count", b"1")
-    client.request(b"mmi.service", b"count")
-    client.final(b"mmi.service", b"200")
-    worker.final(address, b"2")
-    client.final(b"count", b"2")
 
 
 @pytest.mark.parametrize("name", [b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker"])

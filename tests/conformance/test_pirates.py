@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 import zmq
 from support.peers import Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
-from support.pirates import HEARTBEAT, lazy, paranoid
-from support.zmtp import Ended, RawPeer
-
-from zmdp.mdp.limits import Limits
-from zmdp.testing import running_broker
+from support.pirates import lazy, paranoid
+from support.zmtp import RawPeer
 
 Start = Callable[..., Bench]
 PORT = "tcp://127.0.0.1:*"
@@ -74,14 +71,6 @@ def test_the_worker_of_the_guide_returns_what_it_gets(pirates: Bench) -> None:
         client.answered(sequence)
 
 
-def test_large_frames_and_frames_that_look_like_commands(pirates: Bench) -> None:
-    client, worker = lazy(pirates), paranoid(pirates)
-    for body in ([b"x" * 1_000_000], [b"\x01"], [b"\x02"], [b""], [b"MDPC02", b"\x01", b"other", b"x"]):
-        client.call(*body)
-        worker.final(worker.work(*body), *body)
-        client.answered(*body)
-
-
 # ── any client reaches any worker ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -106,17 +95,6 @@ def test_clients_of_every_dialect_reach_a_pirate_worker(pirates: Bench, kind: Ca
         worker.final(worker.work(b"hello", b"%d" % number), b"world", b"%d" % number)
         client.final(b"echo", b"world", b"%d" % number)
     client.nothing()
-
-
-def test_a_pirate_client_gets_the_partials_and_the_final_in_one_reply(pirates: Bench) -> None:
-    # C24
-    client, worker = lazy(pirates), pirates.x1_worker(b"echo")
-    client.call(b"3")
-    address = worker.work(b"3")
-    worker.partial(address, b"1", b"one")
-    worker.partial(address, b"")
-    worker.final(address, b"end")
-    client.answered(b"1", b"one", b"", b"end")
 
 
 def test_the_handlers_error_is_not_reported_to_a_pirate_client(pirates: Bench) -> None:
@@ -171,19 +149,6 @@ def test_each_endpoint_has_its_own_service(start: Start) -> None:
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_killed_workers_request_goes_to_another(pirates: Bench) -> None:
-    # C17
-    client, worker = lazy(pirates), paranoid(pirates)
-    client.call(b"hello")
-    worker.work(b"hello")
-    worker.close()
-    other = paranoid(pirates, ready=False)
-    other.ready()
-    other.final(other.work(b"hello"), b"world")
-    client.answered(b"world")
-    assert pirates.stats()["lost"] == {"unreachable": 1}
-
-
 def test_a_late_or_second_reply_reaches_nobody(start: Start) -> None:
     # C18, C32: the first worker is silent for longer than its grace, and then replies
     bench = start(pirates=ECHO, heartbeat=0.1, liveness=40, busy_grace=4.0)
@@ -201,20 +166,6 @@ def test_a_late_or_second_reply_reaches_nobody(start: Start) -> None:
     bench.until(lambda: bench.stats()["disconnected"].get("not-registered", 0) >= 1)
     worker.final(address, b"right")
     client.answered(b"right")
-
-
-def test_a_second_reply_to_the_same_request_is_dropped(pirates: Bench) -> None:
-    # C32
-    client, worker = lazy(pirates), paranoid(pirates)
-    client.call(b"1")
-    address = worker.work(b"1")
-    worker.final(address, b"one")
-    worker.final(address, b"once more")
-    client.answered(b"one")
-    client.call(b"2")
-    worker.final(worker.work(b"2"), b"two")
-    client.answered(b"two")
-    assert pirates.stats()["late"] == 1
 
 
 def test_a_client_that_retries_from_a_new_socket(pirates: Bench) -> None:
@@ -239,131 +190,7 @@ def test_a_client_that_retries_from_a_new_socket(pirates: Bench) -> None:
     assert pirates.stats()["request_bytes"] == 0
 
 
-def test_a_worker_that_is_not_registered_is_not_answered(pirates: Bench) -> None:
-    # C14: there is no DISCONNECT, so it must notice the silence; then it says READY
-    worker = paranoid(pirates, ready=False)
-    worker.heartbeat()
-    worker.final(b"1", b"a reply to nothing")
-    pirates.until(lambda: pirates.stats()["disconnected"] == {"not-registered": 2})
-    client = lazy(pirates)
-    client.call(b"hello")
-    worker.ready()
-    worker.final(worker.work(b"hello"), b"world")  # the first that it gets
-    client.answered(b"world")
-
-
-def test_a_worker_that_breaks_the_rules_is_forgotten(pirates: Bench) -> None:
-    # C14, C17
-    client, worker, other = lazy(pirates), paranoid(pirates), pirates.worker()
-    client.call(b"hello")
-    worker.work(b"hello")
-    worker.ready()
-    pirates.until(lambda: pirates.stats()["disconnected"] == {"second-ready": 1})
-    other.ready(b"echo")
-    other.final(other.work(b"hello"), b"world")
-    client.answered(b"world")
-    other.disconnect()
-    other.sync()
-    client.call(b"again")
-    worker.ready()
-    address = worker.work(b"again")
-    worker.final(b"999", b"wrong")
-    pirates.until(lambda: pirates.stats()["disconnected"] == {"second-ready": 1, "reply-to-wrong-client": 1})
-    worker.ready()
-    assert worker.work(b"again") != address
-
-
-def test_heartbeats_both_ways(start: Start) -> None:
-    # C13
-    bench = start(pirates=ECHO, heartbeat=0.05, liveness=200)
-    worker = paranoid(bench)
-    for _ in range(3):
-        assert worker.recv() == [HEARTBEAT]
-        worker.heartbeat()
-    bench.until(lambda: bench.stats()["heartbeats"] >= 3)
-    client = lazy(bench)
-    client.call(b"hello")
-    address = worker.work(b"hello")
-    assert worker.recv() == [HEARTBEAT]  # also while it works
-    worker.final(address, b"world")
-    client.answered(b"world")
-
-
-def test_silent_workers_are_lost_and_busy_ones_have_a_grace(start: Start) -> None:
-    # C13, C34
-    bench = start(pirates=ECHO, heartbeat=0.02, liveness=5, busy_grace=1000)
-    busy = paranoid(bench, ready=False)
-    client = lazy(bench)
-    client.call(b"hello")
-    bench.until(lambda: bench.stats()["queued"] == 1)
-    busy.ready()
-    address = busy.work(b"hello")
-    idle = paranoid(bench, ready=False)
-    idle.ready()
-    bench.until(lambda: bench.stats()["lost"] == {"silent": 1})
-    busy.final(address, b"world")
-    client.answered(b"world")
-
-
-def test_the_end_of_the_broker_is_silent() -> None:
-    """There is no DISCONNECT."""
-    with running_broker(pirates=ECHO, limits=Limits(heartbeat=60)) as server:
-        worker = RawPeer(server.pirate_endpoints[0]).send(b"\x01")
-        client = RawPeer(server.pirate_endpoints[0]).send(b"", b"hello")
-        address, *_ = worker.recv()
-        worker.send(address, b"", b"world")
-        assert client.recv() == [b"", b"world"]
-    with pytest.raises(Ended):
-        worker.recv()
-    worker.close()
-    client.close()
-
-
 # ── bad input and limits ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("frames", "reason"),
-    [
-        ([b""], "no-body"),
-        ([b"\x03"], "unknown-command"),
-        ([b"\x01\x01"], "unknown-command"),
-        ([b"x" * 10_000], "unknown-command"),
-        ([b"1", b""], "no-body"),
-        ([b"1", b"x"], "no-delimiter"),
-        ([b"\x01", b"echo"], "no-delimiter"),
-        ([b"MDPC02", b"\x01", b"echo", b"x"], "no-delimiter"),
-        ([b"MDPWX1", b"\x09", b""], "no-delimiter"),
-        ([b"x" * 256, b"", b"x"], "bad-address"),
-        ([b"", *[b"x"] * 30], "too-many-frames"),
-        ([b"1", b"", *[b"x"] * 30], "too-many-frames"),
-        ([b"", b"x" * 100_001], "too-large"),
-    ],
-)
-def test_invalid_messages_are_dropped_and_counted(start: Start, frames: list[bytes], reason: str) -> None:
-    # C15, C19
-    bench = start(pirates=ECHO, max_message=100_000, max_frames=20)
-    peer = bench.peer(endpoint=bench.server.pirate_endpoints[0])
-    peer.send(*frames)
-    bench.until(lambda: bench.stats()["invalid"] == {reason: 1})
-    peer.send(b"", b"hello")  # its other traffic is judged on its own
-    worker = bench.worker(b"echo")
-    worker.final(worker.work(b"hello"), b"world")
-    assert peer.recv() == [b"", b"world"]
-
-
-def test_a_reply_that_is_too_large(start: Start) -> None:
-    # C15
-    bench = start(pirates=ECHO, max_message=100_000)
-    client, worker = bench.x1_client(), paranoid(bench)
-    client.request(b"echo", b"hello")
-    address = worker.work(b"hello")
-    worker.final(address, b"x" * 100_001)
-    client.error(b"413")
-    client.request(b"echo", b"again")
-    worker.final(address, b"short")
-    worker.final(worker.work(b"again"), b"world")
-    client.final(b"echo", b"world")
 
 
 def test_the_limits_of_queues_and_connections(start: Start) -> None:

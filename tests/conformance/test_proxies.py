@@ -1,7 +1,6 @@
 """Peers behind a ROUTER–DEALER proxy (C36): to the broker's socket they are one, told apart by their envelopes."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,6 @@ from support.router import proxied
 from zmdp.clients import AsyncClient, Client
 from zmdp.workers import AsyncWorker, Request
 from zmdp.workers import Worker as ZmdpWorker
-
-Start = Callable[..., Bench]
 
 
 class EnvelopedWorker(Worker):
@@ -79,103 +76,6 @@ def test_c36_a_workers_whole_life(bench: Bench, proxy: str, worker_kind: Callabl
         worker.disconnected()
     worker.nothing()
     assert bench.status(b"echo") == b"404"
-
-
-def test_c36_a_clients_heartbeat(bench: Bench, proxy: str) -> None:
-    # C36
-    client = bench.x1_client(endpoint=proxy)
-    for heartbeat in ([b"", b"MDPCX1"], [b"7", b"", b"MDPCX1"]):
-        client.send(*heartbeat)
-        assert client.recv() == heartbeat
-
-
-def test_c36_each_client_has_its_own_numbers(bench: Bench, proxy: str) -> None:
-    # C36
-    amy, bob = (bench.x1_client(endpoint=proxy) for _ in range(2))
-    worker = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
-    for client, body in ((amy, b"from amy"), (bob, b"from bob")):
-        client.request(b"echo", body, number=1)
-        client.sync()
-    to_amy, to_bob = worker.work(b"from amy"), worker.work(b"from bob")
-    bob.cancel()
-    bob.error(b"499")
-    worker.cancelled(to_bob)
-    worker.error(to_bob, b"499", b"")
-    worker.final(to_amy, b"to amy")
-    amy.final(b"echo", b"to amy")
-    bob.nothing()
-
-
-def test_c36_each_worker_has_its_own_credit(bench: Bench, proxy: str) -> None:
-    # C36
-    client = bench.x1_client()
-    large = bench.x1_worker(b"echo", credit=3, endpoint=proxy)
-    small = bench.x1_worker(b"echo", endpoint=proxy)
-    for number in range(6):
-        client.request(b"echo", b"%d" % number)
-    client.sync()
-    addresses = [large.work(b"0"), large.work(b"2"), large.work(b"3")]
-    address = small.work(b"1")
-    assert [each["held"] for each in json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]] == [3, 1]
-    small.credit(2)
-    small.work(b"4")
-    large.nothing()
-    large.credit(0)
-    large.release(addresses[2])
-    large.nothing()
-    small.final(address, b"done")
-    client.final(b"echo", b"done", number=2)
-    small.work(b"3")
-    small.nothing()
-
-
-def leaves(worker: Any) -> None:
-    worker.disconnect()
-    worker.disconnected()
-
-
-def breaks_the_rules(worker: Any) -> None:
-    worker.break_rules()
-
-
-@pytest.mark.parametrize("end", [leaves, breaks_the_rules])
-def test_c36_the_end_of_one_worker_does_not_affect_others_behind_the_proxy(
-    bench: Bench, proxy: str, end: Callable[[Any], None]
-) -> None:
-    # C36
-    client = bench.x1_client(endpoint=proxy)
-    stays = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
-    client.request(b"echo", b"1")
-    address = stays.work(b"1")
-    goes = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
-    end(goes)
-    goes.nothing()
-    stays.final(address, b"one")
-    client.final(b"echo", b"one")
-    client.request(b"echo", b"2")
-    stays.final(stays.work(b"2"), b"two")
-    client.final(b"echo", b"two")
-    stays.nothing()
-    assert bench.stats()["workers"] == 1
-
-
-def test_c36_a_worker_that_vanishes_behind_the_proxy_is_lost_as_silent(start: Start) -> None:
-    # C36, C13: the broker's connection to the proxy goes on; what it held goes to the other
-    bench = start(heartbeat=0.1, liveness=40)
-    with proxied(bench.endpoint) as proxy:
-        client = bench.x1_client(endpoint=proxy)
-        vanishes = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
-        client.request(b"echo", b"1")
-        vanishes.work(b"1")
-        stays = bench.x1_worker(b"echo", credit=2, endpoint=proxy)
-        vanishes.close()
-        while (message := stays.recv()) == [*stays.head]:
-            stays.heartbeat()
-        assert message[-1] == b"1"
-        stays.final(message[3], b"done")
-        client.final(b"echo", b"done")
-        assert bench.stats()["lost"] == {"silent": 1}
-        client.close()
 
 
 def test_c36_all_workers_behind_a_proxy_are_lost_with_it(bench: Bench) -> None:

@@ -19,26 +19,6 @@ def test_c12_a_request_waits_for_a_worker(bench: Bench) -> None:
     client.final(b"late", b"world")
 
 
-def test_c12_requests_of_a_client_keep_their_order(bench: Bench) -> None:
-    # C12
-    client = bench.client()
-    for number in range(20):
-        client.request(b"late", b"%d" % number)
-    client.sync()
-    worker = bench.worker(b"late")
-    for number in range(20):
-        worker.final(worker.work(b"%d" % number), b"reply %d" % number)
-        client.final(b"late", b"reply %d" % number)
-
-
-def test_c12_a_worker_of_another_service_does_not_get_it(bench: Bench) -> None:
-    # C12
-    client, other = bench.client(), bench.worker(b"other")
-    client.request(b"late", b"hello")
-    client.nothing()
-    other.nothing()
-
-
 def test_c12_a_request_expires(start: Start) -> None:
     # C12
     bench = start(expiry=0.3)
@@ -57,35 +37,6 @@ def test_c12_a_request_expires(start: Start) -> None:
     client.final(b"late", b"world")
 
 
-def test_c12_only_waiting_requests_expire(start: Start) -> None:
-    # C12: a slow worker may take longer than a request may wait
-    bench = start(expiry=0.1)
-    client, worker = bench.client(), bench.worker(b"slow")
-    client.request(b"slow", b"1")
-    address = worker.work(b"1")
-    client.request(b"slow", b"2")
-    client.sync()
-    bench.until(lambda: bench.stats()["dropped"] == {"expired": 1})
-    worker.partial(address, b"half")
-    worker.final(address, b"done")
-    client.partial(b"slow", b"half")
-    client.final(b"slow", b"done")
-    worker.nothing()
-    client.nothing()
-
-
-def test_c12_a_requeued_request_expires_too(start: Start) -> None:
-    # C12, C17
-    bench = start(expiry=0.1)
-    client, worker = bench.client(), bench.worker(b"slow")
-    client.request(b"slow", b"1")
-    worker.work(b"1")
-    worker.disconnect()
-    bench.until(lambda: bench.stats()["dropped"] == {"expired": 1})
-    bench.worker(b"slow").nothing()
-    client.nothing()
-
-
 def test_c20_clients_take_turns(bench: Bench) -> None:
     # C20
     amy, bob, cat = bench.client(), bench.client(), bench.client()
@@ -101,56 +52,6 @@ def test_c20_clients_take_turns(bench: Bench) -> None:
         for turn in turns:
             if turn.startswith(name):
                 client.final(b"echo", b"reply to " + turn)
-
-
-def test_c20_ten_thousand_requests_of_one_do_not_delay_another(bench: Bench) -> None:
-    # C20
-    greedy, modest = bench.client(), bench.client()
-    for number in range(10_000):
-        greedy.request(b"echo", b"greedy %d" % number)
-    greedy.sync()
-    modest.request(b"echo", b"modest")
-    modest.sync()
-    assert bench.stats()["queued"] == 10_001
-    worker = bench.worker(b"echo")
-    worker.final(worker.work(b"greedy 0"), b"")
-    worker.final(worker.work(b"modest"), b"at once")
-    modest.final(b"echo", b"at once")
-    for number in range(1, 4):
-        worker.final(worker.work(b"greedy %d" % number), b"")
-
-
-def test_c20_a_greedy_client_does_not_delay_a_synchronous_one(bench: Bench) -> None:
-    # C20: each request waits for the one being worked on and for one turn of every other client, no more
-    greedy, modest, worker = bench.client(), bench.client(), bench.worker(b"echo")
-    for number in range(50):
-        greedy.request(b"echo", b"greedy %d" % number)
-    greedy.sync()
-    for number in range(10):
-        modest.request(b"echo", b"modest %d" % number)
-        modest.sync()
-        others = 0
-        while not (message := worker.command())[-1].startswith(b"modest"):
-            others += 1
-            worker.final(message[2], b"done")
-        assert others <= 2
-        worker.final(message[2], b"done")
-        modest.final(b"echo", b"done")
-
-
-def test_c20_clients_take_turns_in_each_service_separately(bench: Bench) -> None:
-    # C20
-    amy, bob = bench.client(), bench.client()
-    for service in (b"tea", b"coffee"):
-        for number in (b"1", b"2"):
-            amy.request(service, b"amy " + number)
-        amy.sync()
-        bob.request(service, b"bob")
-        bob.sync()
-    for service in (b"tea", b"coffee"):
-        worker = bench.worker(service)
-        for turn in (b"amy 1", b"bob", b"amy 2"):
-            worker.final(worker.work(turn), b"")
 
 
 def test_c21_the_worker_that_was_idle_longest_is_next(bench: Bench) -> None:
@@ -176,25 +77,3 @@ def test_c21_the_worker_that_was_idle_longest_is_next(bench: Bench) -> None:
     third.work(b"")
     first.nothing()
     second.nothing()
-
-
-def test_c21_a_heartbeat_does_not_change_the_order(bench: Bench) -> None:
-    # C21
-    client = bench.client()
-    first, second = bench.worker(b"echo"), bench.worker(b"echo")
-    first.heartbeat()
-    first.sync()
-    client.request(b"echo", b"")
-    first.work(b"")
-    second.nothing()
-
-
-def test_c21_all_workers_share_the_work(bench: Bench) -> None:
-    # C21
-    client = bench.client()
-    workers = [bench.worker(b"echo") for _ in range(5)]
-    for _ in range(4):
-        for worker in workers:
-            client.request(b"echo", b"")
-            worker.final(worker.work(b""), b"")
-            client.final(b"echo", b"")

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable
 
 import pytest
-import zmq
 from support.peers import Bench
 from support.pirates import lazy, simple
 
@@ -51,19 +50,6 @@ def test_a_paranoid_pirate_is_welcome_at_that_port(queue: Bench) -> None:
     client.answered(b"world")
 
 
-def test_an_idle_worker_is_silent_and_is_told_nothing(start: Start) -> None:
-    # Its socket would take a HEARTBEAT for a request.
-    queue = start(**PORTS, heartbeat=0.05, liveness=2)
-    client, worker, other = lazy(queue), simple(queue), queue.worker(b"other")
-    while len(json.loads(queue.mmi(b"mmi.workers", b""))["workers"]) == 2:  # until the other one is lost
-        queue.peer().sync()
-    client.call(b"hello")
-    worker.final(worker.work(b"hello"), b"world")
-    client.answered(b"world")
-    assert queue.stats()["lost"] == {"silent": 1}
-    del other
-
-
 def test_a_busy_worker_has_a_grace_and_may_come_back(start: Start) -> None:
     # C17, C34, C32: its request goes to another, its late reply to nobody, and it waits for the next request.
     queue = start(**PORTS, heartbeat=0.05, liveness=2, busy_grace=0.3)
@@ -93,41 +79,3 @@ def test_an_idle_worker_that_is_gone_is_forgotten(queue: Bench) -> None:
     worker = simple(queue)
     worker.close()
     queue.until(lambda: queue.stats()["workers"] == 0)
-
-
-INVALID = {
-    "nothing": ("too-few-frames", [b""]),
-    "another first word": ("unknown-command", [b"", b"HELLO"]),
-    "a HEARTBEAT": ("unknown-command", [b"", b"\x02"]),
-    "no delimiter": ("no-delimiter", [b"", b"1", b"x", b"x"]),
-    "no body": ("no-body", [b"", b"1", b""]),
-    "an empty address": ("bad-address", [b"", b"", b"", b"x"]),
-    "an address too long": ("bad-address", [b"", b"x" * 256, b"", b"x"]),
-}
-
-
-@pytest.mark.parametrize(("reason", "frames"), INVALID.values(), ids=INVALID)
-def test_invalid_messages_are_counted(queue: Bench, reason: str, frames: list[bytes]) -> None:
-    peer = queue.peer(endpoint=queue.server.pirate_worker_endpoints[0], kind=zmq.DEALER)
-    peer.send(*frames)
-    queue.until(lambda: queue.stats()["invalid"] == {reason: 1})
-    client, worker = lazy(queue), simple(queue)
-    client.call(b"hello")
-    worker.final(worker.work(b"hello"), b"world")
-    client.answered(b"world")
-
-
-def test_a_reply_that_is_too_large_ends_its_request(start: Start) -> None:
-    queue = start(**PORTS, max_message=1000)
-    client, worker = queue.x1_client(), simple(queue)
-    client.request(b"echo", b"hello")
-    worker.final(worker.work(b"hello"), b"x" * 1001)
-    assert "1000 bytes" in client.error(b"413")
-
-
-def test_a_drained_broker_lets_the_workers_go_without_a_word(start: Start) -> None:
-    queue = start(**PORTS, drain_timeout=10.0)
-    worker = simple(queue)
-    queue.server.stop()
-    queue.until(lambda: not queue.server.broker.directory.workers)
-    assert not worker.socket.poll(0)

@@ -66,15 +66,6 @@ def test_c10_disconnect_before_ready_is_taken_without_a_word(bench: Bench) -> No
     assert bench.status(b"echo") == b"200"
 
 
-def test_c10_disconnect_twice(bench: Bench) -> None:
-    # C10
-    worker = bench.worker(b"echo")
-    worker.disconnect()
-    worker.disconnect()
-    worker.nothing()
-    assert bench.status(b"echo") == b"404"
-
-
 def test_c16_a_worker_that_disconnected_is_sent_nothing(bench: Bench) -> None:
     # C16
     client, worker = bench.client(), bench.worker(b"echo")
@@ -84,34 +75,6 @@ def test_c16_a_worker_that_disconnected_is_sent_nothing(bench: Bench) -> None:
     client.sync()
     worker.nothing()
     client.nothing()
-
-
-def test_c16_a_busy_worker_that_disconnected_is_sent_nothing(bench: Bench) -> None:
-    # C16, C17
-    client, worker = bench.client(), bench.worker(b"echo")
-    client.request(b"echo", b"1")
-    client.request(b"echo", b"2")
-    client.sync()
-    worker.work(b"1")
-    worker.disconnect()
-    worker.nothing()
-    other = bench.worker(b"echo")
-    other.final(other.work(b"1"), b"one")
-    other.final(other.work(b"2"), b"two")
-    client.final(b"echo", b"one")
-    client.final(b"echo", b"two")
-    worker.nothing()
-
-
-def test_c16_no_heartbeat_after_disconnect(start: Callable[..., Bench]) -> None:
-    # C16: what a worker that stays is sent meanwhile shows that it was time for HEARTBEATs
-    bench = start(heartbeat=0.02, liveness=1000)
-    leaves, stays = bench.worker(b"echo"), bench.worker(b"echo")
-    leaves.disconnect()
-    leaves.nothing()  # but HEARTBEATs from before
-    for _ in range(5):
-        stays.beaten()
-    leaves.silent()
 
 
 Unexpected = Callable[[Worker], None]
@@ -135,16 +98,6 @@ def test_c14_a_stranger_is_disconnected_and_may_register_afterwards(bench: Bench
     client.request(b"echo", b"hello")
     worker.final(worker.work(b"hello"), b"world")
     client.final(b"echo", b"world")
-
-
-@pytest.mark.parametrize("unexpected", STRANGERS.values(), ids=STRANGERS)
-def test_c14_so_is_one_that_has_disconnected(bench: Bench, unexpected: Unexpected) -> None:
-    # C14, C16
-    worker = bench.worker(b"echo")
-    worker.disconnect()
-    unexpected(worker)
-    worker.disconnected()
-    worker.nothing()
 
 
 IDLE: dict[str, Unexpected] = {
@@ -172,24 +125,6 @@ def test_c14_an_idle_worker_is_disconnected_and_forgotten(bench: Bench, unexpect
     client.final(b"echo", b"world")
 
 
-@pytest.mark.parametrize("unexpected", IDLE.values(), ids=IDLE)
-def test_c14_a_busy_worker_is_disconnected_and_its_request_given_to_another(
-    bench: Bench, unexpected: Unexpected
-) -> None:
-    # C14, C17, C18
-    client, worker = bench.client(), bench.worker(b"echo")
-    client.request(b"echo", b"hello")
-    worker.work(b"hello")
-    unexpected(worker)
-    worker.disconnected()
-    worker.nothing()
-    other = bench.worker(b"echo")
-    other.final(other.work(b"hello"), b"world")
-    client.final(b"echo", b"world")
-    client.nothing()
-    worker.nothing()
-
-
 @pytest.mark.parametrize("more", ["partial", "final"])
 def test_c32_what_comes_after_the_final_is_late(bench: Bench, more: str) -> None:
     # C32, C8, C3: after the FINAL, nothing reaches the client
@@ -203,29 +138,6 @@ def test_c32_what_comes_after_the_final_is_late(bench: Bench, more: str) -> None
     client.nothing()
     assert bench.stats()["late"] == 1
     assert bench.status(b"echo") == b"200"
-
-
-def test_c14_a_heartbeat_is_welcome_from_a_registered_worker(bench: Bench) -> None:
-    # C14
-    client, worker = bench.client(), bench.worker(b"echo")
-    worker.heartbeat()
-    worker.nothing()
-    client.request(b"echo", b"")
-    address = worker.work(b"")
-    worker.heartbeat()
-    worker.final(address, b"done")
-    worker.heartbeat()
-    worker.nothing()
-    client.final(b"echo", b"done")
-
-
-def test_c14_a_worker_that_changes_its_dialect_is_disconnected(bench: Bench) -> None:
-    # C14, C24
-    worker = bench.worker(b"echo")
-    worker.send(b"", b"MDPW01", b"\x04")
-    assert worker.recv() == [b"", b"MDPW01", b"\x05"]
-    worker.nothing()
-    assert bench.status(b"echo") == b"404"
 
 
 NEVER_DISPATCHED = [b"0", b"1", b"18446744073709551615", None]
@@ -270,42 +182,6 @@ def test_c18_what_cannot_be_an_address_makes_a_reply_invalid(bench: Bench, kind:
     assert bench.stats()["invalid"] == {"bad-address": 1}
 
 
-@pytest.mark.parametrize("kind", ["partial", "final"])
-def test_c18_the_address_of_another_workers_request_counts_for_nothing(bench: Bench, kind: str) -> None:
-    # C18, C32
-    amy, bob = bench.client(), bench.client()
-    one, two = bench.worker(b"echo"), bench.worker(b"echo")
-    amy.request(b"echo", b"from amy")
-    from_amy = one.work(b"from amy")
-    bob.request(b"echo", b"from bob")
-    from_bob = two.work(b"from bob")
-    getattr(one, kind)(from_bob, b"misled")
-    one.nothing()
-    bob.nothing()
-    assert bench.stats()["late"] == 1
-    two.final(from_bob, b"right")
-    bob.final(b"echo", b"right")
-    one.final(from_amy, b"right too")
-    amy.final(b"echo", b"right too")
-    bob.nothing()
-    amy.nothing()
-
-
-IDENTITIES = [b"a", b"\xff\x00\xfe", b"MDPW02", b"12345", bytes(255 - at for at in range(255))]
-
-
-@pytest.mark.parametrize("identity", IDENTITIES)
-def test_c23_a_clients_identity_may_be_any_bytes(bench: Bench, identity: bytes) -> None:
-    # C23, C32: no worker sees it
-    client, worker = bench.client(options={zmq.IDENTITY: identity}), bench.worker(b"echo")
-    client.request(b"echo", b"hello")
-    address = worker.work(b"hello")
-    assert address.isdigit()
-    assert address != identity
-    worker.final(address, b"world")
-    client.final(b"echo", b"world")
-
-
 NAMES = [b"e", b"x" * 255, b"with a space", "größer-als-✓".encode(), b"../../etc/passwd", b"MDPC02", b"0", b"'; DROP"]
 
 
@@ -317,14 +193,3 @@ def test_c23_a_service_name_is_1_to_255_printable_bytes(bench: Bench, name: byte
     client.request(name, b"hello")
     worker.final(worker.work(b"hello"), b"world")
     client.final(name, b"world")
-
-
-def test_c23_names_are_compared_byte_by_byte(bench: Bench) -> None:
-    # C23
-    worker = bench.worker(b"Echo")
-    for name in (b"echo", b"ECHO", b"Echo ", b" Echo", b"Ech", b"Echo1", b"Ech\xcc\x87o"):
-        assert bench.status(name) == b"404"
-    client = bench.client()
-    client.request(b"echo", b"")
-    client.sync()
-    worker.nothing()

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.peers import Bench, Client, OldClient, OldWorker, Worker, X1Client, X1Worker
+from support.peers import Bench, OldWorker, Worker, X1Client, X1Worker
 
 Start = Callable[..., Bench]
 
-each_old_client = pytest.mark.parametrize("old_kind", [OldClient, Client])
 
 NO_WAIT = b'{"wait":false}'
 
@@ -40,34 +39,6 @@ def test_404_without_a_worker_if_the_request_does_not_wait(bench: Bench) -> None
     assert bench.stats()["services"] == 0
 
 
-def test_404_without_a_worker_although_others_wait(bench: Bench) -> None:
-    patient, client = bench.x1_client(), bench.x1_client()
-    patient.request(b"late", b"hello")
-    patient.sync()
-    client.request(b"late", b"hello", options=NO_WAIT)
-    client.error(b"404")
-    worker = bench.x1_worker(b"late")
-    worker.final(worker.work(b"hello"), b"world")
-    patient.final(b"late", b"world")
-
-
-def test_404_when_the_last_worker_leaves_while_the_request_waits(bench: Bench) -> None:
-    client = bench.x1_client()
-    first, last = bench.x1_worker(b"echo"), bench.worker(b"echo")
-    client.request(b"echo", b"1")
-    client.request(b"echo", b"2")
-    first.work(b"1")
-    last.work(b"2")
-    client.request(b"echo", b"3", options=NO_WAIT)
-    client.request(b"echo", b"4")
-    first.break_rules()
-    client.nothing()
-    last.disconnect()
-    client.error(b"404", number=3)
-    client.nothing()  # the others may wait
-    assert bench.stats()["queued"] == 3
-
-
 # ── 408: its time has passed ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -79,17 +50,6 @@ def test_408_queued(bench: Bench, ttl: int) -> None:
     assert text == "its time passed before a worker was free for it: none offers it"
     settled(bench, client, {"ttl-passed": 1})
     worker = bench.x1_worker(b"late")
-    worker.nothing()
-
-
-def test_408_queued_behind_another(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
-    client.request(b"slow", b"1")
-    address = worker.work(b"1")
-    client.request(b"slow", b"2", ttl=20)
-    assert "1 offer it, all busy" in client.error(b"408")
-    worker.final(address, b"done")
-    client.final(b"slow", b"done", number=1)
     worker.nothing()
 
 
@@ -108,66 +68,7 @@ def test_408_running(bench: Bench) -> None:
     client.final(b"slow", b"done")
 
 
-def test_408_running_and_streaming(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
-    client.request(b"slow", b"hello", ttl=50)
-    address = worker.work(b"hello")
-    worker.partial(address, b"begun")
-    while (message := client.recv())[2] == b"\x02":
-        assert message[3:] == [b"1", b"begun"]
-    assert message[2:5] == [b"\x04", b"1", b"408"]
-    worker.cancelled(address)
-
-
-@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-def test_408_running_at_a_worker_without_cancel(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, b"slow")
-    client.request(b"slow", b"hello", ttl=50)
-    address = worker.work(b"hello")
-    client.error(b"408")
-    worker.nothing()
-    client.request(b"slow", b"next")
-    worker.final(address, b"late")
-    worker.final(worker.work(b"next"), b"done")
-    client.final(b"slow", b"done")
-
-
-def test_408_instead_of_a_second_worker_when_the_ttl_has_passed(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"slow")
-    client.request(b"slow", b"hello", ttl=50)
-    address = worker.work(b"hello")
-    client.error(b"408")
-    worker.cancelled(address)
-    worker.break_rules()
-    bench.x1_worker(b"slow").nothing()
-    settled(bench, client, {"ttl-passed": 1})
-
-
-@pytest.mark.parametrize("ttl", [0, 60_000])
-def test_408_when_the_brokers_expiry_passes(start: Start, ttl: int) -> None:
-    bench = start(expiry=0.05)
-    client = bench.x1_client()
-    client.request(b"late", b"hello", ttl=ttl)
-    assert "expiry" in client.error(b"408")
-    settled(bench, client, {"expired": 1})
-
-
 # ── 413: too large ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_413_options_that_grow_too_long(bench: Bench) -> None:
-    # JSON that the broker writes again, without what it removes, may be longer
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    for count in (10_000, 20_000):
-        client.request(b"echo", b"hello", options='{{"user":"forged","k":"{}"}}'.format("é" * count).encode())
-        if count == 10_000:
-            address, options = worker.request(b"hello")
-            assert json.loads(options) == {"k": "é" * count}
-            worker.final(address, b"world")
-            client.final(b"echo", b"world")
-    assert "options are too long" in client.error(b"413")
-    settled(bench, client, {"options-too-long": 1})
-    worker.nothing()
 
 
 @pytest.mark.parametrize("end", ["final", "error"])
@@ -189,70 +90,7 @@ def test_413_a_final_or_an_error(start: Start, end: str) -> None:
     worker.nothing()
 
 
-def test_413_a_cancelled_requests_final(start: Start) -> None:
-    bench = start(max_frames=20)
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    client.request(b"echo", b"hello")
-    address = worker.work(b"hello")
-    client.cancel()
-    client.error(b"499")
-    worker.cancelled(address)
-    worker.final(address, *[b"x"] * 21)
-    worker.nothing()
-    settled(bench, client, {"cancelled": 1})
-
-
-@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-def test_413_a_final_of_a_worker_that_may_send_another(start: Start, worker_kind: Callable[..., Any]) -> None:
-    # the client is told at once; the worker is free when it has sent one that fits (C15)
-    bench = start(max_message=100_000)
-    client, worker = bench.x1_client(), registered(bench, worker_kind, b"echo")
-    client.request(b"echo", b"hello")
-    address = worker.work(b"hello")
-    worker.final(address, b"x" * 100_001)
-    assert "100000 bytes" in client.error(b"413")
-    client.request(b"echo", b"next")
-    worker.nothing()
-    worker.final(address, b"one that fits")
-    worker.final(worker.work(b"next"), b"done")
-    client.final(b"echo", b"done")
-    settled(bench, client, {"reply-too-large": 1})
-
-
-def test_413_a_partial(start: Start) -> None:
-    # there would be a gap in the stream
-    bench = start(max_frames=20)
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    client.request(b"echo", b"hello")
-    address = worker.work(b"hello")
-    worker.partial(address, b"1")
-    worker.partial(address, *[b"2"] * 21)
-    worker.partial(address, b"3")
-    client.partial(b"echo", b"1")
-    assert "20 frames" in client.error(b"413")
-    worker.cancelled(address)
-    worker.final(address, b"4")
-    worker.nothing()
-    settled(bench, client, {"reply-too-large": 1})
-
-
 # ── 429: the broker has too much ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_429_requests_that_wait_for_the_service(start: Start) -> None:
-    bench = start(max_queue=2)
-    client = bench.x1_client()
-    for _ in range(3):
-        client.request(b"late", b"hello")
-    assert "2 requests are already waiting" in client.error(b"429", number=3)
-    client.request(b"other", b"hello")  # another service has its own queue
-    client.nothing()
-    worker = bench.x1_worker(b"late")
-    for number in (1, 2):
-        worker.final(worker.work(b"hello"), b"world")
-        client.final(b"late", b"world", number=number)
-    worker.nothing()
-    assert bench.stats()["dropped"] == {"queue-full": 1}
 
 
 def test_429_bytes_that_wait(start: Start) -> None:
@@ -267,18 +105,6 @@ def test_429_bytes_that_wait(start: Start) -> None:
     worker.final(worker.work(b"x" * 20_000), b"done")
     other.final(b"served", b"done")
     assert bench.stats()["dropped"] == {"memory-full": 2}
-
-
-def test_429_services(start: Start) -> None:
-    bench = start(max_services=2)
-    client, worker = bench.x1_client(), bench.x1_worker(b"served")
-    client.request(b"one", b"hello")
-    client.request(b"two", b"hello")
-    assert "2 services" in client.error(b"429")
-    client.request(b"served", b"hello")
-    worker.final(worker.work(b"hello"), b"world")
-    client.final(b"served", b"world")
-    assert bench.stats()["dropped"] == {"too-many-services": 1}
 
 
 # ── 500 and whatever else a worker says ──────────────────────────────────────────────────────────────────────────────
@@ -327,33 +153,6 @@ def test_a_code_of_the_brokers_from_a_worker_is_marked_as_the_services_own(bench
         worker.error(worker.work(b"hello"), code, b"no such user", *sent)
         client.error(code, b"no such user", *told)
     settled(bench, client, {})
-
-
-@each_old_client
-@pytest.mark.parametrize("part", [False, True])
-def test_500_is_dropped_and_counted_for_other_clients(bench: Bench, old_kind: Callable[..., Any], part: bool) -> None:
-    client, worker = bench.connect(old_kind), bench.x1_worker(b"fails")
-    client.request(b"fails", b"hello")
-    address = worker.work(b"hello")
-    if part:
-        worker.partial(address, b"begun")
-        if old_kind is Client:
-            client.partial(b"fails", b"begun")
-    worker.error(address, b"500", b"no good", b"detail")
-    client.nothing()
-    worker.nothing()
-    assert bench.stats()["dropped"] == {"handler-failed": 1}
-    client.request(b"fails", b"again")
-    worker.final(worker.work(b"again"), b"fine now")
-    client.final(b"fails", b"fine now")
-
-
-@pytest.mark.parametrize("worker_kind", [OldWorker, Worker])
-def test_500_of_a_worker_without_error_is_a_final(bench: Bench, worker_kind: Callable[..., Any]) -> None:
-    client, worker = bench.x1_client(), registered(bench, worker_kind, b"fails")
-    client.request(b"fails", b"hello")
-    worker.final(worker.work(b"hello"), b"zmdp.error", b"500", b"ValueError: no good")
-    client.final(b"fails", b"zmdp.error", b"500", b"ValueError: no good")
 
 
 # ── 502: the worker is lost ──────────────────────────────────────────────────────────────────────────────────────────
@@ -423,41 +222,6 @@ def test_502_after_a_partial(start: Start, worker_kind: Callable[..., Any], deat
     settled(bench, client, {"worker-lost-after-partial": 1})
 
 
-def test_502_when_the_only_worker_is_lost_and_the_request_does_not_wait(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    client.request(b"echo", b"hello", options=NO_WAIT)
-    worker.work(b"hello", options=NO_WAIT)
-    worker.break_rules()
-    client.error(b"502")
-    bench.x1_worker(b"echo").nothing()
-    settled(bench, client, {"workers-lost": 1})
-
-
-def test_502_and_not_404_if_a_worker_had_the_request(bench: Bench) -> None:
-    # 404 says that nobody has begun with it
-    client = bench.x1_client()
-    first, last = bench.x1_worker(b"echo"), bench.x1_worker(b"echo")
-    client.request(b"echo", b"1", options=NO_WAIT)
-    client.request(b"echo", b"2")
-    first.work(b"1", options=NO_WAIT)
-    last.work(b"2")
-    first.break_rules()  # so it waits for the other, which is busy, …
-    client.nothing()
-    last.break_rules()  # … and then there is none
-    client.error(b"502", number=1)
-    client.nothing()
-
-
-def test_502_only_without_another_worker(bench: Bench) -> None:
-    client = bench.x1_client()
-    worker, other = bench.x1_worker(b"echo"), bench.x1_worker(b"echo")
-    client.request(b"echo", b"hello", options=NO_WAIT)
-    worker.work(b"hello", options=NO_WAIT)
-    worker.break_rules()
-    other.final(other.work(b"hello", options=NO_WAIT, attempt=2), b"world")
-    client.final(b"echo", b"world")
-
-
 # ── 503: the broker ends ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -486,20 +250,3 @@ def test_503_draining(start: Start) -> None:
     worker.final(worker.work(b"waiting"), b"done too")
     client.final(b"slow", b"done too", number=2)
     worker.disconnected()  # … and only then its worker is sent away
-
-
-def test_503_closing(start: Start) -> None:
-    bench = start(drain_timeout=0.0)
-    client, x1, old = bench.x1_client(), bench.x1_worker(b"x1"), bench.worker(b"old")
-    for service in (b"x1", b"old", b"x1", b"nobody"):
-        client.request(service, b"hello")
-    address = x1.work(b"hello")
-    old.work(b"hello")
-    client.sync()
-    bench.server.stop()
-    client.sent_away()
-    for number in (3, 4, 1, 2):  # what waits comes first
-        assert "the broker shut down" in client.error(b"503", number=number)
-    x1.cancelled(address)
-    x1.disconnected()
-    old.disconnected()

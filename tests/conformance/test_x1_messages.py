@@ -2,10 +2,9 @@
 
 import struct
 from collections import deque
-from typing import Any
 
 import pytest
-from support.peers import ATTACHED, Bench, X1Client, body_of, ready_of, record, records_of, request_of, take_body
+from support.peers import Bench, body_of, ready_of, record, records_of, request_of, take_body
 
 CLIENT = [b"", b"MDPCX1", b"\x09"]
 WORKER = [b"", b"MDPWX1", b"\x09"]
@@ -84,16 +83,6 @@ def test_x1_works_without_the_empty_frame(bench: Bench) -> None:
     assert client.recv() == [b"MDPCX1", b"\x09", record(3, 1, body_of(b"world"))]
 
 
-def test_many_records_in_one_message(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=100)
-    client.say(*[request_of(number, b"echo", b"%d" % number) for number in range(1, 101)])
-    addresses = [worker.work(b"%d" % number) for number in range(1, 101)]
-    worker.say(*[record(4, int(address), body_of(b"done", b"")) for address in addresses])
-    for number in range(1, 101):
-        client.final(b"echo", b"done", b"", number=number)
-    client.nothing()
-
-
 def test_each_record_is_a_command_of_its_own(bench: Bench) -> None:
     client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=3)
     client.say(
@@ -123,22 +112,6 @@ def test_each_record_is_a_command_of_its_own(bench: Bench) -> None:
     client.nothing()
 
 
-def test_a_number_can_be_requested_and_cancelled_repeatedly_in_one_message(bench: Bench) -> None:
-    # a service is forgotten with its last request, and known again with the next, however fast that is
-    client = bench.x1_client()
-    client.say(*[each for number in range(1, 10) for each in (request_of(number, b"late", b""), record(5, number))])
-    client.say(request_of(10, b"late", b"hello"))
-    for number in range(1, 10):
-        client.error(b"499", b"cancelled", number=number)
-    client.say(request_of(11, b"late", b""), record(5, 11), request_of(12, b"late", b"world"))
-    client.error(b"499", b"cancelled", number=11)
-    client.nothing()
-    worker = bench.x1_worker(b"late", credit=9)
-    worker.work(b"hello")
-    worker.work(b"world")
-    worker.nothing()
-
-
 # ── large frames ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -164,106 +137,4 @@ def test_large_frames_are_attachments(bench: Bench, size: int) -> None:
     assert message[3] == record(3, 1, body_of(b"small", None if size >= 8192 else large, b""))
 
 
-def test_attachments_of_several_records_come_in_order(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=9)
-    frames = [bytes([65 + at]) * 9000 for at in range(6)]
-    client.say(
-        request_of(1, b"echo", None, b"small", None),
-        request_of(2, b"echo", b"none"),
-        request_of(3, b"nobody", None, options=b'{"wait":false}'),
-        request_of(4, b"echo", None),
-        request_of(5, b"echo", None, None),
-        attachments=tuple(frames),
-    )
-    client.error(b"404", number=3)
-    bodies = [[frames[0], b"small", frames[1]], [b"none"], [frames[3]], [frames[4], frames[5]]]
-    for number, body in zip((1, 2, 4, 5), bodies, strict=True):
-        worker.final(worker.work(*body), *body)
-        client.final(b"echo", *body, number=number)
-
-
-@pytest.mark.parametrize("kind", ["worker", "old_worker"])
-def test_large_frames_reach_workers_of_other_dialects(bench: Bench, kind: str) -> None:
-    client, worker = bench.x1_client(), getattr(bench, kind)(b"echo")
-    large = b"x" * 20_000
-    client.say(request_of(1, b"echo", None, b"small"), attachments=(large,))
-    worker.final(worker.work(large, b"small"), b"", large)
-    client.final(b"echo", b"", large, number=1)
-
-
-def test_an_attached_frame_is_not_taken_for_a_length(bench: Bench) -> None:
-    assert ATTACHED == 0xFFFFFFFF  # no frame in a record is that long
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
-    body = [b"\xff\xff\xff\xff", b"\xff" * 100]
-    client.request(b"echo", *body)
-    worker.final(worker.work(*body), *body)
-    client.final(b"echo", *body)
-
-
 # ── how much the broker says in one message ──────────────────────────────────────────────────────────────────────────
-
-
-def waiting_for_credit(bench: Bench, count: int, body: bytes) -> tuple[X1Client, Any]:
-    """A worker without credit, as a raw peer, and that many requests that wait for it."""
-    client, worker = bench.x1_client(), bench.peer()
-    worker.send(*WORKER, ready_of(b"echo", 0))
-    worker.sync()
-    for number in range(1, count + 1):
-        client.request(b"echo", body, number=number)
-    client.sync()
-    assert bench.stats()["queued"] == count
-    return client, worker
-
-
-def test_a_message_to_a_worker_has_at_most_256_records(bench: Bench) -> None:
-    client, worker = waiting_for_credit(bench, 600, b"hello")
-    worker.send(*WORKER, record(10, 0, struct.pack(">I", 1000)))
-    addresses = []
-    for count in (256, 256, 88):
-        message = worker.recv()
-        records = records_of(message, 1)
-        assert [command for command, _, _ in records] == [2] * count
-        addresses += [address for _, address, _ in records]
-    assert len(set(addresses)) == 600
-    for begin in range(0, 600, 100):
-        some = addresses[begin : begin + 100]
-        worker.send(*WORKER, b"".join(record(4, address, body_of(b"done")) for address in some))
-    for number in range(1, 601):
-        client.final(b"echo", b"done", number=number)
-
-
-def test_a_message_to_a_client_has_at_most_256_records(bench: Bench) -> None:
-    client, worker = bench.peer(), bench.x1_worker(b"echo", credit=600)
-    for begin in range(0, 600, 200):
-        client.send(*CLIENT, b"".join(request_of(n, b"echo", b"hello") for n in range(begin, begin + 200)))
-    addresses = [worker.work(b"hello") for _ in range(600)]
-    worker.say(*[record(3, int(address), body_of(b"%d" % at)) for at, address in enumerate(addresses[:256])])
-    numbers = []
-    while len(numbers) < 256:
-        records = records_of(client.recv(), 1)
-        assert len(records) <= 256
-        numbers += [number for _, number, _ in records]
-    assert numbers == list(range(256))
-
-
-def test_a_message_has_at_most_64_kilobytes_of_records(bench: Bench) -> None:
-    _, worker = waiting_for_credit(bench, 100, b"x" * 5000)
-    worker.send(*WORKER, record(10, 0, struct.pack(">I", 100)))
-    came = 0
-    while came < 100:
-        message = worker.recv()
-        assert len(message[3]) <= 65536
-        came += len(records_of(message, 1))
-    assert came == 100
-
-
-def test_attachments_are_split_as_well(bench: Bench) -> None:
-    _, worker = waiting_for_credit(bench, 100, b"x" * 100_000)
-    worker.send(*WORKER, record(10, 0, struct.pack(">I", 100)))
-    came = 0
-    while came < 100:
-        message = worker.recv()
-        records = records_of(message, 1)
-        assert message[4:] == [b"x" * 100_000] * len(records)
-        assert len(records) == 1 or sum(map(len, message[4:])) <= 1 << 20
-        came += len(records)
