@@ -106,22 +106,6 @@ def test_a_request_goes_to_a_worker_and_its_reply_to_the_client():  # C3, C7
     assert books(broker) == ([b"echo"], [b"w"], 0, 0)
 
 
-def test_frames_pass_unchanged():
-    broker = broker_with(b"w")
-    body = [b"", b"\x00" * 1000, b"", b"MDPW02"]
-    assert turns.receive(broker, [*request(), *body], now=0) == [[*work(), *body]]
-    assert turns.receive(broker, [*final(), *body], now=0) == [[*answer(), *body]]
-
-
-def test_any_number_of_partials_then_one_final():  # C3, C8
-    broker = broker_with(b"w")
-    turns.receive(broker, request(), now=0)
-    for body in (b"1", b"2", b"3"):
-        assert turns.receive(broker, partial(body=body), now=0) == [part(body=body)]
-    assert turns.receive(broker, final(), now=0) == [answer()]
-    assert broker.stats.partials == 3
-
-
 def test_ready_is_not_answered():  # C7
     broker = new_broker()
     assert turns.receive(broker, ready(), now=0) == []
@@ -134,20 +118,6 @@ def test_a_request_waits_for_a_worker():  # C12
     assert turns.receive(broker, ready(), now=1) == [work()]
 
 
-def test_a_request_waits_for_a_worker_of_its_own_service():
-    broker = new_broker()
-    turns.receive(broker, request(service=b"sum"), now=0)
-    assert turns.receive(broker, ready(b"w"), now=0) == []
-    assert turns.receive(broker, ready(b"v", b"sum"), now=0) == [work(b"v")]
-
-
-def test_a_request_waits_for_a_busy_worker():  # C6
-    broker = broker_with(b"w")
-    assert feed(broker, request(b"c"), request(b"d")) == [work()]
-    assert turns.receive(broker, final(), now=0) == [answer(b"c"), work(address=2)]
-    assert turns.receive(broker, final(address=2), now=0) == [answer(b"d")]
-
-
 def test_a_reply_is_labelled_with_the_service_of_its_request():
     broker = broker_with(b"w")
     turns.receive(broker, ready(b"v", b"sum"), now=0)
@@ -155,29 +125,6 @@ def test_a_reply_is_labelled_with_the_service_of_its_request():
     assert turns.receive(broker, partial(b"v", 2), now=0) == [part(service=b"sum")]
     assert turns.receive(broker, final(b"w"), now=0) == [answer(service=b"echo")]
     assert turns.receive(broker, request(b"d"), now=0) == [work(b"w", 3)]
-
-
-def test_clients_take_turns():  # C20
-    broker = new_broker()
-    feed(broker, *[request(b"hog", b"h%d" % n) for n in range(3)], request(b"c", b"x"), request(b"d", b"y"))
-    sent = turns.receive(broker, ready(), now=0)
-    while sent[-1][1] == b"MDPW02":
-        *_, address, _, body = sent[-1]
-        sent += turns.receive(broker, final(address=int(address), body=body), now=0)
-    assert [message[-1] for message in sent if message[1] == b"MDPC02"] == [b"h0", b"x", b"y", b"h1", b"h2"]
-
-
-def test_workers_take_turns():  # C21
-    broker = broker_with(b"w1", b"w2", b"w3")
-    assert feed(broker, *[request()] * 3) == [work(b"w1", 1), work(b"w2", 2), work(b"w3", 3)]
-    feed(broker, final(b"w2", 2), final(b"w3", 3), final(b"w1", 1))
-    assert feed(broker, *[request()] * 3) == [work(b"w2", 4), work(b"w3", 5), work(b"w1", 6)]
-
-
-def test_a_new_worker_comes_last():  # C21
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(), ready(b"w3"), final(b"w1"))
-    assert feed(broker, *[request()] * 3) == [work(b"w2", 2), work(b"w3", 3), work(b"w1", 4)]
 
 
 # ── addresses ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -312,15 +259,6 @@ def test_a_worker_is_spoken_to_in_its_dialect_behind_its_envelope(head, commands
     assert books(broker) == ([], [], 0, 0)
 
 
-def test_every_partial_gets_the_envelope_of_its_request():  # C22
-    broker = broker_with(b"w1", b"w2")
-    for hop in (b"one", b"two"):
-        turns.receive(broker, [b"c", hop, b"", *request()[1:]], now=0)
-    assert turns.receive(broker, partial(b"w2", 2), now=0) == [[b"c", b"two", b"", *part()[1:]]]
-    assert turns.receive(broker, final(b"w1", 1), now=0) == [[b"c", b"one", b"", *answer()[1:]]]
-    assert turns.receive(broker, final(b"w2", 2), now=0) == [[b"c", b"two", b"", *answer()[1:]]]
-
-
 OLD_REQUEST = [b"c", b"", b"MDPC01", b"echo", b"x"]
 
 
@@ -329,16 +267,6 @@ def test_a_01_client_gets_one_reply():  # C24
     assert turns.receive(broker, OLD_REQUEST, now=0) == [work()]
     assert feed(broker, [*partial(body=b"1"), b"2"], partial(body=b"3")) == []
     assert turns.receive(broker, final(body=b"4"), now=0) == [[b"c", b"", b"MDPC01", b"echo", b"1", b"2", b"3", b"4"]]
-
-
-@pytest.mark.parametrize("header", [b"MDPCX1", b"MDPWX1"])
-@pytest.mark.parametrize("more", [[], [b"\x09"], [b"\x09", b"x"]], ids=len)
-@pytest.mark.parametrize("before", [[], [b""], [b"x", b""]], ids=len)
-def test_a_body_that_looks_like_an_x1_message_is_a_body(before, header, more):
-    broker = broker_with(b"w")
-    body = [*before, header, *more]
-    assert turns.receive(broker, [*request()[:-1], *body], now=0) == [[*work()[:-1], *body]]
-    assert turns.receive(broker, [*final()[:-1], *body], now=0) == [[*answer()[:-1], *body]]
 
 
 @pytest.mark.parametrize(
@@ -379,21 +307,6 @@ def test_a_request_that_waited_too_long_is_dropped():  # C12
     assert turns.receive(broker, ready(), now=11.2) == [work()]
 
 
-def test_a_service_that_nobody_waits_for_any_more_is_forgotten():
-    broker = new_broker(expiry=10)
-    turns.receive(broker, request(), now=0)
-    turns.tick(broker, 11)
-    assert books(broker) == ([], [], 0, 0)
-    assert broker.deadline() is None
-
-
-def test_a_request_that_a_worker_has_does_not_expire():  # C12
-    broker = new_broker(expiry=10, heartbeat=100)
-    feed(broker, request(), ready())
-    assert turns.tick(broker, 11) == []
-    assert turns.receive(broker, final(), now=11) == [answer()]
-
-
 # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -427,11 +340,6 @@ def test_no_heartbeat_to_a_worker_that_was_sent_a_request():  # C13
     turns.receive(broker, request(), now=0.9)
     assert turns.tick(broker, 1.8) == []
     assert turns.tick(broker, 1.96) == [heartbeat()]
-
-
-def test_a_tick_that_comes_late_sends_one_heartbeat():
-    broker = broker_with(b"w", heartbeat=1, liveness=10)
-    assert turns.tick(broker, 5) == [heartbeat()]
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
@@ -731,15 +639,6 @@ def test_a_request_whose_partial_reached_the_client_is_not_repeated(lose, told):
     assert broker.stats.dropped == {Drop.LOST_AFTER_PARTIAL: 1}
 
 
-@each_loss
-def test_an_idle_worker_is_lost_alone(lose, told):
-    broker = broker_with(b"w1", b"w2")
-    assert lose(broker) == told
-    assert books(broker) == ([b"echo"], [b"w2"], 0, 0)
-    assert broker.stats.dropped == {}
-    assert turns.receive(broker, request(), now=5.1) == [work(b"w2")]
-
-
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_request_is_given_to_so_many_workers(attempts):  # C17
     broker = broker_with(max_attempts=attempts)
@@ -935,14 +834,6 @@ def test_mmi_is_answered_in_the_clients_dialect_behind_its_envelope():  # C22, C
     ]
 
 
-def test_a_service_only_ever_asked_for_is_not_there():  # C26
-    broker = new_broker()
-    turns.receive(broker, request(), now=0)
-    assert turns.receive(broker, request(body=b"echo", service=b"mmi.service"), now=0) == [
-        answer(body=b"404", service=b"mmi.service")
-    ]
-
-
 @pytest.mark.parametrize("service", [b"mmi.service", b"mmi.", b"mmi.mine"])
 def test_no_worker_may_register_mmi(service):  # C25
     broker = new_broker()
@@ -959,14 +850,6 @@ def test_only_names_that_begin_with_mmi_are_the_brokers(service):  # C25
 
 
 # ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_requests_that_wait_for_one_service_are_bounded():
-    broker = new_broker(max_queue=2)
-    feed(broker, request(body=b"1"), request(body=b"2"), request(body=b"3"), request(body=b"4", service=b"sum"))
-    assert broker.registry.queued == 3
-    assert broker.stats.dropped == {Drop.QUEUE_FULL: 1}
-    assert feed(broker, ready(), final()) == [work(body=b"1"), answer(), work(address=2, body=b"2")]
 
 
 def test_bytes_that_wait_are_bounded():
@@ -1064,22 +947,10 @@ def test_workers_are_bounded():
 # ── turns of many messages ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_clients_take_turns_within_a_turn():  # C20
-    broker = broker_with(b"w1", b"w2")
-    hog = [request(b"hog", b"h%d" % n) for n in range(5)]
-    assert turn(broker, *hog, request(b"c", b"x")) == [work(b"w1", 1, b"h0"), work(b"w2", 2, b"x")]
-    assert broker.registry.queued == 4
-
-
 def test_a_worker_that_becomes_free_in_a_turn_takes_the_next_request_of_that_turn():
     broker = broker_with(b"w")
     feed(broker, request(b"c"))
     assert turn(broker, request(b"d"), final(), request(b"e")) == [answer(b"c"), work(address=2)]
-
-
-def test_a_worker_that_comes_in_a_turn_takes_a_request_of_that_turn():
-    broker = new_broker()
-    assert turn(broker, request(body=b"1"), ready(), request(body=b"2")) == [work(body=b"1")]
 
 
 @pytest.mark.parametrize(

@@ -115,13 +115,6 @@ def test_less_credit_than_a_worker_holds_takes_nothing_back():
     assert feed(broker, final(3)) == [answer(3), work(4)]
 
 
-def test_credit_of_0_pauses_a_worker():
-    broker = broker_with((b"w", 2))
-    feed(broker, request(1), credit(0))
-    assert feed(broker, request(2), final(1)) == [answer(1)]
-    assert feed(broker, credit(2)) == [work(2)]
-
-
 @pytest.mark.parametrize("how", [lambda n: ready(credit=n), credit], ids=["READY", "CREDIT"])
 def test_credit_is_bounded(how):
     broker = broker_with(*[(b"w", 1)] * (how(1) == credit(1)), max_credit=2)
@@ -146,19 +139,6 @@ def test_credit_and_release_are_signs_of_life(message):  # C13
 
 
 # ── which worker ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_request_goes_to_the_worker_that_holds_the_fewest():  # C21
-    broker = broker_with((b"a", 3), (b"b", 2), (b"c", 1))
-    assert workers(feed(broker, *map(request, range(1, 7)))) == [b"a", b"b", b"c", b"a", b"b", b"a"]
-    assert feed(broker, final(2, b"b"), request(7)) == [answer(2), work(7, worker=b"b")]
-
-
-def test_among_those_it_goes_to_the_least_recently_used():  # C21
-    broker = broker_with((b"a", 2), (b"b", 2), (b"c", 2))
-    feed(broker, *map(request, range(1, 4)))
-    feed(broker, final(3, b"c"), final(1, b"a"), final(2, b"b"))
-    assert workers(turn(broker, *map(request, range(4, 8)))) == [b"c", b"a", b"b", b"c"]
 
 
 def test_the_credit_of_all_workers_is_given_out_in_one_turn():
@@ -192,11 +172,6 @@ def test_a_released_request_goes_before_those_that_wait():
     assert turn(broker, credit(1), release(2)) == []
     assert waiting(broker) == [[], [2, 3, 4]]
     assert feed(broker, final(1)) == [answer(1), work(3, 2)]
-
-
-def test_a_released_request_may_come_back_to_its_worker():
-    broker = broker_with((b"w", 1))
-    assert feed(broker, request(1), release(1)) == [work(1), work(2, 1)]
 
 
 def test_a_worker_makes_room_when_its_requests_turn_out_to_be_slow():
@@ -368,13 +343,6 @@ def test_a_cancelled_request_takes_up_credit_until_its_worker_ends_it():
     assert feed(broker, cancel(1)) == [x1.error(499, "cancelled"), withdraw(1)]
     assert held(broker) == {b"w": [1, 2]}
     assert feed(broker, failure(1, code=499)) == [work(3)]
-
-
-def test_only_the_cancelled_one_of_many_is_withdrawn():
-    broker = broker_with((b"w", 3))
-    feed(broker, *map(request, range(1, 4)))
-    assert feed(broker, cancel(2))[1:] == [withdraw(2)]
-    assert feed(broker, final(1), final(2), final(3)) == [answer(1), answer(3)]
 
 
 def test_a_lost_client_withdraws_all_that_it_asked_for():
@@ -562,12 +530,6 @@ def test_the_dialect_of_a_worker_is_that_of_its_ready():  # C14
     assert feed(broker, [*other, b"\x05"]) == [[*other, b"\x06"]]
     assert broker.stats.disconnected == {Refusal.WRONG_DIALECT: 1}
     assert list(broker.directory.workers) == [B]
-
-
-def test_workers_behind_a_proxy_are_workers_for_max_workers():
-    broker = broker_with((A, 5), max_workers=1)
-    assert feed(broker, ready(B, credit=5)) == [disconnected(B)]
-    assert broker.stats.disconnected == {Refusal.TOO_MANY_WORKERS: 1}
 
 
 # ── the dialect of the client ────────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,6 @@ What all dialects share is in `test_broker`; what a worker with credit does, in 
 """
 
 import logging
-import struct
 
 import pytest
 from support import turns
@@ -99,32 +98,6 @@ def test_a_reply_goes_to_its_number():
     assert feed(broker, final(body=b"2")) == [answer(7, b"2")]
     assert books(broker) == ([b"echo"], [b"w"], 0, 0, [])
     assert holds_nothing(broker)
-
-
-@pytest.mark.parametrize("number", [0, (1 << 64) - 1])
-def test_a_number_is_any_integer_of_64_bits(number):
-    broker = broker_with(b"w")
-    assert feed(broker, request(number), final()) == [work(), answer(number)]
-
-
-def test_requests_of_one_client_run_at_the_same_time():
-    broker = broker_with(b"w1", b"w2", b"w3")
-    asked = [request(1, body=b"a"), request(2, body=b"b"), request(3, body=b"c"), request(4, body=b"d")]
-    assert feed(broker, *asked) == [work(1, b"w1", body=b"a"), work(2, b"w2", body=b"b"), work(3, b"w3", body=b"c")]
-    assert feed(broker, partial(3, b"w3", b"3.1")) == [part(3, b"3.1")]
-    assert feed(broker, partial(1, b"w1", b"1.1")) == [part(1, b"1.1")]
-    assert feed(broker, final(2, b"w2", b"2.1")) == [answer(2, b"2.1"), work(4, b"w2", body=b"d")]
-    assert feed(broker, failure(3, b"w3")) == [error(500, "it broke", 3)]
-    assert feed(broker, final(4, b"w2", b"4.1")) == [answer(4, b"4.1")]
-    assert feed(broker, final(1, b"w1", b"1.2")) == [answer(1, b"1.2")]
-    assert holds_nothing(broker)
-
-
-def test_two_clients_may_use_the_same_number():
-    broker = broker_with(b"w1", b"w2")
-    feed(broker, request(client=b"c"), request(client=b"d"))
-    assert feed(broker, cancel(client=b"c")) == [error(499, "cancelled"), withdraw(worker=b"w1")]
-    assert feed(broker, final(2, b"w2")) == [answer(client=b"d")]
 
 
 @pytest.mark.parametrize("workers", [[b"w"], []], ids=["running", "waiting"])
@@ -276,12 +249,6 @@ def test_records_that_cannot_be_read_are_a_sign_of_life():  # C13
     assert list(broker.directory.workers) == [b"w"]
 
 
-def test_records_of_a_stranger_that_cannot_be_read_are_not_answered():  # C15
-    broker = broker_with()
-    assert feed(broker, [*heartbeat(), b"\x09", b"?"]) == []
-    assert (broker.stats.invalid, broker.stats.disconnected) == ({"bad-record": 1}, {})
-
-
 # ── ttl ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -413,11 +380,6 @@ def test_a_worker_is_told_what_is_left_of_the_ttl():
     assert told(turns.tick(broker, 5.02)) == [error(408, RUNNING), withdraw()]
 
 
-def test_the_longest_ttl_is_passed_on():
-    broker = broker_with(b"w")
-    assert feed(broker, request(ttl=0xFFFFFFFF), now=0.1) == [work(ttl=0xFFFFFFFF)]
-
-
 def test_the_next_worker_is_told_that_it_is_the_second():  # C17
     broker = broker_with(b"w1", b"w2", b"w3", heartbeat=10)
     feed(broker, request(ttl=5000, key=1))
@@ -435,25 +397,11 @@ def test_the_next_worker_is_told_so_whoever_the_client_is(asked):  # C17
     assert told(turns.gone(broker, b"w1", now=0)) == [work(2, b"w2", attempt=2)]
 
 
-def test_a_worker_is_told_of_at_most_255_attempts():
-    broker = broker_with(max_attempts=1000)
-    feed(broker, request())
-    for number in range(1, 300):
-        assert feed(broker, ready()) == [work(number, attempt=min(number, 255))]
-        turns.gone(broker, b"w", now=0)
-
-
 def test_a_worker_that_the_request_did_not_reach_is_not_counted():  # C17
     broker = broker_with(b"w1", b"w2", b"w3")
     feed(broker, request())
     assert told(turns.unreachable(broker, b"w1", broker.turn - 1, now=0)) == [work(2, b"w2")]
     assert told(turns.gone(broker, b"w2", now=0)) == [work(3, b"w3", attempt=2)]
-
-
-def test_an_old_worker_is_told_nothing_of_options():
-    broker = broker_with()
-    feed(broker, request(ttl=5000, key=1))
-    assert feed(broker, OLD_READY["0.2"], now=1) == [[b"w", b"MDPW02", b"\x02", b"1", b"", b"x"]]
 
 
 # ── wait: false ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -467,19 +415,6 @@ def test_who_does_not_wait_is_told_at_once_that_nobody_is_there(others):
     assert feed(broker, request(wait=False)) == [error(404, NO_WORKER)]
     assert books(broker) == before
     assert broker.stats.dropped == {Drop.NO_WORKER: 1}
-
-
-def test_who_does_not_wait_gets_a_free_worker():
-    broker = broker_with(b"w")
-    assert feed(broker, request(wait=False)) == [work(options=b'{"wait": false}')]
-
-
-def test_who_does_not_wait_waits_while_workers_are_busy():
-    broker = broker_with(b"w")
-    assert feed(broker, request(1), request(2, wait=False)) == [work()]
-    assert feed(broker, final()) == [answer(1), work(2, options=b'{"wait": false}')]
-    assert feed(broker, final(2)) == [answer(2)]
-    assert broker.directory.services[b"echo"].no_wait == {}
 
 
 def falls_silent(broker):
@@ -672,22 +607,6 @@ def test_a_cancel_that_comes_too_late_is_passed_over(end):
     end(broker)
     assert feed(broker, cancel(), now=2) == []
     assert broker.stats.invalid.get("unknown-number", 0) == 0
-
-
-def test_a_cancel_of_what_the_broker_has_answered_itself():
-    broker = broker_with(b"w")
-    assert feed(broker, request(service=b"mmi.service", body=b"echo")) == [answer(body=b"200")]
-    assert feed(broker, cancel()) == []
-
-
-def test_a_cancel_does_not_touch_the_requests_beside_it():  # C20
-    broker = broker_with()
-    feed(broker, *[request(n, body=b"%d" % n) for n in range(5)], request(9, client=b"d", body=b"9"))
-    feed(broker, cancel(0), cancel(2), cancel(4))
-    assert feed(broker, ready(), final(), final(2), final(3)) == [
-        work(1, body=b"1"), answer(1), work(2, body=b"9"), answer(9, client=b"d"), work(3, body=b"3"), answer(3),
-    ]  # fmt: skip
-    assert holds_nothing(broker)
 
 
 # ── why a request is dropped ─────────────────────────────────────────────────────────────────────────────────────────
@@ -943,12 +862,6 @@ def test_an_error_for_an_address_that_never_was():  # C18
     assert broker.stats.errors == 0
 
 
-def test_a_duplicated_error_is_dropped():  # C32
-    broker = broker_with(b"w")
-    assert feed(broker, request(1), failure(), request(2), failure()) == [work(), error(500, "it broke"), work(2)]
-    assert (broker.stats.errors, broker.stats.late) == (1, 1)
-
-
 @pytest.mark.parametrize("code", sorted({*CODES, 400, 403, 422, 500}))
 def test_a_workers_error_is_never_taken_for_the_brokers(code):
     broker = broker_with(b"w")
@@ -962,15 +875,6 @@ def test_an_error_from_a_worker_of_another_dialect():  # C14
     feed(broker, OLD_READY["0.2"], request())
     assert feed(broker, failure()) == [disconnected()]
     assert broker.stats.disconnected == {Refusal.WRONG_DIALECT: 1}
-
-
-def test_a_late_error_of_a_dead_worker_is_dropped():  # C18
-    broker = broker_with(b"w1", heartbeat=1, liveness=3)
-    feed(broker, request())
-    turns.tick(broker, 4)
-    assert feed(broker, ready(b"w2"), now=4) == [work(2, b"w2", attempt=2)]
-    assert feed(broker, failure(worker=b"w1"), now=4) == [disconnected(b"w1")]
-    assert feed(broker, final(2, b"w2"), now=4) == [answer()]
 
 
 OVER_LIMIT = error(413, "the reply exceeds the limits of 500 bytes and 20 frames")
@@ -1061,18 +965,6 @@ def test_a_draining_broker_answers_a_clients_heartbeat_with_disconnect():
     assert feed(broker, client_heartbeat()) == [disconnected(b"c")]
 
 
-def test_a_clients_heartbeat_does_not_end_its_request():
-    broker = broker_with(b"w")
-    assert feed(broker, request(), client_heartbeat(), final()) == [work(), beaten(b"c"), answer()]
-
-
-def test_a_client_heartbeat_is_no_sign_of_life_of_a_worker():  # C13
-    broker = broker_with(b"w", heartbeat=1, liveness=3)
-    feed(broker, client_heartbeat(b"w"), now=2)
-    turns.tick(broker, 3.06)
-    assert list(broker.directory.workers) == []
-
-
 def test_nothing_is_left_of_a_client_that_spoke_once():
     broker = new_broker()
     feed(broker, client_heartbeat(), cancel(5))
@@ -1107,12 +999,6 @@ def test_a_client_that_did_not_keep_up_hears_nothing_more():
     assert feed(broker, final(2), asked) == [answer(client=b"d"), work(3)]
 
 
-def test_a_worker_that_did_not_keep_up_may_come_back():
-    broker = broker_with(b"w")
-    turns.gone(broker, b"w", now=0)
-    assert feed(broker, ready(), request(), final()) == [work(), answer()]
-
-
 def test_not_all_that_did_not_keep_up_are_remembered():
     broker = broker_with()
     for number in range(MAX_GIVEN_UP + 1):
@@ -1127,14 +1013,6 @@ def test_a_worker_that_cannot_be_reached_with_a_cancel_is_gone():
     assert turns.unreachable(broker, b"w", broker.turn - 1, now=0) == []
     assert broker.stats.lost == {Loss.UNREACHABLE: 1}
     assert books(broker) == ([], [], 0, 0, [])
-
-
-def test_a_gone_worker_that_was_its_own_client_leaves_nothing():
-    broker = broker_with(b"w", b"v")
-    feed(broker, request(client=b"w"))
-    turns.gone(broker, b"w", now=0)
-    assert books(broker) == ([b"echo"], [b"v"], 0, 0, [])
-    assert holds_nothing(broker)
 
 
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -1302,13 +1180,6 @@ def test_each_client_behind_a_proxy_that_did_not_keep_up_notices_by_itself():
     assert feed(broker, client_heartbeat(one), now=2 * GIVEN_UP) == [beaten(one)]
 
 
-def test_an_identity_that_is_gone_may_be_used_again():
-    broker = broker_with()
-    turns.gone(broker, b"c", 1.0)
-    turns.unreachable(broker, b"c", broker.turn - 1, 1.0)
-    assert feed(broker, client_heartbeat(), now=1.0) == [beaten(b"c")]
-
-
 def test_a_request_that_was_not_even_sent_yet_is_no_attempt():
     """All connections of one process end together, and the broker is about to send HEARTBEAT to each."""
     broker = broker_with(b"w", b"w2", b"w3", max_attempts=1, heartbeat=1.0)
@@ -1345,12 +1216,6 @@ def test_a_number_may_be_used_again_in_the_turn_in_which_it_is_cancelled():
     assert feed(broker, ready()) == [work(body=b"2")]
 
 
-def test_a_number_may_be_used_again_in_the_turn_of_its_final():
-    broker = broker_with(b"w")
-    feed(broker, request(1))
-    assert turn(broker, final(), request(1, body=b"2")) == [answer(1), work(2, body=b"2")]
-
-
 def test_a_request_that_does_not_wait_and_its_last_worker_leave_in_one_turn():
     broker = broker_with(b"w")
     assert turn(broker, request(1, wait=False), request(2), leave()) == [error(404, NO_WORKER), disconnected()]
@@ -1384,16 +1249,6 @@ def test_a_time_that_passes_in_the_middle_of_a_turn():
 # ── messages of many records ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_messages_have_the_layout_of_the_specification():
-    broker = broker_with(b"w")
-    records = struct.pack(">IBQIBHHI1s", 23, 2, 1, 0, 1, 0, 1, 1, b"x")
-    assert turns.receive(broker, request(7), 0) == [[b"w", b"", b"MDPWX1", b"\x09", records]]
-    records = struct.pack(">IBQHI1s", 16, 3, 7, 1, 1, b"x")
-    assert turns.receive(broker, final(), 0) == [[b"c", b"", b"MDPCX1", b"\x09", records]]
-    records = struct.pack(">IBQ", 9, 6, 0)
-    assert turns.receive(broker, leave(), 0) == [[b"w", b"", b"MDPWX1", b"\x09", records]]
-
-
 def test_each_peer_gets_one_message_of_all_that_happened_in_a_turn():
     broker = broker_with(b"w", b"v")
     feed(broker, credit(2), credit(2, b"v"))
@@ -1410,24 +1265,6 @@ def test_each_peer_gets_one_message_of_all_that_happened_in_a_turn():
         work(5), work(6),
     ]  # fmt: skip
     assert len(sent) == 4
-
-
-def test_what_one_message_cannot_hold_goes_in_several():
-    broker = new_broker()
-    feed(broker, ready(credit=1000))
-    for first in (0, 100, 200):
-        broker.receive(together(*map(request, range(first, first + 100))), 0)
-    assert [len(told([each])) for each in broker.take_messages()] == [256, 44]
-
-
-def test_a_large_frame_is_passed_on_as_an_attachment():
-    large = memoryview(b"L" * wire.SHARED)
-    broker = broker_with(b"w")
-    (sent,) = turns.receive(broker, [*packed(b"c", CX1, request_of(1, b"echo", None)), large], 0)
-    assert sent[5] is large
-    (sent,) = turns.receive(broker, [*packed(b"w", WX1, record(4, 1, body_of(b"small", None))), large], 0)
-    assert sent[5] is large
-    assert told([sent]) == [(b"c", "FINAL", 1, b"small", bytes(large))]
 
 
 def test_disconnect_comes_last():
@@ -1472,18 +1309,6 @@ def test_peers_behind_a_proxy_get_messages_of_their_own():  # C36
     (sent,) = broker.take_messages()
     assert sent[:4] == [b"p", b"c", b"", CX1]
     assert told([sent]) == [answer(2, client=(b"p", b"c")), answer(1, client=(b"p", b"c"))]
-
-
-def test_peers_of_all_dialects_in_one_turn():
-    broker = broker_with(b"w")
-    old = [[b"v", *OLD_READY["0.2"][1:]], [b"u", *OLD_READY["0.1"][1:]]]
-    feed(broker, *old)
-    asked = turn(broker, OLD_REQUEST["0.2"], request(client=b"d"), [b"e", *OLD_REQUEST["0.1"][1:]])
-    assert [each[0] for each in asked] == [b"w", b"v", b"u"]
-    old = [[b"v", *OLD_FINAL["0.2"][1:3], b"2", b"", b"x"], [b"u", *OLD_FINAL["0.1"][1:4], b"3", b"", b"x"]]
-    assert turn(broker, final(), *old) == [
-        [b"c", b"MDPC02", b"\x03", b"echo", b"x"], answer(client=b"d"), [b"e", b"", b"MDPC01", b"echo", b"x"],
-    ]  # fmt: skip
 
 
 # ── probes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
