@@ -3,14 +3,8 @@
 import argparse
 import importlib.util
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from support.processes import TIMEOUT_SECONDS
-
-BENCH = Path(__file__).parents[2] / "bench"
 
 
 @pytest.fixture
@@ -95,13 +89,6 @@ def test_a_table_names_what_varies_only_where_it_changes(report):
     assert report.constant(only(report, records)) == "1 m"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0, "0.00"), (0.0312, "0.031"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234")]
-)
-def test_numbers_are_rounded_for_reading(report, value, text):
-    assert report.number(value) == text
-
-
 def results(*records):
     return {
         "date": "today",
@@ -119,10 +106,6 @@ def test_a_page_lists_what_was_not_measured(report):
     assert "- Y: no Y" in page
     assert "abacus, 2 cores" in page
     assert "nterrupted" not in page
-
-
-def test_a_page_without_figures_shows_the_failure(report):
-    assert "failed" in report.markdown(results(BASE, cost("zmdp", [None])))
 
 
 def test_results_can_be_written_and_read_again(report, tmp_path):
@@ -143,14 +126,6 @@ def test_results_can_be_written_and_read_again(report, tmp_path):
         assert f"({name}.png)" in page
         assert (tmp_path / f"{name}.png").stat().st_size > 1000
         assert "<svg" in (tmp_path / f"{name}.svg").read_text()
-
-
-def test_without_matplotlib_the_table_and_the_json_are_written(report, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    told = []
-    report.write(results(cost("zmdp", [1.0])), tmp_path, told.append)
-    assert "pip install matplotlib" in told[0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.json", "results.md"]
 
 
 def test_a_page_begins_with_the_targets(report):
@@ -209,25 +184,6 @@ def test_what_was_measured_before_an_interrupt_is_kept(suite, monkeypatch, tmp_p
     with pytest.raises(KeyboardInterrupt):
         suite.measure(argparse.Namespace(parts=["cost"]), found, tmp_path)
     assert found["records"][-1]["rounds"] == [1.0]
-
-
-def suite_process(*arguments):
-    command = [sys.executable, BENCH / "suite.py", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
-
-
-def test_the_suite_lists_its_parts():
-    done = suite_process("--list")
-    assert done.returncode == 0, done.stderr
-    assert "cost      What the broker costs\n" in done.stdout
-    names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert names == ["cost", "stacks", "mixed", "death", "durable", "rows"]
-
-
-def test_the_suite_refuses_an_unknown_part():
-    done = suite_process("--parts", "cost,tea")
-    assert done.returncode == 2
-    assert "unknown part: tea" in done.stderr
 
 
 def test_publishing_replaces_the_targets_and_nothing_else():

@@ -1,7 +1,5 @@
 """The benchmarks' full stacks: what they compute, and what they report as missing, without a server."""
 
-import argparse
-import asyncio
 import json
 import struct
 import time
@@ -29,23 +27,6 @@ def test_the_schedule_is_reproducible_and_has_the_requested_rate():
     assert sum(slow for _, slow in moments) == pytest.approx(500, rel=0.25)
     assert moments == sorted(moments)
     assert 0 < moments[0][0] < moments[-1][0] < 50
-
-
-def test_a_body_identifies_its_request():
-    from stacks.load import SIZE, body
-
-    assert {len(body(each)) for each in (0, 7, 499)} == {SIZE}
-    assert int(body(499)[:8]) == 499
-    assert len(body(1, 100)) == 100
-
-
-def test_figures_of_a_window():
-    from stacks.load import Window
-
-    window = Window({}, latencies=[0.001 * each for each in range(1, 101)], seconds=2.0, used={"server": 0.01})
-    figures = window.figures()
-    assert figures.pop("cpu") == pytest.approx({"server": 100.0})
-    assert figures == pytest.approx({"rate": 50.0, "p50": 50.0, "p99": 99.0})
 
 
 def test_a_closed_loop_keeps_its_number_of_outstanding_requests():
@@ -110,43 +91,6 @@ def every_peer():
     return {peer.name: peer for part in parts for peer in part}
 
 
-def test_each_peer_names_what_is_missing_and_how_to_install_it(monkeypatch):
-    from stacks import peer
-
-    monkeypatch.setattr(peer.shutil, "which", lambda name: None)
-    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None)
-    told = {name: each.missing() for name, each in every_peer().items() if each.needs}
-    assert told["NATS"] == "nats-server is not installed (Debian: apt-get install nats-server)"
-    assert told["RabbitMQ"] == "rabbitmq-server is not installed (Debian: apt-get install rabbitmq-server)"
-    assert told["Redis lists"] == "redis-server is not installed (Debian: apt-get install redis-server)"
-    assert told["gearmand"] == "gearmand is not installed (Debian: apt-get install gearman-job-server)"
-    assert "install" in told["zmdp"]
-    assert "install" in told["Titanic, PostgreSQL"]
-    assert all(told.values())
-
-
-def test_missing_modules_are_reported_like_missing_programs(monkeypatch):
-    from stacks import celery, peer
-
-    monkeypatch.setattr(peer.shutil, "which", lambda name: f"/usr/bin/{name}" if name == "redis-server" else None)
-    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None if name == "celery" else object())
-    assert celery.Celery().missing() == "celery is not installed (pip install celery[redis])"
-    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: object())
-    assert celery.Celery().missing() is None
-
-
-def test_jetstream_is_skipped_if_it_cannot_sync_before_it_accepts(monkeypatch):
-    from stacks import nats, peer
-
-    monkeypatch.setattr(peer.shutil, "which", lambda name: name)
-    monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(nats, "version", lambda: (2, 9, 10))
-    assert "2.10 or newer" in nats.JetStream(always=True).missing()
-    assert nats.JetStream(always=False).missing() is None
-    monkeypatch.setattr(nats, "version", lambda: (2, 10, 0))
-    assert nats.JetStream(always=True).missing() is None
-
-
 def test_a_child_process_makes_the_same_peer(monkeypatch):
     import importlib
 
@@ -196,25 +140,6 @@ def test_a_table_has_ratios_round_by_round():
     assert "X: skipped, not here" in lines
     assert "rate (1/s); outstanding 1" in lines
     assert "3.00 × NATS (2.00–4.00)" in lines
-
-
-def test_a_quick_run_measures_fewer_peers():
-    from stacks import alone
-
-    quick = argparse.Namespace(quick=True, only=None)
-    names = ["zmdp, asyncio", "NATS", "Celery"]
-    assert [name for name in names if alone.wanted(quick, name, ("zmdp", "NATS"))] == ["zmdp, asyncio", "NATS"]
-    assert alone.wanted(argparse.Namespace(quick=True, only=["celery"]), "Celery", ("zmdp", "NATS"))
-    assert alone.wanted(argparse.Namespace(quick=False), "Celery", ("zmdp", "NATS"))
-
-
-def test_zmdps_services_do_the_same_work_as_those_of_peers():
-    import services
-    from stacks import peer
-
-    assert services.echo([b"x"]) == [peer.echo(b"x")]
-    assert services.sleep([b"0"]) == [peer.sleep(b"0")]
-    assert asyncio.run(services.pause([b"0"])) == [asyncio.run(peer.pause(b"0"))]
 
 
 # ── the targets ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -279,14 +204,3 @@ def test_each_target_names_a_figure_and_peers_of_its_part():
             assert {target.peer, target.over} <= set(names[target.part])
         if target.part in figures:
             assert target.figure in figures[target.part]
-
-
-def test_options():
-    from stacks import alone
-
-    assert alone.extent(argparse.Namespace()) == (3, 1.0)
-    assert alone.extent(argparse.Namespace(quick=True, rounds=None, seconds=None)) == (2, 0.5)
-    assert alone.extent(argparse.Namespace(quick=True, rounds=1, seconds=4.0)) == (1, 4.0)
-    assert alone.wanted(argparse.Namespace(), "NATS")
-    assert alone.wanted(argparse.Namespace(only=["redis"]), "Redis lists")
-    assert not alone.wanted(argparse.Namespace(only=["redis"]), "NATS")

@@ -1,12 +1,10 @@
 """The rule of failover, as a pure function and over real connections."""
 
 import asyncio
-from contextlib import ExitStack
 
 import pytest
 from support.processes import TIMEOUT_SECONDS
 from support.router import Router
-from support.x1_broker import X1Router
 
 from zmdp.clients import AsyncClient, Client, RequestTimeout
 from zmdp.mdp.endpoints import Endpoints
@@ -44,31 +42,6 @@ def test_leaving_and_returning():
     used = [endpoints.advance() for _ in range(4)]
     assert (used, endpoints.at_first) == (["B", "C", "A", "B"], False)  # not "ABAB": A may drain as well
     assert (endpoints.restart(), endpoints.current, endpoints.at_first) == ("A", "A", True)
-
-
-def test_a_client_returns_to_the_first_broker():
-    """It does not go on to the third, which it has never tried."""
-    with ExitStack() as ends, ExitStack() as first_ends, ExitStack() as second_ends:
-        first, second = first_ends.enter_context(X1Router()), second_ends.enter_context(X1Router())
-        third = ends.enter_context(X1Router())
-        client = ends.enter_context(Client([each.endpoint for each in (first, second, third)], timeout=TIMEOUT_SECONDS))
-
-        def answered_by(router, future):
-            (asked,) = router.requests(1)
-            router.reply((asked, asked.body))
-            assert future.result(TIMEOUT_SECONDS) == [b"x"]
-            assert client.endpoint == router.endpoint
-
-        answered_by(first, client.submit("echo", b"x"))
-        lost = client.submit("echo", b"x")
-        first.requests(1)
-        first_ends.close()
-        answered_by(second, lost)
-        lost = client.submit("echo", b"x")
-        second.requests(1)
-        again = ends.enter_context(X1Router(first.endpoint))
-        second_ends.close()
-        answered_by(again, lost)
 
 
 def test_a_legacy_client_returns_to_the_first_broker():

@@ -1,21 +1,18 @@
 """Clients of several brokers over real connections: nothing fails while brokers drain, die and come back."""
 
 import asyncio
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
-from threading import Condition, Event
+from threading import Event
 
 import pytest
-from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.x1_broker import X1Router
 from support.x1_client import DISCONNECT, HEARTBEAT
 
 from zmdp.clients import AsyncClient, Client, RetryLater
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch, x1
-
-QUICK = ("--heartbeat", "0.1", "--liveness", "600")
 
 
 @pytest.fixture
@@ -244,104 +241,3 @@ def test_with_one_broker_a_refusal_fails(routers):
 
 
 # ── real brokers ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Pair:
-    """Two brokers in processes, each with a worker of its own, that end and come back at their endpoints."""
-
-    def __init__(self, ends):
-        self._ends = ends
-        self.endpoints = [free_endpoint(), free_endpoint()]
-        self.brokers = [self._start(endpoint) for endpoint in self.endpoints]
-        for endpoint in self.endpoints:
-            ends.enter_context(process("mdworker", "zmdp.workers.sleep:worker", "--broker", endpoint, *QUICK))
-
-    def _start(self, endpoint):
-        return self._ends.enter_context(broker(*QUICK, bind=endpoint))[0]
-
-    def kill(self, which):
-        self.brokers[which].kill()
-
-    def drain(self, which):
-        assert self.brokers[which].end() == 0
-
-    def restart(self, which):
-        self.brokers[which] = self._start(self.endpoints[which])
-
-
-class Load:
-    """Keeps 100 calls outstanding and counts what becomes of them."""
-
-    def __init__(self, client):
-        self._client = client
-        self._outcomes = Counter()
-        self._ended = Condition()
-        self._stopped = False
-        self._running = 100
-        for _ in range(self._running):
-            self._ask()
-
-    def _ask(self):
-        self._client.ask(b"0.1").add_done_callback(self._again)
-
-    def _again(self, call):
-        error = call.exception()
-        with self._ended:
-            self._outcomes["ok" if error is None else repr(error)] += 1
-            stopped = self._stopped
-            self._running -= stopped
-            self._ended.notify_all()
-        if not stopped:
-            self._ask()
-
-    def until(self, endpoint):
-        """Wait until the client uses this broker, and two hundred calls after that have ended."""
-        with self._ended:
-            assert self._ended.wait_for(lambda: self._client.endpoint == endpoint, TIMEOUT_SECONDS), self._outcomes
-            enough = self._outcomes.total() + 200
-            assert self._ended.wait_for(lambda: self._outcomes.total() >= enough, TIMEOUT_SECONDS), self._outcomes
-
-    def stop(self):
-        """Return how many calls ended in which way, when all have."""
-        with self._ended:
-            self._stopped = True
-            assert self._ended.wait_for(lambda: not self._running, TIMEOUT_SECONDS), self._outcomes
-        return self._outcomes
-
-
-class SleepingThreads(Futures):
-    def ask(self, body):
-        return self._client.submit("sleep", body)
-
-
-class SleepingAsyncio(Asyncio):
-    def ask(self, body):
-        return asyncio.run_coroutine_threadsafe(self._client.request("sleep", body), self._loop)
-
-
-@pytest.mark.parametrize(
-    ("kind", "how"),
-    [
-        (SleepingThreads, Pair.kill),
-        (SleepingAsyncio, Pair.drain),
-        pytest.param(SleepingThreads, Pair.drain, marks=pytest.mark.long),
-        pytest.param(SleepingAsyncio, Pair.kill, marks=pytest.mark.long),
-    ],
-)
-def test_no_call_fails_while_each_of_two_brokers_is_restarted(kind, how, quick_probes):
-    del quick_probes
-    with ExitStack() as ends:
-        pair = Pair(ends)
-        first, second = pair.endpoints
-        client = ends.enter_context(client_of(kind, pair.endpoints, heartbeat=0.1, liveness=600))
-        load = Load(client)
-        load.until(first)
-        how(pair, 0)
-        load.until(second)
-        pair.restart(0)
-        load.until(first)
-        how(pair, 1)
-        pair.restart(1)
-        load.until(first)
-        outcomes = load.stop()
-        assert outcomes.keys() == {"ok"}

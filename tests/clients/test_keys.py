@@ -177,15 +177,6 @@ def test_another_broker_may_admit_a_client_that_one_refuses(tmp_path):
                 assert client.endpoint == second.endpoints[0]
 
 
-def test_a_role_that_may_not_call_a_service(folder, endpoint):
-    with (
-        Client(endpoint, timeout=TIMEOUT_SECONDS, **folder.settings("resizer")) as client,
-        pytest.raises(RequestRejected, match="service 'resize': role resizer may not call it") as caught,
-    ):
-        client.request("resize", b"")
-    assert caught.value.code == 403
-
-
 @pytest.mark.parametrize("kind", [Client, AsyncClient, Worker, AsyncWorker])
 def test_both_keys_or_none(folder, kind):
     for given, missing in (("key", "broker_key"), ("broker_key", "key")):
@@ -224,66 +215,9 @@ def test_a_worker_serves_once_its_key_is_allowed(tmp_path, logged):
             assert client.request("shout", b"a", timeout=TIMEOUT_SECONDS) == [b"A"]
 
 
-def test_the_calls_of_a_revoked_key_end(tmp_path):
-    folder = Folder(tmp_path)
-    with (
-        folder.broker() as server,
-        Client(server.endpoints[0], timeout=TIMEOUT_SECONDS, **folder.settings("shop")) as client,
-    ):
-        waiting = client.submit("nobody", b"")
-        assert client.available("nobody") is False
-        folder.write("[roles.shop]\nkeys = []\n")
-        server.reload()
-        with pytest.raises(BrokerUnreachable, match="refuses this key"):
-            waiting.result(timeout=TIMEOUT_SECONDS)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_handlers_learn_who_asks(folder, endpoint, protocol):
-    def who(request):
-        return [request.user.encode(), str(request.admin).encode()]
-
-    with Worker("who", who, broker=endpoint, **BEATS, **folder.settings("resizer")):
-        for name, admin in (("shop", b"False"), ("operator", b"True")):
-            with Client(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol, **folder.settings(name)) as client:
-                assert client.request("who", b"") == [name.encode(), admin]
-        with Client(endpoint, timeout=TIMEOUT_SECONDS, **folder.settings("shop")) as client:
-            asked = client.request("who", b"", options={"user": "operator", "admin": True})
-            assert asked == [b"shop", b"False"]
-
-
-def test_without_access_control_nobody_is_known():
-    def who(request):
-        return [request.user.encode(), str(request.admin).encode()]
-
-    with (
-        running_broker() as server,
-        Worker("who", who, broker=server.endpoints[0]),
-        Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client,
-    ):
-        assert client.request("who", b"") == [b"", b"False"]
-        assert client.request("who", b"", options={"user": "shop", "admin": True}) == [b"", b"False"]
-
-
-def test_a_copy_of_a_worker_has_its_keys(folder, endpoint):
-    worker = Worker("copied", shout, broker=endpoint, **BEATS, **folder.settings("resizer"))
-    with worker.copy(), Client(endpoint, timeout=TIMEOUT_SECONDS, **folder.settings("shop")) as client:
-        assert client.request("copied", b"a") == [b"A"]
-
-
 def test_secret_keys_are_not_shown(folder):
     keys = folder.keys("shop")
     assert keys.secret.decode() not in repr(keys)
-
-
-@pytest.mark.parametrize("kind", [0, 1], ids=["threads", "asyncio"])
-def test_a_worker_whose_role_may_not_offer_its_service_logs_why(folder, endpoint, kind, caplog, logged):
-    worker = list(workers(endpoint, "X1", **folder.settings("shop")))[kind]
-    text = f"the broker refused this worker: role shop may not offer '{worker.service.decode()}'"
-    with serving(worker):
-        assert logged(text)
-    assert next(each.levelname for each in caplog.records if text in each.getMessage()) == "ERROR"
-    assert "serving at" not in caplog.text
 
 
 def test_a_client_that_may_not_know_of_a_service_is_told_so(folder, endpoint):

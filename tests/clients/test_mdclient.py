@@ -7,16 +7,14 @@ import signal
 import socket
 import threading
 import time
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager
 from itertools import count as count_up
 
 import pytest
 import zmq
-from support.peers import request_of
 from support.processes import TIMEOUT_SECONDS, eventually, eventually_raises
 from support.router import Router
-from support.x1_broker import X1Router
 
 from zmdp.clients import (
     BrokerUnreachable,
@@ -32,138 +30,14 @@ from zmdp.clients import (
     SettingError,
     StreamInterrupted,
     WorkerLost,
-    ZmdpError,
 )
 from zmdp.clients.call import Call
-from zmdp.mdp.codes import Code
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 ALL = ["X1", "0.2", "0.1"]
 NOBODY = "tcp://127.0.0.1:1"
-
-
-def count(request):
-    for number in range(3):
-        yield b"%d" % number
-    return b"end"
-
-
-def fail(request):
-    raise ValueError("no good")
-
-
-def fail_late(request):
-    yield b"first"
-    raise KeyError("gone")
-
-
-def flood(request):
-    """Stream as many parts of 100 bytes as the request says."""
-    for _ in range(int(request[0] or b"0")):
-        yield b"x" * 100
-    return b"end"
-
-
-def look(request):
-    left = None if request.deadline is None else request.deadline - time.monotonic()
-    options = {name: value for name, value in request.options.items() if name not in {"ttl", "headers"}}
-    return json.dumps({"headers": dict(request.headers), "options": options, "left": left}).encode()
-
-
-def refuse(request):
-    raise ServiceError(int(request[0]), "said so", request[1] or None)
-
-
-class Holding:
-    """A handler that holds each request until it is let go or cancelled."""
-
-    def __init__(self):
-        self._changed = threading.Condition()
-        self._open = False
-        self.taken = []
-        self.cancelled = []
-
-    def __call__(self, request):
-        with self._changed:
-            self.taken.append(request)
-            self._changed.notify_all()
-            while not (self._open or request.cancelled):
-                self._changed.wait(0.01)
-            if request.cancelled:
-                self.cancelled.append(request)
-                self._changed.notify_all()
-        return request
-
-    def let_go(self):
-        with self._changed:
-            self._open = True
-            self._changed.notify_all()
-
-    def wait_taken(self, number=1):
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.taken) >= number, TIMEOUT_SECONDS)
-
-    def wait_cancelled(self, number=1):
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.cancelled) >= number, TIMEOUT_SECONDS)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with running_broker(drain_timeout=0.1) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def endpoint(server):
-    at = server.endpoints[0]
-    workers = [
-        Worker("echo", list, broker=at, concurrency=2),
-        Worker("count", count, broker=at),
-        Worker("flood", flood, broker=at),
-        Worker("look", look, broker=at),
-        Worker("refuse", refuse, broker=at),
-        Worker("fail", fail, broker=at),
-        Worker("fail.0.2", fail, broker=at, protocol="0.2"),
-        Worker("fail.0.1", fail, broker=at, protocol="0.1"),
-        Worker("fail.late", fail_late, broker=at),
-        Worker("fail.late.0.2", fail_late, broker=at, protocol="0.2"),
-        Worker("sum", sum, broker=at, codec="json"),
-        Worker("numbers", lambda many: (yield from range(many)), broker=at, codec="json"),
-    ]
-    with ExitStack() as running:
-        for worker in workers:
-            running.enter_context(worker)
-        yield at
-
-
-@pytest.fixture
-def holding(endpoint):
-    """A handler of the service `hold`, which takes eight requests at a time."""
-    handler = Holding()
-    with Worker("hold", handler, broker=endpoint, concurrency=8):
-        try:
-            yield handler
-        finally:
-            handler.let_go()
-
-
-@pytest.fixture
-def begun(endpoint):
-    """The name of a service that sends one part, and nothing else until the test has ended."""
-    ended = threading.Event()
-
-    def begin(request):
-        yield b"first"
-        assert ended.wait(TIMEOUT_SECONDS)
-
-    with Worker("begin", begin, broker=endpoint):
-        try:
-            yield "begin"
-        finally:
-            ended.set()
 
 
 @pytest.fixture(params=ALL)
@@ -192,11 +66,6 @@ def old(request, endpoint):
 def test_a_reply_is_a_list_of_frames(client):
     reply = client.request("echo", b"a", bytearray(b"b"), memoryview(b"c"))
     assert (reply, reply.service, reply.final) == ([b"a", b"b", b"c"], "echo", True)
-
-
-def test_frames_of_any_bytes_and_size(client):
-    frames = [b"", bytes(range(256)), b"x" * 5_000_000]
-    assert client.request("echo", *frames) == frames
 
 
 def test_a_stream_is_an_iterator(client):
@@ -312,16 +181,6 @@ def test_with_several_brokers_the_first_that_answers_is_kept(endpoint, protocol)
         assert client.request("echo", b"y", retries=0, timeout=TIMEOUT_SECONDS) == [b"y"]
 
 
-@pytest.mark.parametrize("protocol", ["X1", "0.2"])
-def test_a_reply_that_ends_like_a_failure_is_a_reply(endpoint, protocol):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol) as client:
-        assert client.request("echo", b"row", b"zmdp.error", b"500", b"x") == [b"row", b"zmdp.error", b"500", b"x"]
-
-
-def test_a_timeout_of_months(client):
-    assert client.request("echo", b"x", timeout=1e7) == [b"x"]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -369,11 +228,6 @@ def test_a_closed_client_says_so(endpoint, protocol):
             use()
 
 
-def test_all_exceptions_have_one_root():
-    for error in (BrokerUnreachable, BusyError, ClosedError, RequestTimeout, RetryLater, ServiceError, SettingError):
-        assert issubclass(error, ZmdpError)
-
-
 @pytest.mark.parametrize("protocol", ALL)
 def test_through_inproc_and_ipc_with_one_context(tmp_path, protocol):
     context = zmq.Context()
@@ -387,24 +241,6 @@ def test_through_inproc_and_ipc_with_one_context(tmp_path, protocol):
         ):
             assert (near.request("echo", b"x"), far.request("echo", b"y")) == ([b"x"], [b"y"])
     context.term()
-
-
-@pytest.mark.parametrize("protocol", ALL)
-def test_a_client_for_each_thread(endpoint, protocol):
-    wrong = []
-
-    def call(name):
-        with Client(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol) as client:
-            wrong.extend(
-                n for n in range(100) if client.request("echo", b"%s %d" % (name, n)) != [b"%s %d" % (name, n)]
-            )
-
-    threads = [threading.Thread(target=call, args=(name,)) for name in (b"a", b"b", b"c", b"d")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 # ── 0.2 and 0.1: one request at a time, sent again after a silence ───────────────────────────────────────────────────
@@ -430,22 +266,6 @@ def test_no_request_within_a_stream(endpoint):
         assert client.request("echo", b"x") == [b"x"]
 
 
-def test_a_timeout_counts_for_each_try(old):
-    with pytest.raises(RequestTimeout, match=r"no reply from service 'nobody' through .* \(3 tries, 0.02 s each\)"):
-        old.request("nobody", timeout=0.02, retries=2)
-    with pytest.raises(RequestTimeout, match=r"no reply from service 'nobody' through .* within 0.02 s"):
-        old.request("nobody", timeout=0.02, retries=0)
-
-
-def test_each_try_is_a_new_connection_with_the_same_request():
-    with Router() as router, Client(router.endpoint, timeout=0.2, retries=1, protocol="0.2") as client:
-        with pytest.raises(RequestTimeout, match="2 tries"):
-            client.request("echo", b"x")
-        first, second = router.recv(), router.recv()
-        assert first[1:] == second[1:] == [b"MDPC02", b"\x01", b"echo", b"x"]
-        assert first[0] != second[0]
-
-
 def test_a_legacy_reply_that_arrived_while_the_process_was_held_up_is_not_late(monkeypatch):
     with Router() as router, Client(router.endpoint, timeout=0.1, retries=0, protocol="0.2") as client:
         poll = zmq.Socket.poll
@@ -463,13 +283,6 @@ def test_a_legacy_reply_that_arrived_while_the_process_was_held_up_is_not_late(m
 
         monkeypatch.setattr(zmq.Socket, "poll", is_held_up)
         assert client.request("echo", b"x") == [b"y"]
-
-
-def test_without_retries_the_next_request_goes_to_the_next_broker(endpoint):
-    with Client([NOBODY, endpoint], timeout=0.1, retries=0, protocol="0.2") as client:
-        with pytest.raises(BrokerUnreachable):
-            client.request("echo", b"x")
-        assert client.request("echo", b"y", timeout=TIMEOUT_SECONDS) == [b"y"]
 
 
 def test_legacy_protocols_refuse_what_only_x1_can_carry(old):
@@ -493,27 +306,6 @@ def test_a_failure_of_an_x1_worker_is_not_reported(old, server):
 
 
 # ── X1: what travels with a request, and what it can end with ────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"options": {"wait": "perhaps"}},
-        {"options": {"headers": ["a"]}},
-        {"headers": {"not": 1}},
-        {"headers": 5},
-        {"options": 5},
-        {"options": {"ttl": 5, "attempt": 2}},
-        {"options": {"set": {1}}},
-        {"options": {"not a number": float("nan")}},
-        {"headers": {"large": "x" * 70_000}},
-    ],
-)
-def test_options_that_cannot_be_sent(x1, settings):
-    for ask in (x1.request, x1.submit, lambda *a, **b: next(x1.stream(*a, **b))):
-        with pytest.raises(SettingError, match=r"options|names and values are text"):
-            ask("echo", **settings)
-    assert x1.request("echo", b"x") == [b"x"]
 
 
 def test_headers_and_options_reach_the_handler(x1):
@@ -551,33 +343,6 @@ def test_an_expired_ttl_cancels_the_request(x1, holding, monkeypatch):
     holding.wait_cancelled()
 
 
-def test_a_stream_that_stops(x1, endpoint, monkeypatch):
-    monkeypatch.setattr(
-        "zmdp.clients.session.GRACE", (100, 100)
-    )  # so that the broker is the first to tell of a deadline
-    hanging = threading.Event()
-
-    def stop(request):
-        yield b"first"
-        while not (request.cancelled or hanging.wait(0.01)):
-            pass
-
-    def begun():
-        parts = x1.stream("stop", timeout=0.1, retries=1)
-        with suppress(RequestTimeout):  # the first part was late as well
-            assert next(parts) == [b"first"]
-            return parts
-
-    with Worker("stop", stop, broker=endpoint):
-        parts = eventually(begun)
-        with pytest.raises(StreamInterrupted, match=r"nothing arrived for 0.2 s after a part"):
-            next(parts)
-        hanging.set()
-    with pytest.raises(RequestTimeout, match="no reply from service 'nobody'"):
-        next(x1.stream("nobody", timeout=0.1, retries=0))
-    eventually_raises(RequestTimeout, "408", lambda: next(x1.stream("nobody", deadline=0.1)))
-
-
 def test_without_wait_it_fails_at_once_if_nobody_offers_the_service(x1):
     for ask in (
         lambda: x1.request("nobody", wait=False),
@@ -602,16 +367,6 @@ def test_a_handler_that_raises_behind_x1(x1):
         next(parts)
 
 
-@pytest.mark.parametrize("detail", [b"in detail", b""], ids=["detail", "no detail"])
-@pytest.mark.parametrize("code", [*Code, 0, 422, 999])
-def test_a_handlers_error_is_never_mistaken_for_the_brokers(x1, code, detail):
-    with pytest.raises(ZmdpError) as caught:
-        x1.request("refuse", b"%d" % code, detail)
-    error = caught.value
-    assert (type(error), error.code, error.service) == (ServiceError, code, "refuse")
-    assert (error.text, error.detail) == ("said so", detail or None)
-
-
 def test_what_the_broker_refuses():
     limits = Limits(max_message=100_000, max_queue=1, max_attempts=1)
     with running_broker(limits=limits) as server, Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
@@ -634,20 +389,6 @@ def test_what_the_broker_refuses():
             with pytest.raises(WorkerLost) as caught:
                 future.result(TIMEOUT_SECONDS)
         assert caught.value.code == 502
-
-
-def test_collected_parts_have_a_limit(x1, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.session.MAX_REPLY_BYTES", 10_000)
-    assert len(x1.request("flood", b"10")) == 11
-    with pytest.raises(RequestRejected, match="exceed 10000 bytes: use stream") as caught:
-        x1.request("flood", b"101")
-    assert caught.value.code == 413
-    assert len(list(x1.stream("flood", b"101"))) == 102
-
-
-def test_a_reply_counts_its_collected_frames(x1):
-    reply = x1.request("count")
-    assert (reply, reply.collected, reply.final) == ([b"0", b"1", b"2", b"end"], 3, True)
 
 
 def test_values_in_a_stream(x1):
@@ -692,34 +433,6 @@ def test_requests_within_a_stream(x1):
         with pytest.raises(ServiceError):
             x1.request("fail")
     assert seen == [b"0", b"within", b"1", b"within", b"2", b"within", b"end", b"within"]
-
-
-def test_two_streams_interleaved(x1):
-    both = zip(x1.stream("flood", b"50"), x1.stream("count"), x1.stream("flood", b"50"), strict=False)
-    assert [b for _, b, _ in both] == [[b"0"], [b"1"], [b"2"], [b"end"]]
-    outer, inner = x1.stream("count"), x1.stream("flood", b"3")
-    next(outer)
-    assert len(list(inner)) == 4
-    assert [*outer] == [[b"1"], [b"2"], [b"end"]]
-
-
-def test_one_client_for_many_threads(x1, pool):
-    """Each gets the reply to its own request, by whichever method it calls."""
-
-    def ask(name):
-        wrong = []
-        for number in range(60):
-            body = b"%d.%d" % (name, number)
-            got = [
-                lambda body=body: x1.request("echo", body),
-                lambda body=body: next(x1.stream("echo", body)),
-                lambda body=body: x1.submit("echo", body).result(TIMEOUT_SECONDS),
-                lambda: x1.request("flood", b"3")[-1:],
-            ][number % 4]()
-            wrong += [] if got == ([body] if number % 4 < 3 else [b"end"]) else [got]
-        return wrong
-
-    assert [wrong for name in range(8) for wrong in [pool.submit(ask, name)] if wrong.result()] == []
 
 
 def test_threads_that_send_and_recv(x1, pool):
@@ -786,17 +499,6 @@ def test_a_request_that_waits_for_a_slot_when_the_client_is_closed(endpoint, hol
 # ── X1: futures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_futures(x1):
-    futures = [x1.submit("echo", b"%d" % number) for number in range(500)]
-    assert [future.result(TIMEOUT_SECONDS) for future in futures] == [[b"%d" % number] for number in range(500)]
-    failed = x1.submit("fail")
-    assert isinstance(failed, Future)
-    assert isinstance(failed.exception(TIMEOUT_SECONDS), ServiceError)
-    assert sorted(future.result()[0] for future in as_completed(x1.submit("echo", b"%d" % n) for n in range(3))) == [
-        b"0", b"1", b"2"
-    ]  # fmt: skip
-
-
 def test_a_cancelled_future_cancels_the_request(x1, holding):
     future = x1.submit("hold", b"x")
     holding.wait_taken()
@@ -804,70 +506,6 @@ def test_a_cancelled_future_cancels_the_request(x1, holding):
     holding.wait_cancelled()
     with pytest.raises(CancelledError):
         future.result()
-
-
-def test_threads_that_wait_for_a_future_see_that_it_was_cancelled(x1, holding, pool):
-    future = x1.submit("hold")
-    holding.wait_taken()
-    waiting = pool.submit(wait, [future], TIMEOUT_SECONDS)
-    assert future.cancel()
-    assert waiting.result().done == {future}
-    assert list(as_completed([future], TIMEOUT_SECONDS)) == [future]
-
-
-def test_futures_that_are_cancelled_while_their_replies_come(x1):
-    for number in range(300):
-        future = x1.submit("echo", b"%d" % number)
-        if number % 3 == 0:
-            x1.request("echo")  # so that it has come, or is about to
-        if not future.cancel():
-            assert future.result() == [b"%d" % number]
-        assert wait([future], TIMEOUT_SECONDS).done == {future}
-    assert x1.request("echo", b"x") == [b"x"]
-
-
-def test_a_callback_may_use_the_client(x1):
-    results, done = [], threading.Event()
-
-    def again(future):
-        results.append((future.result(), x1.request("echo", b"within"), len(list(x1.stream("count")))))
-        if len(results) == 100:
-            done.set()
-        else:
-            x1.submit("echo", b"%d" % len(results)).add_done_callback(again)
-
-    x1.submit("echo", b"0").add_done_callback(again)
-    assert done.wait(TIMEOUT_SECONDS)
-    assert results == [([b"%d" % number], [b"within"], 4) for number in range(100)]
-
-
-def test_callbacks_of_many_futures_that_use_the_client(x1):
-    seen, done = [], threading.Event()
-
-    def ask(future):
-        seen.append(x1.request("echo", *future.result()))
-        if len(seen) == 300:
-            done.set()
-
-    for number in range(300):
-        x1.submit("echo", b"%d" % number).add_done_callback(ask)
-    assert done.wait(TIMEOUT_SECONDS)
-    assert {int(reply[0]) for reply in seen} == set(range(300))
-
-
-def test_a_callback_is_not_run_by_a_thread_that_waits_for_something_else(x1, holding):
-    """Otherwise a callback that blocks would keep another thread from its reply."""
-    blocked, go_on = threading.Event(), threading.Event()
-
-    def block(future):
-        blocked.set()
-        assert go_on.wait(TIMEOUT_SECONDS)
-
-    x1.submit("echo").add_done_callback(block)
-    while not blocked.is_set():
-        assert x1.request("echo", b"x") == [b"x"]
-    assert x1.request("echo", b"x") == [b"x"]
-    go_on.set()
 
 
 def test_a_callback_may_close_the_client(endpoint, holding):
@@ -883,14 +521,6 @@ def test_a_callback_may_close_the_client(endpoint, holding):
     assert closed.wait(TIMEOUT_SECONDS)
     assert isinstance(held.exception(TIMEOUT_SECONDS), ClosedError)
     holding.wait_cancelled()
-
-
-def test_a_callback_that_raises_does_no_harm(x1, caplog):
-    first = x1.submit("echo")
-    first.add_done_callback(lambda future: 1 / 0)
-    first.result(TIMEOUT_SECONDS)  # of two at once either may be done first
-    assert x1.submit("echo", b"x").result(TIMEOUT_SECONDS) == [b"x"]
-    eventually(lambda: "ZeroDivisionError" in caplog.text)  # callbacks are called by another thread
 
 
 # ── X1: the end of a client ──────────────────────────────────────────────────────────────────────────────────────────
@@ -1069,59 +699,6 @@ def test_the_broker_is_stopped_and_started_again():
             ]
             assert client.request("echo", b"after") == [b"after"]
         del parts
-
-
-def test_outstanding_requests_are_sent_again_when_a_broker_dies():
-    with ExitStack() as ends:
-        with X1Router() as dying:
-            client = ends.enter_context(Client(dying.endpoint, timeout=TIMEOUT_SECONDS))
-            futures = [client.submit("echo", b"%d" % number) for number in range(100)]
-            client.send("echo", b"sent")
-            taken = dying.requests(101)
-            dying.reply((taken[0], [b"by the first"]))
-            assert futures[0].result(TIMEOUT_SECONDS) == [b"by the first"]
-        with running_broker(dying.endpoint) as server, Worker("echo", list, broker=dying.endpoint):
-            assert [future.result(TIMEOUT_SECONDS) for future in futures[1:]] == [
-                [b"%d" % number] for number in range(1, 100)
-            ]
-            assert client.recv() == [b"sent"]
-            assert server.broker.stats.requests == 100
-
-
-def test_a_stream_is_sent_again_only_before_its_first_part():
-    with ExitStack() as ends:
-        with X1Router() as dying:
-            client = ends.enter_context(Client(dying.endpoint, timeout=TIMEOUT_SECONDS))
-            begun = client.stream("count")
-            pool = ends.enter_context(ThreadPoolExecutor(2))
-            first = pool.submit(next, begun)
-            dying.reply((dying.requests(1)[0], [b"a part"]), final=False)
-            assert first.result() == [b"a part"]
-            fresh = pool.submit(lambda: list(client.stream("count")))
-            dying.requests(1)
-        with pytest.raises(StreamInterrupted, match=r"broke off: the connection .* was lost"):
-            next(begun)
-        with running_broker(dying.endpoint), Worker("count", count, broker=dying.endpoint):
-            assert fresh.result(TIMEOUT_SECONDS) == [[b"0"], [b"1"], [b"2"], [b"end"]]
-
-
-def test_failover_to_the_next_broker(endpoint):
-    with ExitStack() as ends:
-        with X1Router() as dying:
-            client = ends.enter_context(Client([dying.endpoint, endpoint], timeout=TIMEOUT_SECONDS))
-            futures = [client.submit("echo", b"%d" % number) for number in range(10)]
-            dying.requests(10)
-        assert [future.result(TIMEOUT_SECONDS) for future in futures] == [[b"%d" % number] for number in range(10)]
-
-
-def test_a_silent_broker_is_given_up(endpoint):
-    with (
-        Router() as silent,
-        Client([silent.endpoint, endpoint], timeout=TIMEOUT_SECONDS, heartbeat=0.1, liveness=20) as client,
-    ):
-        assert client.request("echo", b"x", timeout=60, retries=0) == [b"x"]
-        record = request_of(1, b"echo", b"x", ttl=60_000)
-        assert [silent.recv()[1:] for _ in range(2)] == [[b"", b"MDPCX1", b"\x09", record], [b"", b"MDPCX1"]]
 
 
 def test_a_server_that_does_not_speak_x1():

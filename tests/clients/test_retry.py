@@ -1,6 +1,5 @@
 """`Retry`: its settings, and clients that send failed requests again."""
 
-import asyncio
 from http import HTTPStatus
 from itertools import count
 from random import Random
@@ -85,20 +84,6 @@ def test_a_client_retries(endpoint):
         assert client.call("flaky", "call", retry=Retry(codes=[HTTPStatus.SERVICE_UNAVAILABLE], **QUICK)) == "call"
         with pytest.raises(ServiceError, match="not now"):
             client.request("flaky", b"never")
-
-
-def test_an_asyncio_client_retries(endpoint):
-    async def call():
-        async with AsyncClient(endpoint, retry=Retry(attempts=3, **QUICK)) as client:
-            assert await client.request("flaky", b"request") == [b"request"]
-            parts = client.stream("streams", b"stream")
-            assert await anext(parts) == [b"stream"]
-            with pytest.raises(ServiceError, match="too late"):
-                await anext(parts)
-            with pytest.raises(ServiceError, match="not now"):
-                await client.request("flaky", b"once", retry=Retry(codes={429}))
-
-    asyncio.run(call())
 
 
 def test_a_full_queue_is_waited_for():

@@ -227,15 +227,6 @@ def test_only_a_known_key_connects_and_only_to_the_broker_it_expects(start: Star
     assert shop.public.decode() not in guarded.log.text
 
 
-def test_a_request_of_an_unknown_key_never_arrives(start: Start) -> None:
-    guarded = start(shop=SHOP)
-    guarded.connect(Client, "stranger").request(b"mmi.else", b"")
-    guarded.log.line("unknown key")
-    assert guarded.stats()["mmi"] == 1  # this one
-    guarded.reload({"ops": OPS, "shop": SHOP, "stranger": {}})
-    guarded.connect(Client, "stranger").sync()  # libzmq gives up a connection that is refused, so it takes another
-
-
 def test_each_role_has_its_maximum_of_connections(start: Start) -> None:
     guarded = start(shop={**SHOP, "connections": 2}, mall=SHOP)
     kept = [guarded.connect(Client, "shop").sync() for _ in range(2)]
@@ -321,27 +312,6 @@ def test_what_a_role_may_ask_the_broker(start: Start, role: dict[str, Any], allo
             asker.error(b"403")
 
 
-@pytest.mark.parametrize("kind", [Client, OldClient])
-def test_what_a_client_without_errors_may_not_ask_is_not_answered(start: Start, kind: Callable[..., Any]) -> None:
-    asker = start(shop={"mmi": "service"}).connect(kind, "shop")
-    for name in (b"mmi.stats", b"mmi.service", b"mmi.broker", b"mmi.service"):
-        asker.request(name, b"echo")
-    for _ in range(2):  # in order
-        asker.final(b"mmi.service", b"403")
-
-
-def test_the_broker_tells_a_role_only_of_what_it_may_call_or_offer(start: Start) -> None:
-    guarded = start(shop={**SHOP, "mmi": "service"}, farm={"offer": ["*"]})
-    for name in (b"echo", b"secret"):
-        guarded.connect(X1Worker, "farm", name)
-    shop = guarded.connect(Client, "shop")
-    for name, status in ((b"echo", b"200"), (b"secret", b"403")):
-        shop.request(b"mmi.service", name)
-        shop.final(b"mmi.service", status)
-    shop.request(b"mmi.services", b"")
-    assert [each["name"] for each in json.loads(shop.recv()[-1])["services"]] == ["echo"]
-
-
 # ── admin, on behalf of others ───────────────────────────────────────────────────────────────────────────────────────
 
 FORGED = b'{"user":"ops","admin":true,"x":1}'
@@ -371,29 +341,6 @@ def test_a_worker_is_told_who_asks_and_nobody_can_forge_it(start: Start) -> None
         client.request(b"echo", b"x", options=options)
         assert user_told(farm, b"x") == expected, (role, options)
         client.final(b"echo", b"done")
-
-
-def test_options_that_leave_no_room_for_who_asks_are_refused(start: Start) -> None:
-    guarded = start(shop=SHOP, farm=FARM)
-    shop, farm = guarded.connect(X1Client, "shop"), guarded.connect(X1Worker, "farm", b"echo")
-    for length, fits in ((65_535 - len('"user":"shop",'), True), (65_536 - len('"user":"shop",'), False)):
-        shop.request(b"echo", b"x", options=b'{"k":"%s"}' % (b"x" * (length - len('{"k":""}'))))
-        if fits:
-            assert user_told(farm, b"x") == {"user": "shop"}
-            shop.final(b"echo", b"done")
-    assert "options are too long" in shop.error(b"413")
-    farm.nothing()
-
-
-def test_a_request_on_behalf_of_a_role_needs_the_permissions_of_both(start: Start) -> None:
-    guarded = start(shop=SHOP, titanic={"call": ["echo", "secret"], "on_behalf": True}, farm={"offer": ["*"]})
-    titanic = guarded.connect(X1Client, "titanic")
-    for name, user in ((b"secret", b"shop"), (b"spark.sql", b"shop"), (b"echo", b"unknown")):
-        titanic.request(name, b"x", options=b'{"on_behalf":"%s"}' % user)
-        titanic.error(b"403")
-    shop = guarded.connect(X1Client, "shop")
-    shop.request(b"echo", b"x", options=b'{"on_behalf":"shop"}')
-    assert "may not ask on behalf of others" in shop.error(b"403")
 
 
 # ── whose something is (C45) ─────────────────────────────────────────────────────────────────────────────────────────
@@ -456,43 +403,6 @@ def test_the_unanswered_requests_of_a_role_are_limited(start: Start) -> None:
     serve(two, farm)
 
 
-def test_the_waiting_requests_of_a_role_are_limited(start: Start) -> None:
-    guarded = start(shop={**SHOP, "queued_requests": 2}, mall=SHOP, farm=FARM)
-    one, two, mall = (guarded.connect(X1Client, role) for role in ("shop", "shop", "mall"))
-    for client, body in ((one, b"1"), (two, b"2")):
-        client.request(b"echo", body)
-        client.sync()
-    one.request(b"echo", b"3")
-    assert "role shop may have 2 waiting requests" in one.error(b"429")
-    mall.request(b"echo", b"4")
-    mall.nothing()
-    farm = guarded.connect(X1Worker, "farm", b"echo", credit=10)
-    for body in (b"1", b"2", b"4"):
-        held(farm, body)
-    one.request(b"echo", b"5")  # need not wait
-    held(farm, b"5")
-
-
-def test_the_memory_of_a_roles_requests_is_limited(start: Start) -> None:
-    guarded = start(shop={**SHOP, "request_bytes": 50_000}, mall=SHOP, farm=FARM)
-    one, two, mall = (guarded.connect(X1Client, role) for role in ("shop", "shop", "mall"))
-    large = bytes(20_000)
-    farm = guarded.connect(X1Worker, "farm", b"echo", credit=1)
-    one.request(b"echo", large)
-    address = held(farm, large)
-    two.request(b"echo", large)
-    two.nothing()
-    one.request(b"echo", large)
-    assert "requests of role shop may take 50000 bytes" in one.error(b"429")
-    one.number = 1
-    mall.request(b"echo", large)
-    mall.nothing()
-    farm.final(address, b"done")
-    one.final(b"echo", b"done")
-    one.request(b"echo", large, number=9)
-    one.nothing()
-
-
 # ── keys come and go ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -512,36 +422,6 @@ def test_a_revoked_key_loses_its_connections_and_what_its_workers_hold(start: St
     assert guarded.stats()["lost"] == {"unreachable": 1}
 
 
-def test_a_key_that_moves_to_another_role_has_the_permissions_of_that_one(start: Start) -> None:
-    before = {"shop": {**SHOP, "keys": ["shop", "moving"]}, "farm": {**FARM, "offer": ["*"]}}
-    guarded = start(**before)
-    echo, secret = (guarded.connect(X1Worker, "farm", name) for name in (b"echo", b"secret"))
-    moving, stays = guarded.connect(X1Client, "moving"), guarded.connect(X1Client, "shop")
-    serve(moving, echo)
-    guarded.reload({"ops": OPS, **before, "shop": SHOP, "vault": {"keys": ["moving"], "call": ["secret"]}})
-    moving = guarded.connect(X1Client, "moving")
-    moving.request(b"secret", b"x")
-    assert user_told(secret, b"x") == {"user": "vault"}
-    moving.final(b"secret", b"done")
-    moving.request(b"echo", b"x")
-    assert "role vault may not call it" in moving.error(b"403")
-    serve(stays, echo)
-
-
-def test_permissions_change_without_an_end_of_connections(start: Start) -> None:
-    before = {"shop": SHOP, "farm": {"offer": ["*"]}}
-    guarded = start(**before)
-    echo, secret = (guarded.connect(X1Worker, "farm", name) for name in (b"echo", b"secret"))
-    shop = guarded.connect(X1Client, "shop")
-    serve(shop, echo)
-    guarded.reload({"ops": OPS, "shop": {"call": ["secret"]}, "farm": {"offer": ["secret"]}})
-    echo.disconnected()
-    shop.request(b"echo", b"x")
-    shop.error(b"403")
-    serve(shop, secret, b"secret")
-    assert guarded.stats()["lost"] == {"refused": 1}
-
-
 def test_a_reload_that_revokes_no_key_ends_no_connection(start: Start) -> None:
     guarded = start(shop=SHOP)
     shop = guarded.connect(Client, "shop")
@@ -552,16 +432,6 @@ def test_a_reload_that_revokes_no_key_ends_no_connection(start: Start) -> None:
         shop.sync()
         assert not monitor.poll(0)
         shop.socket.disable_monitor()
-
-
-def test_an_invalid_file_changes_nothing(start: Start) -> None:
-    guarded = start(shop=SHOP, farm=FARM)
-    shop, farm = guarded.connect(X1Client, "shop"), guarded.connect(X1Worker, "farm", b"echo")
-    (guarded.folder / "access.toml").write_text("[roles.shop]\nkeys = 3\n")
-    guarded.server.reload()
-    guarded.log.line("reloaded nothing")
-    serve(shop, farm)
-    serve(guarded.connect(X1Client, "shop"), farm)
 
 
 def test_calls_go_on_while_keys_come_and_go(start: Start) -> None:

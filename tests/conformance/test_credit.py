@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from support.peers import Bench, X1Client, request_of
+from support.peers import Bench, X1Client
 
 Start = Callable[..., Bench]
 
@@ -86,26 +86,6 @@ def test_c20_clients_take_turns_for_a_workers_credit(bench: Bench) -> None:
 # ── a worker that takes all and does nothing ─────────────────────────────────────────────────────────────────────────
 
 
-def test_requests_at_a_hanging_worker_end_when_their_ttl_passes(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker(b"echo", credit=50)
-    many = bench.x1_client()
-    many.say(*(request_of(number, b"echo", b"hello", ttl=50) for number in range(50)))  # in one message: at one time
-    addresses = [worker.any_request()[0] for _ in range(50)]
-    assert {many.recv()[4] for _ in range(50)} == {b"408"}
-    for address in addresses:
-        worker.cancelled(address)
-    client.request(b"echo", b"more", ttl=50)
-    client.error(b"408")  # its credit is used up until it ends them
-    worker.nothing()
-    other = bench.x1_worker(b"echo")
-    client.request(b"echo", b"other")
-    other.final(other.work(b"other"), b"served")
-    client.final(b"echo", b"served")
-    worker.final(addresses[7], b"at last")
-    client.nothing()
-    assert bench.stats()["running"] == 49
-
-
 # ── RELEASE ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -174,34 +154,3 @@ def test_a_worker_that_leaves_finishes_what_it_holds(bench: Bench) -> None:
 
 
 # ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_mmi_reports_what_a_worker_says_in_ready(bench: Bench) -> None:
-    client, worker = bench.x1_client(), bench.x1_worker()
-    worker.ready(b"echo", credit=7, name="resize", host="größer", pid=4294967295, version="1.2\n3", more=[None])
-    worker.sync()
-    ask(client, 1, 2)
-    held(worker, 1, 2)
-    told = row(bench)
-    assert told.pop("up_seconds") >= told.pop("silent_seconds") >= 0
-    assert told == {
-        "id": 1, "service": "echo", "protocol": "X1", "name": "resize", "host": "größer", "pid": 4294967295,
-        "version": "1.2?3", "credit": 7, "held": 2, "done": 0, "busy_seconds": 0.0, "suspects": 0, "busy": True,
-        "leaving": False,
-    }  # fmt: skip
-    (service,) = json.loads(bench.mmi(b"mmi.services", b"echo"))["services"]
-    assert service == {
-        "name": "echo", "workers": 1, "idle": 1, "credit": 5, "running": 2, "queued": 0, "dispatched": 2,
-        "remote_credit": 0, "remote_free": 0, "remote_running": 0, "hops": 0,
-    }  # fmt: skip
-
-
-def test_mmi_reports_workers_whose_ready_has_no_options(bench: Bench) -> None:
-    for worker in (bench.old_worker(b"echo"), bench.worker(b"echo"), bench.x1_worker(b"echo")):
-        worker.nothing()
-    rows = json.loads(bench.mmi(b"mmi.workers", b"echo"))["workers"]
-    assert [each["protocol"] for each in rows] == ["0.1", "0.2", "X1"]
-    assert [each["id"] for each in rows] == [1, 2, 3]
-    for each in rows:
-        assert (each["name"], each["host"], each["pid"], each["version"]) == ("", "", 0, "")
-        assert (each["credit"], each["held"], each["busy"], each["leaving"]) == (1, 0, False, False)

@@ -79,33 +79,6 @@ def test_an_idle_worker_that_is_killed_is_noticed(bench: Bench, spawn: Spawn, di
     assert bench.stats()["lost"] == {"unreachable": 1}
 
 
-@pytest.mark.parametrize("dialect", ["0.1", "0.2", "X1"])
-def test_requests_of_a_killed_worker_go_to_another(bench: Bench, spawn: Spawn, dialect: str) -> None:
-    # C17
-    client = bench.client()
-    spawn(WORKER, bench.endpoint, dialect, 1, 1)
-    registered(bench, 1)
-    client.request(b"echo", b"hello")
-    registered(bench, 0)
-    other = bench.worker(b"echo")
-    other.final(other.work(b"hello"), b"world")
-    client.final(b"echo", b"world")
-    client.nothing()
-
-
-def test_a_killed_worker_that_nobody_replaces(bench: Bench, spawn: Spawn) -> None:
-    # what is not to wait is told at once
-    client = bench.x1_client()
-    process = spawn(WORKER, bench.endpoint, "X1", 2, 2)
-    registered(bench, 1)
-    client.request(b"echo", b"waits")
-    client.request(b"echo", b"does not", options=b'{"wait":false}')
-    client.error(b"502", number=2)
-    client.nothing()
-    assert process.wait() == -signal.SIGKILL
-    assert bench.stats()["queued"] == 1
-
-
 def test_a_client_that_is_killed(bench: Bench, spawn: Spawn) -> None:
     # C12: its requests are dropped, queued or held
     process = spawn(CLIENT, bench.endpoint)

@@ -1,9 +1,7 @@
 """MMI: what the broker answers itself (C25, C26)."""
 
-import json
-
 import pytest
-from support.peers import Bench, ready_of
+from support.peers import Bench
 
 
 def test_c26_service_is_200_while_a_worker_is_registered(bench: Bench) -> None:
@@ -22,16 +20,6 @@ def test_c26_service_is_200_while_a_worker_is_registered(bench: Bench) -> None:
     worker.disconnect()
     worker.sync()
     asked(b"404")
-
-
-def test_c26_a_busy_worker_counts(bench: Bench) -> None:
-    # C26
-    client, worker = bench.client(), bench.worker(b"echo")
-    client.request(b"echo", b"hello")
-    address = worker.work(b"hello")
-    assert bench.status(b"echo") == b"200"
-    worker.final(address, b"world")
-    assert bench.status(b"echo") == b"200"
 
 
 def test_c26_a_service_only_asked_for_is_404(bench: Bench) -> None:
@@ -68,53 +56,3 @@ def test_c25_a_worker_that_registers_an_mmi_service_is_disconnected(bench: Bench
     worker.ready(b"echo")
     worker.nothing()
     assert bench.status(b"echo") == b"200"
-
-
-@pytest.mark.parametrize("name", [b"mmi.services", b"mmi.workers", b"mmi.stats", b"mmi.broker"])
-def test_c25_mmi_services_beyond_the_rfc_reply_with_one_frame_of_json(bench: Bench, name: bytes) -> None:
-    # C25
-    client, worker = bench.client(), bench.worker("größer".encode())
-    client.request(b"nobody", b"hello")
-    client.request("größer".encode(), b"hello")
-    worker.work(b"hello")
-    for about in (b"", b"nobody", "größer".encode(), b"\xff\x00"):
-        assert isinstance(json.loads(bench.mmi(name, about)), dict)
-
-
-def test_c25_mmi_stats_reports_all_counts(bench: Bench) -> None:
-    # C25, C15
-    client, worker = bench.client(), bench.worker(b"echo")
-    client.request(b"echo", b"1")
-    client.request(b"echo", b"2")
-    client.request(b"nobody", b"3")
-    client.send(b"rubbish")
-    client.sync()
-    address = worker.work(b"1")
-    worker.partial(address, b"part")
-    worker.final(address, b"all")
-    worker.work(b"2")
-    bench.worker().heartbeat()
-    bench.until(lambda: bench.stats()["disconnected"] == {"not-registered": 1})
-    stats = bench.stats()
-    told = {
-        key: stats[key] for key in ("services", "workers", "queued", "running", "partials", "replies", "dispatched")
-    }
-    assert told == {
-        "services": 2, "workers": 1, "queued": 1, "running": 1, "partials": 1, "replies": 1, "dispatched": 2
-    }  # fmt: skip
-    assert stats["invalid"] == {"no-header": 1}
-
-
-def test_a_service_is_described_to_clients_of_any_dialect(bench: Bench) -> None:
-    worker, client = bench.worker(), bench.client()
-    about = b'{"version":"1.4","description":"Say \\u001b it."}'
-    worker.send(b"", b"MDPWX1", b"\x09", ready_of(b"echo", 1, b'{"about":' + about + b"}"))
-    worker.sync()
-    client.send(b"MDPC02", b"\x01", b"mmi.describe", b"echo")
-    *head, answer = client.recv()
-    assert head == [b"MDPC02", b"\x03", b"mmi.describe"]
-    described = json.loads(answer)
-    assert (described["service"], described["workers"], described["brokers"]) == ("echo", 1, [])
-    assert described["abouts"] == [{"workers": 1, "about": {"version": "1.4", "description": "Say ? it."}}]
-    client.send(b"MDPC02", b"\x01", b"mmi.describe", b"nobody")
-    assert client.recv() == [b"MDPC02", b"\x03", b"mmi.describe", b"404"]

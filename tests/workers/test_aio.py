@@ -14,16 +14,15 @@ from dataclasses import replace
 import pytest
 import zmq
 from support.peers import body_of, record
-from support.processes import TIMEOUT_SECONDS, eventually, process
-from support.results import package
+from support.processes import eventually, process
 from support.router import Router
 from support.x1_broker import Peer
 
-from zmdp.clients import AsyncClient, Client, RequestRejected, ServiceError
+from zmdp.clients import AsyncClient, Client, ServiceError
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
-from zmdp.workers import AsyncWorker, ClosedError, Last, SettingError, Worker, connection, current_request
+from zmdp.workers import AsyncWorker, ClosedError, Last, SettingError, connection, current_request
 
 ALL = ["X1", "0.2", "0.1"]
 QUICK = {"heartbeat": 0.05, "liveness": 20}
@@ -168,24 +167,6 @@ def test_as_a_decorator_with_a_bound_method_and_with_partial(endpoint):
     )
 
 
-def test_so_many_at_a_time(endpoint):
-    together, met = asyncio.Event(), 0
-
-    async def meet(request):
-        nonlocal met
-        met += 1
-        if met == 20:
-            together.set()
-        await together.wait()  # so all are there at the same time
-        return b""
-
-    async def scenario(client):
-        await asyncio.gather(*(client.request("meet", b"%d" % number) for number in range(20)))
-        assert met == 20
-
-    serving(endpoint, scenario, AsyncWorker("meet", meet, concurrency=20, **QUICK))
-
-
 def test_concurrency_is_the_credit(endpoint):
     together, most = asyncio.Event(), 0
 
@@ -204,23 +185,6 @@ def test_concurrency_is_the_credit(endpoint):
         await asyncio.gather(*(client.request("wait") for _ in range(9)))
 
     serving(endpoint, scenario, AsyncWorker("wait", wait, concurrency=7))
-
-
-def test_awaiting_handlers_do_not_queue_behind_each_other_by_default(endpoint):
-    together, most = asyncio.Event(), 0
-
-    async def wait(request):
-        nonlocal most
-        most += 1
-        if most == 64:
-            together.set()
-        await together.wait()
-        return b"done"
-
-    async def scenario(client):
-        await asyncio.gather(*(client.request("wait") for _ in range(64)))
-
-    serving(endpoint, scenario, AsyncWorker("wait", wait))
 
 
 def test_a_worker_whose_event_loop_was_held_up_takes_as_many_requests_as_before(endpoint):
@@ -283,58 +247,6 @@ def test_a_handler_that_fails(endpoint, failure, told, protocol, logged):
     )
 
 
-def test_a_handler_chooses_code_text_and_detail(endpoint, protocol):
-    async def refuse(request):
-        raise ServiceError(422, "two numbers, please", b'{"given":1}')
-
-    async def scenario(client):
-        with pytest.raises(ServiceError) as caught:
-            await client.request("refuse")
-        detail = b'{"given":1}' if protocol == "X1" else None
-        assert (caught.value.code, caught.value.text, caught.value.detail) == (422, "two numbers, please", detail)
-
-    serving(endpoint, scenario, AsyncWorker("refuse", refuse, protocol=protocol))
-
-
-def test_values(endpoint):
-    pa = package("pyarrow")
-
-    async def double(number):
-        return 2 * number
-
-    async def many(number):
-        for each in range(number):
-            yield each
-        yield Last({"sum": sum(range(number))})
-
-    async def head(table):
-        yield table.slice(0, 1)
-
-    async def wrong(value):
-        return {1, object}
-
-    async def scenario(client):
-        assert await client.call("double", 21) == 42
-        assert await collect(client.call_stream("many", 3)) == [0, 1, 2, {"sum": 3}]
-        assert await client.call("many", 3) == {"sum": 3}
-        table = pa.table({"n": [1, 2]})
-        assert await collect(client.call_stream("head", table, codec="arrow")) == [table.slice(0, 1)]
-        with pytest.raises(RequestRejected, match="the body cannot be read as json") as caught:
-            await client.request("double", b"{")
-        assert caught.value.code == 400
-        with pytest.raises(ServiceError, match=r"CodecError: {.*} cannot be sent as json"):
-            await client.call("wrong")
-
-    serving(
-        endpoint,
-        scenario,
-        AsyncWorker("double", double, codec="json"),
-        AsyncWorker("many", many, codec="json"),
-        AsyncWorker("head", head, codec="arrow"),
-        AsyncWorker("wrong", wrong, codec="json"),
-    )
-
-
 def test_what_a_handler_knows_of_its_request(endpoint, protocol):
     seen = []
 
@@ -370,22 +282,6 @@ def test_what_a_handler_knows_of_its_request(endpoint, protocol):
         AsyncWorker("function", function, codec="json", concurrency=2, protocol=protocol),
         AsyncWorker("generator", generator, codec="json", protocol=protocol),
     )
-
-
-def test_the_second_attempt(endpoint):
-    with Client(endpoint, timeout=20) as client:
-        with Worker("look", broker=endpoint, **QUICK) as lost:
-            future = client.submit("look")
-            assert lost.recv().attempt == 1
-            lost.close()
-
-        async def look(request):
-            return b"%d" % request.attempt
-
-        async def scenario(_):
-            assert await asyncio.wrap_future(future) == [b"2"]
-
-        serving(endpoint, scenario, AsyncWorker("look", look, **QUICK))
 
 
 # ── cancelling ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -504,27 +400,6 @@ def test_cancel_that_comes_before_the_handler_begins_and_during_its_first_step()
     assert called == cleaned == [b"2", b"3", b"5"]
 
 
-def test_a_ttl_that_passes_cancels(endpoint):
-    begun, cancelled = asyncio.Event(), asyncio.Event()
-
-    async def work(request):
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    async def scenario(client):
-        ttl = 0.1
-        while not begun.is_set():  # on a busy machine, a ttl may pass before the handler begins
-            with pytest.raises(TimeoutError):
-                await client.request("work", timeout=ttl)
-            ttl *= 2
-        await asyncio.wait_for(cancelled.wait(), TIMEOUT_SECONDS)
-
-    serving(endpoint, scenario, AsyncWorker("work", work, **QUICK))
-
-
 def test_a_handler_that_cancels_itself(endpoint, protocol):
     async def work(request):
         raise asyncio.CancelledError
@@ -629,43 +504,6 @@ def test_a_worker_whose_broker_was_never_there():
     asyncio.run(scenario())
 
 
-def test_the_broker_is_restarted_during_a_handler(protocol, logged):
-    cancelled = []
-
-    async def scenario():
-        taken = asyncio.Event()
-
-        async def work(request):
-            taken.set()
-            try:
-                if not request[0]:
-                    await asyncio.Event().wait()
-            finally:
-                cancelled.append(request.cancelled)
-            return b"done"
-
-        limits = Limits(heartbeat=0.05, liveness=40)
-        with running_broker(drain_timeout=0.05, limits=limits) as first:
-            at = first.endpoints[0]
-            worker = AsyncWorker("work", work, broker=at, heartbeat=0.05, liveness=40, protocol=protocol)
-            worker.start()
-            client = AsyncClient(at, timeout=20)
-            held = asyncio.create_task(client.request("work"))
-            await taken.wait()
-            await asyncio.to_thread(first.stop)
-            with pytest.raises(Exception, match="503"):
-                await held
-        with running_broker(at, limits=limits):
-            assert await client.request("work", b"x") == [b"done"]
-            await client.close()
-            worker.stop()
-            await worker.wait()
-
-    asyncio.run(scenario())
-    assert logged("work: the broker sent DISCONNECT", timeout=0)
-    assert cancelled == [True, False]
-
-
 INTERRUPTED = """
 import asyncio, contextlib, pathlib, sys
 from zmdp.workers import AsyncWorker
@@ -696,18 +534,6 @@ def test_ctrl_c_finishes_the_requests_in_progress(endpoint, tmp_path):
         assert future.result() == [b"let go"]
         assert running.wait() == 0
     assert running.stderr == ""
-
-
-def test_a_worker_says_whether_there_is_a_broker(tmp_path, logged):
-    at = f"ipc://{tmp_path}/broker"
-
-    async def scenario():
-        async with AsyncWorker("echo", echo, broker=at):
-            assert await asyncio.to_thread(logged, f"echo: waiting for a broker at {at}: nothing answers there")
-            with running_broker(at):
-                assert await asyncio.to_thread(logged, f"echo: serving at {at}")
-
-    asyncio.run(scenario())
 
 
 def test_a_restart_of_the_broker_is_one_line_for_all_connections(caplog):
@@ -847,24 +673,6 @@ def test_plain_functions_are_refused():
             AsyncWorker("x", handler)
         with pytest.raises(SettingError, match="needs a Worker"):
             AsyncWorker("x")(handler)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"service": ""}, "not a valid service name"),
-        ({"service": "mmi.mine"}, "'mmi.mine' is reserved"),
-        ({"concurrency": 0}, "concurrency is 0"),
-        ({"heartbeat": 0}, "heartbeat is 0"),
-        ({"liveness": 0}, "liveness is 0"),
-        ({"handler_timeout": 0}, "handler_timeout is 0"),
-        ({"protocol": "1"}, "protocol is '1': it must be one of X1, 0.2, 0.1"),
-        ({"codec": "pickle"}, "codec is 'pickle'"),
-    ],
-)
-def test_wrong_settings_are_told(settings, message):
-    with pytest.raises(SettingError, match=message):
-        AsyncWorker(**{"service": "echo", "handler": echo, **settings})
 
 
 def test_wrong_use_is_told(endpoint):

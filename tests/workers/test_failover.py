@@ -187,36 +187,3 @@ def test_a_worker_without_any_broker_says_so_once_and_waits(brokers, logged):
         with at(second), client(second) as far:
             assert far.request("echo", b"1") == [b"1"]
             assert len(logged("waiting")) == 1
-
-
-@each_kind
-def test_a_rolling_restart_fails_no_call(kind, brokers):
-    """Both brokers are restarted in turn, twice, while a client and the workers have both."""
-    ends, failures, done = threading.Event(), [], []
-
-    def call():
-        try:
-            with Client(brokers, timeout=TIMEOUT_SECONDS, retries=0, **BEATS) as client:
-                while not ends.is_set():
-                    done.append(client.request("echo", b"%d" % len(done)))
-        except Exception as error:  # noqa: BLE001 - the test's thread reports it
-            failures.append(error)
-
-    with ExitStack() as stack:
-        running = [stack.enter_context(ExitStack()) for _ in brokers]
-        for broker, endpoint in zip(running, brokers, strict=True):
-            broker.enter_context(at(endpoint))
-        for order in (brokers, brokers[::-1]):  # the brokers are not linked: each has a worker in the long run
-            stack.enter_context(Served(kind, order))
-        caller = threading.Thread(target=call)
-        caller.start()
-        for turn in range(4):
-            before = len(done)
-            eventually(lambda: len(done) > before + 50 or failures)  # noqa: B023 - called at once
-            running[turn % 2].close()
-            running[turn % 2].enter_context(at(brokers[turn % 2]))
-        eventually(lambda: len(done) > before + 50 or failures)
-        ends.set()
-        caller.join()
-    assert failures == []
-    assert done == [[b"%d" % number] for number in range(len(done))]

@@ -12,17 +12,15 @@ from dataclasses import replace
 import pytest
 import zmq
 from support.processes import TIMEOUT_SECONDS, eventually
-from support.results import package
 from support.router import Router
 from support.x1_broker import Peer
 
-from zmdp.clients import Client, RequestRejected, ServiceError, StreamInterrupted
+from zmdp.clients import Client, RequestRejected, ServiceError
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.workers import (
     ClosedError,
-    Last,
     Request,
     RequestCancelled,
     SettingError,
@@ -57,14 +55,6 @@ def client(endpoint):
 def protocol(request):
     """What the worker speaks."""
     return request.param
-
-
-def test_a_handler_gets_a_request_that_is_its_frames(client, endpoint, protocol):
-    seen = []
-    with Worker("look", seen.append, broker=endpoint, protocol=protocol):
-        client.request("look", b"a", b"b")
-    (request,) = seen
-    assert (request, type(request), request.service) == ([b"a", b"b"], Request, "look")
 
 
 def test_an_idle_worker_holds_no_request(client, endpoint, protocol):
@@ -118,24 +108,6 @@ def test_a_stream(client, endpoint, protocol):
         assert [frame for part in parts for frame in part] == [b"0", b".", b"1", b".", b"2", b".", b"end"]
         assert [part.final for part in parts] in ([False, False, False, True], [True])  # 0.1 has no parts
         assert client.request("count", b"0") == [b"end"]
-
-
-def test_final_may_be_yielded(client, endpoint, protocol):
-    closed = threading.Event()
-
-    def stream(request):
-        try:
-            yield b"part"
-            yield Last([b"the", b"end"])
-            yield b"never"
-        finally:
-            closed.set()
-
-    with Worker("stream", stream, broker=endpoint, protocol=protocol):
-        assert client.request("stream") == [b"part", b"the", b"end"]
-        assert closed.wait(TIMEOUT_SECONDS)
-    with Worker("plain", lambda request: Last(b"x"), broker=endpoint, protocol=protocol):
-        assert client.request("plain") == [b"x"]
 
 
 @pytest.mark.parametrize(
@@ -209,28 +181,6 @@ def test_stop_finishes_what_is_worked_on(client, endpoint, pool):
     running.result()
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as other:
         assert other.request("mmi.service", b"slow") == [b"404"]
-
-
-def test_a_stream_whose_request_was_lost_is_broken_off(client, endpoint, server, pool, logged):
-    closed, go_on = threading.Event(), threading.Event()
-
-    def endless(request):
-        try:
-            yield b"first"
-            assert go_on.wait(TIMEOUT_SECONDS)
-            while True:
-                yield b"more"
-        finally:
-            closed.set()
-
-    with Worker("endless", endless, broker=endpoint, heartbeat=0.05, liveness=400, handler_timeout=2.0):
-        parts = client.stream("endless")
-        next(parts)
-        assert logged("has neither returned")
-        go_on.set()
-        assert closed.wait(TIMEOUT_SECONDS)  # the generator is closed, not run for nobody
-        with pytest.raises(StreamInterrupted):  # after a PARTIAL no other worker gets it
-            next(parts)
 
 
 def test_the_guides_loop(client, endpoint, pool, protocol):
@@ -348,43 +298,6 @@ def test_a_worker_that_is_refused_waits_before_it_tries_again(logged):
                 assert logged(f"reconnecting to {at} in ")
 
 
-@pytest.mark.parametrize("result", [b"x" * (64 << 20), [b"x"] * 1100], ids=["bytes", "frames"])
-def test_a_reply_that_no_broker_takes_is_the_handlers_failure(client, endpoint, result):
-    with Worker("big", lambda request: result, broker=endpoint):
-        for _ in range(2):
-            with pytest.raises(ServiceError, match="the limits are 67088864 bytes and 1004 frames"):
-                client.request("big")
-
-
-def test_a_reply_that_this_broker_does_not_take_costs_the_worker_nothing():
-    with running_broker(limits=Limits(max_message=100_000)) as server:
-        at = server.endpoints[0]
-        with (
-            Worker("big", lambda request: b"x" * int(request[0]), broker=at),
-            Client(at, timeout=TIMEOUT_SECONDS) as client,
-        ):
-            with pytest.raises(RequestRejected) as caught:
-                client.request("big", b"150000")
-            assert caught.value.code == 413
-            assert client.request("big", b"5") == [b"xxxxx"]
-            assert server.broker.stats.dropped == {"reply-too-large": 1}
-
-
-def test_the_guides_loop_beats_when_nobody_waits(endpoint, server):
-    with (
-        Worker("slow", broker=endpoint, heartbeat=0.05, liveness=400) as worker,
-        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
-    ):
-        assert worker.recv(timeout=0.01) is None
-        before = server.broker.stats.heartbeats
-        eventually(lambda: server.broker.stats.heartbeats >= before + 5)
-        client.send("slow", b"x")
-        eventually(lambda: server.broker.registry.running)
-        assert worker.recv() == [b"x"]
-        worker.recv(b"done", timeout=0.01)
-        assert client.recv() == [b"done"]
-
-
 def test_a_terminated_context_ends_a_worker(endpoint):
     context = zmq.Context()
     worker = Worker("echo", list, broker=endpoint, context=context)
@@ -446,17 +359,6 @@ def test_headers_options_deadline_and_attempt(client, endpoint):
         first.headers["a"] = "c"
 
 
-def test_a_request_that_another_worker_was_lost_with(client, endpoint):
-    with Worker("look", broker=endpoint, heartbeat=0.05, liveness=400) as lost:
-        future = client.submit("look", b"x", options={"key": 1})
-        assert lost.recv().attempt == 1
-        lost.close()
-    seen = []
-    with Worker("look", seen.append, broker=endpoint):
-        future.result(TIMEOUT_SECONDS)
-    assert (seen[0].attempt, seen[0].options["key"], seen[0]) == (2, 1, [b"x"])
-
-
 def test_the_current_request(client, endpoint, protocol):
     """In functions, in generators, and in each thread its own."""
     together = threading.Barrier(2, timeout=TIMEOUT_SECONDS)
@@ -507,23 +409,6 @@ def test_a_function_that_looks_whether_it_is_cancelled(client, endpoint, logged)
             other.request("work")
 
 
-def test_what_a_cancelled_handler_returns_is_dropped(client, endpoint, server):
-    taken, go_on = threading.Event(), threading.Event()
-
-    def work(request):
-        taken.set()
-        assert go_on.wait(TIMEOUT_SECONDS)
-        return b"of %s" % request[0]
-
-    with Worker("work", work, broker=endpoint):
-        first = client.submit("work", b"the first")
-        assert taken.wait(TIMEOUT_SECONDS)
-        first.cancel()
-        second = client.submit("work", b"the second")
-        go_on.set()
-        assert second.result(TIMEOUT_SECONDS) == [b"of the second"]
-
-
 @pytest.mark.parametrize("pause", [0, 0.01])
 def test_a_generator_is_closed_when_its_request_is_cancelled(client, endpoint, pause, logged):
     """Also one that leaves no time between two parts."""
@@ -546,26 +431,6 @@ def test_a_generator_is_closed_when_its_request_is_cancelled(client, endpoint, p
         assert logged("endless: a request was cancelled")
 
 
-def test_a_client_that_is_gone_cancels(endpoint):
-    taken, cancelled = threading.Event(), threading.Event()
-
-    def work(request):
-        taken.set()
-        while not request.cancelled:
-            time.sleep(0.001)
-        cancelled.set()
-
-    with (
-        Worker("work", work, broker=endpoint, heartbeat=0.05, liveness=400),
-        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
-    ):
-        future = client.submit("work")
-        assert taken.wait(TIMEOUT_SECONDS)
-        client.close()
-        assert cancelled.wait(TIMEOUT_SECONDS)
-        assert future.done()
-
-
 # ── failures and codecs ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -580,38 +445,11 @@ def test_a_handler_chooses_code_text_and_detail(client, endpoint, protocol, logg
     assert logged("refuse: the handler failed with 422: two numbers, please")
 
 
-def test_a_failure_that_cannot_be_told_as_it_is(client, endpoint, protocol):
-    def refuse(request):
-        code, text, detail = [(1000, "x", None), (500, 7, None), (500, "x", "text"), (500, "x", b"x" * (65 << 20))][
-            int(request[0])
-        ]
-        raise ServiceError(code, text, detail)
-
-    with Worker("refuse", refuse, broker=endpoint, protocol=protocol):
-        for number in range(4):
-            with pytest.raises(ServiceError, match=r"failed with 500: .*ServiceError"):
-                client.request("refuse", b"%d" % number)
-
-
 @pytest.mark.parametrize(("codec", "value"), [("json", {"a": [1, None, "ä"]}), ("msgpack", {"a": [1, b"\xff"]})])
 def test_values(client, endpoint, protocol, codec, value):
     with Worker("echo", lambda value: value, broker=endpoint, codec=codec, protocol=protocol):
         assert client.call("echo", value, codec=codec) == value
         assert client.call("echo", codec=codec) is None
-
-
-def test_tables(client, endpoint, protocol):
-    def head(table):
-        yield table.slice(0, 1)
-        yield table.slice(1, 1)
-
-    pa = package("pyarrow")
-    table = pa.table({"n": [1, 2], "text": ["a", None]})
-    with Worker("head", head, broker=endpoint, codec="arrow", protocol=protocol):
-        if protocol != "0.1":
-            assert list(client.call_stream("head", table, codec="arrow")) == [table.slice(0, 1), table.slice(1, 1)]
-    with Worker("echo", lambda value: value, broker=endpoint, codec="arrow", protocol=protocol):
-        assert client.call("echo", {"n": [1]}, codec="arrow") == pa.table({"n": [1]})
 
 
 class Reversing:
@@ -647,24 +485,6 @@ def test_what_cannot_be_read_is_the_clients_fault_and_what_cannot_be_sent_the_ha
         with pytest.raises(ServiceError, match=r"500: .*CodecError: {.*} cannot be sent as json: TypeError"):
             client.request("set", b"1")
         assert logged("set: the handler failed")
-
-
-@pytest.mark.parametrize("encoded", [b"bytes", ["text"], None, []])
-def test_a_codec_that_makes_no_frames(client, endpoint, encoded):
-    class Wrong:
-        def encode(self, value):
-            return encoded
-
-        def decode(self, frames):
-            return frames
-
-    with Worker("wrong", lambda value: value, broker=endpoint, codec=Wrong()):
-        for _ in range(2):
-            if encoded == []:  # one empty frame is the least a reply has
-                assert client.request("wrong") == [b""]
-            else:
-                with pytest.raises(ServiceError, match="expected a list of bytes"):
-                    client.request("wrong")
 
 
 # ── brokers that come and go ─────────────────────────────────────────────────────────────────────────────────────────

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import threading
-from concurrent.futures import CancelledError
 
 import pytest
 import zmq
@@ -73,14 +72,6 @@ def test_values(add):
             client.call([1], codec="pickle")
 
 
-def test_many_threads_and_many_futures(servers, pool):
-    with FreelanceClient(servers, timeout=TIMEOUT_SECONDS) as client:
-        replies = list(pool.map(lambda n: client.request(b"%d" % n), range(2000)))
-        assert all(answers(reply, b"%d" % n) for n, reply in enumerate(replies))
-        futures = [client.submit(b"%d" % n) for n in range(2000)]
-        assert all(answers(future.result(), b"%d" % n) for n, future in enumerate(futures))
-
-
 def test_a_request_without_a_server():
     missing = free_endpoint()
     with FreelanceClient(missing, timeout=0.05) as client:
@@ -100,21 +91,6 @@ def test_a_server_under_another_name_cannot_be_reached(endpoints):
             client.request(b"x")
 
 
-def test_a_server_that_starts_later(endpoints):
-    with FreelanceClient(endpoints, timeout=TIMEOUT_SECONDS) as client:
-        future = client.submit(b"x", timeout=TIMEOUT_SECONDS)
-        with FreelanceWorker(endpoints[1], list):
-            assert future.result() == [b"x"]
-
-
-def test_a_server_that_is_restarted(endpoints):
-    (endpoint, _) = endpoints
-    with FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        for number in range(3):
-            with FreelanceWorker(endpoint, lambda request, number=number: b"%d" % number):
-                assert client.request(b"x", timeout=TIMEOUT_SECONDS) == [b"%d" % number]
-
-
 def test_servers_and_pings(servers):
     with FreelanceClient(servers, timeout=TIMEOUT_SECONDS) as client:
         trips = client.ping(TIMEOUT_SECONDS)
@@ -123,19 +99,6 @@ def test_servers_and_pings(servers):
         states = client.servers()
         assert {state.endpoint for state in states} == set(servers)
         assert all(state.alive and state.outstanding == 0 and state.silence < TIMEOUT_SECONDS for state in states)
-
-
-def test_a_future_that_is_cancelled_is_forgotten(endpoints):
-    with plain_server(endpoints[0], lambda frames: [b"PONG"] if frames == [b"PING"] else None) as received:
-        with FreelanceClient(endpoints[0], timeout=TIMEOUT_SECONDS) as client:
-            future = client.submit(b"x")
-            eventually(lambda: [b"1", b"x"] in received)
-            assert client.servers()[0].outstanding == 1
-            assert future.cancel()
-            assert future.cancel()
-            assert client.servers()[0].outstanding == 0
-            with pytest.raises(CancelledError):
-                future.result()
 
 
 def test_a_request_that_waits_for_its_turn_is_sent_when_another_is_cancelled(endpoints):
@@ -213,12 +176,6 @@ def test_inproc():
             assert client.request(b"x") == [b"x"]
 
 
-def test_ipc(tmp_path):
-    endpoint = f"ipc://{tmp_path}/server"
-    with FreelanceWorker(endpoint, list), FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        assert client.request(b"x") == [b"x"]
-
-
 def test_a_context_that_is_terminated_ends_the_client(caplog):
     context = zmq.Context()
     client = FreelanceClient(free_endpoint(), context=context)
@@ -280,18 +237,6 @@ def test_invalid_arguments(servers):
 
 
 # ── asyncio ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_asyncio_many_requests(servers):
-    async def main():
-        async with AsyncFreelanceClient(servers, timeout=TIMEOUT_SECONDS) as client:
-            replies = await asyncio.gather(*(client.request(b"%d" % n) for n in range(3000)))
-            assert all(answers(reply, b"%d" % n) for n, reply in enumerate(replies))
-            trips = await client.ping(TIMEOUT_SECONDS)
-            assert None not in trips.values()
-            assert all(state.alive for state in client.servers())
-
-    asyncio.run(main())
 
 
 def test_asyncio_cancelling_and_closing(endpoints):

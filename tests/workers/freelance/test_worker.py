@@ -15,12 +15,10 @@ from zmdp.clients.freelance import AsyncFreelanceClient, FreelanceClient
 from zmdp.mdp.errors import BindError, ClosedError, ServiceError, SettingError
 from zmdp.workers import (
     AsyncWorker,
-    Last,
     Worker,
     current_request,
 )
 from zmdp.workers.freelance import AsyncFreelanceWorker, FreelanceWorker, freelance_worker
-from zmdp.workers.freelance import session as server_session
 
 
 @pytest.fixture
@@ -47,28 +45,6 @@ def test_handlers_run_at_the_same_time(endpoint):
         assert [future.result() for future in futures] == [[b"%d" % n] for n in range(4)]
 
 
-@pytest.mark.parametrize("concurrency", [1, 3])
-def test_many_requests(endpoint, concurrency):
-    with (
-        FreelanceWorker(endpoint, list, concurrency=concurrency),
-        FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
-    ):
-        futures = [client.submit(b"%d" % n) for n in range(3000)]
-        assert [future.result() for future in futures] == [[b"%d" % n] for n in range(3000)]
-
-
-def test_what_handlers_may_return(endpoint):
-    results = iter([None, b"x", [b"a", b"b"], Last(b"last"), iter([b"p", Last(b"q")]), "text"])
-    with (
-        FreelanceWorker(endpoint, lambda request: next(results)),
-        FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
-    ):
-        replies = [client.request() for _ in range(5)]
-        assert replies == [[b""], [b"x"], [b"a", b"b"], [b"last"], [b"p", b"q"]]
-        with pytest.raises(ServiceError, match="expected bytes, a list of bytes, or None"):
-            client.request()
-
-
 def test_a_codec_and_the_current_request(endpoint):
     def handler(value):
         return [value, current_request().service, current_request().user]
@@ -79,16 +55,6 @@ def test_a_codec_and_the_current_request(endpoint):
         with pytest.raises(ServiceError) as caught:
             client.request(b"not JSON")
         assert caught.value.code == 400
-
-
-def test_an_error_of_the_handler(endpoint):
-    def fail(request):
-        raise ServiceError(409, "sold out")
-
-    with FreelanceWorker(endpoint, fail), FreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        with pytest.raises(ServiceError) as caught:
-            client.request(b"x")
-        assert (caught.value.code, caught.value.text) == (409, "sold out")
 
 
 def test_the_guides_loop(endpoint):
@@ -157,26 +123,6 @@ def test_stop_finishes_what_has_begun(endpoint):
         assert not caller.socket.poll(0)
 
 
-def test_the_last_reply_arrives_even_if_it_is_large(endpoint):
-    large = bytes(20 << 20)
-    worker = FreelanceWorker(endpoint)
-    with Caller(endpoint) as caller:
-        thread = threading.Thread(target=lambda: (worker.recv(), worker.stop(), worker.recv(large), worker.close()))
-        thread.start()
-        caller.send(endpoint, b"1", b"x")
-        assert caller.recv() == [endpoint.encode(), b"1", large]
-        thread.join()
-
-
-def test_what_is_dropped_is_logged_at_a_bounded_rate(endpoint, logged, monkeypatch):
-    monkeypatch.setattr(server_session, "REPORT_SECONDS", 0.1)
-    with FreelanceWorker(endpoint, list), Caller(endpoint) as caller:
-        caller.send(endpoint, b"garbage")
-        assert logged("freelance: dropped messages: 1 malformed")
-        caller.send(endpoint, b"1", *[b"x"] * 2000)
-        assert logged("freelance: dropped messages: 1 too-large")
-
-
 def test_a_worker_starts_once(endpoint):
     worker = FreelanceWorker(endpoint, list)
     with worker:
@@ -232,30 +178,6 @@ def test_asyncio_handlers(endpoint):
     asyncio.run(main())
 
 
-def test_asyncio_generators(endpoint):
-    closed = []
-
-    async def count(request):
-        try:
-            yield b"one"
-            yield [b"two", b"three"]
-            if request[0] == b"final":
-                yield Last(b"last")
-        finally:
-            closed.append(request[0])
-
-    async def main():
-        async with (
-            AsyncFreelanceWorker(endpoint, count),
-            AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
-        ):
-            assert await client.request(b"x") == [b"one", b"two", b"three", b""]
-            assert await client.request(b"final") == [b"one", b"two", b"three", b"last"]
-
-    asyncio.run(main())
-    assert closed == [b"x", b"final"]
-
-
 def test_asyncio_stop_finishes_what_has_begun(endpoint):
     async def main():
         began, go_on = asyncio.Event(), asyncio.Event()
@@ -305,28 +227,6 @@ def test_asyncio_a_port_in_use(endpoint):
 
     with FreelanceWorker(endpoint, list):
         asyncio.run(main())
-
-
-def test_asyncio_many_requests_with_limited_concurrency(endpoint):
-    running = 0
-
-    async def handler(request):
-        nonlocal running
-        running += 1
-        assert running <= 7
-        await asyncio.sleep(0)
-        running -= 1
-        return request
-
-    async def main():
-        async with (
-            AsyncFreelanceWorker(endpoint, handler, concurrency=7),
-            AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client,
-        ):
-            replies = await asyncio.gather(*(client.request(b"%d" % n) for n in range(2000)))
-            assert replies == [[b"%d" % n] for n in range(2000)]
-
-    asyncio.run(main())
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────────────────────────────────
