@@ -10,6 +10,10 @@ COMMANDS: Final = {
     "batch": "zmdp.spark.batch.commands:batch",
     "fleet": "zmdp.spark.fleet.commands:fleet",
     "submit": "zmdp.spark.batch.client_commands:submit",
+    "tables": "zmdp.spark.batch.client_catalogue:tables",
+    "jobs": "zmdp.spark.batch.client_catalogue:jobs",
+    "describe": "zmdp.spark.batch.client_catalogue:describe",
+    "explain": "zmdp.spark.batch.client_catalogue:explain",
     "status": "zmdp.spark.batch.client_commands:status",
     "fetch": "zmdp.spark.batch.client_results:fetch",
     "logs": "zmdp.spark.batch.client_results:logs",
@@ -32,8 +36,8 @@ def cli() -> None:
     mdp-spark fleet yourmodule:handler --service NAME --max 4    serve NAME with executors
     mdp-spark status                            show the batches and fleets at the broker
 
-    Needs `pip install 'zmdp[spark]'` and Java 17 or newer. The client commands (submit, status, fetch, logs, cancel,
-    reload, drain) need neither.
+    Needs `pip install 'zmdp[spark]'` and Java 17 or newer. The client commands (all but batch, fleet and doctor) need
+    neither.
 
     \b
     Exit codes:

@@ -1,6 +1,7 @@
 """The control service of a driver: a batch or fleet NAME offers `spark.control.NAME` (`mdp/control.py`).
 
-All drivers have the operations `status` and `drain`; batches have `cancel`, `reload` and `history`, fleets `retire`.
+All drivers have the operations `status` and `drain`; batches have `catalogue`, `cancel`, `reload` and `history`, fleets
+`retire`.
 """
 
 import logging

@@ -12,6 +12,9 @@ class = "org.apache.iceberg.spark.SparkCatalog"
 options = { type = "rest", uri = "http://catalog:8181", token = { env = "CATALOG_TOKEN" } }
 [jobs]
 wordcount = "yourpackage.jobs:wordcount"
+[roles.analyst]                  # a role of the broker; without any, everyone may use everything
+tables = ["orders", "lake.shop.*"]
+jobs = ["wordcount"]
 """
 
 import os
@@ -23,6 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.errors import SettingError
+from ...workers import Request
+from .roles import EVERYTHING, Role
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +37,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 _TABLE: Final = {"format", "path", "schema", "options"}
 _CATALOG: Final = {"class", "options"}
+_ROLE: Final = {"tables", "jobs"}
 CATALOG_SETTINGS: Final = "spark.sql.catalog."
 """Prefix of Spark's settings for catalogs; the name of the catalog follows."""
 
@@ -63,13 +69,21 @@ class Table:
 class Catalogue:
     """The tables and jobs (name to MODULE:FUNCTION) of a batch, and the folder for large results.
 
-    `catalogs` are the catalogs that queries may read, by name, each with Spark's settings for it.
+    `catalogs` are the catalogs that queries may read, by name, each with Spark's settings for it.  `roles` are those
+    that may use anything; if there are none, everyone may use everything.
     """
 
     tables: dict[str, Table] = field(default_factory=dict)
     jobs: dict[str, str] = field(default_factory=dict)
     results: str | None = None
     catalogs: dict[str, dict[str, str]] = field(default_factory=dict)
+    roles: dict[str, Role] = field(default_factory=dict)
+
+    def role_of(self, request: Request) -> Role:
+        """Return what the sender of a request may use."""
+        if not self.roles or request.admin:
+            return EVERYTHING
+        return self.roles.get(request.user, Role(request.user))
 
     def named_in(self, *texts: str) -> list[Table]:
         """Return the tables whose names occur in the texts of a query, even if only in a string or a comment."""
@@ -90,11 +104,12 @@ def read(path: Path) -> Catalogue:
         raise SettingError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise SettingError(f"{path} is not valid TOML: {error}") from None
-    _check_names(found, {"tables", "jobs", "results", "catalogs"}, str(path))
-    tables, jobs, catalogs = (found.get(name, {}) for name in ("tables", "jobs", "catalogs"))
-    if not all(isinstance(each, dict) for each in (tables, jobs, catalogs)):
+    _check_names(found, {"tables", "jobs", "results", "catalogs", "roles"}, str(path))
+    tables, jobs, catalogs, roles = (found.get(name, {}) for name in ("tables", "jobs", "catalogs", "roles"))
+    if not all(isinstance(each, dict) for each in (tables, jobs, catalogs, roles)):
         raise SettingError(
-            f"{path}: tables, catalogs and jobs must be TOML tables: [tables.NAME], [catalogs.NAME], [jobs]"
+            f"{path}: tables, catalogs, jobs and roles must be TOML tables: [tables.NAME], [catalogs.NAME], [jobs], "
+            "[roles.NAME]"
         )
     results = found.get("results")
     for name, target in jobs.items():
@@ -104,7 +119,8 @@ def read(path: Path) -> Catalogue:
         raise SettingError(f"{path}: results is {results!r}; expected the path of a folder")
     made = {name: _table(name, given, path) for name, given in tables.items()}
     allowed = {name: _catalog(name, given, path) for name, given in catalogs.items()}
-    return Catalogue(made, dict(jobs), None if results is None else _resolve(results, path), allowed)
+    admitted = {name: _role(name, given, path) for name, given in roles.items()}
+    return Catalogue(made, dict(jobs), None if results is None else _resolve(results, path), allowed, admitted)
 
 
 def _table(name: str, given: Any, path: Path) -> Table:
@@ -141,6 +157,19 @@ def _catalog(name: str, given: Any, path: Path) -> dict[str, str]:
     options = _options(given.get("options", {}), where)
     prefix = CATALOG_SETTINGS + name
     return {prefix: given["class"]} | {f"{prefix}.{option}": value for option, value in options.items()}
+
+
+def _role(name: str, given: Any, path: Path) -> Role:
+    where = f"{path}: role {name}"
+    if not isinstance(given, dict):
+        raise SettingError(f"{where} is {given!r}; expected [roles.{name}] with tables and jobs")
+    _check_names(given, _ROLE, where)
+    for each, patterns in given.items():
+        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+            raise SettingError(
+                f'{where}: {each} is {patterns!r}; expected a list of patterns, such as ["orders", "x*"]'
+            )
+    return Role(name, **{each: tuple(patterns) for each, patterns in given.items()})
 
 
 def _options(given: Any, where: str) -> dict[str, str]:

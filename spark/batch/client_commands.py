@@ -74,7 +74,7 @@ def _value(text: str) -> Any:
         return text
 
 
-_ARGS = click.option(
+ARGS = click.option(
     "--arg",
     "args",
     multiple=True,
@@ -94,7 +94,7 @@ def submit() -> None:
 
 @submit.command("sql")
 @click.argument("query")
-@_ARGS
+@ARGS
 @_submit_options
 def submit_sql(*, query: str, args: dict[str, Any], format_: str, prefix: str, **options: Any) -> int:
     """Run QUERY over the tables of a batch; @FILE reads it from a file, - from stdin."""
@@ -108,7 +108,7 @@ def submit_sql(*, query: str, args: dict[str, Any], format_: str, prefix: str, *
 @submit.command("job")
 @click.argument("name")
 @click.argument("arguments", required=False, default="{}", metavar="[JSON]")
-@_ARGS
+@ARGS
 @_submit_options
 def submit_job(*, name: str, arguments: str, args: dict[str, Any], format_: str, prefix: str, **options: Any) -> int:
     """Run the Python job NAME with arguments: a JSON object such as '{"path": "book.txt"}', or --arg path=book.txt."""
@@ -296,14 +296,24 @@ def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
     elif format_ == "value":
         bodies.write(data, newline=True)
     else:
-        rows = json.loads(data)
-        names = [column["name"] for column in described["columns"]]
-        if sys.stdout.isatty():
-            click.echo(table(names, rows))
-        else:
-            for row in rows:
-                click.echo(json.dumps(row, ensure_ascii=False))
+        _print_rows([column["name"] for column in described["columns"]], json.loads(data))
     return 0
+
+
+def print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """Print rows as one line of JSON, or as `submit` does."""
+    if as_json:
+        bodies.print_json(rows)
+    elif rows:
+        _print_rows(list(rows[0]), rows)
+
+
+def _print_rows(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    if sys.stdout.isatty():
+        click.echo(table(names, rows))
+    else:
+        for row in rows:
+            click.echo(json.dumps(row, ensure_ascii=False))
 
 
 def table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:

@@ -36,6 +36,15 @@ def failure(error: BaseException) -> ServiceError:
     return ServiceError(UNPROCESSABLE if caller_error else Code.FAILED, message, detail(error, message))
 
 
+def withheld(error: BaseException, role: str) -> ServiceError:
+    """Return the error for a role that may not know more than the condition: the text may tell of other tables."""
+    if not _is_sparks(error):
+        return failure(error)
+    condition = json.loads(detail(error, ""))["condition"] or type(error).__name__
+    text = f"[{condition}] Spark's message is withheld: it may tell of tables that role {role or '(none)'} may not read"
+    return ServiceError(UNPROCESSABLE, text, detail(error, text))
+
+
 def detail(error: Any, message: str) -> bytes:
     """Return the detail of the ERROR for an exception of Spark, whose text is `message`."""
     condition = sqlstate = None

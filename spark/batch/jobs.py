@@ -1,6 +1,7 @@
 """Parse and validate requests to a batch, without Spark.
 
     spark.sql   query [settings]             settings: {"format": "json" | "arrow", "args": {…} or […]}
+                                             also EXPLAIN and DESCRIBE of a query, and SHOW TABLES
     spark.job   name [arguments [settings]]  arguments: a JSON object; settings: {"format": …}
 
 `args` are the values of the query's parameters, `:name` or `?`.  Nothing that a caller sends is executed as Python.
@@ -30,12 +31,28 @@ FETCH_PREFIX: Final = "spark.fetch."
 UNPROCESSABLE: Final = 422
 """Error code for an invalid request, which retrying does not help."""
 ONLY_QUERIES: Final = (
-    "spark.sql accepts a single SELECT, VALUES, TABLE, FROM or WITH …; use spark.job for anything that changes data"
+    "spark.sql accepts a single SELECT, VALUES, TABLE, FROM or WITH …, EXPLAIN or DESCRIBE of such a query or of a "
+    "table, and SHOW TABLES [IN catalog.namespace]; use spark.job for anything that changes data"
 )
+SHOW_TABLES: Final = "SHOW TABLES"
+MAX_DESCRIPTION: Final = 2000
+"""Characters of a job's docstring that callers are told."""
 _QUERY: Final = re.compile(
     # Comments and parentheses, then a word that begins a query.  Atomic groups prevent backtracking.
     r"(?>\s+|--[^\n]*|/\*(?>.*?\*/)|\()*+(?:SELECT|VALUES|TABLE|FROM|WITH)\b",
     re.IGNORECASE | re.DOTALL,
+)
+_NAME: Final = r"(?:[A-Za-z_]\w*|`(?:[^`]|``)+`)(?:\.(?:[A-Za-z_]\w*|`(?:[^`]|``)+`))*"
+_SHOW: Final = re.compile(rf"\s*SHOW\s+TABLES(?:\s+(?:IN|FROM)\s+({_NAME}))?\s*", re.IGNORECASE)
+_DESCRIBE_TABLE: Final = re.compile(rf"\s*DESC(?:RIBE)?\s+({_NAME})\s*", re.IGNORECASE)
+_STATEMENT: Final = re.compile(
+    r"\s*(?:(EXPLAIN(?:\s+(?:EXTENDED|FORMATTED|COST|CODEGEN))?)|DESC(?:RIBE)?(?:\s+QUERY)?)\b", re.IGNORECASE
+)
+_OPTIONS: Final = re.compile(
+    # WITH that is not followed by a name.  `FROM t WITH (…)` gives a data source options, such as another table to
+    # read.  A comment may hide the parenthesis.
+    r"\bwith[^\w`]*?(?:\(|/\*|--)",
+    re.IGNORECASE,
 )
 _UNSAFE: Final = re.compile(
     # Functions that call Java, or any function by a computed name; USING before a program, but not in a join.
@@ -72,6 +89,14 @@ class Query:
     format: str = "json"
     args: dict[str, Any] | list[Any] | None = None
 
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Return the statement and the query that it is about: the statement is empty if it is the query itself.
+
+        `SHOW TABLES` is about a namespace, or nothing.
+        """
+        return _split(self.text)
+
 
 @dataclass(frozen=True, slots=True)
 class JobCall:
@@ -98,8 +123,12 @@ def parse_query(frames: Sequence[bytes]) -> Query:
     sql = _text(frames[0], "the query").rstrip().removesuffix(";")  # errors name lines, so the first ones stay
     if not sql.strip():
         raise unprocessable("the query is empty")
-    if not _QUERY.match(sql):  # rejects SET, RESET and USE, which a subquery would read as table names
-        raise unprocessable(f"not a query: {sql[:50]!r} …; {ONLY_QUERIES}")
+    _split(sql)
+    if found := _OPTIONS.search(sql):
+        raise unprocessable(
+            f"{found.group()!r}: a query may not give options to a data source, which could make it read other data; "
+            "it may not contain WITH before a parenthesis or a comment, not even in a string"
+        )
     settings = parse_object(frames[1:], "the settings", {"format", "args"})
     args = settings.get("args")
     if args is not None and not isinstance(args, dict | list):
@@ -107,6 +136,23 @@ def parse_query(frames: Sequence[bytes]) -> Query:
             "args must be an object (for parameters written :name) or a list (for parameters written ?)"
         )
     return Query(sql, parse_format(settings), args)
+
+
+def _split(sql: str) -> tuple[str, str]:
+    """Return what `Query.parts` does.  Raises `ServiceError` 422 if it is something else."""
+    if _QUERY.match(sql):
+        return "", sql
+    if found := _SHOW.fullmatch(sql):
+        return SHOW_TABLES, found[1] or ""
+    if found := _DESCRIBE_TABLE.fullmatch(sql):
+        return "DESCRIBE QUERY", f"TABLE {found[1]}"
+    if found := _STATEMENT.match(sql):
+        before = re.sub(r"[^\n]", " ", found.group())  # errors name lines and positions
+        query = before + sql[found.end() :]
+        if _QUERY.match(query):
+            return found[1] or "DESCRIBE QUERY", query
+    # Such as SET, RESET and USE, which a subquery would read as table names.
+    raise unprocessable(f"not a query: {sql[:50]!r} …; {ONLY_QUERIES}")
 
 
 def unsafe_word(sql: str) -> str | None:
@@ -187,6 +233,24 @@ def describe_parameters(function: Callable[..., Any]) -> str:
     """Return the parameters except the first, which is the session, as Python source."""
     _, *parameters = inspect.signature(function).parameters.values()
     return ", ".join(map(str, parameters)) or "no arguments"
+
+
+def describe_job(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the name of a job, its parameters except the first, and its docstring."""
+    _, *parameters = inspect.signature(function).parameters.values()
+    return {
+        "name": name,
+        "parameters": [_describe_parameter(each) for each in parameters],
+        "description": (inspect.getdoc(function) or "")[:MAX_DESCRIPTION],
+    }
+
+
+def _describe_parameter(parameter: inspect.Parameter) -> dict[str, Any]:
+    stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
+    kind, default = parameter.annotation, parameter.default
+    type_ = "" if kind is parameter.empty else kind if isinstance(kind, str) else inspect.formatannotation(kind)
+    found: dict[str, Any] = {"name": stars + parameter.name, "type": type_}
+    return found if default is parameter.empty else {**found, "default": repr(default)[:100]}
 
 
 def convert_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

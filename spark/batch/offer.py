@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...workers import Request
 from .catalogue import Catalogue
 from .schemas import Schemas
 
@@ -18,6 +19,11 @@ class Offer:
     catalogue: Catalogue = field(default_factory=Catalogue)
     jobs: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     schemas: Schemas = field(default_factory=Schemas)
+
+    def jobs_for(self, request: Request) -> dict[str, Callable[..., Any]]:
+        """Return the jobs that the sender of a request may run."""
+        role = self.catalogue.role_of(request)
+        return {name: function for name, function in self.jobs.items() if role.may_run(name)}
 
     @property
     def counts(self) -> dict[str, int]:

@@ -74,7 +74,8 @@ class JobRunner:
                 yield from _wait(request, lambda: self._suspect.acquire(timeout=1.0) or None)
                 stack.callback(self._suspect.release)
             session: Any = yield from _wait(request, self._acquire_session)  # mypy joins both kinds to `object`
-            job = Job(spec, request.user, session, partial(execute, offer, self._results))
+            work = partial(execute, offer, self._results, offer.catalogue.role_of(request))
+            job = Job(spec, request.user, session, work)
             self.running.add(job)
             kind = "sql" if isinstance(spec, Query) else "job"
             self._history.begin(job.id, user=job.owner, service=kind, what=spec.text, request_id=request_id)

@@ -17,7 +17,7 @@ from ...workers import Request, Worker
 from ..control import control_service
 from .fetching import handle
 from .history import History
-from .jobs import FETCH_PREFIX, parse_call, parse_query, unprocessable
+from .jobs import FETCH_PREFIX, describe_job, parse_call, parse_query, unprocessable
 from .offer import Offer
 from .progress import spark_ui
 from .results import Results
@@ -76,6 +76,7 @@ class Batch:
         ]  # fmt: skip
         operations = {
             "status": self._status,
+            "catalogue": self._show_catalogue,
             "cancel": self._cancel,
             "reload": self._reload,
             "drain": self._drain,
@@ -170,7 +171,7 @@ class Batch:
     def job(self, request: Request) -> Iterator[bytes]:
         """Handle a request to `spark.job`."""
         offer = self._offer
-        return self._runner.run(request, parse_call(request, offer.jobs), offer)
+        return self._runner.run(request, parse_call(request, offer.jobs_for(request)), offer)
 
     def fetch(self, request: Request) -> Iterator[bytes]:
         """Handle a request for a large result."""
@@ -180,6 +181,7 @@ class Batch:
 
     def _status(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
         del arguments
+        offer = self._offer
         return {
             "kind": "batch",
             "name": self.settings.name,
@@ -187,11 +189,24 @@ class Batch:
             "master": self.settings.master,
             "services": self.services,
             "draining": self.draining.is_set(),
-            "tables": sorted(self._offer.catalogue.tables),
-            "catalogs": sorted(self._offer.catalogue.catalogs),
-            "jobs": sorted(self._offer.jobs),
+            "tables": offer.catalogue.role_of(request).readable(offer.catalogue.tables),
+            "catalogs": sorted(offer.catalogue.catalogs),
+            "jobs": sorted(offer.jobs_for(request)),
             "ui": spark_ui(),
             **self._runner.running.status(request),
+        }
+
+    def _show_catalogue(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:
+        del arguments
+        offer = self._offer
+        tables = offer.catalogue.tables
+        return {
+            "tables": [
+                {"name": name, "format": tables[name].format}
+                for name in offer.catalogue.role_of(request).readable(tables)
+            ],
+            "catalogs": sorted(offer.catalogue.catalogs),
+            "jobs": [describe_job(name, function) for name, function in sorted(offer.jobs_for(request).items())],
         }
 
     def _cancel(self, arguments: Mapping[str, Any], request: Request) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..session import is_alive, is_connect, stop_quietly
 from .jobs import unsafe_word
@@ -22,7 +22,14 @@ _UNSAFE_NODES: Final = {"ScriptTransformation": "TRANSFORM … USING", "CallMeth
 """Plan nodes that run a program or call Java, and the SQL that produces them."""
 _ALIAS_LINE: Final = re.compile(r"^[\s:+|-]*SubqueryAlias (.+)$", re.MULTILINE)
 """A table in the text of an analyzed plan."""
-_NAME_PART: Final = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
+_NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
+_FOR_QUERIES: Final = {
+    "spark.sql.runSQLOnFiles": "false",  # csv.`/etc/passwd`
+    "spark.sql.variable.substitute": "false",  # ${env:PASSWORD}, and a text other than the one that was checked
+    "spark.sql.maxPlanStringLength": str((1 << 31) - 16),  # `tables_read` needs all of it
+}
+"""Spark's settings for what callers' queries may not do."""
+_ONLY_FOR_QUERIES: Final = ("spark.sql.runSQLOnFiles", "spark.sql.variable.substitute")
 
 
 class ClassicSession:
@@ -75,6 +82,12 @@ class ClassicSession:
         """Return the tables of catalogs that `df` reads, as (catalog, …, table).  Raises what Spark raises."""
         return _tables_in(str(df._jdf.queryExecution().analyzed().toString()))
 
+    def tables_in_failure(self, error: Any) -> set[tuple[str, ...]] | None:
+        """Return the tables of catalogs that Spark had found when the analysis of a query failed; None if unknown."""
+        with suppress(Exception):  # only some of Spark's errors have a plan
+            return _tables_in(str(error._origin.plan().get().toString()))
+        return None
+
     def is_usable(self) -> bool:
         """Whether the session can still run jobs."""
         return is_alive(self.spark)
@@ -119,6 +132,9 @@ class ConnectSession:
         # parsed plan has no tables yet, and the optimized one no aliases.
         return _tables_in(str(df._explain_string(extended=True)))  # type: ignore[operator]  # Connect's class has it
 
+    def tables_in_failure(self, error: object) -> None:
+        """Return None: the server's error has a plan only as a part of its text, which the query can imitate."""
+
     def is_usable(self) -> bool:
         """Whether the server answers."""
         with suppress(Exception):
@@ -133,10 +149,21 @@ class ConnectSession:
 JobSession: TypeAlias = ClassicSession | ConnectSession
 
 
+def permit_everything(session: "SparkSession") -> None:
+    """Permit a job what queries may not do."""
+    for name in _ONLY_FOR_QUERIES:
+        session.conf.set(name, "true")
+
+
+def name_parts(name: str) -> tuple[str, ...]:
+    """Return the parts of a name as Spark writes it, for example lake.shop.`a.b`, without quotes."""
+    return tuple(quoted.replace("``", "`") or plain for quoted, plain in _NAME_PART.findall(name))
+
+
 def _tables_in(plan: str) -> set[tuple[str, ...]]:
     """Return the tables of catalogs in the text of an analyzed plan, as (catalog, …, table)."""
     # Each table of a catalog has its full name as an alias, views only their own.
-    names = (tuple(_NAME_PART.findall(line)) for line in _ALIAS_LINE.findall(plan))
+    names = map(name_parts, _ALIAS_LINE.findall(plan))
     return {name for name in names if len(name) > 1}
 
 
@@ -212,7 +239,7 @@ class SessionPool:
             # starve.
             pools = max(1, min(self._count, opened.sparkContext.defaultParallelism))
             made = ClassicSession(opened.newSession(), settings, pools)
-        for name, value in settings.items():
+        for name, value in {**settings, **_FOR_QUERIES}.items():
             made.spark.conf.set(name, value)
         return made
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .catalogue import Catalogue, Table
 from .jobs import unprocessable
+from .roles import Role
 from .schemas import Schemas
+from .sessions import name_parts
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
 """Spark's condition for a name that it does not know."""
@@ -25,11 +27,12 @@ _MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
 class RequestTables:
     """Registers tables for one request, as temporary views of the files that exist when it first names them.
 
-    Safe from any thread of a job.
+    Tables that `role` may not read are not registered.  Safe from any thread of a job.
     """
 
-    def __init__(self, session: "SparkSession", catalogue: Catalogue, schemas: Schemas) -> None:
+    def __init__(self, session: "SparkSession", catalogue: Catalogue, schemas: Schemas, role: Role) -> None:
         self.catalogue = catalogue
+        self.role = role
         self._session = session
         self._schemas = schemas
         self._registered: set[str] = set()
@@ -53,6 +56,9 @@ class RequestTables:
             with self._lock:
                 if table.name in self._registered:
                     continue
+                if not self.role.may_read(table.name):
+                    self._failures[table.name] = self.role.refusal(table.name)
+                    continue
                 try:
                     # A job may have created a view of that name itself, which it gets.
                     self._schemas.open(self._session, table).createTempView(table.name)
@@ -62,14 +68,44 @@ class RequestTables:
                 self._registered.add(table.name)
                 self._failures.pop(table.name, None)
 
-    def check_catalogs(self, names: Iterable[tuple[str, ...]]) -> None:
-        """Raise `ServiceError` 422 if one of these tables, (catalog, …, table), is not in a catalog of the file."""
+    def check(self, names: Iterable[tuple[str, ...]]) -> None:
+        """Raise `ServiceError` if a query may not read one of these tables, (catalog, …, table).
+
+        422 if it is not in a catalog of the file, and 403 if only the role may not read it.
+        """
         for name in sorted(names):
-            if name[0] not in self.catalogue.catalogs:
-                known = ", ".join(sorted(self.catalogue.catalogs)) or "none"
-                raise unprocessable(f"{'.'.join(name)}: queries may not read the catalog {name[0]}; allowed: {known}")
+            self._check_catalog(name)
             if any("/" in part for part in name):  # Iceberg and Delta take paths as names
                 raise unprocessable(f"{'.'.join(name)}: queries may not name files")
+            if not self.role.may_read(*name):
+                raise self.role.refusal(*name)
+
+    def _check_catalog(self, name: tuple[str, ...]) -> None:
+        if name[0] not in self.catalogue.catalogs:
+            known = ", ".join(sorted(self.catalogue.catalogs)) or "none"
+            raise unprocessable(f"{'.'.join(name)}: queries may not read the catalog {name[0]}; allowed: {known}")
+
+    def show(self, namespace: str) -> "DataFrame":
+        """Return the tables of the file, or those of a namespace in a catalog, as `SHOW TABLES` does.
+
+        Those that the role may not read are left out.  Raises `ServiceError` 422.
+        """
+        import pyarrow as pa  # noqa: PLC0415
+
+        found = [("", name, True) for name in self.role.readable(self.catalogue.tables)]
+        if namespace:
+            catalog, *_ = parts = name_parts(namespace)
+            self._check_catalog(parts)
+            listed = self._session.sql(f"SHOW TABLES IN {namespace}").collect()
+            found = [
+                (row.namespace, row.tableName, False)
+                for row in listed
+                if not row.isTemporary and self.role.may_read(catalog, *name_parts(row.namespace), row.tableName)
+            ]
+        columns = zip(*found, strict=True) if found else ([], [], [])
+        types = (pa.string(), pa.string(), pa.bool_())
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+        return self._session.createDataFrame(pa.table(arrays, names=["namespace", "tableName", "isTemporary"]))
 
     def explain(self, error: BaseException) -> BaseException:
         """Return the error to report for `error`: why a table could not be read, rather than that it is missing."""
@@ -87,9 +123,11 @@ class RequestTables:
 
 
 @contextmanager
-def request_tables(session: "SparkSession", catalogue: Catalogue, schemas: Schemas) -> Iterator[RequestTables]:
+def request_tables(
+    session: "SparkSession", catalogue: Catalogue, schemas: Schemas, role: Role
+) -> Iterator[RequestTables]:
     """Offer the catalogue's tables to a request, in its thread.  Raises what the block raises."""
-    tables = RequestTables(session, catalogue, schemas)
+    tables = RequestTables(session, catalogue, schemas, role)
     try:
         yield tables
     except Exception as error:

@@ -17,6 +17,7 @@ from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.spark.batch import catalogue, commands, jobs
 from zmdp.spark.batch.jobs import JobCall, Query
 from zmdp.spark.batch.results import Results, json_rows
+from zmdp.spark.batch.roles import Role
 from zmdp.spark.batch.tasks import stream
 
 
@@ -87,6 +88,69 @@ def test_a_query(frames, asked):
 )
 def test_invalid_queries(frames, message):
     assert message in refused(jobs.parse_query, frames)
+
+
+@pytest.mark.parametrize(
+    ("sql", "parts"),
+    [
+        ("SELECT 1", ("", "SELECT 1")),
+        ("show\ttables", ("SHOW TABLES", "")),
+        ("SHOW TABLES IN `a b`.c", ("SHOW TABLES", "`a b`.c")),
+        ("DESC t", ("DESCRIBE QUERY", "TABLE t")),
+        ("describe a.`b c`", ("DESCRIBE QUERY", "TABLE a.`b c`")),
+        ("DESCRIBE TABLE t", ("DESCRIBE QUERY", "         TABLE t")),
+        ("DESC QUERY\nVALUES (1)", ("DESCRIBE QUERY", "          \nVALUES (1)")),
+        ("EXPLAIN SELECT 1", ("EXPLAIN", "        SELECT 1")),
+        ("Explain cost (SELECT 1)", ("Explain cost", "             (SELECT 1)")),
+    ],
+)
+def test_statements_about_queries(sql, parts):
+    assert jobs.parse_query([sql.encode()]).parts == parts
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SHOW TABLES LIKE 'x'", "SHOW TABLES IN a b", "SHOW TABLES IN a; DROP TABLE b", "SHOW COLUMNS IN a",
+        "DESCRIBE EXTENDED a", "DESCRIBE FUNCTION f", "DESCRIBE a PARTITION (b = 1)", "DESCRIBE a AS JSON",
+        "EXPLAIN INSERT INTO a SELECT 1", "EXPLAIN EXTENDED DROP TABLE a", "EXPLAIN ANALYZE SELECT 1", "EXPLAIN",
+        "DESCRIBE", "EXPLAINSELECT 1",
+    ],
+)  # fmt: skip
+def test_other_statements_are_refused(sql):
+    assert "not a query" in refused(jobs.parse_query, [sql.encode()])
+
+
+@pytest.mark.parametrize("gap", ["", " ", "\n\t", "\u00a0", "/* */", "/* /* */ */ ", "--\n", " -- (\n"])
+def test_queries_give_data_sources_no_options(gap):
+    assert "options to a data source" in refused(jobs.parse_query, [f"SELECT * FROM t wiTH{gap}('a' = 'b')".encode()])
+
+
+def test_other_uses_of_with():
+    for sql in ("WITH a AS (SELECT 1) SELECT * FROM a", "SELECT a FROM t GROUP BY a WITH ROLLUP", "SELECT with_x(1)"):
+        assert jobs.parse_query([sql.encode()]).text == sql
+
+
+def test_roles():
+    role = Role("shop", ("orders", "lake.shop.*"), ("daily_*",))
+    assert [role.may_read(*name) for name in (["orders"], ["lake", "shop", "a"], ["lake", "shop", "x", "a"])] == [
+        True
+    ] * 3
+    for name in (["Orders"], ["orders2"], ["lake"], ["lake", "shop.x", "a"], ["lake", "hr", "a"], ["lake.shop.a"]):
+        assert not role.may_read(*name), name
+    assert (role.may_run("daily_sales"), role.may_run("execute"), role.reads_everything) == (True, False, False)
+    assert "callers without a role may not read a.b: the catalogue has [roles]" in Role("").refusal("a", "b").text
+
+
+def test_a_job_described():
+    def job(spark, path: str, top: "int" = 10, *more, **others: float):
+        """Count."""
+
+    assert jobs.describe_job("job", job) == {
+        "name": "job", "description": "Count.",
+        "parameters": [{"name": "path", "type": "str"}, {"name": "top", "type": "int", "default": "10"},
+                       {"name": "*more", "type": ""}, {"name": "**others", "type": "float"}],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -291,14 +355,17 @@ def test_the_catalogs_of_the_page_about_batches(tmp_path, monkeypatch):
     ("text", "message"),
     [
         ("tables = [", "is not valid TOML"),
-        ("catalogs = 3", "tables, catalogs and jobs must be TOML tables"),
+        ("catalogs = 3", "tables, catalogs, jobs and roles must be TOML tables"),
         ("[catalogs.'a.b']", "catalog a.b: a catalog's name consists of letters"),
         ("[catalogs]\na = 3", "catalog a is 3; expected [catalogs.a] with class and options"),
         ("[catalogs.a]\nclass = 3", "catalog a: class is 3; expected the name of a Java class"),
         ("[catalogs.a]\nurl = 'b'", "catalog a: unknown setting 'url'; expected class, options"),
         ("[catalogs.a]\noptions = { b = 1 }", "catalog a: options need class"),
-        ("colour = 1", "unknown setting 'colour'; expected catalogs, jobs, results, tables"),
-        ("tables = 3", "tables, catalogs and jobs must be TOML tables"),
+        ("colour = 1", "unknown setting 'colour'; expected catalogs, jobs, results, roles, tables"),
+        ("tables = 3", "tables, catalogs, jobs and roles must be TOML tables"),
+        ("[roles]\na = 3", "role a is 3; expected [roles.a] with tables and jobs"),
+        ("[roles.a]\ntables = 'b'", "role a: tables is 'b'; expected a list of patterns"),
+        ("[roles.a]\nread = []", "role a: unknown setting 'read'; expected jobs, tables"),
         ("results = 3", "results is 3; expected the path of a folder"),
         ("[jobs]\na = 3", "job a is 3; expected MODULE:FUNCTION"),
         ("[tables]\na = 3", "table a: set format"),
