@@ -62,6 +62,7 @@ class SparkSection:
         return Section(
             pages=[
                 Page("/spark", "spark.html", self._overview, "Spark", "k"),
+                Page("/spark/batch", "batch.html", self._catalogue, part_of="/spark"),
                 Page("/spark/fleet", "fleet.html", self._fleet, part_of="/spark"),
             ],
             actions=[Action("/spark/cancel", self._cancel)],
@@ -94,6 +95,29 @@ class SparkSection:
             "batches": [_batch(each) for each in batches], "fleets": [_fleet(each) for each in fleets],
             "silent": [each for each in programs if each.name not in known],
             "cancelled": view.query.get("cancelled", ""),
+        }  # fmt: skip
+
+    async def _catalogue(self, view: View) -> Mapping[str, Any]:
+        name = view.query.get("name", "")
+        programs, _, trouble = await self._controls.try_to_look()
+        if name not in {each.name for each in programs} and not trouble:
+            raise NotFoundError(f"The broker knows no batch {name!r}. Perhaps it has ended.")
+        offer: Mapping[str, Any] = {}
+        silent = ""
+        if not trouble:
+            try:
+                offer = await self._controls.ask(name, "catalogue")
+            except Unavailable as error:
+                silent = str(error)
+        tables = [(text(row.get("name")), text(row.get("format"))) for row in rows(offer.get("tables"))]
+        columns = [
+            Column.text("name", "Table", lambda row: row[0]),
+            Column.text("format", "Format", lambda row: row[1]),
+        ]
+        found = table(tables, columns, view.path, view.query, default="name", text=" ".join)
+        return {
+            "trouble": self._observer.trouble or trouble, "table": found, "name": name, "silent": silent,
+            "catalogs": texts(offer.get("catalogs")), "jobs": [_offered(row) for row in rows(offer.get("jobs"))],
         }  # fmt: skip
 
     async def _fleet(self, view: View) -> Mapping[str, Any]:
@@ -143,6 +167,20 @@ def _batch(program: Program) -> dict[str, Any]:
         "failed": count(status.get("failed")),
         "cancelled": count(status.get("cancelled")), "tables": len(texts(status.get("tables"))),
         "jobs": len(texts(status.get("jobs"))),
+    }  # fmt: skip
+
+
+def _offered(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a job that callers may run: its name, its parameters, and the first line of its docstring."""
+    parameters = [
+        text(each.get("name")) + (f": {kind}" if (kind := text(each.get("type"))) else "")
+        + (f" = {default}" if (default := text(each.get("default"))) else "")
+        for each in rows(row.get("parameters"))
+    ]  # fmt: skip
+    about = row.get("description")
+    return {
+        "name": text(row.get("name")), "parameters": ", ".join(parameters),
+        "about": text(about.partition("\n")[0]) if isinstance(about, str) else "",
     }  # fmt: skip
 
 

@@ -71,7 +71,12 @@ class Drivers:
 
     def __enter__(self):
         with ExitStack() as stack:
-            operations = {"status": self._status, "cancel": self._cancel}
+            catalogue = {
+                "tables": [{"name": "people", "format": "parquet"}], "catalogs": ["lake"],
+                "jobs": [{"name": "older", "description": f"{MARKUP}\nmore", "parameters": [
+                    {"name": "than", "type": "int"}, {"name": "limit", "type": "int", "default": "10"}]}],
+            }  # fmt: skip
+            operations = {"status": self._status, "cancel": self._cancel, "catalogue": lambda *_: catalogue}
             stack.enter_context(control_service("nightly", operations, broker=self.broker.endpoint))
             stack.enter_context(
                 control_service("resizers", {"status": lambda *_: self.fleet}, broker=self.broker.endpoint)
@@ -119,6 +124,18 @@ def test_batches_fleets_and_jobs(broker, drivers):
     assert "job-1" not in found
     broker.shows("/spark/fleet?name=resizers", "node-1", "101", "serving", "starting", "20")
     assert broker.get("/spark/fleet?name=none").status_code == 404
+
+
+def test_the_catalogue_of_a_batch(broker, drivers):
+    assert 'href="/spark/batch?name=nightly"' in broker.get("/spark").text
+    broker.shows(
+        "/spark/batch?name=nightly", "people", "parquet", "lake.NAMESPACE", "older", "than: int, limit: int = 10"
+    )
+    html = broker.get("/spark/batch?name=nightly").text
+    assert "&lt;b&gt;bold" in html
+    assert "more" not in html
+    broker.shows("/spark/batch?name=resizers", "does not tell its catalogue")
+    assert broker.get("/spark/batch?name=none").status_code == 404
 
 
 def test_cancelling_a_job(broker, drivers):
@@ -176,6 +193,7 @@ def test_hostile_answers_are_shown_as_text_or_not_at_all(broker):
         assert "\u202e" not in page.text
         for name in names:
             assert broker.get(f"/spark/fleet?name={name}").status_code == 200
+            assert broker.get(f"/spark/batch?name={name}").status_code == 200
     assert "Traceback" not in broker.process.stderr
 
 
@@ -226,7 +244,7 @@ def test_in_a_browser(broker, drivers, tmp_path):
         screen.scheme("dark")
         screen.screenshot("spark-dark")
         screen.size(390, 844)
-        for path in ("spark", "spark/fleet?name=resizers"):
+        for path in ("spark", "spark/fleet?name=resizers", "spark/batch?name=nightly"):
             screen.open(broker.url + path)
             eventually(lambda: screen.texts("#live") == ["live"])
             assert screen.script("return document.documentElement.scrollWidth <= 390"), path
