@@ -97,7 +97,6 @@ def default_conf(master: str) -> dict[str, str]:
         "spark.scheduler.mode": "FAIR",  # concurrent requests share the cluster
         "spark.python.task.killTimeout": "0s",  # a cancelled task's Python process ends within two seconds
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
     }
     if not is_remote(master):
