@@ -18,6 +18,8 @@ _PYTHON: Final = "Traceback (most recent call last):\n"
 _WRAPPER: Final = "Exception thrown in awaitResult"
 """What Spark says of an error in another thread."""
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
+_NEEDS_JAR: Final = re.compile(r"\[(DATA_SOURCE_NOT_FOUND|CANNOT_LOAD_CATALOG\.PLUGIN_CLASS_NOT_FOUND)\]")
+_ADD_JAR: Final = "; if it comes in a jar, add --conf spark.jars.packages=GROUP:ARTIFACT:VERSION or spark.jars=FILE"
 
 
 def reason(error: BaseException) -> str:
@@ -29,7 +31,9 @@ def reason(error: BaseException) -> str:
     found = [each for each in map(_on_one_line, _CAUSE.split(_text(error))) if each]
     informative = [each for each in found if not each.startswith(_WRAPPER)] or found
     first = next((at for at, each in enumerate(informative) if _CONDITION.match(each)), 0)
-    return "; caused by ".join(_distinct(informative[first:]))[:MAX_CHARACTERS] or type(error).__name__
+    text = "; caused by ".join(_distinct(informative[first:]))
+    remedy = _ADD_JAR if _NEEDS_JAR.match(text) else ""
+    return text[: MAX_CHARACTERS - len(remedy)] + remedy or type(error).__name__
 
 
 def _text(error: BaseException) -> str:

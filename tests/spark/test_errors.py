@@ -77,6 +77,9 @@ Caused by: java.io.IOException: it crashed
          '22023; caused by NumberFormatException: For input string: "x"'),
         (MISSING_DRIVER, "ClassNotFoundException: org.postgresql.Driver"),
         (CRASHED, "Job aborted due to stage failure: Lost task 0.0: java.io.IOException: it crashed"),
+        ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: iceberg. SQLSTATE: 42K02", "[DATA_SOURCE_NOT_FOUND] "
+         "Failed to find the data source: iceberg. SQLSTATE: 42K02; if it comes in a jar, add --conf "
+         "spark.jars.packages=GROUP:ARTIFACT:VERSION or spark.jars=FILE"),
         ("plain", "plain"),
         ("", "RuntimeError"),
         ("x" * 2000, "x" * 1000),

@@ -37,7 +37,9 @@ def missing_catalog(spark, folder):
         (malformed_csv, "FAILED_READ_FILE.NO_HINT", "KD001", "/c.csv"),
         (malformed_csv, "FAILED_READ_FILE.NO_HINT", "KD001", "try setting the option 'mode' as 'PERMISSIVE'"),
         (missing_jar, "DATA_SOURCE_NOT_FOUND", "42K02", "Failed to find the data source: iceberg"),
+        (missing_jar, "DATA_SOURCE_NOT_FOUND", "42K02", "--conf spark.jars.packages=GROUP:ARTIFACT:VERSION"),
         (missing_catalog, "CANNOT_LOAD_CATALOG.PLUGIN_CLASS_NOT_FOUND", "46103", "Cannot load catalog 'lake'"),
+        (missing_catalog, "CANNOT_LOAD_CATALOG.PLUGIN_CLASS_NOT_FOUND", "46103", "--conf spark.jars.packages="),
     ],
 )
 def test_the_outermost_condition_is_reported(spark, tmp_path, fail, condition, sqlstate, said):
