@@ -56,3 +56,8 @@ def use(spark, catalog: str):
 def execute(spark, sql: str):
     """Runs a command."""
     spark.sql(sql)
+
+
+def append(spark, name: str, ids: list[int]):
+    """Appends rows to a table of a catalog, from a DataFrame."""
+    spark.createDataFrame([(each, f"order {each}") for each in ids], "id long, text string").writeTo(name).append()

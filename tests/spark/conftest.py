@@ -20,9 +20,11 @@ CONF = {
     "spark.driver.extraJavaOptions": SMALL_JAVA,
     "spark.driver.memory": "1g",
 }
-JDBC_DRIVER = Path("/usr/share/java/postgresql.jar")  # Debian's
-if JDBC_DRIVER.exists():
-    CONF["spark.driver.extraClassPath"] = str(JDBC_DRIVER)
+JARS = [
+    Path("/usr/share/java/postgresql.jar"),  # Debian's
+    Path(os.environ.get("ICEBERG_JAR", "no jar")),  # iceberg-spark-runtime for this version of Spark
+]
+CONF["spark.driver.extraClassPath"] = ":".join(str(each) for each in JARS if each.exists())
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,7 @@
 """The catalogue with real Spark: what each request costs, new files, catalogs, databases, reloading."""
 
 import json
+import os
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
@@ -324,6 +325,40 @@ def test_tables_and_a_catalog_on_postgresql(batch, monkeypatch):
         assert batch.job("count", name="sales") == [2, 2, 2, 2]
         server.execute("ALTER TABLE sales ADD COLUMN more int DEFAULT 7")
         assert batch.rows("SELECT more FROM sales WHERE id = 1") == [(7,)]
+
+
+# ── a lakehouse ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.skipif(
+    "ICEBERG_JAR" not in os.environ, reason="set ICEBERG_JAR to an iceberg-spark-runtime for this version of Spark"
+)
+def test_iceberg(batch, tmp_path):
+    lake = f"""
+        [catalogs.lakehouse]
+        class = "org.apache.iceberg.spark.SparkCatalog"
+        options = {{ type = "hadoop", warehouse = "{tmp_path}", cache-enabled = false }}
+    """
+    batch.load(lake + table("orders", tmp_path / "shop" / "orders", "iceberg"))
+    name = "lakehouse.shop.orders"
+    batch.job("execute", sql=f"CREATE TABLE {name} (id bigint, text string) USING iceberg")
+    batch.job("append", name=name, ids=[1, 2])
+    ((first, made),) = batch.rows(f"SELECT snapshot_id, string(committed_at) FROM {name}.snapshots")
+    before = [(1, "order 1"), (2, "order 2")]
+    for sql in (name, f"{name} VERSION AS OF {first}", f"{name} TIMESTAMP AS OF '{made}'", "orders"):
+        assert sorted(batch.rows(f"SELECT * FROM {sql}")) == before
+    batch.job("append", name=name, ids=[3])
+    batch.job("execute", sql=f"ALTER TABLE {name} ADD COLUMN price double")
+    merged = f"MERGE INTO {name} t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET price = 9.5"
+    batch.job("execute", sql=merged)
+    after = [(1, "order 1", 9.5), (2, "order 2", None), (3, "order 3", None)]
+    for _ in range(3):  # each session of the pool sees the same
+        assert sorted(batch.rows(f"SELECT * FROM {name}")) == sorted(batch.rows("SELECT * FROM orders")) == after
+        assert sorted(batch.rows(f"SELECT * FROM {name} VERSION AS OF {first}")) == before
+    assert batch.job("count", name=name) == [3, 3, 3, 3]
+    for catalog in ("iceberg", "lakehouse"):  # files by their path
+        batch.refused(f"SELECT * FROM {catalog}.`{tmp_path}/shop/orders`")
+    batch.refused(f"INSERT INTO {name} VALUES (4, 'by a query', 1.0)")
 
 
 # ── reloading ────────────────────────────────────────────────────────────────────────────────────────────────────────
