@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -18,19 +18,19 @@ import click
 from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, ServiceNotFound, bodies
 from ...clients.asking import BROKER
 from ...mdp.cli.console import Group, key_options, options, printable, with_default
-from ...mdp.errors import RequestError, ServiceError, SettingError, UnknownTicket
+from ...mdp.errors import RequestError, SettingError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
 from ...titanic.cli.parameters import DURATION, UUID_TYPE, client_options
 from ...titanic.client import Ticket, Titanic
 from ...titanic.submission import parse_uuid
 from .. import control
+from ..client.events import progress_line, showing
+from ..client.requests import STREAM_TIMEOUT_SECONDS, difference, job_frames, parse_result, sql_frames
 from ..parameters import PREFIX
 from .client_results import or_from_file, show_history, show_history_from_file, what_ran
 from .jobs import FORMATS
 
-STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
-"""How long `submit` waits for a PARTIAL or the result: a request may wait in the broker's queue for days."""
 DISCOVERY_TIMEOUT_SECONDS: Final = 15.0
 """How long to wait for the broker to say whether a service exists."""
 WAIT_POLL_SECONDS: Final = 0.5
@@ -99,10 +99,7 @@ def submit() -> None:
 def submit_sql(*, query: str, args: dict[str, Any], format_: str, prefix: str, **options: Any) -> int:
     """Run QUERY over the tables of a batch; @FILE reads it from a file, - from stdin."""
     (sql,) = bodies.frames([query])
-    settings: dict[str, Any] = {"format": format_}
-    if args:
-        settings["args"] = args
-    return _submit(f"{prefix}.sql", [sql, json.dumps(settings).encode()], **options)
+    return _submit(f"{prefix}.sql", sql_frames(sql, args, format_), **options)
 
 
 @submit.command("job")
@@ -119,8 +116,7 @@ def submit_job(*, name: str, arguments: str, args: dict[str, Any], format_: str,
             raise ValueError
     except ValueError:
         raise click.BadParameter(f"{arguments!r}: expected a JSON object; or use --arg NAME=VALUE") from None
-    frames = [name.encode(), json.dumps(given | args).encode(), json.dumps({"format": format_}).encode()]
-    return _submit(f"{prefix}.job", frames, **options)
+    return _submit(f"{prefix}.job", job_frames(name, given | args, format_), **options)
 
 
 def _submit(
@@ -158,11 +154,13 @@ def _submit(
         if not durable:
             parts = client.stream(service, *frames, wait=False, deadline=deadline)
             with _told_once(as_json, deadline):
-                (reply,) = deque(_showing(parts), maxlen=1)
+                (reply,) = deque(showing(parts), maxlen=1)
             return _print(reply, output, as_json=as_json)
         ticket = Titanic(client).submit(service, *frames, key=idempotency_key)
-        if idempotency_key is not None:
-            _check_same(idempotency_key, ticket, frames)
+        if idempotency_key is not None and (differs := difference(ticket, frames)):
+            raise SettingError(
+                f"--idempotency-key {idempotency_key}: it belongs to request {ticket.uuid}, which differs: {differs}"
+            )
         if detach:
             click.echo(ticket.uuid)
             return 0
@@ -170,26 +168,6 @@ def _submit(
         with _told_once(as_json):
             reply = _follow(ticket)
         return _print(reply, output, as_json=as_json)
-
-
-def _check_same(key: str, ticket: Ticket[Reply, Reply], frames: list[bytes]) -> None:
-    """Raise `SettingError` if the key belongs to another request than these frames, and say what differs."""
-    first = ticket.request()
-    if first == frames:
-        return
-    before, now = _described(first), _described(frames)
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    differs = "; ".join(f"{name} is {now.get(name)!r:.100}, and was {before.get(name)!r:.100}" for name in names)
-    raise SettingError(f"--idempotency-key {key}: it belongs to request {ticket.uuid}, which differs: {differs}")
-
-
-def _described(frames: Sequence[bytes]) -> dict[str, Any]:
-    """Return the parts of a request to a batch by name: a query or a job's name, its arguments and settings."""
-    found: dict[str, Any] = {"the query or job": frames[0].decode(errors="replace")}
-    for frame in frames[1:]:
-        with suppress(ValueError, TypeError):  # not from this command
-            found |= json.loads(frame)
-    return found
 
 
 @contextmanager
@@ -212,71 +190,17 @@ def _told_once(as_json: bool, deadline: float | None = None) -> Iterator[None]:
 
 def _follow(ticket: Ticket[Reply, Reply]) -> Reply:
     try:
-        deque(_showing(ticket.partials()), maxlen=0)
+        deque(showing(ticket.partials()), maxlen=0)
         return ticket.result()
     except KeyboardInterrupt:
         click.echo(f"the job continues; to wait for it: mdp-spark status {ticket.uuid} --wait", err=True)
         raise
 
 
-def _showing(parts: Iterable[Reply]) -> Iterator[Reply]:
-    """Yield the parts, and show the progress that they report: a bar on a terminal, otherwise an occasional line."""
-    terminal = sys.stderr.isatty()
-    told_at = float("-inf")
-    job = None
-    try:
-        for part in parts:
-            yield part
-            event: dict[str, Any] = {}
-            with suppress(ValueError):
-                event = json.loads(part[0])
-            line = _line(event)
-            if line is None:
-                continue
-            if job not in {None, event.get("job", job)}:  # its PARTIALs begin anew: some may have been passed over
-                click.echo(f"another attempt: job {event['job']}", err=True)
-            job = event.get("job", job)
-            if terminal:
-                click.echo(f"\r\x1b[K{line}", nl=False, err=True)
-            elif event["event"] != "progress" or time.monotonic() - told_at >= 5:
-                told_at = time.monotonic()
-                click.echo(line, err=True)
-    finally:
-        if terminal:
-            click.echo("\r\x1b[K", nl=False, err=True)
-
-
-BAR_WIDTH: Final = 30
-
-
-def _line(event: dict[str, Any]) -> str | None:
-    """Return an event as a line of text."""
-    match event:
-        case {"event": "started", "job": job, "driver": driver}:
-            return f"job {job} on {driver}"
-        case {"event": "waiting"}:
-            return "waiting for a free session"
-        case {"event": "yielded", "value": value}:
-            return json.dumps(value, ensure_ascii=False)
-        case {"event": "progress", "tasks": tasks, "tasks_done": done}:
-            filled = BAR_WIDTH * done // tasks if tasks else 0
-            failed = f", {event['tasks_failed']} failed" if event.get("tasks_failed") else ""
-            rows = f", {event['rows_read']:,} rows read" if event.get("rows_read") else ""
-            return (
-                f"[{'#' * filled}{'-' * (BAR_WIDTH - filled)}] {done}/{tasks} tasks, "
-                f"{event.get('stages_done')}/{event.get('stages')} stages{rows}{failed}, {event.get('seconds')} s"
-            )
-    return None
-
-
 def _print(reply: Reply, output: Path | None, *, as_json: bool) -> int:
     """Print a result: rows as JSON lines, or as a table on a terminal; a path; Arrow unchanged."""
-    try:
-        described = json.loads(reply[0])
-        data = reply[1]
-        format_ = described["format"]
-    except (ValueError, LookupError, TypeError):
-        raise ServiceError(500, f"not a result of a batch: {reply[0][:100]!r}", service=reply.service) from None
+    described, data = parse_result(reply)
+    format_ = described["format"]
     path = described.get("path")
     if path is not None:
         click.echo(json.dumps(described) if as_json else path)
@@ -388,7 +312,7 @@ def _status_lines(driver: dict[str, Any]) -> Iterator[str]:
         counts = ", ".join(f"{driver[each]} {each}" for each in ("done", "failed", "cancelled"))
         yield f"batch {name} on {driver['master']}: {', '.join(driver['services'])}; {counts}{state}"
         for job in driver["running"]:
-            line = _line({"event": "progress", **job})
+            line = progress_line({"event": "progress", **job})
             what = what_ran(job)
             yield f"  {job['job']}  {line}  {what}"
     else:

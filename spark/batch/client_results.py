@@ -3,7 +3,6 @@
 They only talk to the broker.  Writing Parquet needs PyArrow; nothing else does.
 """
 
-import json
 import os
 import sys
 import time
@@ -21,7 +20,7 @@ from ...mdp.cli.console import Decorator, with_default
 from ...mdp.codes import Code
 from ...titanic.cli.parameters import client_options
 from .. import control
-from .jobs import FETCH_PREFIX
+from ..client.requests import copy_rows
 
 FILE_FORMATS: Final = ("json", "csv", "arrow", "parquet")
 
@@ -53,10 +52,10 @@ def fetch(*, job: str, output: str, format_: str, client: Client) -> int:
     with _opened(output) as file:
         if format_ == "parquet":
             with TemporaryFile() as arrow:
-                rows = _copy(client, driver, job, "arrow", arrow)
+                rows = copy_rows(client, driver, job, "arrow", arrow)
                 _convert(arrow, file)
         else:
-            rows = _copy(client, driver, job, format_, file)
+            rows = copy_rows(client, driver, job, format_, file)
     if output != "-":
         click.echo(f"wrote {rows} rows to {output}", err=True)
     return 0
@@ -68,21 +67,6 @@ def _find(client: Client, job: str) -> tuple[str, dict[str, Any]]:
         for row in answer["jobs"]:
             return driver, row
     raise ServiceNotFound(f"no batch at the broker knows job {job!r}", service="", code=Code.NO_WORKER)
-
-
-def _copy(client: Client, driver: str, job: str, format_: str, file: IO[bytes]) -> int:
-    """Fetch a result, part by part.  Return the number of rows."""
-    rows: int = 0
-    position: str | None = None
-    while True:
-        settings = json.dumps({"format": format_, "position": position}).encode()
-        for part in client.stream(FETCH_PREFIX + driver, job.encode(), settings, wait=False):
-            if not part.final:
-                file.write(part[0])
-        answer = json.loads(part[0])
-        rows, position = rows + answer["rows"], answer["next"]
-        if position is None:
-            return rows
 
 
 @contextmanager

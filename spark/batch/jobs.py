@@ -26,8 +26,6 @@ from ...workers import Request
 ENTRY_POINTS: Final = "zmdp.spark.jobs"
 """Group of entry points through which installed packages offer jobs."""
 FORMATS: Final = ("json", "arrow")
-FETCH_PREFIX: Final = "spark.fetch."
-"""Prefix of the service through which a batch sends large results (`fetching.py`)."""
 UNPROCESSABLE: Final = 422
 """Error code for an invalid request, which retrying does not help."""
 ONLY_QUERIES: Final = (

@@ -14,10 +14,11 @@ from typing import Any, Final, Self
 from ... import __version__
 from ...mdp.errors import SettingError, ZmdpError
 from ...workers import Request, Worker
+from ..client.requests import FETCH_PREFIX
 from ..control import control_service
 from .fetching import handle
 from .history import History
-from .jobs import FETCH_PREFIX, describe_job, parse_call, parse_query, unprocessable
+from .jobs import describe_job, parse_call, parse_query, unprocessable
 from .offer import Offer
 from .progress import spark_ui
 from .results import Results

@@ -17,6 +17,13 @@ def value(spark, **given):
     return {"given": given, "spark": spark.version}
 
 
+def older(spark, than: int, limit: int = 10):
+    """The job of docs/spark/index.md."""
+    people = spark.table("people")
+    yield {"people": people.count()}
+    return people.where(people.age > than).orderBy("name").limit(limit)
+
+
 def view(spark, name: str):
     """A table of the catalogue."""
     return spark.table(name)

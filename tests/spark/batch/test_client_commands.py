@@ -8,7 +8,6 @@ from support.processes import process, run
 from support.sparks import BEATS
 from support.titanics import serving
 
-from zmdp.clients import Reply
 from zmdp.spark.batch import client_commands
 from zmdp.spark.batch.history import History
 from zmdp.workers import Worker
@@ -60,17 +59,6 @@ def test_the_status_of_a_slot_that_has_not_started():
     }
     batch = {"kind": "batch", "name": "b", "master": "m", "services": [], "done": 0, "failed": 0, "cancelled": 0}
     assert list(client_commands._status_lines(batch | {"running": [job]}))[1].endswith("3 s  a job")
-
-
-def test_who_waits_is_told_of_another_attempt(capsys):
-    """Its PARTIALs begin anew, so the one that names the job may be passed over."""
-    progress = {"event": "progress", "tasks": 1, "tasks_done": 0, "stages": 1, "stages_done": 0, "seconds": 1}
-    events = [{"event": "started", "job": "a", "driver": "d"}, {**progress, "job": "a"}, {**progress, "job": "b"}]
-    for _ in client_commands._showing(Reply([json.dumps(each).encode()], service="s", final=False) for each in events):
-        pass
-    shown = capsys.readouterr().err.splitlines()
-    assert shown[0] == "job a on d"
-    assert shown[1] == "another attempt: job b"
 
 
 def test_submit_waits_for_a_batch_that_starts(endpoint):
