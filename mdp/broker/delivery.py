@@ -129,7 +129,7 @@ class Delivery:
         for identity, _ in lost:
             del self.gone[identity]
             self._sockets.at(identity).forget(identity)
-            self.outbox.discard(identity)
+            self.outbox.drop(identity)
         return lost
 
     def forget(self, identity: bytes, turn: int) -> int:
@@ -138,5 +138,5 @@ class Delivery:
         Unless it was known to be gone, that is the present `turn`.
         """
         first, _ = self.gone.pop(identity, (turn, 0))
-        self.outbox.discard(identity)
+        self.outbox.drop(identity)
         return first
