@@ -133,7 +133,7 @@ def _unlocked(connection: Connection, columns: Sequence[Any], where: Any, order:
 def set_clock(connection: Connection, clock: Clock) -> None:
     """Set the clock by that of the database's host.  A SQLite file is on this host."""
     if connection.dialect.name != "sqlite":
-        clock.set(float(connection.scalar(_DATABASE_TIME) or 0) - time.time())
+        clock.set(float(connection.scalar(_DATABASE_TIME) or 0))
 
 
 _DATABASE_TIME: Final = sa.select(sa.extract("epoch", sa.func.clock_timestamp()))
