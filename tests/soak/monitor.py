@@ -16,9 +16,12 @@ PAGE_BYTES = resource.getpagesize()
 SETTLED_SECONDS = 600.0
 """A process's memory is judged from this age on: until then, it fills its caches."""
 JUDGED_SECONDS = 900.0
-"""For how long it must have been watched since: over less, one step of the allocator is many percent per hour."""
+"""For how long it must have been watched since."""
 MAX_SLOPE_PERCENT = 1.0
 """Per hour."""
+STEP_BYTES = 1.25 * 2**20
+"""Memory may be higher by one step of the allocators, however little is allocated: Python takes arenas of 1 MiB, and
+malloc 128 KiB and more.  In an hour, this is 3 % of a process of 40 MB."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,35 @@ class Series:
     name: str
     usage: list[Usage] = field(default_factory=list)
 
-    def slope(self, settled: float) -> float | None:
-        """Return by how many percent per hour memory grows after so many seconds, or None if there are too few samples.
+    def growth(self, settled: float) -> float | None:
+        """Return by how many bytes memory has grown after so many seconds, or None if there are too few samples.
 
-        The line through the samples by least squares, divided by their mean.
+        From the median of the first quarter of the samples to that of the last, so that peaks do not count.
         """
-        used = [each for each in self.usage if each.at >= self.usage[0].at + settled]
-        if len(used) < 3:
+        used = self._settled(settled)
+        quarter = len(used) // 4
+        if not quarter:
             return None
-        fit = statistics.linear_regression([each.at for each in used], [each.rss for each in used])
-        return 100 * 3600 * fit.slope / statistics.fmean(each.rss for each in used)
+        first, last = (statistics.median(each.rss for each in part) for part in (used[:quarter], used[-quarter:]))
+        return last - first
+
+    def slope(self, settled: float) -> float | None:
+        """Return the same in percent per hour."""
+        growth, used = self.growth(settled), self._settled(settled)
+        if growth is None:
+            return None
+        between = 0.75 * (used[-1].at - used[0].at)
+        return 100 * 3600 * growth / between / statistics.fmean(each.rss for each in used)
+
+    def leaks(self) -> bool:
+        """Return whether memory grows faster than is allowed, and by more than a step of the allocators."""
+        growth, slope = self.growth(SETTLED_SECONDS), self.slope(SETTLED_SECONDS)
+        if growth is None or slope is None or self.seconds < SETTLED_SECONDS + JUDGED_SECONDS:
+            return False
+        return growth > STEP_BYTES and slope > MAX_SLOPE_PERCENT
+
+    def _settled(self, settled: float) -> list[Usage]:
+        return [each for each in self.usage if each.at >= self.usage[0].at + settled]
 
     @property
     def seconds(self) -> float:
@@ -103,9 +125,7 @@ class Monitor:
     def leaks(self) -> list[str]:
         """Return the processes whose memory grows faster than is allowed."""
         return [
-            f"{each.name} grows by {slope:.2f} % per hour"
+            f"{each.name} grows by {each.slope(SETTLED_SECONDS):.2f} % per hour"
             for each in self.series.values()
-            if each.seconds >= SETTLED_SECONDS + JUDGED_SECONDS
-            and (slope := each.slope(SETTLED_SECONDS)) is not None
-            and slope > MAX_SLOPE_PERCENT
+            if each.leaks()
         ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .faults import Fault
-from .monitor import SETTLED_SECONDS, Monitor
+from .monitor import SETTLED_SECONDS, STEP_BYTES, Monitor
 from .referee import SHOWN, Verdict
 
 MB = 1e6
@@ -82,7 +82,8 @@ def _processes(soak: Soak) -> list[str]:
     settled = min(SETTLED_SECONDS, soak.seconds / 6)
     lines = [
         f"Memory's slope is that after the first {settled:.0f} s of a process. One of a few minutes says little: it is",
-        f"judged only if the process was watched for 15 minutes after its first {SETTLED_SECONDS / 60:.0f}.", "",
+        f"judged only if the process was watched for 15 minutes after its first {SETTLED_SECONDS / 60:.0f}, and if",
+        f"memory grew by more than a step of the allocators, {STEP_BYTES / MB:.1f} MB.", "",
         "| process | seconds | MB at the end | % per hour | descriptors, first to last | threads, first to last |",
         "|---|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
