@@ -12,9 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..mdp.codes import Code
-from .store.models import NOT_ENDED, STATES
+from .store.counts import counted, totals
+from .store.models import KEYS_STATE, NOT_ENDED, PARTIALS_STATE, STATES
 from .store.outcomes import NEXT_ENDED, reserve_ended
-from .store.tables import KEYS, PARTS, REQUESTS, P, R, is_in
+from .store.tables import REQUESTS, P, R, is_in
 
 MAX_SEARCHED: Final = 100_000
 """Requests in which a text is searched for."""
@@ -171,34 +172,23 @@ def stats(connection: Connection, now: float) -> dict[str, Any]:
     `oldest_waiting_seconds` is the age of the oldest request that has not ended; `oldest_pending_seconds` is for how
     long a pending request could have run already.
     """
-    rows = connection.execute(
-        sa.select(
-            R.service,
-            R.state,
-            sa.func.count().label("count"),
-            sa.func.min(R.created).label("oldest"),
-            sa.func.min(R.due).label("due"),
-            sa.func.sum(R.attempts).label("attempts"),
-            sa.func.sum(R.deaths).label("deaths"),
-        )
-        .group_by(R.service, R.state)
-        .order_by(R.service)
-    )
+    rows = counted(connection)
     services: dict[str, dict[str, Any]] = {}
     for row in rows:
+        if row.state not in STATES:
+            continue
         found = services.setdefault(row.service, _NO_REQUESTS | {"oldest_waiting_seconds": None})
-        found[row.state] = row.count
+        found[row.state] = row.requests
         found["attempts"] += row.attempts
         found["deaths"] += row.deaths
-        if row.state == "pending":
+        if row.due is not None:
             found["oldest_pending_seconds"] = max(0.0, round(now - row.due, 3))
-        if row.state in NOT_ENDED:
-            waited = max(0.0, round(now - row.oldest, 3))
-            found["oldest_waiting_seconds"] = max(found["oldest_waiting_seconds"] or 0.0, waited)
-    totals: dict[str, Any] = {
+        if row.oldest is not None:
+            found["oldest_waiting_seconds"] = max(0.0, round(now - row.oldest, 3))
+    total: dict[str, Any] = {
         name: sum(each[name] for each in services.values()) for name in (*STATES, "attempts", "deaths")
     }
     pending = [each["oldest_pending_seconds"] for each in services.values() if each["pending"]]
-    totals["oldest_pending_seconds"] = max(pending, default=None)
-    keys, parts = (connection.scalar(sa.select(sa.func.count()).select_from(each)) for each in (KEYS, PARTS))
-    return {"total": totals, "services": services, "keys": keys, "partials": parts}
+    total["oldest_pending_seconds"] = max(pending, default=None)
+    sums = totals(rows)
+    return {"total": total, "services": services, "keys": sums[KEYS_STATE], "partials": sums[PARTIALS_STATE]}

@@ -55,7 +55,7 @@ class Backlog:
         return refused
 
     def counted(self, waiting: Mapping[str, int]) -> None:
-        """Record how many requests in the database have not ended, as `count_waiting` returns them."""
+        """Record how many requests of each service in the database have not ended."""
         self._waiting = dict(waiting)
         self._total = sum(min(count, self.max_per_service) for count in waiting.values())
 

@@ -66,8 +66,7 @@ class Maintenance:
             self._backlog.look.clear()
             known = dict(self._dispatcher.running)
             asked = store.MaintenanceRound(
-                self._lease, self._database.clock, renew_at, self._backlog.max_per_service if count else None,
-                tuple(self._dispatcher.offered),
+                self._lease, self._database.clock, renew_at, count, tuple(self._dispatcher.offered)
             )  # fmt: skip
             pause = MAINTENANCE_SECONDS
             try:

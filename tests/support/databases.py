@@ -11,6 +11,26 @@ from zmdp.titanic import enqueue, schema, store
 from zmdp.titanic.frames import pack, unpack
 from zmdp.titanic.store import tables
 
+COUNT_ROWS = """
+    SELECT service, state, count(*), sum(attempts), sum(deaths) FROM titanic_requests GROUP BY service, state
+    UNION ALL SELECT service, 'key', count(*), 0, 0 FROM titanic_keys GROUP BY service
+    UNION ALL SELECT '', 'partial', count(*), 0, 0 FROM titanic_parts HAVING count(*) > 0
+"""
+KEPT = """
+    SELECT service, state, sum(requests), sum(attempts), sum(deaths) FROM (
+        SELECT service, state, requests, attempts, deaths FROM titanic_counts
+        UNION ALL SELECT service, state, requests, attempts, deaths FROM titanic_count_changes
+    ) AS both_tables GROUP BY service, state HAVING sum(requests) <> 0 OR sum(attempts) <> 0 OR sum(deaths) <> 0
+"""
+
+
+def check_counts(engine):
+    """Check that the counts that are kept are those of the rows."""
+    level = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+    with engine.execution_options(**level).begin() as connection:  # both statements see the same
+        rows, kept = (set(map(tuple, connection.exec_driver_sql(each))) for each in (COUNT_ROWS, KEPT))
+    assert kept == rows
+
 
 class Database:
     """A database with shortcuts for filling it."""

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
-from support.databases import Database
+from support.databases import Database, check_counts
 from support.postgres import cluster as new_cluster
 from support.processes import TIMEOUT_SECONDS
 from support.titanics import running_bench, serving
@@ -74,9 +74,10 @@ def engine(backend, prepared):
     """A database with empty tables, the same for all tests, because creating one takes long."""
     made = prepared(backend, schema.upgrade)
     with made.begin() as connection:
-        for table in (sql.REQUESTS, sql.KEYS, sql.HOLDERS, sql.SCHEDULES):
+        for table in (sql.REQUESTS, sql.KEYS, sql.HOLDERS, sql.SCHEDULES, sql.COUNTS, sql.COUNT_CHANGES):
             connection.execute(sa.delete(table))
     yield made
+    check_counts(made)
     made.dispose()  # nothing of this test's is left in the next
 
 
@@ -183,12 +184,12 @@ class StoppedClock(store.Clock):
         return self._now
 
 
-def a_round(lease, now=NOW, renew=False, count_up_to=None, offered=()):
+def a_round(lease, now=NOW, renew=False, count=False, offered=()):
     return store.MaintenanceRound(
         lease=lease,
         clock=StoppedClock(now),
         renew_at=0.0 if renew else math.inf,
-        count_up_to=count_up_to,
+        count=count,
         offered=offered,
     )
 

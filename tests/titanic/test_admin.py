@@ -220,8 +220,8 @@ def test_only_requests_that_have_not_ended_are_cancelled(do, tables, each):
 
 def test_a_cancelled_request_is_not_run(do, tables, each):
     do(admin.cancel, [each.delayed.uuid, each.pending.uuid, each.running.uuid], NOW)
-    found = tables.maintain(NOW + 9, count_up_to=10, offered=("echo",))
-    assert (found.held, found.services, found.next_due, found.waiting) == ({}, [], None, {"": 0})
+    found = tables.maintain(NOW + 9, count=True, offered=("echo",))
+    assert (found.held, found.services, found.next_due, found.waiting) == ({}, [], None, {})
     assert tables.claim(limit=10) == []
 
 

@@ -16,6 +16,7 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import make_url
+from support.databases import check_counts
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import SettingError
@@ -366,6 +367,19 @@ def test_down_and_up_again_with_data_in_the_tables(own):
         fill(connection)
 
 
+def test_what_is_there_is_counted_when_the_counts_are_introduced(own):
+    with own.begin() as connection:
+        command.downgrade(schema.config(connection), "0001")
+        fill(connection)
+    schema.upgrade(own)
+    check_counts(own)
+    assert run(own, "SELECT state, requests FROM titanic_counts ORDER BY state") == [
+        ("done", 1), ("key", 1), ("partial", 1),
+    ]  # fmt: skip
+    run(own, "DELETE FROM titanic_requests")
+    check_counts(own)
+
+
 def test_migrations_match_the_models(own):
     with own.connect() as connection:
         ours = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": True}
@@ -406,7 +420,8 @@ def sqlite_described(engine):
 
     found = run(
         engine,
-        "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE name NOT LIKE '%titanic_version%' ORDER BY name",
+        "SELECT type, name, tbl_name, sql FROM sqlite_master "
+        "WHERE type <> 'trigger' AND name NOT LIKE '%titanic_version%' ORDER BY name",
     )
     masters = [(kind, name, table, plain(kind, sql)) for kind, name, table, sql in found]
     return masters + [

@@ -109,7 +109,7 @@ class ArrowWrite:
         until, tell_at = now + self.wait, now
         while True:
             with engine.begin() as connection:
-                waiting = count_waiting(connection, self.max_waiting)
+                waiting = count_waiting(connection)
             full = next((each for each in rows if waiting.get(each, 0) + rows[each] > self.max_waiting), None)
             if full is None:
                 return

@@ -6,7 +6,8 @@
     maintenance   due requests, expired leases, results and keys
     replies       fetch replies and PARTIALs; close requests
     schedules     submit what is due; add and change schedules
-    summary       count what is there
+    counts        the counts that triggers keep
+    summary       what is there
     staging       accept what Spark's tasks have written, all at once
     models        the tables; `tables` has them as the statements use them
 
@@ -17,8 +18,9 @@ within the transaction, because a busy database may begin that much later.
 from .acceptance import Arrival, accept, accept_running
 from .claims import Claim, Claimed, claim
 from .clock import Clock
+from .counts import count_waiting
 from .leases import Lease
-from .maintenance import Findings, MaintenanceRound, count_waiting, maintain, pending_after, pending_services, set_clock
+from .maintenance import Findings, MaintenanceRound, maintain, pending_after, pending_services, set_clock
 from .outcomes import Outcome, Partial, Reschedule, add_partials, finish, release, reschedule
 from .replies import (
     Fetched,
@@ -47,10 +49,10 @@ from .schedules import (
 from .summary import Summary, summarize
 
 __all__ = [
-    "Arrival", "Claim", "Claimed", "Clock", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing", "Lease",
-    "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
+    "Arrival", "Claim", "Claimed", "Clock", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",
+    "Lease", "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
     "Summary", "accept", "accept_running", "add_partials", "claim", "close", "count_waiting", "declare_schedules",
-    "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request", "finish", "fire", "list_schedules",
-    "maintain", "next_occurrence", "pending_after", "pending_services", "progress", "release", "reschedule",
-    "set_clock", "summarize",
+    "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request",
+    "finish", "fire", "list_schedules", "maintain", "next_occurrence", "pending_after", "pending_services",
+    "progress", "release", "reschedule", "set_clock", "summarize",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from .clock import Clock
+from .counts import count_waiting, fold
 from .leases import Lease, is_invalid, renew
 from .tables import HOLDERS, KEYS, REQUESTS, K, R, W, is_in
 
@@ -20,7 +21,6 @@ SWEEP_SECONDS: Final = 0.01
 continues."""
 MAX_BACKOFF_SECONDS: Final = 3600.0
 """The longest pause before another attempt, without its jitter."""
-_ONE: Final[sa.ColumnElement[int]] = sa.literal_column("1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class MaintenanceRound:
     """On PostgreSQL, it is set by the server's clock first."""
     renew_at: float
     """When to renew the lease, on the monotonic clock; the transaction may begin much later than it was asked for."""
-    count_up_to: int | None
-    """Count the requests of each service that have not ended, up to this number; None: do not count."""
+    count: bool
+    """Whether to count the requests of each service that have not ended."""
     offered: tuple[str, ...] = ()
     """Services that have workers."""
 
@@ -50,7 +50,7 @@ class Findings:
     next_due: float | None
     """When the next delayed request is due."""
     waiting: dict[str, int] | None
-    """How many requests have not ended, as `count_waiting` returns them."""
+    """How many requests of each service have not ended."""
     more: bool = False
     """Whether there was more to do than one call does."""
 
@@ -78,12 +78,13 @@ def _maintain(connection: Connection, asked: MaintenanceRound) -> Findings:
         partial(_delete, connection, HOLDERS, [W.holder], W.lease, now),
     ]
     more = _sweep(steps, time.monotonic() + SWEEP_SECONDS)
+    more |= fold(connection)
     held = connection.execute(sa.select(R.id, R.attempts).where(is_in("running"), R.holder == asked.lease.holder))
     return Findings(
         held={each.id: each.attempts for each in held},
         services=pending_services(connection, asked.offered),
         next_due=connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("delayed"))),
-        waiting=None if asked.count_up_to is None else count_waiting(connection, asked.count_up_to),
+        waiting=count_waiting(connection) if asked.count else None,
         more=more,
     )
 
@@ -164,20 +165,3 @@ def _each_pending(after: str) -> sa.CTE:
     each = first.cte("each", recursive=True)
     following = sa.select(sa.func.min(R.service)).where(is_in("pending"), R.service > each.c.service).scalar_subquery()
     return each.union_all(sa.select(following).where(each.c.service.is_not(None)))
-
-
-def count_waiting(connection: Connection, maximum: int) -> dict[str, int]:
-    """Count the requests of each service that have not ended: of the pending ones, up to `maximum`.
-
-    Requests that are delayed, up to `maximum`, are counted under no name, for no index has the names of their services.
-    """
-    running = sa.select(R.service, sa.func.count()).where(is_in("running")).group_by(R.service)
-    found: dict[str, int] = {service: count for service, count in connection.execute(running)}  # noqa: C416 - rows
-    each = _each_pending("")
-    pending = sa.select(_ONE).where(is_in("pending"), R.service == each.c.service).limit(maximum).correlate(each)
-    number = sa.select(sa.func.count()).select_from(pending.subquery()).scalar_subquery()
-    for service, count in connection.execute(sa.select(each.c.service, number).where(each.c.service.is_not(None))):
-        found[service] = found.get(service, 0) + count
-    delayed = sa.select(_ONE).where(is_in("delayed")).limit(maximum).subquery()
-    found[""] = connection.scalar(sa.select(sa.func.count()).select_from(delayed)) or 0
-    return found

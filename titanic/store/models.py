@@ -32,6 +32,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 NOT_ENDED: Final = ("delayed", "pending", "running")
 STATES: Final = (*NOT_ENDED, "done", "failed")
+KEYS_STATE: Final = "key"
+PARTIALS_STATE: Final = "partial"
+"""Under these, keys and PARTIALs are counted."""
 VERSION_TABLE: Final = "titanic_version"
 """Alembic's version table.  Its default, `alembic_version`, may belong to a program that shares the database."""
 
@@ -107,9 +110,40 @@ class StoredRequest(Base):
         _partial("titanic_requests_expires", "expires IS NOT NULL", "expires"),
         _partial("titanic_requests_owner", "owner <> ''", "owner", "id"),
         _partial("titanic_requests_ended", "ended IS NOT NULL", "ended"),
+        _partial("titanic_requests_oldest_pending", "state = 'pending'", "service", "due"),
+        _partial("titanic_requests_oldest", "ended IS NULL", "service", "created"),
         # The id of a closed request must not be reused: a late outcome would change another request.
         {"sqlite_autoincrement": True},
     )
+
+
+class Count(Base):
+    """How many requests of a service are in a state.  Triggers keep it."""
+
+    __tablename__ = "titanic_counts"
+    __table_args__ = (_partial("titanic_counts_zero", "requests = 0", "service"),)
+
+    service: Mapped[str] = mapped_column(Text, primary_key=True)
+    state: Mapped[str] = mapped_column(Text, primary_key=True)
+    """That of a request; `key` for keys, and `partial`, without a service, for PARTIALs."""
+    requests: Mapped[int] = mapped_column(BigInteger)
+    attempts: Mapped[int] = mapped_column(BigInteger)
+    """The sum of the requests' attempts."""
+    deaths: Mapped[int] = mapped_column(BigInteger)
+    """The sum of the workers that were lost."""
+
+
+class CountChange(Base):
+    """A change to a count that was not added to it yet; on PostgreSQL only."""
+
+    __tablename__ = "titanic_count_changes"
+
+    id: Mapped[int] = mapped_column(_Id, primary_key=True)
+    service: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(Text)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    attempts: Mapped[int] = mapped_column(BigInteger)
+    deaths: Mapped[int] = mapped_column(BigInteger)
 
 
 class Identity(Base):

@@ -1,12 +1,13 @@
-"""Count what is in the database, from its partial indexes, however many requests have ended."""
+"""What is in the database at one moment, from the counts that are kept."""
 
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from .counts import counted, totals
 from .models import STATES
-from .tables import HOLDERS, REQUESTS, R, W, is_in
+from .tables import HOLDERS, W
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,8 @@ class Summary:
 
 def summarize(connection: Connection, now: float) -> Summary:
     """Count requests and Titanics."""
-    counts = {state: _count(connection, is_in(state)) for state in STATES if state != "done"}
-    # No index has those that are done, but one has all that have ended.
-    counts["done"] = max(_count(connection, R.ended.is_not(None)) - counts["failed"], 0)
-    due = connection.scalar(sa.select(sa.func.min(R.due)).where(is_in("pending")))
+    rows = counted(connection)
+    found = totals(rows)
+    due = min((row.due for row in rows if row.due is not None), default=now)
     titanics = connection.scalar(sa.select(sa.func.count()).select_from(HOLDERS).where(W.lease > now)) or 0
-    oldest = 0.0 if due is None else max(0.0, round(now - due, 3))
-    return Summary({state: counts[state] for state in STATES}, oldest, titanics)
-
-
-def _count(connection: Connection, where: sa.ColumnElement[bool]) -> int:
-    return connection.scalar(sa.select(sa.func.count()).select_from(REQUESTS).where(where)) or 0
+    return Summary({state: found[state] for state in STATES}, max(0.0, round(now - due, 3)), titanics)

@@ -6,13 +6,15 @@ from typing import Any, Final, cast
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from .models import Counter, Holder, Key, StoredPartial, StoredRequest, StoredSchedule
+from .models import Count, CountChange, Counter, Holder, Key, StoredPartial, StoredRequest, StoredSchedule
 
 REQUESTS: Final = cast(sa.Table, StoredRequest.__table__)
 PARTS: Final = cast(sa.Table, StoredPartial.__table__)
 KEYS: Final = cast(sa.Table, Key.__table__)
 HOLDERS: Final = cast(sa.Table, Holder.__table__)
 COUNTERS: Final = cast(sa.Table, Counter.__table__)
+COUNTS: Final = cast(sa.Table, Count.__table__)
+COUNT_CHANGES: Final = cast(sa.Table, CountChange.__table__)
 SCHEDULES: Final = cast(sa.Table, StoredSchedule.__table__)
 R, P, K, W, S = REQUESTS.c, PARTS.c, KEYS.c, HOLDERS.c, SCHEDULES.c
 ENDED: Final = frozenset({"done", "failed"})

@@ -9,11 +9,12 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
+from support.databases import check_counts
 from support.processes import eventually
 
 from zmdp.titanic import admin, schema, store
 from zmdp.titanic.schedules import parse_schedule
-from zmdp.titanic.store import maintenance, replies
+from zmdp.titanic.store import counts, maintenance, replies
 from zmdp.titanic.store import tables as sql
 from zmdp.titanic.submission import MAX_FROM, Submission
 
@@ -928,8 +929,8 @@ def test_release_returns_all_requests_of_an_owner(tables):
 
 
 def test_maintenance_of_an_empty_database(tables):
-    found = tables.maintain(count_up_to=100)
-    assert found == store.Findings(held={}, services=[], next_due=None, waiting={"": 0})
+    found = tables.maintain(count=True)
+    assert found == store.Findings(held={}, services=[], next_due=None, waiting={})
 
 
 def test_due_requests_become_pending(tables):
@@ -1064,18 +1065,34 @@ def test_services_are_read_in_pages(tables, submission):
     assert set(found[1:]) == names
 
 
-def test_requests_are_counted_up_to_a_limit(tables, submission):
+def test_requests_that_have_not_ended_are_counted(tables, submission):
     tables.do(store.accept, *(submission() for _ in range(5)), *(submission(due=NOW + 9) for _ in range(3)))
     tables.claim(limit=2)
     tables.done(service="other")
-    assert tables.maintain(count_up_to=None).waiting is None
+    assert tables.maintain(count=False).waiting is None
+    assert tables.maintain(count=True).waiting == {"echo": 8}
     tables.do(store.accept, *(submission("other") for _ in range(2)))
-    assert [tables.maintain(count_up_to=most).waiting for most in (1, 2, 3, 1000)] == [
-        {"echo": 3, "other": 1, "": 1},  # two are running
-        {"echo": 4, "other": 2, "": 2},
-        {"echo": 5, "other": 2, "": 3},
-        {"echo": 5, "other": 2, "": 3},
-    ]
+    assert tables.maintain(count=True).waiting == {"echo": 8, "other": 2}
+
+
+@only_postgresql
+def test_changes_are_added_to_the_counts_a_limited_number_at_a_time(tables, monkeypatch):
+    for name in ("a", "a", "b", "b"):
+        tables.add(name)
+    monkeypatch.setattr(counts, "_FOLD", counts._FOLD.replace(f"LIMIT {counts.FOLDED}", "LIMIT 3"))
+    monkeypatch.setattr(counts, "FOLDED", 3)
+    left = []
+    for _ in range(3):
+        more = tables.maintain().more
+        left.append((tables.count(sql.COUNT_CHANGES), more))
+    assert left == [(1, True), (0, False), (0, False)]
+    check_counts(tables.engine)
+
+
+def test_counts_of_nothing_are_deleted(tables):
+    tables.do(store.close, store.Lookup(tables.add("a").uuid), store.Lookup(tables.add("b").uuid))
+    tables.maintain()
+    assert tables.count(sql.COUNTS) == 0
 
 
 @only_sqlite
@@ -1092,7 +1109,7 @@ def test_a_file_has_no_clock_of_its_own(tables):
 def test_the_clock_is_set_by_the_servers(tables, monkeypatch, behind):
     ours, clock = time.time, store.Clock()
     monkeypatch.setattr(time, "time", lambda: ours() - behind)
-    tables.do(store.maintain, store.MaintenanceRound(store.Lease("me", 10), clock, renew_at=0.0, count_up_to=None))
+    tables.do(store.maintain, store.MaintenanceRound(store.Lease("me", 10), clock, renew_at=0.0, count=False))
     assert abs(clock.now() - ours()) < 100
     assert abs(tables.leases()["me"] - ours() - 10) < 100
     monkeypatch.setattr(time, "time", lambda: ours() + 3600)  # a step, before the clocks are compared again
@@ -1102,8 +1119,8 @@ def test_the_clock_is_set_by_the_servers(tables, monkeypatch, behind):
 def test_several_maintenances_in_one_batch(tables, a_round):
     tables.running()
     lease = store.Lease("me", 10)
-    rounds = [a_round(lease, renew=True), a_round(lease, count_up_to=10)]
-    assert [each.waiting for each in tables.do(store.maintain, *rounds)] == [None, {"echo": 1, "": 0}]
+    rounds = [a_round(lease, renew=True), a_round(lease, count=True)]
+    assert [each.waiting for each in tables.do(store.maintain, *rounds)] == [None, {"echo": 1}]
 
 
 # ── fetch, states, close ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -1291,9 +1308,7 @@ WORK = {
     store.accept: (lambda there: Submission(uuid4(), "s", b"", NOW, NOW, key="17"), [KEY]),
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
     store.maintain: (
-        lambda there: store.MaintenanceRound(
-            LEASED, Later(), renew_at=0.0, count_up_to=1000, offered=("service 3", "x")
-        ),
+        lambda there: store.MaintenanceRound(LEASED, Later(), renew_at=0.0, count=True, offered=("service 3", "x")),
         [READY, DUE, RETRY, HOLDER, EXPIRES, KEYS],
     ),
     store.fetch: (lambda there: store.Lookup(there.uuid), [UUID]),
@@ -1359,11 +1374,12 @@ def test_the_requests_of_an_owner_are_listed_by_an_index(explained):
     assert not re.search(r"Sort|TEMP B-TREE", plan), plan
 
 
-def test_requests_are_counted_in_indexes(explained):
-    plans = [plan for statement, plan in explained(store.summarize, NOW) if "titanic_requests" in statement]
-    assert len(plans) == 6
-    for plan in plans:
-        assert re.search(r"(?i)using (covering )?index titanic_requests_|scan using titanic_requests_", plan), plan
+@pytest.mark.parametrize("work", [store.summarize, admin.stats])
+def test_counting_reads_one_entry_of_an_index_for_each_service(explained, work):
+    (plan,) = (plan for statement, plan in explained(work, NOW) if "titanic_requests" in statement)
+    for index in ("titanic_requests_oldest", "titanic_requests_oldest_pending"):
+        assert re.search(rf"(?i)using (covering )?(index )?{index}\b", plan), plan
+    assert not re.search(r"(?i)scan (on )?titanic_requests\b", plan), plan
 
 
 def test_a_claim_does_not_sort(explained):
