@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import click
 import sqlalchemy as sa
+from support.databases import wrong_counts
 from support.processes import BIN, TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.clients import Client, Reply, RequestError, RequestTimeout, ServiceError
@@ -790,6 +791,8 @@ class Audit:
         for row in self._rows:
             if row.state not in {"done", "failed"}:
                 yield f"request {row.uuid.hex} is {row.state}, after {row.attempts} attempts, held by {row.holder}"
+        if any(wrong := wrong_counts(self._site.db.engine)):
+            yield f"counts of rows, and what is kept instead: {wrong}"
         for key, count in Counter(row.key for row in self._rows if row.key is not None).items():
             if count > 1:
                 yield f"{count} requests were stored for the key {key}"

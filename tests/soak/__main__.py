@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import sqlalchemy as sa
 from crash import Database, database
+from support.databases import wrong_counts
 
 from .faults import GRACE_SECONDS
 from .ledger import LedgerReader
@@ -85,8 +86,7 @@ class Run:
         while time.monotonic() < until:
             self.wait(self._rng.expovariate(1 / FAULT_SECONDS))
             self.site.disturb(side)
-        while not self.site.undisturbed:
-            self.wait(TICK_SECONDS)
+        self.site.recover(self.look)
         self.wait(GRACE_SECONDS)
         began = time.monotonic()
         try:
@@ -104,6 +104,8 @@ class Run:
         if not self._db.all_ended():
             broken.append("the database has requests that have not ended, although all replies were fetched")
         self.site.close()
+        if any(wrong := wrong_counts(self._db.engine)):
+            broken.append(f"counts of rows, and what is kept instead: {wrong}")
         return Soak(
             self.began, time.monotonic() - self.began, self._seed, verdict, [*broken, *self.site.broken],
             self.site.faults, self._replaced, self.monitor,

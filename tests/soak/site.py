@@ -60,8 +60,12 @@ mmi = "all"
 admin = true
 """
 SERVICES: Final = ("soak.work", "soak.parts", "titanic.request", "titanic.reply", "titanic.close")
-READY: Final = {"broker": "ready on", "titanic": "serving titanic.", "workers": "serving at", "gateway": "http://"}
-"""What programs log or print once they have started."""
+READY: Final = {
+    "broker": ("ready on",), "titanic": ("serving titanic.",), "workers": ("serving at", "moved to"),
+    "gateway": ("http://",),
+}  # fmt: skip
+"""What programs log or print once they have started: one of these.  Workers that do not reach the first broker move to
+the other one at once."""
 STEP_SECONDS: Final = (-3600, -60, 60, 3600)
 FREEZE_SECONDS: Final = (6.0, 12.0)
 """Longer than heartbeat × liveness; sometimes longer than a lease."""
@@ -203,14 +207,14 @@ class Site:
         if program.must_end_by is not None:
             allowed = GRACEFUL_EXITS | ({1} if disturbed else set())  # 1: not finished in time, for another fault
         else:
-            at_start = not program.has_said(READY[program.role])
+            at_start = not _is_ready(program)
             allowed = {-signal.SIGKILL, *({1, 6} if at_start and disturbed else set())}
         if code not in allowed:
             self.broken.append(f"{program.name} ended with {code}: see its log")
         program.note(f"ended with {code}")
 
     def _until_ready(self, program: Program) -> Callable[[], bool]:
-        return lambda: program.ended() is None and program.has_said(READY[program.role])
+        return lambda: program.ended() is None and _is_ready(program)
 
     def _fault(self, what: str, is_over: Callable[[], bool], *, hard: bool = True) -> None:
         fault = Fault(time.monotonic(), what, hard=hard)
@@ -221,6 +225,14 @@ class Site:
     def undisturbed(self) -> bool:
         """Whether no fault still affects anything."""
         return not self._pending
+
+    def recover(self, look: Callable[[], None]) -> None:
+        """Wait until no fault affects anything any more; call `look` meanwhile."""
+        try:
+            _wait(lambda: self.undisturbed, look)
+        except AssertionError:
+            self.broken += [f"nothing recovers from this: {fault.what}" for _, fault in self._pending]
+            self._pending.clear()
 
     # ── faults ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -267,7 +279,7 @@ class Site:
 
     def _replace_workers(self, side: str) -> None:
         workers = self.sides[side]["workers"]
-        if workers.is_undisturbed() and workers.has_said(READY["workers"]):
+        if workers.is_undisturbed() and _is_ready(workers):
             self._fault(f"SIGHUP {workers.name}", lambda: True, hard=False)
             workers.signal(signal.SIGHUP)
 
@@ -360,6 +372,10 @@ class Site:
             for child in children(each.pid):
                 os.kill(child, signal.SIGKILL)
             each.kill()
+
+
+def _is_ready(program: Program) -> bool:
+    return any(program.has_said(each) for each in READY[program.role])
 
 
 def _wait(condition: Callable[[], bool], look: Callable[[], None]) -> None:
