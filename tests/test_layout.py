@@ -51,7 +51,7 @@ ALLOWED = {
     "titanic.uuids": set(),
     "titanic.submission": LEAVES | {"titanic.frames", "titanic.uuids"},
     "titanic.schedules": LEAVES | {"titanic.recurrence", "titanic.submission", "titanic.uuids"},
-    "titanic.store": {"mdp"} | DECLARED,
+    "titanic.store": {"mdp", "mdp.services"} | DECLARED,
     "titanic": CALLERS | {"clients.rows", "workers.services", "titanic.store"} | DECLARED,
     "titanic.arrow": CALLERS | {"titanic.store"} | TITANIC,
     "migrations": {"titanic.store"} | TITANIC,

@@ -24,7 +24,7 @@ CONTENTION_SECONDS: Final = 0.05
 """Pause after another Titanic has submitted what was due."""
 CHANGES: Final = ("pause", "resume", "rm", "run")
 ACTIONS: Final = ("add", "ls", *CHANGES)
-_TIMES: Final = ("created", "next", "last")
+_TIMES: Final = ("created", "next", "last", "seen")
 
 
 class Scheduler:

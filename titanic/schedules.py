@@ -11,8 +11,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, NamedTuple, TypedDict, get_type_hints
 
-from . import recurrence
-from .recurrence import Recurrence, RecurrenceError
+from ..mdp.services import recurrence
+from ..mdp.services.recurrence import Recurrence, RecurrenceError
 from .submission import (
     OPTIONS,
     ChoiceOption,

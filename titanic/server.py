@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +29,7 @@ from .retries import Retention, RetryPolicy
 from .scheduler import Scheduler
 from .schedules import Schedule
 from .service import Service
+from .service_schedules import ServiceSchedules
 
 DEFAULT_LEASE_SECONDS: Final = 10.0
 DEFAULT_DRAIN_SECONDS: Final = 10.0
@@ -76,6 +77,7 @@ class Server:
         ttl: Seconds to keep results of requests without a ttl of their own, or a `Retention`, which may differ by
             service and for failed requests; None keeps them until they are closed.
         schedules: The declared schedules (`store.declare_schedules`); None leaves them as they are.
+        service_schedules: Whether to take up the schedules that services declare.
         drain_timeout: Seconds that `stop` waits for running requests, of callers and of services.
         heartbeat: Seconds between heartbeats.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
@@ -99,6 +101,7 @@ class Server:
         max_deaths: int = DEFAULT_MAX_DEATHS,
         ttl: float | Retention | None = None,
         schedules: Sequence[Schedule] | None = None,
+        service_schedules: bool = False,
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
         liveness: int = 5,
@@ -126,6 +129,7 @@ class Server:
         self._max_per_service = max_waiting_per_service or -(-max_waiting // 2)
         self._max_deaths = max_deaths
         self._retention = retention
+        self._service_schedules = service_schedules
         self._drain_timeout = drain_timeout
         self._drain_until: float | None = None
         """When the drain must end, on the event loop's clock."""
@@ -203,7 +207,7 @@ class Server:
             ]
             running = (
                 rooms.maintenance.run(), rooms.discovery.run(), rooms.callers.watch(), rooms.scheduler.run(),
-                self._compare_databases(client),
+                self._compare_databases(client), *self._declaring(client, database, rooms),
             )  # fmt: skip
             tasks = [asyncio.ensure_future(each) for each in running]
             ending.push_async_callback(_cancelled, tasks)
@@ -220,6 +224,9 @@ class Server:
                 stopping.cancel()
             for each in done:
                 each.result()  # these tasks never end by themselves: raises the bug that ended one
+
+    def _declaring(self, client: AsyncClient, database: Database, rooms: _Rooms) -> list[Coroutine[Any, Any, None]]:
+        return [ServiceSchedules(client, database, rooms.dispatcher).run()] if self._service_schedules else []
 
     def _connect(self, client: AsyncClient, database: Database) -> _Rooms:
         lease = store.Lease(secrets.token_hex(8), self._lease)

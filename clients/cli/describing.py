@@ -1,5 +1,6 @@
 """`mdclient describe` and `mdclient stub`: what the workers of a service say of it, for people and as code."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -58,13 +59,16 @@ def _lines(description: Description) -> list[str]:
             told.insert(0, _workers(about.workers))
         title = ", ".join(each for each in told if each)
         shown = Description(description.service, about.workers, (about,))
-        submission = ", ".join(f"{name}={value!r}" for name, value in about.submission.items())
-        submitted = f"submission: {submission}" if submission else ""
-        for part in (title, about.description, stubs.types(shown), submitted):
+        settings = [_settings("submission", about.submission), _settings("schedule", about.schedule)]
+        for part in (title, about.description, stubs.types(shown), *settings):
             lines += ["", part] if part else []
     if silent := description.workers - sum(about.workers for about in description.abouts):
         lines += ["", f"{_workers(silent)} of these say nothing of it"]
     return lines
+
+
+def _settings(title: str, settings: Mapping[str, Any]) -> str:
+    return f"{title}: {', '.join(f'{name}={value!r}' for name, value in settings.items())}" if settings else ""
 
 
 def _workers(count: int) -> str:

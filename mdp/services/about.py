@@ -25,6 +25,7 @@ class About:
         submission: Its defaults for submissions to Titanic: `retries`, `backoff`, `ttl`, `priority`.
         workers: Number of workers that say this.
         said: Everything that they say, as it was received.
+        schedule: When Titanic is to submit requests to it: `every`, in seconds, or `cron` and `timezone`.
     """
 
     version: str = ""
@@ -36,6 +37,7 @@ class About:
     submission: Mapping[str, float] = field(default_factory=dict)
     workers: int = 0
     said: Mapping[str, Any] = field(default_factory=dict)
+    schedule: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, said: Mapping[str, Any], workers: int = 0) -> "About":
@@ -43,7 +45,8 @@ class About:
         texts = {name: _of(said, name, str, "") for name in ("version", "description", "codec")}
         schemas = {name: _of(said, name, dict, None) for name in ("request", "reply", "part")}
         submission = read_defaults(_of(said, "submission", dict, {}))
-        return cls(**texts, **schemas, submission=submission, workers=workers, said=said)
+        schedule = _of(said, "schedule", dict, {})
+        return cls(**texts, **schemas, submission=submission, workers=workers, said=said, schedule=schedule)
 
     def as_option(self, *, schemas: bool = True) -> dict[str, Any]:
         """Return it as the setting `about` of a worker, which sends it to the broker with READY.
@@ -58,7 +61,10 @@ class About:
         """
         names = ("version", "description", "codec", *(("request", "reply", "part") if schemas else ()))
         option = {name: value for name in names if (value := getattr(self, name)) not in ("", None)}
-        return {**option, "submission": dict(self.submission)} if self.submission else option
+        for name in ("submission", "schedule"):
+            if value := getattr(self, name):
+                option[name] = dict(value)
+        return option
 
 
 @dataclass(frozen=True)

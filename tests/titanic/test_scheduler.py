@@ -65,7 +65,7 @@ def test_the_list(schedules):
     assert {name: value for name, value in a.items() if name not in TIMES} == {
         "name": "a", "owner": "", "service": "report", "headers": {}, "priority": 3, "retries": 0, "backoff": None,
         "result_ttl": 604800.0, "cron": "0 2 * * *", "every": None, "timezone": "Europe/Berlin", "missed": "skip",
-        "declared": False, "paused": False, "last_uuid": None, "last_outcome": None,
+        "declared": False, "seen": None, "paused": False, "last_uuid": None, "last_outcome": None,
     }  # fmt: skip
     assert a["last"] is None
     assert datetime.fromisoformat(a["next"]).minute == 0

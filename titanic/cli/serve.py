@@ -113,6 +113,12 @@ log = logging.getLogger("zmdp.titanic")
     help="Schedules in TOML: those in the database that came from such a file are made to match it.",
 )
 @click.option(
+    "--service-schedules",
+    is_flag=True,
+    help="Take up the schedules that services declare: @services.service(…, every=…). Any worker that may offer a "
+    "service can then have requests submitted to it.",
+)
+@click.option(
     "--drain-timeout",
     type=DURATION_FROM_0,
     default=DEFAULT_DRAIN_SECONDS,

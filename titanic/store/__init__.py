@@ -35,12 +35,14 @@ from .replies import (
     progress,
 )
 from .schedules import (
+    Declared,
     Edit,
     Edited,
     Fired,
     Firing,
     Listing,
     declare_schedules,
+    declare_service_schedules,
     edit_schedules,
     fire,
     list_schedules,
@@ -49,10 +51,10 @@ from .schedules import (
 from .summary import Summary, summarize
 
 __all__ = [
-    "Arrival", "Claim", "Claimed", "Clock", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",
+    "Arrival", "Claim", "Claimed", "Clock", "Declared", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",
     "Lease", "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
     "Summary", "accept", "accept_running", "add_partials", "claim", "close", "count_waiting", "declare_schedules",
-    "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request",
+    "declare_service_schedules", "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request",
     "finish", "fire", "list_schedules", "maintain", "next_occurrence", "pending_after", "pending_services",
     "progress", "release", "reschedule", "set_clock", "summarize",
 ]  # fmt: skip

@@ -228,6 +228,8 @@ class StoredSchedule(Base):
     """The request that was then submitted."""
     declared: Mapped[bool] = mapped_column(Boolean)
     """Whether it comes from a file, to whose next version it is compared."""
+    seen: Mapped[float | None] = mapped_column(Double)
+    """When workers of its service last declared it; NULL if they did not."""
 
 
 ENDED: Final = Sequence("titanic_ended", metadata=Base.metadata)

@@ -1,7 +1,7 @@
 """Submit what is due, and add, change and list schedules (`titanic/schedules.py` decides what is due)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..recurrence import RecurrenceError
+from ...mdp.services.recurrence import RecurrenceError
 from ..schedules import Due, Schedule, due
 from ..submission import Submission
 from .acceptance import accept
@@ -150,20 +150,35 @@ def edit_schedules(connection: Connection, batch: Sequence[Edit]) -> list[Edited
     return [_add(connection, each.schedule) if each.schedule else _change(connection, each) for each in batch]
 
 
-def _add(connection: Connection, schedule: Schedule) -> Edited:
+def _add(connection: Connection, schedule: Schedule, *, seen: float | None = None) -> Edited:
+    """Add a schedule; if it is declared by workers, which were `seen` at some moment, change the one that they had."""
     (known,) = connection.execute(sa.select(sa.func.count()).select_from(SCHEDULES)).one()
-    if known < MAX_SCHEDULES and _insert(connection, schedule, declared=False):
+    if known < MAX_SCHEDULES and _insert(connection, schedule, declared=False, seen=seen):
         return Edited()
-    found = _find(connection, schedule.name, schedule.owner)
-    if not found:
+    found = connection.execute(
+        sa.select(S.seen, *_FIELDS).where(S.name == schedule.name, S.owner == schedule.owner).with_for_update()
+    ).one_or_none()
+    if found is None:
         return Edited(f"there are {MAX_SCHEDULES} schedules already: remove some first")
-    if not found[0].same_as(schedule):
+    before, *fields = found
+    if seen is not None and before is not None:
+        _replace(connection, Schedule(*fields), schedule, seen=seen)
+    elif not Schedule(*fields).same_as(schedule):
         return Edited(f"there is another schedule {schedule.name} already: remove it first")
     return Edited()
 
 
-def _insert(connection: Connection, schedule: Schedule, *, declared: bool) -> bool:
-    values = {**schedule._asdict(), "declared": declared}
+def _replace(connection: Connection, before: Schedule, schedule: Schedule, **values: Any) -> None:
+    """Change a schedule.  What is paused stays paused, and what has not changed keeps its next occurrence."""
+    if not before.same_as(schedule):
+        values |= schedule._asdict()
+        values["next"] = None if before.next is None else schedule.next
+    this = (S.name == schedule.name) & (S.owner == schedule.owner)
+    connection.execute(sa.update(SCHEDULES).where(this).values(**values))
+
+
+def _insert(connection: Connection, schedule: Schedule, *, declared: bool, seen: float | None = None) -> bool:
+    values = {**schedule._asdict(), "declared": declared, "seen": seen}
     return connection.execute(_INSERT[connection.dialect.name], values).rowcount == 1
 
 
@@ -202,24 +217,45 @@ def _find(connection: Connection, name: str, owner: str | None) -> list[Schedule
 
 
 def declare_schedules(connection: Connection, schedules: Sequence[Schedule]) -> None:
-    """Make the declared schedules these: add and change some, and remove those that are not declared any more.
-
-    What is paused stays paused, and what has not changed keeps its next occurrence.
-    """
+    """Make the declared schedules these: add and change some, and remove those that are not declared any more."""
     for schedule in schedules:
         if _insert(connection, schedule, declared=True):
             continue
         (found,) = _find(connection, schedule.name, schedule.owner)
-        values: dict[str, Any] = {"declared": True}
-        if not found.same_as(schedule):
-            values |= schedule._asdict()
-            values["next"] = None if found.next is None else schedule.next
-        this = (S.name == schedule.name) & (S.owner == schedule.owner)
-        connection.execute(sa.update(SCHEDULES).where(this).values(**values))
+        _replace(connection, found, schedule, declared=True)
     kept = {(each.name, each.owner) for each in schedules}
     for name, owner in connection.execute(sa.select(S.name, S.owner).where(S.declared)).all():
         if (name, owner) not in kept:
             connection.execute(sa.delete(SCHEDULES).where(S.name == name, S.owner == owner))
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the workers of some services say of their schedules."""
+
+    schedules: Mapping[str, Schedule | None]
+    """By service; None if they declare none."""
+    now: float
+    forget: float | None
+    """Remove what no worker has declared since."""
+
+
+def declare_service_schedules(connection: Connection, batch: Sequence[Declared]) -> list[list[str]]:
+    """Add, change and remove schedules that services declare; return the problems."""
+    return [_declare_service_schedules(connection, each) for each in batch]
+
+
+def _declare_service_schedules(connection: Connection, declared: Declared) -> list[str]:
+    problems = []
+    for service, schedule in sorted(declared.schedules.items()):
+        if schedule is None:
+            connection.execute(sa.delete(SCHEDULES).where(S.service == service, S.seen.is_not(None)))
+            continue
+        if problem := _add(connection, schedule, seen=declared.now).problem:
+            problems.append(f"the schedule of service {service} is ignored: {problem}")
+    if declared.forget is not None:
+        connection.execute(sa.delete(SCHEDULES).where(S.seen <= declared.forget))
+    return problems
 
 
 # ── what there is ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from ...mdp.errors import CodecError, SettingError
 from ...mdp.services import About, BaseService, Service, Streaming
+from ...mdp.services.schedule import checked_schedule
 from ...mdp.services.submission import SubmissionDefaults
 from .signature import Signature
 
@@ -24,14 +26,18 @@ class ServiceSettings(SubmissionDefaults, total=False):
     """Settings of a service, or defaults for all services of a `Services`.
 
     `codec` is `"json"` (the default) or `"msgpack"`.  `version` is what callers are told.  `concurrency` and
-    `handler_timeout` are as for `Worker` and `AsyncWorker`.  The others are for submissions to Titanic: see
-    `SubmissionDefaults`.
+    `handler_timeout` are as for `Worker` and `AsyncWorker`.  With `every`, in seconds or such as `"5m"`, or `cron`,
+    such as `"30 2 * * MON-FRI"` in a `timezone` such as `Europe/Berlin`, a Titanic submits requests without a value to
+    the service (docs/how-to/schedules.md).  The others are for submissions to Titanic: see `SubmissionDefaults`.
     """
 
     codec: str
     version: str
     concurrency: int | None
     handler_timeout: float | None
+    every: float | str | None
+    cron: str | None
+    timezone: str | None
 
 
 class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
@@ -51,6 +57,10 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
             retries=settings.get("retries"), backoff=settings.get("backoff"), ttl=settings.get("ttl"),
             priority=settings.get("priority"),
         )  # fmt: skip
+        self.schedule = checked_schedule(settings)
+        """When Titanic submits requests to it: `every`, or `cron` and `timezone`."""
+        if self.schedule:
+            self._check_no_value()
         self.function = function
         self.signature = signature
         self.settings = settings
@@ -63,8 +73,14 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         """Whether an event loop handles the requests."""
         update_wrapper(self, function, updated=())  # its attributes may have the names of ours
 
+    def _check_no_value(self) -> None:
+        try:
+            self.request.decode([b""])
+        except CodecError as error:
+            raise SettingError(f"a service with a schedule gets no value, which its function needs: {error}") from None
+
     def about(self) -> About:
-        """Return what callers are told: the version, the function's docstring, the types, and the defaults for Titanic.
+        """Return what callers are told: the version, the function's docstring, the types, and what Titanic is to know.
 
             resize.about().request                                  # the JSON schema of Resize
 
@@ -80,6 +96,7 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
             reply=None if self.signature.streaming else reply,
             part=reply if self.signature.streaming else None,
             submission=self.submission,
+            schedule=self.schedule,
         )
 
     if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zmdp.titanic.recurrence import RecurrenceError, cron, every
+from zmdp.mdp.services.recurrence import RecurrenceError, cron, every
 
 HOUR, DAY = 3600, 86400
 SPRING = datetime(2026, 3, 29, 1, tzinfo=UTC).timestamp()

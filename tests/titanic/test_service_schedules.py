@@ -1,0 +1,158 @@
+"""Schedules that services declare, from the worker to the request that is executed."""
+
+import logging
+
+import pytest
+from support.processes import eventually
+from support.titanics import BEATS, serving, stored
+
+from zmdp import Services
+from zmdp.clients.cli import describing
+from zmdp.mdp.errors import SettingError
+from zmdp.mdp.services import Description
+from zmdp.titanic import Schedules, service_schedules, store
+from zmdp.titanic.schedules import parse_schedule
+from zmdp.workers import Worker
+
+NOW = 1_800_000_000.0
+
+
+def declared(**settings):
+    """Return what workers of a service with these settings say."""
+    services = Services()
+
+    @services.service("sweep", **settings)
+    def sweep() -> str:
+        return "swept"
+
+    (offered,) = services
+    return offered.about()
+
+
+def test_a_schedule_is_told_with_the_interval_in_seconds():
+    assert declared(every="5m").as_option()["schedule"] == {"every": 300.0}
+    assert declared(every=90).schedule == {"every": 90}
+    given = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+    assert declared(**given).schedule == given
+    assert "schedule" not in declared().as_option()
+    assert "schedule: every=300.0" in describing._lines(Description("sweep", 1, (declared(every="5m"),)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every": "5 minutes"}, "every is '5 minutes'"),
+        ({"every": 0.5}, "every must be a whole number of seconds"),
+        ({"every": True}, "every is True"),
+        ({"every": 5, "cron": "* * * * *"}, "either every or cron"),
+        ({"timezone": "UTC"}, "either every or cron"),
+        ({"every": 5, "timezone": "UTC"}, "timezone needs cron"),
+        ({"cron": "nonsense"}, "cron is 'nonsense'"),
+        ({"cron": "* * * * *", "timezone": "Mars"}, "timezone is 'Mars'"),
+    ],
+)
+def test_an_invalid_schedule_is_rejected_where_it_is_declared(settings, message):
+    with pytest.raises(SettingError, match=message):
+        declared(**settings)
+
+
+def test_a_service_with_a_schedule_needs_no_value():
+    services = Services()
+    with pytest.raises(SettingError, match="gets no value"):
+
+        @services.service("resize", every=60)
+        def resize(width: int) -> int:
+            return width
+
+
+def test_a_titanic_takes_up_changes_and_drops_what_workers_declare(bench, url, client, monkeypatch):
+    monkeypatch.setattr(service_schedules, "REPEAT_SECONDS", 0.0)
+    schedules = Schedules(client)
+    called = []
+
+    def sweep(request):
+        called.append((list(request), request.headers["schedule"]))
+        return b"{}"
+
+    def rows():
+        return [(row["name"], row["service"], row["every"], row["retries"], row["paused"]) for row in schedules.ls()]
+
+    with serving(bench.endpoint, url, service_schedules=True):
+        with Worker("sweep", sweep, broker=bench.endpoint, about=declared(every=1, retries=3).as_option(), **BEATS):
+            eventually(lambda: len(called) >= 2)
+            assert rows() == [("service:sweep", "sweep", 1.0, 3, False)]
+            assert called[0][0] == [b""]
+            assert called[0][1].startswith("service:sweep@")
+        schedules.pause("service:sweep")
+        with Worker("sweep", sweep, broker=bench.endpoint, about=declared(every=2).as_option(), **BEATS):
+            eventually(lambda: rows() == [("service:sweep", "sweep", 2.0, 0, True)])  # what is paused stays so
+        with Worker("sweep", sweep, broker=bench.endpoint, **BEATS):
+            eventually(lambda: rows() == [])
+    keys = [row["key"] for row in stored(url)["requests"]]
+    assert len(keys) == len(set(keys)) >= 2
+
+
+def test_without_the_option_nothing_is_taken_up(bench, url, client):
+    asked = []
+    about = declared(every=1).as_option()
+    with serving(bench.endpoint, url), Worker("sweep", asked.append, broker=bench.endpoint, about=about, **BEATS):
+        eventually(lambda: client.available("sweep"))
+        assert client.describe("sweep").about.schedule == {"every": 1}
+        Schedules(client).add("other", "sweep", every=1)
+        eventually(lambda: asked)
+        assert [row["name"] for row in Schedules(client).ls()] == ["other"]
+
+
+def test_what_a_worker_says_is_checked(bench, url, client, caplog):
+    caplog.set_level(logging.WARNING)
+    about = {"schedule": {"every": "often"}, "submission": {"retries": 10**9}}
+    good = declared(every=86400).as_option()
+    with (
+        serving(bench.endpoint, url, service_schedules=True),
+        Worker("bad", lambda _: b"", broker=bench.endpoint, about=about, **BEATS),
+        Worker("good", lambda _: b"", broker=bench.endpoint, about=good, **BEATS),
+    ):
+        eventually(lambda: [row["name"] for row in Schedules(client).ls()] == ["service:good"])
+        eventually(lambda: any("ignored the schedule" in message for message in caplog.messages))
+
+
+# ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def schedule(service, every=60, now=NOW):
+    return parse_schedule([f"service:{service}".encode(), service.encode(), b""], {"every": 1000 * every}, now)
+
+
+def names(tables):
+    (found,) = tables.do(store.list_schedules, store.Listing(None))
+    return {row["name"]: row["every"] for row in found}
+
+
+def test_what_was_not_declared_for_long_is_removed(tables):
+    tables.do(store.declare_service_schedules, store.Declared({"a": schedule("a"), "b": schedule("b")}, NOW, None))
+    tables.do(store.edit_schedules, store.Edit("add", "c", "", NOW, schedule("c")._replace(name="c")))
+    tables.do(store.declare_service_schedules, store.Declared({"a": schedule("a", 90)}, NOW + 50, NOW))
+    assert names(tables) == {"service:a": 90.0, "c": 60.0}
+    tables.do(store.declare_service_schedules, store.Declared({"c": None, "a": None}, NOW + 51, None))
+    assert names(tables) == {"c": 60.0}
+
+
+def test_what_has_not_changed_keeps_its_next_occurrence(tables):
+    for now in (NOW, NOW + 30):
+        assert tables.do(store.declare_service_schedules, store.Declared({"a": schedule("a", now=now)}, now, None)) == [
+            []
+        ]
+    assert tables.do(store.next_occurrence, frozenset()) == [NOW + 60]
+
+
+def test_workers_neither_take_the_name_of_another_schedule_nor_fill_the_database(tables, monkeypatch):
+    monkeypatch.setattr("zmdp.titanic.store.schedules.MAX_SCHEDULES", 1)
+    tables.do(store.edit_schedules, store.Edit("add", "service:a", "", NOW, schedule("a", 3600)))
+    found = tables.do(
+        store.declare_service_schedules, store.Declared({"a": schedule("a"), "b": schedule("b")}, NOW, None)
+    )
+    assert found == [[
+        "the schedule of service a is ignored: there is another schedule service:a already: remove it first",
+        "the schedule of service b is ignored: there are 1 schedules already: remove some first",
+    ]]  # fmt: skip
+    assert names(tables) == {"service:a": 3600.0}
