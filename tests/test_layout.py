@@ -13,7 +13,7 @@ import zmdp
 LEAVES = {"zmdp", "mdp", "mdp.wire", "mdp.transport", "mdp.services"}
 """The packages that every program may use: errors, limits, frames, sockets."""
 CALLERS = LEAVES | {"clients", "workers", "mdp.cli"}
-DECLARED = {"titanic.frames", "titanic.recurrence", "titanic.schedules", "titanic.submission", "titanic.uuids"}
+DECLARED = {"titanic.frames", "titanic.schedules", "titanic.submission", "titanic.uuids"}
 """The modules of Titanic that its clients and its SQL share."""
 TITANIC = DECLARED | {"titanic"}
 
@@ -47,10 +47,9 @@ ALLOWED = {
     "workers.freelance": LEAVES | {"workers"},
     "workers.cli": LEAVES | {"mdp.cli", "clients", "workers", "workers.freelance", "workers.services"},
     "titanic.frames": set(),
-    "titanic.recurrence": set(),
     "titanic.uuids": set(),
     "titanic.submission": LEAVES | {"titanic.frames", "titanic.uuids"},
-    "titanic.schedules": LEAVES | {"titanic.recurrence", "titanic.submission", "titanic.uuids"},
+    "titanic.schedules": LEAVES | {"titanic.submission", "titanic.uuids"},
     "titanic.store": {"mdp", "mdp.services"} | DECLARED,
     "titanic": CALLERS | {"clients.rows", "workers.services", "titanic.store"} | DECLARED,
     "titanic.arrow": CALLERS | {"titanic.store"} | TITANIC,

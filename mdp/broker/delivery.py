@@ -129,7 +129,7 @@ class Delivery:
         for identity, _ in lost:
             del self.gone[identity]
             self._sockets.at(identity).forget(identity)
-            self.outbox.drop(identity)
+            self.outbox.forget(identity)
         return lost
 
     def forget(self, identity: bytes, turn: int) -> int:
@@ -138,5 +138,5 @@ class Delivery:
         Unless it was known to be gone, that is the present `turn`.
         """
         first, _ = self.gone.pop(identity, (turn, 0))
-        self.outbox.drop(identity)
+        self.outbox.forget(identity)
         return first

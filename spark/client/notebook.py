@@ -17,7 +17,7 @@ def watching(parts: Iterable[Reply]) -> Iterator[Reply]:
     from IPython.display import display  # noqa: PLC0415 - loaded already
 
     bar = _Bar()
-    handle: Any = display(bar, display_id=True)  # type: ignore[no-untyped-call]
+    handle: Any = display(bar, display_id=True)
     try:
         for part in parts:
             event = event_of(part)

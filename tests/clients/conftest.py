@@ -9,7 +9,7 @@ import pytest
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.clients import ServiceError
-from zmdp.mdp.testing import running_broker
+from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 

@@ -9,7 +9,7 @@ import zmq
 from support.processes import eventually
 
 from zmdp.mdp.broker.server import Server
-from zmdp.mdp.testing import free_endpoint
+from zmdp.testing import free_endpoint
 
 CLIENTS = 20
 IGNORED = (int, float, str, bytes, bool, type(None), type, logging.Logger)

@@ -14,9 +14,9 @@ from support.sparks import LIMITS, free, running_batch, task_pids
 
 from zmdp.clients import Client, ServiceError, ServiceNotFound
 from zmdp.mdp.errors import SettingError
-from zmdp.mdp.testing import running_broker
 from zmdp.spark.client import JobFailed, SparkJobs
 from zmdp.spark.client.jobs import JobResult
+from zmdp.testing import running_broker
 
 PAGE = Path(__file__).parents[3] / "docs" / "spark" / "notebooks.md"
 TABLES = """
