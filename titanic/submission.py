@@ -55,8 +55,11 @@ class Option:
     """The name on the wire, if it differs from the Python name."""
 
     def to_wire(self, name: str, value: Any) -> Any:
-        """Return the wire form of a Python value.  Raises `SettingError` if it is invalid."""
-        raise NotImplementedError
+        """Return the wire form of a Python value, by default the same.  Raises `SettingError` if it is invalid."""
+        try:
+            return self.from_wire(name, value)
+        except MalformedRequest as error:
+            raise SettingError(str(error)) from None
 
     def from_wire(self, name: str, value: Any) -> Any:
         """Return the Python form of a value from the wire.  Raises `MalformedRequest` if it is invalid."""
@@ -68,13 +71,6 @@ class TextOption(Option):
     """Text of at least one byte."""
 
     max_bytes: int
-
-    def to_wire(self, name: str, value: Any) -> str:
-        """Return the text."""
-        try:
-            return self.from_wire(name, value)
-        except MalformedRequest as error:
-            raise SettingError(str(error)) from None
 
     def from_wire(self, name: str, value: Any) -> str:
         """Return the text."""
@@ -93,13 +89,6 @@ class ChoiceOption(Option):
     """One of several words."""
 
     choices: tuple[str, ...]
-
-    def to_wire(self, name: str, value: Any) -> str:
-        """Return the word."""
-        try:
-            return self.from_wire(name, value)
-        except MalformedRequest as error:
-            raise SettingError(str(error)) from None
 
     def from_wire(self, name: str, value: Any) -> str:
         """Return the word."""
@@ -143,13 +132,6 @@ class IntegerOption(Option):
     """A whole number from 0 to `maximum`."""
 
     maximum: int
-
-    def to_wire(self, name: str, value: Any) -> int:
-        """Return the number."""
-        try:
-            return self.from_wire(name, value)
-        except MalformedRequest as error:
-            raise SettingError(str(error)) from None
 
     def from_wire(self, name: str, value: Any) -> int:
         """Return the number."""

@@ -266,15 +266,6 @@ def ping(*, count: int, interval: float, as_json: bool, **connection: Any) -> No
         click.echo(f"{count} round trips: min {least:.2f}, mean {mean:.2f}, max {most:.2f} ms", err=True)
 
 
-class _Share(click.FloatRange):
-    def __init__(self) -> None:
-        super().__init__(0, 1)
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        del param, ctx
-        return "SHARE"
-
-
 @cli.command(epilog=bodies.BODY_HELP)
 @SERVICE
 @bodies.BODY
@@ -302,7 +293,13 @@ class _Share(click.FloatRange):
     "--rate", type=Number("requests"), default=200.0, help=with_default("With mixed: requests per second.", 200)
 )
 @click.option("--slow", help="With mixed: the body of slow requests, written like a BODY.")
-@click.option("--share", type=_Share(), default=0.05, help=with_default("With mixed: fraction of slow requests.", 0.05))
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    default=0.05,
+    help=with_default("With mixed: fraction of slow requests.", 0.05),
+)
 @connection_options(json_help="Print a JSON object.")
 def bench(
     *,

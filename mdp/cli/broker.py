@@ -59,11 +59,6 @@ class _Mode(click.ParamType):  # type: ignore[type-arg]  # not generic in older 
 
     name = "MODE"
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return MODE."""
-        del param, ctx
-        return self.name
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return `value` as a number; a number in a TOML file is rejected, since it is probably not octal."""
         if not isinstance(value, str) or not re.fullmatch(r"(0o?)?[0-7]{3}", value):
@@ -75,11 +70,6 @@ class _Pirates(click.ParamType):  # type: ignore[type-arg]  # as above
     """One endpoint with a service, or several separated by commas.  The option's callback is `_all_pirates`."""
 
     name = "ENDPOINT=SERVICE"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return ENDPOINT=SERVICE."""
-        del param, ctx
-        return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[tuple[str, bytes]]:
         """Return the endpoints in `value`, each with its service."""
@@ -105,11 +95,6 @@ class _Link(click.ParamType):  # type: ignore[type-arg]  # as above
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return ENDPOINT[=KEY]."""
-        del param, ctx
-        return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> LinkTo:
         """Return the broker that `value` names."""

@@ -245,11 +245,6 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # not generic in older
         self._whole = whole
         self._zero = zero
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return SECONDS, BYTES or N."""
-        del param, ctx
-        return self.name
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | int:
         """Return `value`, which may come from a TOML file as well, as a number."""
         try:
@@ -270,11 +265,6 @@ class Address(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
 
     name = "HOST:PORT"
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return HOST:PORT."""
-        del param, ctx
-        return self.name
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
         """Return host and port."""
         if isinstance(value, tuple):
@@ -289,11 +279,6 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
     """A ZeroMQ endpoint."""
 
     name = "ENDPOINT"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return ENDPOINT."""
-        del param, ctx
-        return self.name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return `value` if it can be an endpoint."""
@@ -329,10 +314,6 @@ class EndpointList(click.ParamType):  # type: ignore[type-arg]  # not generic in
     def __init__(self, kind: Endpoint | None = None) -> None:
         self._kind = kind or Endpoint()
         self.name = self._kind.name
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return ENDPOINT, or what else each is."""
-        return self._kind.get_metavar(param, ctx)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
         """Return the list of endpoints in `value`."""

@@ -45,17 +45,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in old
     Options that delete something require it: `--older-than 7` would delete almost everything if 7 days were meant.
     """
 
-    name = "duration"
+    name = "DURATION"
     UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
     def __init__(self, *, zero: bool = False, unit: bool = False) -> None:
         self._zero = zero
         self._needs_unit = unit
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return DURATION."""
-        del param, ctx
-        return "DURATION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return seconds."""
@@ -77,12 +72,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in old
 class ServiceExpiry(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """A duration after which something is deleted, for all services or, as `SERVICE=DURATION`, for one."""
 
-    name = "expiry"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return [SERVICE=]DURATION."""
-        del param, ctx
-        return "[SERVICE=]DURATION"
+    name = "[SERVICE=]DURATION"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
         """Return the service, or an empty text for all, and seconds."""
@@ -95,12 +85,7 @@ class ServiceExpiry(click.ParamType):  # type: ignore[type-arg]  # not generic i
 class Moment(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """A time in ISO 8601; without an offset, in this machine's time zone."""
 
-    name = "time"
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return TIME."""
-        del param, ctx
-        return "TIME"
+    name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         """Return the time with its offset."""

@@ -55,11 +55,6 @@ class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in o
 
     name = "N|MIN-MAX"
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """Return N|MIN-MAX."""
-        del param, ctx
-        return self.name
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         """Return MIN and MAX."""
         found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", value, re.ASCII)
