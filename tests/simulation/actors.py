@@ -73,13 +73,12 @@ class Process:
         self._backlog: deque[Callable[[], None]] = deque()
         self._alarm = Alarm(world.clock, self._ring)
 
-    @abstractmethod
     def tick(self) -> None:
-        """Perform whatever is due."""
+        """Perform whatever is due, by default nothing."""
 
-    @abstractmethod
     def deadline(self) -> float | None:
-        """Return when something is due."""
+        """Return when something is due, by default never."""
+        return None
 
     def do(self, what: Callable[[], None]) -> None:
         """Call `what` as soon as this process runs."""

@@ -148,9 +148,3 @@ class Liar(Process):
                     packed.reply(4, command.id, [end(number, run, 0)])
         for message in packed.messages():
             self._dealer.send(message)
-
-    def tick(self) -> None:
-        pass
-
-    def deadline(self) -> float | None:
-        return None

@@ -196,12 +196,6 @@ class BurstProcess(Process):
         if reply.final:
             self.world.events["client got its reply"] += 1
 
-    def tick(self) -> None:
-        pass
-
-    def deadline(self) -> float | None:
-        return None
-
     def die(self) -> None:
         super().die()
         self._dealer.close(silent=self.world.chance(0.3))

@@ -165,12 +165,6 @@ class Rogue(Process):
     def _arrived(self, dealer: Dealer, message: Message) -> None:
         pass
 
-    def tick(self) -> None:
-        pass
-
-    def deadline(self) -> float | None:
-        return None
-
     def die(self) -> None:
         super().die()
         self._dealer.close()

@@ -145,12 +145,6 @@ class LooseWorker(Process):
             self._dealer.send(self.world.rng.choice([final, *self._done[-3:]]))
         self._done.append(final)
 
-    def tick(self) -> None:
-        pass
-
-    def deadline(self) -> float | None:
-        return None
-
     def die(self) -> None:
         super().die()
         self._dealer.close(silent=self.world.chance(0.3))
@@ -215,12 +209,6 @@ class LooseCaller(Process):
             self.world.events["stranger got its reply"] += command.final
         if isinstance(command, wire.Error) or command.final:
             del self._asked[command.id]
-
-    def tick(self) -> None:
-        pass
-
-    def deadline(self) -> float | None:
-        return None
 
     def die(self) -> None:
         super().die()
