@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.processes import broker, eventually, free_endpoint, process, run
+from support.processes import broker, eventually, process, run
 
 HERE = Path(__file__).parent
 
@@ -42,10 +42,6 @@ def test_call_prints_one_frame_byte_for_byte(mdclient, tmp_path):
     assert mdclient("call", "echo", f"@{tmp_path}/data").stdout == data
     assert mdclient("call", "echo", "@@home").stdout == b"@home"
     assert mdclient("call", "echo").stdout == b""
-
-
-def test_call_prints_each_of_several_frames_on_a_line(mdclient):
-    assert mdclient("call", "echo", "one", "two").stdout == b"one\ntwo\n"
 
 
 def test_call_as_json(mdclient):
@@ -188,15 +184,6 @@ def test_bench(mdclient, load, kinds):
     assert set(figures["latency_ms"][kinds[0]]) == {"count", "mean", "p50", "p90", "p99", "p99.9", "max"}
 
 
-def test_bench_prints_a_summary(mdclient):
-    load = ("--load", "mixed", "--slow", "slow", "--share", "0.5")
-    shown = mdclient("bench", "echo", "x", "--seconds", "0.3", *load).stdout.decode().splitlines()
-    assert " replies in " in shown[0]
-    assert shown[1] == "errors: none"
-    kinds = ["latency of short requests", "latency of slow requests"]
-    assert sorted(line.split(" in ms")[0] for line in shown[2:]) == kinds
-
-
 def test_top(mdclient):
     looks = mdclient("top", "--count", "2", "--interval", "0.01", "--json").stdout.splitlines()
     for look in map(json.loads, looks):
@@ -273,12 +260,6 @@ def test_a_file_is_not_replaced_by_a_socket(tmp_path):
     assert result.returncode == 1
     assert one_line(result).endswith("exists and is not a socket")
     assert (tmp_path / "precious").read_text() == "data"
-
-
-def test_a_request_may_wait_for_months():
-    with broker("--expiry", "1e8") as (running, at):
-        assert run("mdclient", "call", "--wait", "nobody", "--timeout", "1", "--broker", at).returncode == 3
-        assert running.end() == 0
 
 
 def test_closed_standard_streams_are_not_an_error():
@@ -428,66 +409,11 @@ def test_a_worker_that_cannot_be_used_is_one_line(tmp_path, arguments, told):
         assert told in line
 
 
-def test_a_worker_waits_for_its_broker(tmp_path):
-    at = free_endpoint()
-    with process("mdworker", "zmdp.workers.echo:worker", "--broker", at) as worker:
-        worker.line(f"echo: waiting for a broker at {at}: nothing answers there. `mdp-broker --bind {at}` starts one")
-        with broker(bind=at):
-            worker.line(f"echo: serving at {at}")
-            assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
-            assert worker.end() == 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "variable"),
-    [
-        ("--broker FIRST --broker SECOND", ""),
-        ("--broker FIRST,SECOND", "tcp://127.0.0.1:1"),
-        ("", "FIRST SECOND"),
-        ("", "FIRST,SECOND"),
-    ],
-)
-def test_mdworker_takes_several_brokers(endpoint, flags, variable):
-    first = free_endpoint()
-    named = [text.replace("FIRST", first).replace("SECOND", endpoint) for text in (flags, variable)]
-    command = ("mdworker", "services:pid", "--service", "pid", *named[0].split())
-    with process(*command, cwd=HERE, MDP_BROKER=named[1]) as worker:
-        worker.line(f"offering pid at {first} or {endpoint}, concurrency 1")
-        worker.line(f"pid: moved to {endpoint}: cannot use the broker at {first}: nothing answers there")
-        with broker(bind=first):
-            worker.line(f"pid: moved to {first}: the broker at {first} is back")
-            assert worker.end() == 0
-
-
-def test_mdworker_takes_its_broker_from_the_environment(endpoint):
-    with process("mdworker", "services:pid", "--service", "pid", cwd=HERE, MDP_BROKER=endpoint) as worker:
-        worker.line(f"pid: serving at {endpoint}")
-        assert worker.end() == 0
-
-
-def test_a_restart_of_the_broker_is_logged_without_a_warning(tmp_path):
-    at = f"ipc://{tmp_path}/broker"
-    with process("mdworker", "zmdp.workers.echo:worker", "--broker", at) as worker:
-        for _ in range(2):
-            with broker(bind=at) as (running, _):
-                assert run("mdclient", "call", "--wait", "echo", "hi", "--broker", at).stdout == b"hi"
-                assert running.end() == 0
-        worker.line("echo: the broker sent DISCONNECT, as it does when it restarts; reconnecting to", count=2)
-        assert worker.end() == 0
-    lines = [line for line in worker.stderr.splitlines() if "DISCONNECT" in line]
-    assert [line.split()[1] for line in lines] == ["INFO", "INFO"]
-
-
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker", "titanic", "mdp-spark"])
 def test_short_help(in_this_process, command):
     short, long = in_this_process(command, "-h"), in_this_process(command, "--help")
     assert (short.returncode, short.stdout) == (0, long.stdout)
     assert b"  -h, --help " in short.stdout
-
-
-def test_short_help_of_subcommands(in_this_process):
-    short, long = (in_this_process("mdclient", "call", option).stdout for option in ("-h", "--help"))
-    assert short == long != b""
 
 
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker"])
@@ -536,48 +462,3 @@ def test_mdworker_serves_a_coroutine_function_with_a_codec(endpoint, mdclient, m
     with process(*command, cwd=module) as worker:
         worker.line("count: serving at ")
         assert mdclient("stream", "--wait", "count", "2").stdout == b'0\n1\n{"counted":2}\n'
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_async_worker_finishes_its_requests_before_it_ends(endpoint, mdclient, module, number):
-    held = module / "held"
-    with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
-        worker.line("hold: serving at ")
-        with process(
-            "mdclient", "call", "--wait", "--timeout", "60", "hold", str(held), "--broker", endpoint
-        ) as asking:
-            eventually(held.exists)
-            worker.send_signal(number)
-            worker.line("stopping once the requests in progress are finished")
-            held.unlink()
-            assert asking.wait() == 0
-            assert worker.wait() == 0
-    assert "Traceback" not in worker.stderr
-
-
-def test_a_second_signal_stops_an_async_worker_immediately(endpoint, module):
-    held = module / "held"
-    with process("mdworker", "services_of_mine:worker", "--broker", endpoint, cwd=module) as worker:
-        with process("mdclient", "call", "--wait", "--timeout", "60", "hold", str(held), "--broker", endpoint):
-            eventually(held.exists)
-            worker.send_signal(signal.SIGINT)
-            worker.line("interrupt again to exit immediately")
-            assert worker.end(signal.SIGINT) == 1
-
-
-def test_an_idle_async_worker_stops_immediately(endpoint, mdclient, module):
-    command = ("mdworker", "services_of_mine:worker", "--service", "other", "--concurrency", "3", "--protocol", "0.2")
-    with process(*command, "--broker", endpoint, cwd=module) as worker:
-        worker.line("other: serving at ")
-        eventually(lambda: b'"other", "workers": 3' in mdclient("services", "--json").stdout)
-        assert worker.end() == 0
-
-
-def test_a_404_of_a_service_is_not_taken_for_one_of_the_broker(mdclient, endpoint):
-    with process("mdworker", "services:records", "--service", "records", "--broker", endpoint, cwd=HERE) as worker:
-        worker.line("records: serving at ")
-        eventually(lambda: mdclient("call", "mmi.service", "records").stdout == b"200")
-        told = mdclient("call", "records")
-        assert told.returncode == 6
-        assert b"failed with 404: no such record" in told.stderr
-        assert b"no worker offers" not in told.stderr

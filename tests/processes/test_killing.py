@@ -255,22 +255,6 @@ def test_a_worker_finishes_its_request_before_it_ends(tmp_path, pool):
             server.line("of service slow is gone: disconnected")
 
 
-def test_a_second_signal_stops_a_worker_immediately(tmp_path):
-    held = tmp_path / "held"
-    with (
-        broker(*QUICK) as (_, endpoint),
-        worker("services:slow", endpoint) as ending,
-        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
-    ):
-        eventually(lambda: workers_of(client, b"slow"))
-        client.send("slow", str(held).encode())
-        eventually(held.exists)
-        ending.send_signal(signal.SIGTERM)
-        ending.line("interrupt again to exit immediately")
-        assert ending.end(signal.SIGTERM) == 1
-        held.unlink()
-
-
 def test_ctrl_c_in_a_terminal_stops_all_processes_gracefully(tmp_path, pool):
     held = tmp_path / "held"
     command = ("mdworker", "services:slow", "--processes", "2", *QUICK)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import zmq
 from support.access import Folder
-from support.peers import body_of, ready_of, record, records_of, request_of
+from support.peers import ready_of, record, records_of, request_of
 from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, run
 
 from zmdp.clients import Client
@@ -68,33 +68,6 @@ def told(running, endpoint, text, folder=None):
 
 
 # ── brokers that cannot be linked ────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_broker_linked_to_itself():
-    own = free_endpoint()
-    with broker("--name", "a", "--peer", own, *QUICK, bind=own) as (running, at):
-        told(running, at, "broker a cannot be linked to itself")
-
-
-def test_a_broker_linked_to_its_namesake():
-    with broker("--name", "a", *QUICK) as (_, other), broker("--name", "a", "--peer", other, *QUICK) as (running, at):
-        told(running, at, "both brokers are named a: start one with another --name")
-
-
-def test_brokers_linked_in_a_circle():
-    ends = dict(zip("abc", (free_endpoint() for _ in "abc"), strict=True))
-    with ExitStack() as stack:
-        running = {
-            name: stack.enter_context(
-                broker("--name", name, "--parent", ends[above], *QUICK, bind=ends[name])
-            )[0]
-            for name, above in ("ab", "bc", "ca")
-        }  # fmt: skip
-        clients = [stack.enter_context(undisturbed(ends[name])) for name in "abc"]
-        text = "the brokers are linked in a circle, or two have the same name"
-        eventually(lambda: any(text in each for client in clients for each in troubles(client)))
-        assert any(text in each.stderr for each in running.values())
-        assert all(each.poll() is None for each in running.values())
 
 
 # ── programs that are no brokers ─────────────────────────────────────────────────────────────────────────────────────
@@ -329,90 +302,6 @@ def services_of(client):
     return {row["name"] for row in answer["services"]} - {"echo"}, answer["more"]
 
 
-@pytest.mark.skipif(not Path("/proc/1/status").exists(), reason="memory is read from Linux's /proc")
-def test_a_peer_that_claims_to_reach_everything():
-    with broker("--name", "a", "--max-services", "500", *STEADY) as (running, at):
-        with undisturbed(at) as client, liar(at) as peer:
-            peer.opened()
-            base = memory(running.pid)
-            for first in range(0, 20_000, 200):
-                names = (b"service %d of a liar %s" % (number, b"x" * 200) for number in range(first, first + 200))
-                peer.say(b"MDPWL1", *(announced(name, (1 << 32) - 1) for name in names))
-            peer.taken()
-            found, more = services_of(client)
-            assert len(found) + more == 500
-            assert memory(running.pid) - base < 10_000_000
-            names = (b"mmi.broker.%d" % number for number in range(200))
-            peer.say(b"MDPWL1", *(announced(name) for name in names))
-            peer.taken()
-            for first in range(0, 800, 200):
-                names = (b"mmi.broker.x%d" % number for number in range(first, first + 200))
-                peer.say(b"MDPWL1", *(announced(name) for name in names))
-            peer.taken()
-            answer = json.loads(client.request("mmi.brokers")[0])
-            assert len(answer["brokers"]) + answer["more"] == 500  # as many names of brokers as services
-            running.line("other brokers have announced as many services as this one keeps (max-services)")
-            lines = running.stderr.count("ignored service")
-            assert 0 < lines <= 10
-        eventually(lambda: services_of_none(at))
-
-
-def services_of_none(endpoint):
-    """Return whether nothing is left of the liar's services."""
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        return services_of(client) == (set(), 0)
-
-
-def test_a_link_offers_what_its_role_may_offer(folder):
-    folder.write(PEOPLE + LINKED.replace('offer = ["*"]', 'offer = ["far.*"]') % "driver.key")
-    with keyed(folder, "a", *STEADY) as (running, at):
-        with undisturbed(at, folder) as client, liar(at, folder.keys("driver")) as peer:
-            peer.opened()
-            peer.say(b"MDPWL1", *(announced(name) for name in (b"far.a", b"near", b"echo", b"far.b", b"mmi.stats")))
-            peer.taken()
-            assert services_of(client) == ({"far.a", "far.b"}, 0)
-            assert json.loads(client.request("mmi.services", b"echo")[0])["services"][0]["remote_credit"] == 0
-            running.line("ignored service near of broker liar: role brokers may not offer it: the access file decides")
-            running.line("ignored service mmi.stats of broker liar: the name is reserved")
-
-
-def test_only_a_key_with_link_may_speak_as_a_broker(folder):
-    with keyed(folder, "a", *STEADY) as (_, at):
-        with undisturbed(at, folder) as client, liar(at, folder.keys("operator")) as peer:
-            command, fields = peer.ask(json.dumps(HELLO).encode())
-            assert (command, fields[:2]) == (ERROR, NOT_ALLOWED)
-            assert b"it needs link = true" in fields
-            peer.say(b"MDPWL1", announced(b"far"))
-            message = peer.socket.recv_multipart()
-            assert message[:2] == [b"MDPWL1", b"\x09"]
-            assert records_of(message, 0)[0][:2] == (DISCONNECT, 0)
-            assert services_of(client) == (set(), 0)
-
-
-GARBAGE = [
-    b"", b"{}", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"name":1}',
-    *(
-        json.dumps(HELLO | changed).encode()
-        for changed in (
-            {"name": ""}, {"name": "x" * 65}, {"name": "a b"}, {"name": "a\n"}, {"name": None}, {"name": "\ud800"},
-            {"instance": 1}, {"instance": "x" * 65}, {"kind": "friend"}, {"kind": []}, {"link": True},
-            {"link": "1"}, {"name": "a"},
-        )
-    ),
-]  # fmt: skip
-
-
-def test_malformed_requests_for_a_link_are_refused():
-    with broker("--name", "a", *STEADY) as (running, at), undisturbed(at) as client, liar(at) as peer:
-        for body in GARBAGE:
-            command, fields = peer.ask(body)
-            assert (command, fields[:2]) == (ERROR, NOT_ALLOWED), body
-            assert fields[4 : -len(body_of())]  # a text
-        assert json.loads(client.request("mmi.brokers")[0])["links"] == []
-        peer.opened()  # still
-        assert "Traceback" not in running.stderr
-
-
 WAYS = [
     b"", b"{}", b"[]", b"\xff", b'{"via":"a"}', b'{"via":[]}', b'{"via":[1]}', b'{"via":["b"],"attempts":-1}',
     b'{"via":["b"],"attempts":"x"}', b'{"via":["b"],"user":1}', b'{"via":["b"],"broker":1}',
@@ -460,17 +349,3 @@ def test_garbage_over_a_link_is_counted_and_disturbs_nobody():
         eventually(lambda: not json.loads(client.request("mmi.brokers")[0])["links"])
         assert running.poll() is None
         assert "Traceback" not in running.stderr
-
-
-def test_a_request_that_has_been_here_is_returned():
-    with broker("--name", "a", *STEADY) as (_, at), undisturbed(at), liar(at) as peer:
-        peer.opened()
-        ways = [["b", "a", "c"], [str(number) for number in range(16)]]
-        for number, via in enumerate(ways):
-            peer.say(b"MDPCL1", request_of(number + 1, b"echo", b"x", options=json.dumps({"via": via}).encode()))
-        released = set()
-        while len(released) < len(ways):
-            message = peer.socket.recv_multipart()
-            if message[:2] == [b"MDPWL1", b"\x09"]:
-                released |= {number for command, number, _ in records_of(message, 0) if command == RELEASE}
-        assert released == {1, 2}

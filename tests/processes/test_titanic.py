@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.postgres import cluster as new_cluster
-from support.processes import BIN, TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
+from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
 from support.titanics import BEATS, LIMITS, row, state
 
 from zmdp.clients import Client
@@ -84,12 +84,6 @@ def titanic(here, endpoint, db):
     return partial(here, MDP_BROKER=endpoint, TITANIC_DB=str(db))
 
 
-@pytest.fixture
-def api(endpoint, db):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        yield Titanic(client)
-
-
 def one_line(result):
     (line,) = result.stderr.decode().splitlines()
     return line
@@ -131,13 +125,6 @@ def test_bodies_are_bytes_from_files_and_stdin(titanic, tmp_path):
     assert done(titanic("reply", "--wait", uuid)) == b""
 
 
-def test_as_json(titanic):
-    told = json.loads(done(titanic("request", "--json", "echo", "text", "-", stdin=b"\xff\0")))
-    assert told == {"uuid": told["uuid"], "service": "echo"}
-    frames = ["text", {"base64": "/wA="}]
-    assert json.loads(done(titanic("reply", "--json", "--wait", told["uuid"]))) == {"final": True, "frames": frames}
-
-
 def test_a_reply_that_is_not_there_yet(titanic, db):
     uuid = done(titanic("request", "nobody", "")).decode().strip()
     result = titanic("reply", uuid)
@@ -162,23 +149,6 @@ def test_stream_prints_part_by_part(titanic):
     assert done(titanic("reply", uuid)) == b"end"
 
 
-def test_stream_prints_partials_as_they_come(endpoint, db, api):
-    gate = threading.Event()
-
-    def hold(request):
-        yield b"first"
-        gate.wait(TIMEOUT_SECONDS)
-        return b"last"
-
-    with Worker("hold", hold, broker=endpoint, **BEATS):
-        uuid = api.submit("hold").uuid
-        with process("titanic", "reply", uuid, "--stream", "--broker", endpoint) as reading:
-            reading.line("first", "stdout")
-            gate.set()
-            reading.line("last", "stdout")
-            assert reading.wait() == 0
-
-
 def test_a_request_that_failed(titanic):
     uuid = done(titanic("request", "fail")).decode().strip()
     for options in (["--wait"], [], ["--stream"]):
@@ -186,20 +156,6 @@ def test_a_request_that_failed(titanic):
         assert (result.returncode, result.stdout) == (6, b"")
         told = f"titanic: request {uuid} has failed: service 'fail' failed with 404: no such ?[31mrecord"
         assert one_line(result) == told
-
-
-def test_all_options_of_request(titanic):
-    options = "--idempotency-key k --idempotency-key-ttl 1h --priority 7 --retries 3 --backoff 0.5 --ttl 7d"
-    options += " --header a=b --header größe=x=y"
-    uuid = done(titanic("request", "nobody", "x", *options.split(), "--delay", "90m")).decode().strip()
-    assert done(titanic("request", "nobody", "y", "--idempotency-key", "k")).decode().strip() == uuid
-    told = json.loads(done(titanic("show", "--json", uuid)))
-    assert {name: told[name] for name in ("service", "state", "priority", "key", "retries", "backoff", "body")} == {
-        "service": "nobody", "state": "delayed", "priority": 7, "key": "k", "retries": 3, "backoff": 0.5, "body": ["x"]
-    }  # fmt: skip
-    assert (told["result_ttl"], json.loads(told["headers"])) == (7 * 86400, {"a": "b", "größe": "x=y"})
-    uuid = done(titanic("request", "nobody", "--at", "2100-01-31T12:00:00+01:00")).decode().strip()
-    assert json.loads(done(titanic("show", "--json", uuid)))["due"] == "2100-01-31T11:00:00.000+00:00"
 
 
 # ── what goes wrong ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -289,62 +245,7 @@ def test_no_titanic(here, monkeypatch):
             assert one_line(result) == told
 
 
-def test_a_titanic_that_takes_its_time_to_register(here):
-    with running_broker(limits=LIMITS) as server, ExitStack() as stack:
-        uuid = STRANGE.encode()
-        late = Worker("titanic.request", lambda request: [b"200", uuid], broker=server.endpoints[0])
-        stack.callback(late.wait)
-        stack.callback(late.stop)
-        starter = threading.Timer(2 * cli.HINT_SECONDS, late.start)
-        starter.start()
-        result = here("request", "echo", "--broker", server.endpoints[0])
-        starter.join()
-    assert (result.returncode, result.stdout) == (0, uuid + b"\n")
-    assert one_line(result) == f"titanic: no Titanic is registered at {server.endpoints[0]} yet; waiting for one"
-
-
-def test_no_titanic_within_the_timeout(here):
-    with running_broker(limits=LIMITS) as server:
-        result = here("request", "echo", "--broker", server.endpoints[0], "--timeout", "0.1")
-    assert result.returncode == 4
-    assert "start one with `titanic serve`" in one_line(result)
-
-
-def test_ctrl_c_while_waiting(endpoint, db, api):
-    ticket = api.submit("nobody")
-
-    def waiting():
-        workers = json.loads(api.client.request("mmi.workers", b"titanic.reply")[0])["workers"]
-        return sum(each["busy"] for each in workers)
-
-    for options in (["--wait"], ["--stream"]):
-        with process("titanic", "reply", ticket.uuid, *options, "--broker", endpoint) as asking:
-            eventually(waiting)
-            assert asking.end(signal.SIGINT) == 130
-            assert asking.stderr.split("\n") in (["titanic: interrupted"], ["", "titanic: interrupted"])
-        eventually(lambda: not waiting())
-    ticket.close()
-
-
-def test_the_bare_command_shows_its_help(here):
-    result = here()
-    assert (result.returncode, result.stderr) == (0, b"")
-    assert b"titanic request echo hello" in result.stdout
-    assert here("--version").stdout.startswith(b"titanic 0.")
-
-
-def test_a_closed_stdout_is_not_an_error(titanic, endpoint, api):
-    uuid = api.submit("count", b"3").uuid
-    command = f"{BIN}/titanic reply {uuid} --stream --broker {endpoint} | true"
-    assert os.system(f"bash -c 'set -o pipefail; {command}' 2>/dev/null") in {0, 256}
-
-
 SUBCOMMANDS = [*cli.LAZY_COMMANDS, "request", "reply", "close"]
-
-
-@pytest.mark.parametrize("arguments", [[], *([name] for name in SUBCOMMANDS), ["db", "check"]], ids=" ".join)
-def test_h_is_help(here, arguments):
-    assert done(here(*arguments, "-h")) == done(here(*arguments, "--help"))
 
 
 @pytest.mark.parametrize("command", SUBCOMMANDS)
@@ -353,29 +254,6 @@ def test_a_misspelt_option_has_nothing_to_do_with_the_environment(here, endpoint
     assert (result.returncode, result.stdout) == (2, b"")
     assert "No such option '--brokr'" in one_line(result)
     assert "environment" not in one_line(result)
-
-
-@pytest.mark.parametrize("separator", [" ", ",", ", "])
-def test_the_environment_may_name_several_brokers(here, endpoint, db, separator):
-    brokers = f"tcp://127.0.0.1:1{separator}{endpoint}"
-    uuid = done(here("request", "echo", "hello", MDP_BROKER=brokers)).decode().strip()
-    assert done(here("reply", uuid, "--wait", MDP_BROKER=brokers)) == b"hello"
-    result = here("request", "echo", MDP_BROKER=f"tcp://127.0.0.1:1{separator}localhost")
-    assert "expected an endpoint" in one_line(result)
-    assert "got 'localhost'" in one_line(result)
-
-
-def test_serve_registers_at_several_brokers(tmp_path, here):
-    with services() as one, services() as other:
-        brokers = f"{one} {other}"
-        command = ("titanic", "serve", "--db", str(tmp_path / "titanic.db"), *QUICK)
-        with process(*command, MDP_BROKER=brokers) as serving:
-            serving.line(f"serving titanic.request, titanic.reply, titanic.close, titanic.schedule at {one}, {other}")
-            for at in (one, other):
-                with Client(at, timeout=TIMEOUT_SECONDS) as client:
-                    ticket = Titanic(client).submit("echo", at.encode())
-                    assert ticket.result(timeout=TIMEOUT_SECONDS) == [at.encode()]
-            assert serving.end() == 0
 
 
 # ── operators ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -450,22 +328,6 @@ def test_ls(operator):
     assert result.stderr == b"there are more requests: use --limit to see them\n"
 
 
-def test_the_requests_of_an_owner(operator):
-    titanic, uuids, path = operator
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("UPDATE titanic_requests SET owner = 'shop' WHERE state = 'done'")
-    database.close()
-    (row,) = [json.loads(line) for line in done(titanic("ls", "--json", "--owner", "shop")).splitlines()]
-    assert (row["uuid"], row["owner"]) == (uuids["done"], "shop")
-    assert len(uuids_of(done(titanic("ls", "--json", "--owner", "")))) == 4
-    lines = [line.split() for line in done(titanic("ls")).decode().splitlines()[1:]]
-    assert {line[0]: line[2] for line in lines} == {
-        uuid: "shop" if name == "done" else "-" for name, uuid in uuids.items()
-    }
-    assert "owner       shop\n" in done(titanic("show", uuids["done"])).decode()
-    assert "owner" not in done(titanic("show", uuids["failed"])).decode()
-
-
 def test_ls_for_people(operator):
     titanic, uuids, _ = operator
     header, *lines = done(titanic("ls")).decode().splitlines()
@@ -495,20 +357,6 @@ def test_show(operator):
     assert (told["uuid"], told["state"], told["code"]) == (uuids["failed"], "failed", "404")
     assert "finished" in told
     assert "lease" not in told
-
-
-def test_show_cuts_long_values_short(operator):
-    titanic, uuids, db = operator
-    body = "x" * 100_000
-    with closing(sqlite3.connect(db)) as connection, connection:
-        packed = len(body).to_bytes(4, "big") + body.encode()
-        connection.execute("UPDATE titanic_requests SET body = ? WHERE uuid = ?", (packed, uuids["done"]))
-    connection.close()
-    told = done(titanic("show", uuids["done"])).decode()
-    assert len(told) < 5000
-    assert "(100004 characters; --full prints all)" in told
-    assert body in done(titanic("show", uuids["done"], "--full")).decode()
-    assert json.loads(done(titanic("show", uuids["done"], "--json")))["body"] == [body]
 
 
 NOBODY = 65534
@@ -609,14 +457,6 @@ def test_retry(operator):
     assert done(titanic("retry", "--all")) == b"0 retried\n"
 
 
-def test_retry_all(operator):
-    titanic, uuids, db = operator
-    assert done(titanic("retry", "--all", "--service", "echo")) == b"0 retried\n"
-    assert done(titanic("retry", "--all", "--older-than", "1d")) == b"0 retried\n"
-    assert done(titanic("retry", "--all", "--service", "fail", "--older-than", "0")) == b"1 retried\n"
-    assert state(db, uuids["failed"]) == "pending"
-
-
 def test_cancel(operator):
     titanic, uuids, db = operator
     assert done(titanic("cancel", uuids["running"])) == b"1 cancelled\n"
@@ -661,19 +501,6 @@ def test_stats(operator):
     assert rest == "3 PARTIALs, 1 keys"
 
 
-def test_a_titanic_follows_the_operators_changes(operator):
-    titanic, uuids, db = operator
-    with services() as at, serve(at, db):
-        done(titanic("retry", uuids["failed"]))
-        eventually(lambda: row(db, uuids["failed"])["attempts"] == 2 and state(db, uuids["failed"]) == "failed")
-        done(titanic("cancel", uuids["pending"]))
-        with (
-            Client(at, timeout=TIMEOUT_SECONDS) as client,
-            pytest.raises(ServiceError, match="cancelled by an operator"),
-        ):
-            Titanic(client).ticket(uuids["pending"]).result(timeout=TIMEOUT_SECONDS)
-
-
 # ── the tables ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -697,19 +524,6 @@ def test_the_tables_of_sqlite(here, tmp_path):
     told = json.loads(done(titanic("current", "--json")))
     assert told["version"] == told["needed"]
     assert b"as required" in done(titanic("check"))
-
-
-def test_tables_of_a_newer_version_are_refused(operator, endpoint):
-    titanic, _, db = operator
-    with closing(sqlite3.connect(db)) as connection, connection:
-        connection.execute("UPDATE titanic_version SET version_num = '9999'")
-    connection.close()
-    for command in (["ls"], ["db", "check"], ["db", "upgrade"], ["serve", "--broker", endpoint], ["retry", "--all"]):
-        result = titanic(*command)
-        assert (result.returncode, result.stdout) == (6, b"")
-        assert "has tables of version 9999, from a newer zmdp" in one_line(result)
-        assert one_line(result).endswith(": upgrade zmdp")
-    assert done(titanic("db", "current")) == b"9999\n"
 
 
 def test_postgresql(here):
@@ -826,51 +640,6 @@ def test_a_submission_is_stored_once_although_the_broker_dies_before_the_answer(
 def handled(client, service):
     """Return how many requests the workers of a service are handling."""
     return sum(each["busy"] for each in json.loads(client.request("mmi.workers", service.encode())[0])["workers"])
-
-
-def test_the_drain_is_bounded(port):
-    at, titanic, db = port
-    with holding(at) as (held, gate):
-        with serve(at, db, "--drain-timeout", "0.1") as serving:
-            ticket = titanic.submit("hold", b"body")
-            assert held.wait(TIMEOUT_SECONDS)
-            assert serving.end() == 1
-            serving.line("gave up 1 running requests of hold: they are executed again")
-        assert state(db, ticket.uuid) in {"delayed", "pending"}  # due at once, without an owner
-        gate.set()
-        with serve(at, db):
-            assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"body"]
-
-
-def test_two_titanics_share_a_database(port):
-    at, titanic, db = port
-    executed = []
-
-    def echo(request):
-        executed.append(int(request[0]))
-        return list(request)
-
-    with serve(at, db) as first, serve(at, db), Worker("echo", echo, broker=at, concurrency=2, **BEATS):
-        tickets = [titanic.submit("echo", b"%d" % number) for number in range(50)]
-        assert first.end() == 0
-        tickets += [titanic.submit("echo", b"%d" % number) for number in range(50, 60)]
-        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [
-            [b"%d" % number] for number in range(60)
-        ]
-    assert sorted(executed) == list(range(60))
-
-
-def test_serve_waits_for_its_broker(tmp_path):
-    at = free_endpoint()
-    with serve(at, tmp_path / "titanic.db") as serving:
-        assert serving.end() == 0
-    with serve(at, tmp_path / "titanic.db") as serving:
-        serving.line(f"no broker at {at} yet: nothing is listening there")
-        with broker("--heartbeat", "0.2", "--liveness", "50", bind=at):
-            with Client(at, timeout=TIMEOUT_SECONDS) as client:
-                eventually(lambda: client.available("titanic.request"))
-            assert UUID.fullmatch(done(run("titanic", "request", "echo", "--broker", at)))
-            assert serving.end() == 0
 
 
 def test_settings_of_serve(port):

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime, timedelta, timezone
 from uuid import UUID
 
 import pytest
@@ -19,11 +18,9 @@ from support.titanics import BEATS, LIMITS, connected, row, serving, stored
 
 from zmdp.clients import (
     AsyncClient,
-    BrokerUnreachable,
     Client,
     RequestTimeout,
     ServiceError,
-    ServiceNotFound,
     SettingError,
 )
 from zmdp.testing import running_broker
@@ -35,7 +32,6 @@ from zmdp.titanic import (
     TitanicError,
     UnknownTicket,
     callers,
-    conversation,
     enqueue,
 )
 from zmdp.titanic.store.models import Base
@@ -230,22 +226,6 @@ def test_an_invalid_uuid_is_not_even_sent(titanic):
         assert not isinstance(told.value, SettingError)
 
 
-@pytest.mark.usefixtures("held")
-def test_result_waits_for_the_timeout(titanic, gate, pool):
-    ticket = titanic.submit("held", b"")
-    assert not ticket.ready()
-    for timeout in (0, 0.05):
-        with pytest.raises(RequestTimeout, match=f"request {ticket.uuid} has no reply after {timeout} s"):
-            ticket.result(timeout=timeout)
-    with pytest.raises(TimeoutError):
-        ticket.result(0)
-    waiting = [pool.submit(ticket.result, timeout) for timeout in (None, TIMEOUT_SECONDS)]
-    gate.set()
-    assert [each.result() for each in waiting] == [[b"end"]] * 2
-    assert ticket.ready()
-    assert ticket.result(timeout=0) == [b"end"]
-
-
 @pytest.mark.usefixtures("echo")
 def test_an_invalid_timeout_is_rejected(titanic):
     ticket = titanic.submit("echo")
@@ -319,69 +299,12 @@ def test_all_options_are_stored(titanic, url):
     assert key["expires"] - told["created"] == pytest.approx(60)
 
 
-def test_a_moment_is_a_datetime_or_seconds(titanic, url):
-    moment = datetime(2100, 1, 31, 12, tzinfo=UTC)
-    for at in (moment, moment.astimezone(timezone(timedelta(hours=-7, minutes=-30))), moment.timestamp()):
-        assert row(url, titanic.submit("later", at=at).uuid)["due"] == moment.timestamp()
-
-
-NOT_EVEN_SENT = [
-    ({"at": datetime(2100, 1, 1)}, "it must have a tzinfo"),
-    ({"at": "2100-01-01T00:00:00Z"}, "at is '2100-01-01T00:00:00Z': it must be a datetime, or a number of seconds"),
-    ({"delay": "1"}, "delay is '1': it must be a number of seconds"),
-    ({"ttl": True}, "ttl is True: it must be a number of seconds"),
-    ({"backoff": timedelta(1)}, "backoff is"),
-    ({"service": "no\tname"}, "is not a valid service name"),
-    ({"headers": {"a": 1}}, "headers"),
-    ({"priority": 10}, "priority must be a whole number from 0 to 9"),
-    ({"retries": -1}, "retries must be a whole number"),
-    ({"delay": -1}, "delay is -1: it must be a number of seconds"),
-    ({"delay": 1, "at": 1}, "cannot be combined"),
-    ({"key": ""}, "key must be text of 1 to 255 bytes"),
-    ({"key_ttl": 1}, "key_ttl needs a key"),
-    ({"ttl": 0}, "ttl is 0: it must be a number of seconds, above 0"),
-]
-REJECTED = [
-    ({"service": "titanic.request"}, "Titanic rejected the request: titanic.request cannot be called through Titanic"),
-    ({"service": "mmi.service"}, "cannot be called through Titanic"),
-]
-
-
-def test_an_invalid_option_is_a_setting_error(titanic, url):
-    for asked, told in [*NOT_EVEN_SENT, *REJECTED]:
-        with pytest.raises(SettingError, match=told):
-            titanic.submit(**{"service": "later", **asked})
-    assert stored(url)["requests"] == []
-
-
-def test_a_known_key_returns_the_first_request(titanic):
-    first = titanic.submit("later", b"one", b"two", key="k")
-    again = titanic.submit("later", b"other", key="k")
-    assert again.request() == first.request() == [b"one", b"two"]
-    first.close()
-    with pytest.raises(UnknownTicket):
-        again.request()
-
-
 def test_a_full_titanic_rejects_requests(twin, endpoint, url):
     with serving(endpoint, url, max_waiting=1), opened(twin, endpoint) as titanic:
         titanic.submit("later")
         with pytest.raises(TitanicError, match="full") as told:
             titanic.submit("later")
         assert told.value.code == 429
-
-
-def test_a_service_that_has_all_its_room_leaves_room_to_others(twin, endpoint, url):
-    """Other programs, such as Spark, write into the database without asking Titanic."""
-    with serving(endpoint, url, max_waiting=4), opened(twin, endpoint) as titanic:
-        for _ in range(2):
-            titanic.submit("bulk")
-        with pytest.raises(TitanicError, match=r"2 requests to bulk have not ended \(--max-waiting-per-service\)"):
-            titanic.submit("bulk")
-        for _ in range(2):
-            titanic.submit("other")
-        with pytest.raises(TitanicError, match=r"4 requests have not ended \(--max-waiting\)"):
-            titanic.submit("third")
 
 
 @pytest.mark.usefixtures("echo")
@@ -392,33 +315,6 @@ def test_a_titanic_can_have_a_default_ttl(twin, endpoint, url):
             ticket.result(timeout=TIMEOUT_SECONDS)
             told = row(url, ticket.uuid)
             assert told["expires"] - told["finished"] == pytest.approx(ttl)
-
-
-@pytest.mark.usefixtures("echo")
-def test_a_submission_with_a_key_can_be_repeated(titanic, url):
-    tickets = [titanic.submit("echo", b"body", key="k") for _ in range(3)]
-    assert len({ticket.uuid for ticket in tickets}) == 1
-    assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[b"body"]] * 3
-    assert row(url, tickets[0].uuid)["attempts"] == 1
-
-
-@pytest.mark.usefixtures("server")
-def test_a_request_that_its_client_sends_twice_is_stored_once(twin, endpoint, url, monkeypatch):
-    uuid = UUID(int=7).hex
-    monkeypatch.setattr(conversation, "new_uuid_hex", lambda: uuid)
-    with opened(twin, endpoint) as titanic:  # as if the connection was lost before the answer arrived
-        assert [titanic.submit("later", b"body").uuid for _ in range(3)] == [uuid] * 3
-        keyed = titanic.submit("later", b"body", key="k").uuid
-        assert keyed != uuid
-        titanic.ticket(keyed).close()
-        assert titanic.submit("later", b"body", key="k").uuid == keyed  # and is not stored again
-    (stored_once,) = stored(url)["requests"]
-    assert UUID(str(stored_once["uuid"])).hex == uuid
-
-
-def test_a_misspelt_option_is_a_type_error(titanic):
-    with pytest.raises(TypeError, match="no option 'priorty'"):
-        titanic.submit("later", priorty=5)
 
 
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -449,113 +345,7 @@ def test_a_failed_request_raises_what_its_handler_raised(titanic, endpoint):
         assert (told.value.code, told.value.detail) == (500, None)
 
 
-def test_service_not_found_without_a_titanic(twin, endpoint, monkeypatch):
-    monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
-    monkeypatch.setattr(conversation, "RESTART_SECONDS", 0.1)
-    with opened(twin, endpoint, timeout=TIMEOUT_SECONDS) as titanic:
-        ticket = titanic.ticket(STRANGE)
-        for ask in (
-            lambda: titanic.submit("echo"),
-            ticket.result,
-            lambda: ticket.result(timeout=TIMEOUT_SECONDS),
-            lambda: ticket.result(timeout=0),
-            lambda: list(ticket.partials()),
-            lambda: list(ticket.partials(timeout=TIMEOUT_SECONDS)),
-            ticket.ready,
-            ticket.close,
-        ):
-            with pytest.raises(
-                ServiceNotFound, match=f"no Titanic is registered at {endpoint}, .*: start one with `titanic serve`"
-            ):
-                ask()
-
-
-def test_broker_unreachable_without_a_broker(twin, monkeypatch):
-    monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.1)
-    with opened(twin, "tcp://127.0.0.1:1", timeout=0.1) as titanic:
-        ticket = titanic.ticket(STRANGE)
-        for ask in (
-            lambda: titanic.submit("echo"),
-            ticket.ready,
-            ticket.result,
-            lambda: ticket.result(timeout=0.1),
-            lambda: list(ticket.partials()),
-            ticket.close,
-        ):
-            with pytest.raises(BrokerUnreachable):
-                ask()
-
-
-def stats(endpoint):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        return json.loads(client.request("mmi.stats")[0])
-
-
-def dropped(endpoint):
-    """Return how many requests the broker has dropped."""
-    return sum(stats(endpoint)["dropped"].values())
-
-
-@pytest.mark.usefixtures("held")
-def test_waiting_survives_a_restart_of_titanic(twin, endpoint, url, gate, pool, monkeypatch):
-    monkeypatch.setattr(conversation, "LONG_POLL_SECONDS", 0.2)
-    with ExitStack() as stack:
-        titanic = stack.enter_context(opened(twin, endpoint))
-        first = stack.enter_context(ExitStack())
-        first.enter_context(serving(endpoint, url))
-        ticket = titanic.submit("held", b"body")
-        live = ticket.partials()
-        assert [next(live), next(live)] == [[b"one"], [b"two", b"body"]]
-        waiting = pool.submit(ticket.result)
-        rest = pool.submit(lambda: [list(part) for part in live])
-        eventually(lambda: stats(endpoint)["running"] == 3)  # `held`, and both long polls have reached Titanic
-        first.close()
-        gate.set()  # the first attempt of `held` has been cancelled
-        before = dropped(endpoint)
-        eventually(lambda: dropped(endpoint) >= before + 6)  # they ask again and again
-        assert not waiting.done()
-        assert not rest.done()
-        stack.enter_context(serving(endpoint, url))
-        assert waiting.result(TIMEOUT_SECONDS) == [b"end"]
-        assert rest.result(TIMEOUT_SECONDS) == [[b"three"]]
-
-
-@pytest.mark.usefixtures("held")
-def test_a_caller_that_cannot_wait_polls(titanic, gate, pool, monkeypatch):
-    monkeypatch.setattr(callers, "MAX_CALLERS", 1)
-    ticket = titanic.submit("held", b"body")
-    waiting = [pool.submit(ticket.result) for _ in range(5)]
-    following = [pool.submit(lambda: [part[0] for part in ticket.partials()]) for _ in range(2)]
-    gate.set()
-    assert [each.result(TIMEOUT_SECONDS) for each in waiting] == [[b"end"]] * 5
-    assert [each.result(TIMEOUT_SECONDS) for each in following] == [[b"one", b"two", b"three"]] * 2
-
-
 # ── many at once ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.usefixtures("echo")
-def test_many_threads_share_one_client(titanic, pool):
-    def one(number):
-        with titanic.submit("echo", b"%d" % number) as ticket:
-            return ticket.result(timeout=TIMEOUT_SECONDS)
-
-    assert list(pool.map(one, range(200))) == [[b"%d" % number] for number in range(200)]
-
-
-@pytest.mark.usefixtures("echo", "server")
-def test_many_tasks_share_one_client(endpoint):
-    async def scenario():
-        async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS) as asynchronous:
-            titanic = AsyncTitanic(asynchronous)
-
-            async def one(number):
-                async with await titanic.submit("echo", b"%d" % number) as ticket:
-                    return await ticket.result(timeout=TIMEOUT_SECONDS)
-
-            assert await asyncio.gather(*map(one, range(200))) == [[b"%d" % number] for number in range(200)]
-
-    asyncio.run(scenario())
 
 
 def test_a_cancelled_task_stops_waiting(endpoint, url, monkeypatch):

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -33,9 +32,8 @@ from zmdp.clients import Client, RetryLater, ServiceError, StreamInterrupted, Wo
 from zmdp.mdp.broker.drops import REPORTS, Drop
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
-from zmdp.titanic import Titanic, UnknownTicket, admin, maintenance, retries, store
+from zmdp.titanic import Titanic, admin, maintenance, retries
 from zmdp.titanic import callers as callers_module
-from zmdp.titanic.server import titanics_with_other_database
 from zmdp.workers import Worker
 
 PROCESSES = Path(__file__).parents[1] / "processes"
@@ -128,14 +126,6 @@ def test_a_slow_service_does_not_hold_up_others(bench, titanic):
     assert held[0].result(timeout=TIMEOUT_SECONDS) == [b"done"]
 
 
-def test_requests_run_by_priority_then_by_age(bench, titanic):
-    asked = [0, 5, 9, 5, 0, 9, 1]
-    for number, priority in enumerate(asked):
-        titanic.submit("later", b"%d" % number, priority=priority)
-    worker = bench.x1_worker(b"later")
-    assert [answer(worker) for _ in asked] == [b"2", b"5", b"1", b"3", b"6", b"0", b"4"]
-
-
 def test_a_delayed_request_does_not_hold_up_others(bench, titanic, url):
     worker = bench.x1_worker(b"echo")
     never = titanic.submit("echo", b"never", delay=3600)
@@ -177,36 +167,6 @@ def slow(request):
 
 
 @on_sqlite
-def test_headers_reach_the_handler(bench, titanic):
-    def look(request):
-        return json.dumps(dict(request.headers)).encode()
-
-    with Worker("look", look, broker=bench.endpoint, **BEATS):
-        headers = {"tenant": "größer", "empty": ""}
-        ticket = titanic.submit("look", headers=headers)
-        assert json.loads(ticket.result(timeout=TIMEOUT_SECONDS)[0]) == {**headers, "request-id": ticket.uuid}
-        named = {**headers, "request-id": "mine"}
-        assert json.loads(titanic.submit("look", headers=named).result(timeout=TIMEOUT_SECONDS)[0]) == named
-
-
-def test_a_reply_expires(bench, titanic, url):
-    worker = bench.x1_worker(b"echo")
-    short, long, none = (titanic.submit("echo", b"", ttl=ttl) for ttl in (0.1, 3600, None))
-    waits = titanic.submit("later", b"", ttl=0.1)  # it has no reply yet that could expire
-    for _ in range(3):
-        answer(worker)
-    eventually(lambda: short.uuid not in [each["uuid"].replace("-", "") for each in known(url)])
-    with pytest.raises(UnknownTicket):
-        short.result(timeout=TIMEOUT_SECONDS)
-    assert long.result(timeout=TIMEOUT_SECONDS) == none.result(timeout=TIMEOUT_SECONDS) == [b"done"]
-    assert not waits.ready()
-
-
-def known(url):
-    return [{**each, "uuid": str(each["uuid"])} for each in stored(url)["requests"]]
-
-
-@on_sqlite
 def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypatch):
     monkeypatch.setattr(retries, "MAX_REPLY_BYTES", 10)
     worker = bench.x1_worker(b"echo")
@@ -220,91 +180,7 @@ def test_a_reply_that_could_not_be_fetched_is_a_failure(bench, titanic, monkeypa
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_request_with_a_key_runs_once(bench, titanic, url):
-    worker = bench.x1_worker(b"echo")
-    first = titanic.submit("echo", b"first", key="k")
-    again = titanic.submit("echo", b"again", key="k")
-    other = titanic.submit("echo", b"other key", key="K")
-    elsewhere = titanic.submit("elsewhere", b"", key="k")
-    plain = titanic.submit("echo", b"no key")
-    assert first.uuid == again.uuid
-    assert len({first.uuid, other.uuid, elsewhere.uuid, plain.uuid}) == 4
-    assert [answer(worker) for _ in range(3)] == [b"first", b"other key", b"no key"]
-    assert again.result(timeout=TIMEOUT_SECONDS) == [b"done"]
-    assert titanic.submit("echo", b"", key="k").uuid == first.uuid
-    worker.nothing()
-    assert len(stored(url)["requests"]) == 4
-
-
-def test_a_key_outlives_its_request(bench, titanic, url):
-    worker = bench.x1_worker(b"echo")
-    first = titanic.submit("echo", b"1", key="k")
-    answer(worker)
-    first.result(timeout=TIMEOUT_SECONDS)
-    first.close()
-    again = titanic.submit("echo", b"2", key="k")
-    assert again.uuid == first.uuid
-    with pytest.raises(UnknownTicket):
-        again.result(timeout=TIMEOUT_SECONDS)
-    worker.nothing()
-    assert stored(url)["requests"] == []
-
-
-def test_a_key_expires(bench, url, client, monkeypatch):
-    monkeypatch.setattr(maintenance, "MAINTENANCE_SECONDS", 3600)  # so that maintenance does not delete it
-    worker = bench.x1_worker(b"echo")
-    with serving(bench.endpoint, url):
-        titanic = Titanic(client)
-        first = titanic.submit("echo", b"1", key="k", key_ttl=0.2)
-        second = eventually(lambda: new(titanic.submit("echo", b"2", key="k", key_ttl=3600), first))
-        assert titanic.submit("echo", b"3", key="k").uuid == second.uuid
-        assert [answer(worker), answer(worker)] == [b"1", b"2"]
-        assert first.result(timeout=TIMEOUT_SECONDS) == second.result(timeout=TIMEOUT_SECONDS) == [b"done"]
-        worker.nothing()
-
-
-def test_expired_keys_are_deleted(titanic, url):
-    titanic.submit("later", key="short", key_ttl=0.1)
-    titanic.submit("later", key="long", key_ttl=3600)
-    titanic.submit("later", key="for ever")
-    eventually(lambda: {each["key"] for each in stored(url)["keys"]} == {"long", "for ever"})
-    assert len(stored(url)["requests"]) == 3
-
-
-def new(ticket, other):
-    return ticket if ticket.uuid != other.uuid else None
-
-
-def test_concurrent_submissions_with_a_key_are_one_request(bench, url, pool):
-    with ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(serving(bench.endpoint, url))
-        client = stack.enter_context(Client(bench.endpoint, timeout=TIMEOUT_SECONDS))
-        titanic = Titanic(client)
-        tickets = list(pool.map(lambda n: titanic.submit("later", b"%d" % n, key=f"k{n % 3}"), range(120)))
-        by_key = [{ticket.uuid for ticket in tickets[n::3]} for n in range(3)]
-        assert [len(uuids) for uuids in by_key] == [1, 1, 1]
-        assert {each["uuid"].replace("-", "") for each in known(url)} == set.union(*by_key)
-        worker = bench.x1_worker(b"later")
-        for _ in range(3):
-            answer(worker)
-        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[b"done"]] * 120
-        worker.nothing()
-
-
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@on_sqlite
-def test_a_handlers_error_is_the_outcome(bench, titanic, url):
-    worker = bench.x1_worker(b"records")
-    for code in (400, 403, 404, 413, 422, 499, 500, 599):
-        ticket = titanic.submit("records")
-        address, _ = given(worker)
-        worker.error(address, b"%d" % code, b"no such record", b"detail")
-        told = failed(ticket)
-        assert (told.code, told.text, told.detail) == (code, "no such record", b"detail")
-        assert row(url, ticket.uuid)["attempts"] == 1
 
 
 def test_a_failed_handler_is_retried_as_often_as_requested(bench, titanic, url):
@@ -318,20 +194,6 @@ def test_a_failed_handler_is_retried_as_often_as_requested(bench, titanic, url):
     told = row(url, ticket.uuid)
     assert (told["state"], told["attempts"], told["failures"]) == ("failed", 3, 2)
     worker.nothing()
-
-
-def test_a_retry_may_succeed(bench, titanic, url):
-    worker = bench.x1_worker(b"records")
-    ticket = titanic.submit("records", b"", retries=5, backoff=0.01)
-    address, _ = given(worker)
-    worker.partial(address, b"of the first")
-    worker.error(address, b"500", b"not yet")
-    address, _ = given(worker)
-    worker.partial(address, b"of the second")
-    worker.final(address, b"done")
-    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
-    assert [list(part) for part in ticket.partials()] == [[b"of the second"]]
-    assert len(stored(url)["parts"]) == 1
 
 
 @on_sqlite
@@ -370,19 +232,6 @@ def test_transient_failures_are_retried_without_limit(bench, titanic, url):
 
 @on_sqlite
 @pytest.mark.usefixtures("quick_retries")
-def test_a_request_that_kills_its_worker_goes_to_the_next(bench, titanic, url):
-    ticket = titanic.submit("echo", b"body")
-    for _ in range(4):  # one more than the broker gives it to
-        worker = bench.x1_worker(b"echo")
-        given(worker)
-        worker.close()
-    answer(bench.x1_worker(b"echo"))
-    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
-    assert row(url, ticket.uuid)["attempts"] == 2
-
-
-@on_sqlite
-@pytest.mark.usefixtures("quick_retries")
 def test_a_request_that_kills_its_workers_fails(bench, titanic, url):
     ticket = titanic.submit("echo", b"poison")
     for _ in range(6):  # the broker gives it to three at a time, and five are the limit
@@ -399,21 +248,6 @@ def test_a_request_that_kills_its_workers_fails(bench, titanic, url):
     assert operate(url, admin.retry, ticket.uuid) == [ticket.uuid]
     answer(worker)
     assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
-
-
-@on_sqlite
-@pytest.mark.usefixtures("quick_retries")
-def test_workers_lost_within_streams_count_too(bench, url, client):
-    with serving(bench.endpoint, url, max_deaths=2):
-        ticket = Titanic(client).submit("echo", b"poison")
-        for _ in range(2):
-            worker = bench.x1_worker(b"echo")
-            address, _ = given(worker)
-            worker.partial(address, b"part")
-            eventually(lambda: len(stored(url)["parts"]) == 1)
-            worker.close()
-        assert failed(ticket).code == 502
-        assert row(url, ticket.uuid)["deaths"] == 2
 
 
 @pytest.mark.parametrize(
@@ -448,67 +282,12 @@ def test_an_interrupted_attempt_does_not_count_as_a_retry(bench, url, client):
     assert (row(url, ticket.uuid)["attempts"], row(url, ticket.uuid)["failures"]) == (3, 1)
 
 
-def test_an_operator_lists_and_retries_failed_requests(bench, titanic, url):
-    worker = bench.x1_worker(b"records")
-    tickets = [titanic.submit("records", b"%d" % number) for number in range(3)]
-    for _ in range(2):
-        address, body = given(worker)
-        worker.error(address, b"404", b"no " + body)
-    answer(worker)
-    assert [failed(ticket).text for ticket in tickets[:2]] == ["no 0", "no 1"]
-    tickets[2].result(timeout=TIMEOUT_SECONDS)
-    listed = ls(url, states=("failed",))
-    assert [(each["uuid"], each["code"], each["error"]) for each in listed] == [
-        (tickets[0].uuid, 404, "no 0"),
-        (tickets[1].uuid, 404, "no 1"),
-    ]
-    everything = [ticket.uuid for ticket in tickets]
-    assert sorted(operate(url, admin.retry, *everything)) == sorted(everything[:2])
-    assert [answer(worker), answer(worker)] == [b"0", b"1"]
-    assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in tickets] == [[b"done"]] * 3
-    assert ls(url, states=("failed",)) == []
-
-
-def ls(url, **which):
-    with connected(url) as connection:
-        return admin.ls(connection, admin.Filter(**which), 100)
-
-
 # ── PARTIALs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def parts(ticket, start=0):
     """Return the first frames of the PARTIALs."""
     return [part[0] for part in ticket.partials(start, timeout=TIMEOUT_SECONDS)]
-
-
-def test_partials_are_kept_in_order_and_replayed_from_anywhere(bench, titanic, url):
-    worker = bench.x1_worker(b"count")
-    ticket = titanic.submit("count")
-    address, _ = given(worker)
-    for number in range(500):  # more than are stored, and more than are fetched, at a time
-        worker.partial(address, b"%d" % number, b"", b"\0\xff")
-    worker.final(address, b"end")
-    everything = [[b"%d" % number, b"", b"\0\xff"] for number in range(500)]
-    assert [list(part) for part in ticket.partials(timeout=TIMEOUT_SECONDS)] == everything
-    assert [list(part) for part in ticket.partials()] == everything
-    for start in (0, 1, 63, 64, 65, 499, 500, 10_000):
-        assert [list(part) for part in ticket.partials(start)] == everything[start:]
-    assert ticket.result() == [b"end"]
-    assert len(stored(url)["parts"]) == 500
-
-
-@on_sqlite
-def test_large_partials(bench, titanic):
-    worker = bench.x1_worker(b"count")
-    ticket = titanic.submit("count")
-    address, _ = given(worker)
-    large = [bytes([number]) * 3_000_000 for number in range(5)]
-    for part in large:
-        worker.partial(address, part)
-    worker.final(address, b"end")
-    assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"end"]
-    assert parts(ticket) == large
 
 
 def test_partials_can_be_followed_live(bench, titanic, monkeypatch):
@@ -529,19 +308,6 @@ def test_partials_can_be_followed_live(bench, titanic, monkeypatch):
     worker.final(address, b"end")
     for client in (early, late):
         client.final(b"titanic.reply", b"200", b"end")
-
-
-@on_sqlite
-def test_the_failure_of_a_stream_comes_after_its_partials(bench, titanic):
-    worker = bench.x1_worker(b"count")
-    ticket = titanic.submit("count")
-    address, _ = given(worker)
-    worker.partial(address, b"0")
-    worker.error(address, b"422", b"no more")
-    stream = ticket.partials(timeout=TIMEOUT_SECONDS)
-    assert next(stream) == [b"0"]
-    with pytest.raises(ServiceError, match="no more"):
-        next(stream)
 
 
 @on_sqlite
@@ -586,25 +352,6 @@ def test_an_interrupted_stream_is_run_again(bench, titanic, url):
         client.final(b"titanic.reply", b"200", b"end")
     assert parts(ticket) == [b"second %d" % number for number in range(4)]
     assert len(stored(url)["parts"]) == 4
-
-
-@pytest.mark.usefixtures("quick_retries")
-def test_a_second_attempt_may_have_fewer_partials(bench, titanic, url):
-    ticket = titanic.submit("count")
-    live = bench.x1_client()
-    first = bench.x1_worker(b"count")
-    follow(live, ticket)
-    address, _ = given(first)
-    for number in range(3):
-        first.partial(address, b"%d" % number)
-        live.partial(b"titanic.reply", b"%d" % number)
-    first.close()
-    second = bench.x1_worker(b"count")
-    address, _ = given(second)
-    second.partial(address, b"only")
-    second.final(address, b"end")
-    live.final(b"titanic.reply", b"200", b"end")
-    assert parts(ticket) == [b"only"]
 
 
 @on_postgresql
@@ -682,19 +429,6 @@ def test_an_operator_cancels_a_running_request_at_the_worker(bench, titanic, url
     assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
 
 
-def test_an_operator_cancels_only_requests_that_have_not_ended(bench, titanic, url):
-    worker = bench.x1_worker(b"echo")
-    done = titanic.submit("echo")
-    answer(worker)
-    done.result(timeout=TIMEOUT_SECONDS)
-    pending, delayed = titanic.submit("later"), titanic.submit("echo", delay=3600)
-    everything = [ticket.uuid for ticket in (done, pending, delayed)]
-    assert sorted(operate(url, admin.cancel, *everything)) == sorted(everything[1:])
-    assert [state(url, uuid) for uuid in everything] == ["done", "failed", "failed"]
-    assert operate(url, admin.cancel, *everything) == []
-    assert done.result() == [b"done"]
-
-
 # ── several Titanics ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -749,48 +483,7 @@ def test_titanics_with_different_databases_are_reported(bench, url, tmp_path, ca
     assert f"(process {os.getpid()} on " in caplog.text
 
 
-def test_only_titanics_with_another_database_are_reported():
-    names = ["titanic, database a", "titanic, database b", "titanic", "titanic, database b"]
-    workers = [{"name": name, "host": "here", "pid": pid} for pid, name in enumerate(names)]
-    assert titanics_with_other_database(workers, "titanic, database a") == [("here", 1), ("here", 3)]
-    assert titanics_with_other_database(workers[:1], "titanic, database a") == []
-
-
 # ── clocks that jump ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-DAY = 86400
-
-
-def test_a_crash_while_the_clock_was_ahead_does_not_block_requests(bench, url, client):
-    with serving(bench.endpoint, url):
-        running, retried = Titanic(client).submit("echo", b"running"), Titanic(client).submit("echo", b"retried")
-    with connected(url) as connection:
-        for text in (
-            "INSERT INTO titanic_holders (holder, lease, seconds) VALUES ('dead', :ahead, 2)",
-            "UPDATE titanic_requests SET state = 'running', attempts = 1, holder = 'dead' WHERE uuid = :running",
-            "UPDATE titanic_requests SET state = 'delayed', attempts = 1, due = :ahead WHERE uuid = :retried",
-        ):
-            given = {"ahead": time.time() + DAY, "running": running.uuid, "retried": retried.uuid}
-            connection.execute(sa.text(text), {name: given[name] for name in given if f":{name}" in text})
-    with serving(bench.endpoint, url), Worker("echo", list, broker=bench.endpoint, **BEATS):
-        assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in (running, retried)] == [[b"running"], [b"retried"]]
-
-
-@on_sqlite
-def test_a_clock_that_is_set_back_does_not_interrupt_requests(bench, url, client, monkeypatch):
-    with serving(bench.endpoint, url, lease=6):
-        worker = bench.x1_worker(b"echo")
-        ticket = Titanic(client).submit("echo", b"body")
-        address, _ = given(worker)
-        ours = time.time
-        monkeypatch.setattr(store.clock, "time", SimpleNamespace(time=lambda: ours() - DAY))
-        eventually(lambda: lease(url) < ours() - DAY + 60)
-        renewed = lease(url)
-        eventually(lambda: lease(url) > renewed + 1)  # it was renewed since
-        worker.final(address, b"done")
-        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
-        assert row(url, ticket.uuid)["attempts"] == 1
 
 
 # ── real deaths ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,16 +1,12 @@
 """Database failures: 200 always means stored, and Titanic recovers by itself."""
 
 import asyncio
-import os
-import shutil
 import sqlite3
-import subprocess
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import count
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -147,65 +143,6 @@ def loaded(bench, url, **settings):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """Yield a folder on a disk of two megabytes."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a file system here: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk(bench, small_disk, client):
-    url, filler = f"sqlite:///{small_disk}/titanic.db", small_disk / "filler"
-    with serving(bench.endpoint, url):
-        titanic = Titanic(client)
-        worker = bench.x1_worker(b"echo")
-        before = titanic.submit("echo", b"before")
-        worker.final(worker.request(b"before")[0], b"done")
-        before.result(timeout=TIMEOUT_SECONDS)
-        running = titanic.submit("echo", b"running")
-        address, _ = worker.request(b"running")
-        fill(filler)
-        accepted, refused = {}, []
-        while len(refused) < 3:
-            try:
-                ticket = titanic.submit("later", LARGE)
-                accepted[ticket.uuid] = ticket
-            except TitanicError as error:
-                refused.append((error.code, error.text))
-                fill(filler)
-        assert {code for code, _ in refused} == {500}
-        assert all("full" in text or "I/O" in text for _, text in refused), refused
-        worker.final(address, LARGE)  # it cannot be stored now
-        assert before.result(timeout=TIMEOUT_SECONDS) == [b"done"]  # reading still works
-        assert not running.ready()
-        filler.unlink()
-        assert running.result(timeout=TIMEOUT_SECONDS) == [LARGE]
-        with Worker("later", list, broker=bench.endpoint, **BEATS):
-            after = titanic.submit("later", b"after")
-            assert after.result(timeout=TIMEOUT_SECONDS) == [b"after"]
-            assert [ticket.result(timeout=TIMEOUT_SECONDS) for ticket in accepted.values()] == [[LARGE]] * len(accepted)
-        known = {each["uuid"] for each in stored(url)["requests"]}
-        assert known == {before.uuid, running.uuid, after.uuid, *accepted}
-        assert row(url, running.uuid)["attempts"] == 1
-
-
-def fill(path):
-    """Fill the disk."""
-    with path.open("ab", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            return
-
-
-@pytest.fixture
 def writing():
     """Collect the SQLite connection of each writing transaction from now on."""
     found = []
@@ -234,21 +171,6 @@ def test_a_database_that_rejects_writes(bench, own_url, writing, pragma, told):
         assert load.wait_refused() == told
         connection.execute(f"PRAGMA {pragma[1]}")
     assert set(load.refused) == {(500, told)}
-
-
-@on_sqlite
-def test_a_database_that_another_has_locked(bench, own_url, impatient):
-    impatient(0.05)
-    path = sa.make_url(own_url).database
-    with loaded(bench, own_url) as load:
-        code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], timeout=20, isolation_level=None); "
-        code += "c.execute('BEGIN IMMEDIATE'); print('locked', flush=True); input()"
-        other = subprocess.Popen(["python3", "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert other.stdout.readline() == b"locked\n"
-        assert load.wait_refused() == "database is locked"
-        other.communicate(b"\n")
-        assert other.returncode == 0
-    assert set(load.refused) == {(500, "database is locked")}
 
 
 @on_sqlite
@@ -287,77 +209,6 @@ def locked(url):
 def now(url):
     with connected(url) as connection:
         return connection.scalar(sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0"))
-
-
-@on_sqlite
-def test_a_file_that_is_removed_is_noticed(bench, own_url, client, tmp_path):
-    path, aside = Path(sa.make_url(own_url).database), tmp_path / "aside.db"
-    with serving(bench.endpoint, own_url):
-        titanic = Titanic(client)
-        before = titanic.submit("later", b"before")
-        path.rename(aside)
-        for ask in (lambda: titanic.submit("later", b"lost"), before.ready, before.close):
-            with pytest.raises(TitanicError, match="removed or replaced") as told:
-                ask()
-            assert told.value.code == 500
-        assert not path.exists()  # no new file is created
-        aside.rename(path)
-        with Worker("later", list, broker=bench.endpoint, **BEATS):
-            assert before.result(timeout=TIMEOUT_SECONDS) == [b"before"]
-            assert titanic.submit("later", b"after").result(timeout=TIMEOUT_SECONDS) == [b"after"]
-    assert len(stored(own_url)["requests"]) == 2
-
-
-@on_sqlite
-def test_a_file_that_is_replaced_is_noticed(bench, own_url, client, tmp_path):
-    path, copy = Path(sa.make_url(own_url).database), tmp_path / "copy.db"
-    shutil.copy(path, copy)
-    with serving(bench.endpoint, own_url):
-        titanic = Titanic(client)
-        titanic.submit("later", b"before")
-        for each in path.parent.glob(f"{path.name}*"):
-            each.unlink()
-        copy.rename(path)
-        for _ in range(2):
-            with pytest.raises(TitanicError, match="removed or replaced"):
-                titanic.submit("later", b"lost")
-    with serving(bench.endpoint, own_url):  # as it says: restart Titanic
-        titanic.submit("later", b"after")
-    assert [bytes(each["body"])[4:] for each in stored(own_url)["requests"]] == [b"after"]
-
-
-@on_sqlite
-def test_a_file_that_cannot_be_written(own_url):
-    path = Path(sa.make_url(own_url).database)
-    with read_only(path), pytest.raises(sa.exc.OperationalError, match=r"readonly|read-only|unable to open"):
-        Server(own_url)
-
-
-@contextmanager
-def read_only(path):
-    """Make the file and its folder unwritable, even for root."""
-    if os.geteuid():
-        path.chmod(0o400)
-        path.parent.chmod(0o500)
-        yield
-        path.parent.chmod(0o700)
-        path.chmod(0o600)
-        return
-    folder = path.parent
-    mounts = [["mount", "--bind", folder, folder], ["mount", "-o", "remount,bind,ro", folder]]
-    for mount in mounts:
-        if subprocess.run(mount, capture_output=True, check=False).returncode:
-            pytest.skip("cannot mount a file system here")
-    yield
-    subprocess.run(["umount", folder], check=True)
-
-
-def test_an_invalid_database_is_rejected(tmp_path):
-    path = tmp_path / "titanic.db"
-    path.write_bytes(b"this is a letter to my aunt, and no database. " * 100)
-    with pytest.raises(sa.exc.DatabaseError, match="file is not a database"):
-        Server(str(path))
-    assert path.read_bytes().startswith(b"this is a letter")
 
 
 # ── PostgreSQL ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -473,15 +324,6 @@ def test_wrong_settings_leave_nothing_behind(own_url, wrong):
 
 
 # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_database_of_a_newer_version_is_refused(own_url):
-    with connected(own_url) as connection:
-        connection.execute(sa.text("UPDATE titanic_version SET version_num = '9999'"))
-    before = stored(own_url)
-    with pytest.raises(SchemaError, match=r"version 9999, from a newer zmdp .*: upgrade zmdp"):
-        Server(own_url)
-    assert stored(own_url) == before
 
 
 @on_postgresql

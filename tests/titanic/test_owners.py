@@ -2,10 +2,8 @@
 
 import json
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from uuid import uuid4
 
 import pytest
 import zmq
@@ -236,42 +234,6 @@ def test_without_access_control_a_request_with_an_owner_is_out_of_reach(url):
 # ── submitted again ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_uuid_of_another_role_is_refused(site):
-    shop, web = site.peer("shop"), site.peer("web")
-    uuid = uuid4().hex
-    assert submit(shop, b"shop's", uuid=uuid) == uuid.encode()
-    before = stored(site.url)
-    answer = ask(web, b"titanic.request", b"later", b"web's", uuid=uuid)
-    assert answer == [b"400 uuid cannot be used: choose another"]
-    assert stored(site.url) == before
-    assert submit(shop, b"shop's", uuid=uuid) == uuid.encode()
-    assert stored(site.url) == before
-
-
-def test_roles_do_not_share_keys(site):
-    shop, web = site.peer("shop"), site.peer("web")
-    first = submit(shop, b"shop's", key="k")
-    second = submit(web, b"web's", key="k")
-    assert first != second
-    assert (submit(shop, key="k"), submit(web, key="k")) == (first, second)
-    assert reply(web, first) == [b"400 unknown uuid"]
-    assert [each["owner"] for each in stored(site.url)["requests"]] == ["shop", "web"]
-
-
-def test_two_roles_submit_the_same_keys_at_once(site):
-    def submit_all(role):
-        client = site.peer(role)
-        return [submit(client, role.encode(), key=f"k{number % 10}") for number in range(50)]
-
-    with ThreadPoolExecutor(2) as pool:
-        shops, webs = pool.map(submit_all, ["shop", "web"])
-    assert shops == shops[:10] * 5
-    assert webs == webs[:10] * 5
-    owners = {str(each["uuid"]).replace("-", ""): each["owner"] for each in stored(site.url)["requests"]}
-    assert owners == {uuid.decode(): "shop" for uuid in shops} | {uuid.decode(): "web" for uuid in webs}
-    assert len(owners) == 20
-
-
 # ── executed ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -317,17 +279,6 @@ def test_what_the_owner_may_not_call_fails_at_once(site, role, owner):
     assert answer[1:] == [b"403", b"shop-only"]
     found = row(site.url, uuid)
     assert (found["state"], found["attempts"], found["failures"], found["code"]) == ("failed", 1, 0, 403)
-
-
-def test_a_handler_that_answers_403_is_retried(site):
-    shop = site.peer("shop")
-    uuid = submit(shop, service=b"echo", retries=1, backoff=1)
-    echo = worker(site, b"echo")
-    for _ in range(2):
-        address, _ = echo.request(b"body")
-        echo.error(address, b"403", b"not you")
-    assert ended(shop, uuid) == [b"500 not you", b"403", b"echo"]
-    assert row(site.url, uuid.decode())["attempts"] == 2
 
 
 @pytest.mark.parametrize("owner", ["", "x" * 65, "a\0b", 3], ids=repr)

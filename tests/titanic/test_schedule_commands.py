@@ -1,7 +1,5 @@
 """The commands `titanic schedule …`, and the file of `titanic serve --schedules`."""
 
-import json
-import re
 import time
 
 import pytest
@@ -25,30 +23,6 @@ def titanic(bench, tmp_path):
             return done.returncode, done.stdout.decode(), done.stderr.decode()
 
         yield schedule
-
-
-def test_the_life_of_a_schedule(titanic):
-    options = ("--timezone", "Europe/Berlin", "--retries", "3", "--ttl", "3d", "--header", "a=b")
-    assert titanic("add", "nightly", "report", "all", "--cron", "30 2 * * *", *options) == (0, "", "")
-    assert titanic("add", "tick", "report", "-", "--every", "5m", stdin=b"\xff") == (0, "", "")
-    code, table, _ = titanic("ls")
-    heading, nightly, tick = (re.split(r"  +", line) for line in table.splitlines())
-    assert (code, heading) == (0, ["NAME", "OWNER", "SERVICE", "WHEN", "NEXT", "LAST", "OUTCOME"])
-    assert nightly[:4] == ["nightly", "-", "report", "30 2 * * * Europe/Berlin"]
-    assert re.fullmatch(r"20\d\d-\d\d-\d\d 0[01]:30:00Z", nightly[4])
-    assert (tick[:4], tick[5:]) == (["tick", "-", "report", "every 300s"], ["-", "-"])
-    code, uuid, _ = titanic("run", "nightly")
-    assert (code, len(uuid)) == (0, 33)
-    assert titanic("pause", "nightly", "tick") == (0, "", "")
-    first, second = map(json.loads, titanic("ls", "--json")[1].splitlines())
-    assert (first["retries"], first["result_ttl"], first["headers"]) == (3, 259200.0, {"a": "b"})
-    assert (first["paused"], first["last_uuid"], first["last_outcome"]["state"]) == (True, uuid.strip(), "pending")
-    assert (second["paused"], second["last_outcome"]) == (True, None)
-    table = titanic("ls")[1].splitlines()
-    assert re.search(r"paused +\d+s ago +pending$", table[1])
-    assert titanic("resume", "nightly") == (0, "", "")
-    assert titanic("rm", "nightly", "tick") == (0, "", "")
-    assert titanic("ls") == (0, "", "no schedules\n")
 
 
 @pytest.mark.parametrize(

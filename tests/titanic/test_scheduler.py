@@ -15,8 +15,6 @@ from zmdp.titanic import Schedules
 from zmdp.titanic.schedules import occurrence_key, parse_schedule
 from zmdp.workers import Worker
 
-TIMES = ("created", "next", "last")
-
 
 @pytest.fixture
 def schedules(client, server):
@@ -58,20 +56,6 @@ def test_a_service_has_defaults_for_its_schedules(schedules):
     assert told == [(3, 0.5, 60.0, 7), (0, 0.5, 60.0, 7)]
 
 
-def test_the_list(schedules):
-    schedules.add("a", "report", b"\xff", cron="0 2 * * *", timezone="Europe/Berlin", missed="skip", priority=3)
-    schedules.add("b", "report", every=86400, retries=2, backoff=0.5)
-    a, b = schedules.ls()
-    assert {name: value for name, value in a.items() if name not in TIMES} == {
-        "name": "a", "owner": "", "service": "report", "headers": {}, "priority": 3, "retries": 0, "backoff": None,
-        "result_ttl": 604800.0, "cron": "0 2 * * *", "every": None, "timezone": "Europe/Berlin", "missed": "skip",
-        "declared": False, "seen": None, "paused": False, "last_uuid": None, "last_outcome": None,
-    }  # fmt: skip
-    assert a["last"] is None
-    assert datetime.fromisoformat(a["next"]).minute == 0
-    assert (b["every"], b["cron"], b["retries"], b["backoff"], b["missed"]) == (86400, None, 2, 0.5, "once")
-
-
 def test_pause_resume_and_remove(schedules):
     schedules.add("nightly", "report", cron="0 2 * * *")
     schedules.pause("nightly")
@@ -91,13 +75,6 @@ def test_run_submits_a_request_now(bench, schedules):
     assert answer(worker) == b"body"
     (row,) = eventually(lambda: [row for row in schedules.ls() if (row["last_outcome"] or {}).get("state") == "done"])
     assert row["last_uuid"] == uuid
-
-
-def test_adding_is_idempotent_and_never_replaces(schedules):
-    for _ in range(2):
-        schedules.add("nightly", "report", cron="0 2 * * *")
-    with pytest.raises(SettingError, match="there is another schedule nightly already: remove it first"):
-        schedules.add("nightly", "report", cron="0 3 * * *")
 
 
 def test_python_programs_are_told_what_is_invalid(schedules):
@@ -134,22 +111,6 @@ def test_malformed_requests(bench, server, frames, options, problem):
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_nothing_is_submitted_while_titanic_is_full(bench, url, client):
-    with serving(bench.endpoint, url, max_waiting=1):
-        schedules = Schedules(client)
-        schedules.add("nightly", "report", cron="0 2 * * *")
-        schedules.run("nightly")
-        assert ask(bench, b"run", b"nightly") == [
-            b"429 full: 1 requests have not ended (--max-waiting); try again later"
-        ]
-        schedules.add("tick", "report", every=1)
-        following = next(row["next"] for row in schedules.ls() if row["name"] == "tick")
-        eventually(lambda: datetime.fromisoformat(following).timestamp() < time.time() - 1)
-        assert len(stored(url)["requests"]) == 1
-        assert next(row["next"] for row in schedules.ls() if row["name"] == "tick") == following
-
-
-@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_declared_schedules(bench, url, client):
     declared = [parse_schedule([b"nightly", b"report", b""], {"cron": "0 2 * * *"}, time.time())]
     with serving(bench.endpoint, url, schedules=declared):
@@ -158,18 +119,6 @@ def test_declared_schedules(bench, url, client):
         assert len(Schedules(client).ls()) == 1
     with serving(bench.endpoint, url, schedules=[]):
         assert Schedules(client).ls() == []
-
-
-@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_what_was_due_while_no_titanic_was_running_is_submitted_by_policy(bench, url, client):
-    started = time.time() - 1000
-    declared = [
-        parse_schedule([missed.encode(), b"report", b""], {"every": 300_000, "missed": missed}, started)
-        for missed in ("skip", "once", "all")
-    ]
-    with serving(bench.endpoint, url, schedules=declared):
-        eventually(lambda: len(stored(url)["requests"]) == 4)
-        assert sorted(request["key"].split("@")[0] for request in stored(url)["requests"]) == ["all"] * 3 + ["once"]
 
 
 def test_without_a_titanic(client, monkeypatch):

@@ -9,9 +9,6 @@ from support.peers import Client, OldClient, OldWorker, Worker, X1Client
 from support.processes import eventually
 from support.titanics import serving, stored
 
-from zmdp.titanic import maintenance
-from zmdp.titanic import submission as options
-
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 """For tests that do not depend on the database."""
 STATUS = re.compile(rb"[0-9]{3}( .+)?", re.DOTALL)
@@ -157,51 +154,6 @@ def test_c30_a_request_without_service_and_body_is_400(bench, server, url):
     assert stored(url) == before
 
 
-def test_names_of_services_may_have_any_letters(bench, server):
-    client, worker = bench.client(), bench.worker("größer ' \" \\ %s :x".encode())
-    uuid = submit(client, "größer ' \" \\ %s :x".encode(), b"body")
-    worker.final(worker.work(b"body"), b"done")
-    assert end(client, uuid) == [b"200", b"done"]
-
-
-@on_sqlite
-def test_a_body_that_is_too_large_is_400(bench, server, url, monkeypatch):
-    monkeypatch.setattr(options, "MAX_BODY", 10)
-    monkeypatch.setattr(options, "MAX_BODY_FRAMES", 3)
-    client = bench.client()
-    submit(client, b"nobody", b"12345", b"", b"67890")
-    before = stored(url)
-    assert refused(ask(client, b"titanic.request", b"nobody", b"12345", b"678901"))
-    assert refused(ask(client, b"titanic.request", b"nobody", b"", b"", b"", b""))
-    assert stored(url) == before
-
-
-def test_a_large_request_and_a_large_reply(bench, server):
-    client, worker = bench.client(), bench.worker(b"echo")
-    large = bytes(range(256)) * 20_000
-    uuid = submit(client, b"echo", large, b"", *[b"%d" % n for n in range(900)])
-    address = worker.work(large, b"", *[b"%d" % n for n in range(900)])
-    worker.final(address, *[b"%d" % n for n in range(900)], large)
-    assert end(client, uuid) == [b"200", *[b"%d" % n for n in range(900)], large]
-
-
-@on_sqlite
-def test_a_full_titanic_answers_500(bench, url, monkeypatch):
-    monkeypatch.setattr(maintenance, "COUNT_SECONDS", 0.1)
-    with serving(bench.endpoint, url, max_waiting=2, max_waiting_per_service=2):
-        client = bench.client()
-        for _ in range(2):
-            submit(client, b"later", b"body")
-        before = stored(url)
-        assert refused(ask(client, b"titanic.request", b"later", b"body"), b"500")
-        assert stored(url) == before
-        worker = bench.worker(b"later")
-        for _ in range(2):
-            worker.final(worker.work(b"body"), b"done")
-        eventually(lambda: ask(client, b"titanic.request", b"later", b"body")[0] == b"200")
-        worker.final(worker.work(b"body"), b"done")
-
-
 # ── titanic.reply ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -316,23 +268,6 @@ def test_c29_a_request_closed_before_it_runs_is_not_run(bench, server):
 # ── requests that fail ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_failed_request_is_500_then_the_code_the_service_and_the_detail(bench, server):
-    client, worker = bench.x1_client(), x1_worker(bench, b"records")
-    with_detail, without, empty, strange = (submit(client, b"records", b"%d" % n) for n in range(4))
-    worker.error(worker.work(b"0"), b"404", "no such größe".encode(), b"\0detail")
-    worker.error(worker.work(b"1"), b"500", b"ValueError: no\nsuch")
-    worker.error(worker.work(b"2"), b"422", b"", b"")
-    worker.error(worker.work(b"3"), b"599", b"\xff\0text", b"")
-    assert end(client, with_detail) == [b"500 no such gr\xc3\xb6\xc3\x9fe", b"404", b"records", b"\0detail"]
-    assert end(client, without) == [b"500 ValueError: no\nsuch", b"500", b"records"]
-    status, *rest = end(client, empty)
-    assert status[:3] == b"500"
-    assert rest == [b"422", b"records"]
-    assert end(client, strange) == ["500 \ufffd?text".encode(), b"599", b"records"]
-    assert ask(client, b"titanic.close", with_detail) == [b"200"]
-    assert refused(ask(client, b"titanic.reply", with_detail))
-
-
 @on_sqlite
 def test_a_worker_of_mdp_02_that_fails(bench, server):
     client, worker = bench.x1_client(), bench.worker(b"records")
@@ -391,160 +326,7 @@ def test_mdp_02_has_no_options(bench, server):
     assert end(client, uuid) == [b"200", b"done"]
 
 
-@on_sqlite
-def test_mmi_service_lists_titanic(bench, url):
-    services = (b"titanic.request", b"titanic.reply", b"titanic.close")
-    assert [bench.status(service) for service in services] == [b"404"] * 3
-    with serving(bench.endpoint, url):
-        bench.until(lambda: [bench.status(service) for service in services] == [b"200"] * 3)
-    bench.until(lambda: [bench.status(service) for service in services] == [b"404"] * 3)
-
-
 # ── options ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-FOR_REQUEST = [
-    {"key": "k", "key_ttl": 1000, "priority": 9, "retries": 1000, "backoff": 0.5, "result_ttl": 1e9},
-    {"delay": 0, "priority": 0, "retries": 0, "headers": {"a": "ü"}, "wait": False},
-    {"delay": 60000.5},
-    {"at": 4102444800000},
-    {"at": -5},
-    {"at": "2100-01-01T00:00:00Z"},
-    {"at": "2100-01-01T00:00:00.5+05:30"},
-    {"key": "ü" * 127},
-    {},
-]
-
-
-def test_the_options_of_titanic_request(bench, server):
-    client = bench.x1_client()
-    for given in FOR_REQUEST:
-        submit(client, b"nobody", b"body", options=json.dumps(given).encode(), ttl=60_000)
-
-
-NOT_FOR_REQUEST = [
-    '{"prio": 1}',
-    '{"partials": true}',
-    '{"Key": "k"}',
-    '{"": 1}',
-    '{"key": 1}',
-    '{"key": ""}',
-    '{"key": ["k"]}',
-    '{"key": {"k": 1}}',
-    '{"key": "a\\u0000b"}',
-    '{"key": "\\ud800"}',
-    '{"key": "%s"}' % ("x" * 256),
-    '{"key": "%s"}' % ("ü" * 128),
-    '{"key_ttl": 1000}',
-    '{"key": "k", "key_ttl": 0}',
-    '{"key": "k", "key_ttl": "1"}',
-    '{"delay": -1}',
-    '{"delay": "1"}',
-    '{"delay": true}',
-    '{"delay": [1]}',
-    '{"delay": 1e15}',
-    '{"delay": 1, "at": 1}',
-    '{"at": "tomorrow"}',
-    '{"at": ""}',
-    '{"at": "2100-01-01T00:00:00"}',
-    '{"at": "\\ud800"}',
-    '{"at": true}',
-    '{"at": {}}',
-    '{"at": 1e300}',
-    '{"at": -1e300}',
-    '{"at": 1%s}' % ("0" * 400),
-    '{"at": "9999-12-31T23:59:59-23:59"}',
-    '{"at": "0001-01-01T00:00:00+23:59"}',
-    '{"priority": 10}',
-    '{"priority": -1}',
-    '{"priority": 1.5}',
-    '{"priority": "high"}',
-    '{"priority": true}',
-    '{"retries": 1001}',
-    '{"retries": -1}',
-    '{"retries": 1%s}' % ("0" * 400),
-    '{"backoff": 0}',
-    '{"backoff": "x"}',
-    '{"result_ttl": 0}',
-    '{"result_ttl": -1}',
-    '{"result_ttl": false}',
-]
-
-
-@on_sqlite
-def test_invalid_options_of_titanic_request_are_400(bench, server, url):
-    client = bench.x1_client()
-    for given in NOT_FOR_REQUEST:
-        assert refused(ask(client, b"titanic.request", b"nobody", b"body", options=given.encode())), given
-    assert stored(url) == {"requests": [], "parts": [], "keys": []}
-
-
-NOT_FOR_REPLY = [
-    '{"partials": 1}',
-    '{"partials": null}',
-    '{"partials": "yes"}',
-    '{"from": 1}',
-    '{"partials": false, "from": 1}',
-    '{"partials": true, "from": -1}',
-    '{"partials": true, "from": 1.5}',
-    '{"partials": true, "from": "1"}',
-    '{"partials": true, "from": 1%s}' % ("0" * 400),
-    '{"key": "k"}',
-    '{"timeout": 1}',
-]
-
-
-@on_sqlite
-def test_invalid_options_of_titanic_reply_are_400(bench, server):
-    client, worker = bench.x1_client(), bench.worker(b"echo")
-    uuid = submit(client, b"echo", b"body")
-    worker.final(worker.work(b"body"), b"done")
-    end(client, uuid)
-    for given in NOT_FOR_REPLY:
-        assert refused(ask(client, b"titanic.reply", uuid, options=given.encode())), given
-
-
-@on_sqlite
-def test_titanic_close_has_no_options(bench, server):
-    client = bench.x1_client()
-    uuid = submit(client, b"nobody", b"body")
-    assert refused(ask(client, b"titanic.close", uuid, options=b'{"partials": true}'))
-    assert ask(client, b"titanic.reply", uuid) == [b"300"]
-    assert ask(client, b"titanic.close", uuid, options=b'{"wait": false, "headers": {"a": "b"}}') == [b"200"]
-
-
-def test_partials_are_sent_on_request(bench, server):
-    client, worker = bench.x1_client(), x1_worker(bench, b"count")
-    uuid = submit(client, b"count", b"body")
-    address = worker.work(b"body")
-    for part in ([b"0"], [b"one", b""], [b""]):
-        worker.partial(address, *part)
-    worker.final(address, b"end", b"")
-    end(client, uuid)
-    client.request(b"titanic.reply", uuid, options=b'{"partials":true}')
-    client.partial(b"titanic.reply", b"0")
-    client.partial(b"titanic.reply", b"one", b"")
-    client.partial(b"titanic.reply", b"")
-    client.final(b"titanic.reply", b"200", b"end", b"")
-    client.request(b"titanic.reply", uuid, options=b'{"partials":true,"from":2}')
-    client.partial(b"titanic.reply", b"")
-    client.final(b"titanic.reply", b"200", b"end", b"")
-    client.request(b"titanic.reply", uuid, options=b'{"partials":true,"from":7}')
-    client.final(b"titanic.reply", b"200", b"end", b"")
-    client.request(b"titanic.reply", uuid)
-    client.final(b"titanic.reply", b"200", b"end", b"")
-
-
-@on_sqlite
-def test_wait_answers_when_the_reply_is_there(bench, server):
-    client, worker = bench.x1_client(), bench.worker(b"echo")
-    uuid = submit(client, b"echo", b"body")
-    address = worker.work(b"body")
-    client.request(b"titanic.reply", uuid, options=b'{"wait":true}')
-    patient = client.number
-    assert ask(client, b"titanic.reply", uuid, options=b'{"wait":false}') == [b"300"]
-    worker.final(address, b"done")
-    client.final(b"titanic.reply", b"200", b"done", number=patient)
 
 
 def test_headers_reach_the_service(bench, server):
@@ -553,17 +335,3 @@ def test_headers_reach_the_service(bench, server):
     address, told = worker.request(b"body")
     assert json.loads(told)["headers"] == {"request-id": uuid.decode(), "tenant": "größer", "a\0": "\0"}
     worker.final(address, b"done")
-
-
-@on_sqlite
-def test_headers_that_could_not_be_sent_on_are_400(bench, server, url):
-    client, worker = bench.x1_client(), x1_worker(bench, b"echo")
-    for letter, size in (("x", 65_000), ("ü", 20_000), ("\U0001f600", 10_000)):
-        given = '{"headers":{"a":"%s"}}' % (letter * size)
-        frames = ask(client, b"titanic.request", b"echo", b"body", options=given.encode())
-        if refused(frames):
-            continue
-        address, told = worker.request(b"body")
-        assert json.loads(told) == json.loads(given)
-        worker.final(address, b"done")
-        assert end(client, frames[1]) == [b"200", b"done"]
