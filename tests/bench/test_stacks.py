@@ -1,8 +1,6 @@
 """The benchmarks' full stacks: what they compute, and what they report as missing, without a server."""
 
 import json
-import struct
-import time
 
 import pytest
 
@@ -27,50 +25,6 @@ def test_the_schedule_is_reproducible_and_has_the_requested_rate():
     assert sum(slow for _, slow in moments) == pytest.approx(500, rel=0.25)
     assert moments == sorted(moments)
     assert 0 < moments[0][0] < moments[-1][0] < 50
-
-
-def test_a_closed_loop_keeps_its_number_of_outstanding_requests():
-    from stacks.load import Window, body, closed_sync
-
-    class Echo:
-        def __init__(self):
-            self.waiting = []
-            self.most = self.asked = 0
-
-        def send(self, key):
-            self.waiting.append(key)
-            self.asked += 1
-            self.most = max(self.most, len(self.waiting))
-
-        def receive(self):
-            yield self.waiting.pop(0), time.perf_counter()
-
-    echo, window = Echo(), Window({})
-    closed_sync(echo, 5, 0.0, window, 0.02)
-    assert echo.most == 5
-    assert echo.waiting == []
-    assert 0 < len(window.latencies) < echo.asked
-    assert body(1) != body(2)
-
-
-def test_gearman_packets():
-    from stacks.gearman import CAN_DO, GRAB_JOB, JOB_ASSIGN, NOOP, SUBMIT_JOB, Packets, packet
-
-    assert packet(GRAB_JOB) == b"\0REQ" + struct.pack(">II", 9, 0)
-    assert packet(CAN_DO, b"bench") == b"\0REQ" + struct.pack(">II", 1, 5) + b"bench"
-    assert packet(SUBMIT_JOB, b"bench", b"", b"a\0b") == b"\0REQ" + struct.pack(">II", 7, 10) + b"bench\0\0a\0b"
-
-    def answer(kind, data):
-        return b"\0RES" + struct.pack(">II", kind, len(data)) + data
-
-    sent = answer(NOOP, b"") + answer(JOB_ASSIGN, b"H:1\0bench\0body") + answer(NOOP, b"")
-    wanted = [(NOOP, b""), (JOB_ASSIGN, b"H:1\0bench\0body"), (NOOP, b"")]
-    for size in (1, 5, 13, len(sent)):
-        packets = Packets()
-        found = [each for at in range(0, len(sent), size) for each in packets.feed(sent[at : at + size])]
-        assert found == wanted
-    with pytest.raises(ValueError, match="00 RES"):
-        list(Packets().feed(b"HTTP/1.1 400 Bad"))
 
 
 def test_one_queue_for_all_workers():

@@ -1,15 +1,8 @@
 """The live view of a broker, as pure functions and of a real broker."""
 
-import json
-import os
-
 import pytest
-from support.processes import TIMEOUT_SECONDS
 
-from zmdp.clients import Client
 from zmdp.clients.top import BrokerView, lines, with_rates
-from zmdp.testing import running_broker
-from zmdp.workers import Worker
 
 BOUNDS = [0.01, 0.1, 1.0]
 UNCOUNTED = {
@@ -188,33 +181,3 @@ def test_the_view_fits_the_terminal(height, rows):
     assert len(told) <= max(height, 11)
     if rows == 100:
         assert sum(line.startswith("… and ") and line.endswith(" more") for line in told) == 2
-
-
-def test_the_view_of_a_real_broker():
-    with running_broker() as server, Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
-        with Worker("echo", list, broker=server.endpoints[0], concurrency=2):
-            for _ in range(10):
-                client.request("echo")
-
-            def look():
-                asked = ("mmi.services", "mmi.workers", "mmi.stats", "mmi.metrics")
-                *answers, page = (json.loads(client.request(question)[0]) for question in asked)
-                return BrokerView.from_answers(*answers, [page])
-
-            before = look()
-            for _ in range(10):
-                client.request("echo")
-            after = look()
-            shown = with_rates(after, before)
-            assert json.loads(json.dumps(shown)) == shown
-            (echo,) = shown["services"]
-            assert (echo["name"], echo["dispatched"]) == ("echo", 20)
-            assert echo["per_second"] > 0
-            assert shown["totals"]["requests_per_second"] > 0
-            assert (echo["errors_per_second"], set(echo["outcomes_per_second"])) == (0.0, {"ok"})
-            assert 0 < echo["worker_p50_seconds"] <= echo["worker_p99_seconds"]
-            told = list(lines(shown, server.endpoints[0], 24))
-            (row,) = shown["workers"]
-            (process,) = shown["processes"]
-            assert (process["pid"], process["services"], process["done"]) == (os.getpid(), ["echo"], 20)
-            assert {row["name"], row["host"], str(row["pid"]), row["version"]} <= set(told[-1].split())

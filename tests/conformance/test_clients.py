@@ -97,14 +97,3 @@ def test_c11_one_connection_may_be_client_and_worker_at_once(bench: Bench) -> No
     assert both.recv() == [b"MDPC02", b"\x03", b"back", b"sub-answer"]
     both.final(address, b"answer")
     client.final(b"front", b"answer")
-
-
-def test_c11_a_connection_may_even_serve_itself(bench: Bench) -> None:
-    # C11
-    both = bench.worker(b"self")
-    both.send(b"MDPC02", b"\x01", b"self", b"note")
-    address = both.work(b"note")
-    both.partial(address, b"part")
-    both.final(address, b"whole")
-    assert both.recv() == [b"MDPC02", b"\x02", b"self", b"part"]
-    assert both.recv() == [b"MDPC02", b"\x03", b"self", b"whole"]

@@ -15,25 +15,6 @@ from support.peers import Bench
 
 Start = Callable[..., Bench]
 
-WORKER = """
-import os, signal, sys, zmq
-from support.peers import OldWorker, Worker, X1Worker
-
-endpoint, dialect, credit, dies_when_it_holds = sys.argv[1:]
-worker = {"0.1": OldWorker, "0.2": Worker, "X1": X1Worker}[dialect](zmq.Context(), endpoint)
-worker.ready(b"echo", **({"credit": int(credit)} if dialect == "X1" else {}))
-at, held = len(worker.head), 0
-while True:
-    message = worker.command(timeout=3600)
-    if message[at] != worker.REQUEST:
-        continue
-    held += 1
-    if message[-1] == b"poison" or held == int(dies_when_it_holds):
-        os.kill(os.getpid(), signal.SIGKILL)
-    if int(dies_when_it_holds) == 0:
-        worker.final(message[at + 1], b"done")
-"""
-"""A worker of a single thread.  It answers everything at once, or nothing, if it is to die when it holds so many."""
 
 CLIENT = """
 import sys, zmq
@@ -62,21 +43,6 @@ def spawn() -> Iterator[Spawn]:
     for process in running:
         process.kill()
         process.wait()
-
-
-def registered(bench: Bench, count: int) -> None:
-    bench.until(lambda: bool(bench.stats()["workers"] == count))
-
-
-@pytest.mark.parametrize("dialect", ["0.1", "0.2", "X1"])
-def test_an_idle_worker_that_is_killed_is_noticed(bench: Bench, spawn: Spawn, dialect: str) -> None:
-    # C13, C26
-    process = spawn(WORKER, bench.endpoint, dialect, 5, 0)
-    registered(bench, 1)
-    assert bench.status(b"echo") == b"200"
-    process.send_signal(signal.SIGKILL)
-    bench.until(lambda: bench.status(b"echo") == b"404")
-    assert bench.stats()["lost"] == {"unreachable": 1}
 
 
 def test_a_client_that_is_killed(bench: Bench, spawn: Spawn) -> None:

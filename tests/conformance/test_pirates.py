@@ -40,26 +40,6 @@ def test_the_frames_of_a_client_and_a_worker(pirates: Bench) -> None:
     assert client.recv() == [b"", b"world", b"", b"back"]
 
 
-def test_requests_wait_for_a_worker_and_workers_take_turns(pirates: Bench) -> None:
-    # C12, C21
-    first, second = lazy(pirates), lazy(pirates)
-    first.call(b"1")
-    pirates.until(lambda: pirates.stats()["queued"] == 1)
-    second.call(b"2")
-    pirates.until(lambda: pirates.stats()["queued"] == 2)
-    one = paranoid(pirates)
-    one.final(one.work(b"1"), b"one")
-    first.answered(b"one")
-    one.final(one.work(b"2"), b"two")
-    second.answered(b"two")
-    two = paranoid(pirates)
-    for _ in range(2):
-        for client, worker in [(first, one), (second, two)]:
-            client.call(b"again")
-            worker.final(worker.work(b"again"), b"done")
-            client.answered(b"done")
-
-
 def test_the_worker_of_the_guide_returns_what_it_gets(pirates: Bench) -> None:
     """It takes requests of one frame, and sends the three frames back."""
     client, worker = lazy(pirates), paranoid(pirates)
@@ -95,19 +75,6 @@ def test_clients_of_every_dialect_reach_a_pirate_worker(pirates: Bench, kind: Ca
         worker.final(worker.work(b"hello", b"%d" % number), b"world", b"%d" % number)
         client.final(b"echo", b"world", b"%d" % number)
     client.nothing()
-
-
-def test_the_handlers_error_is_not_reported_to_a_pirate_client(pirates: Bench) -> None:
-    """Its request is dropped and counted; it may ask again."""
-    client, worker = lazy(pirates), pirates.x1_worker(b"echo")
-    client.call(b"bad")
-    worker.error(worker.any_request()[0], b"500", b"ValueError")
-    pirates.until(lambda: pirates.stats()["dropped"] == {"handler-failed": 1})
-    client.close()
-    again = lazy(pirates)
-    again.call(b"good")
-    worker.final(worker.any_request()[0], b"done")
-    again.answered(b"done")
 
 
 def test_an_x1_worker_can_ask_for_the_dialect(pirates: Bench) -> None:
@@ -191,23 +158,6 @@ def test_a_client_that_retries_from_a_new_socket(pirates: Bench) -> None:
 
 
 # ── bad input and limits ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_limits_of_queues_and_connections(start: Start) -> None:
-    # C40
-    bench = start(pirates=ECHO, max_queue=1, max_connections=4)
-    first, second = lazy(bench), lazy(bench)
-    first.call(b"1")
-    bench.until(lambda: bench.stats()["queued"] == 1)
-    second.call(b"2")
-    bench.until(lambda: bench.stats()["dropped"] == {"queue-full": 1})
-    paranoid(bench, ready=False).ready()  # the fourth connection, the observer's included
-    bench.until(lambda: bench.stats()["workers"] == 1)
-    lazy(bench).call(b"3")
-    bench.until(lambda: bench.stats()["connections"].get("over-limit", 0) >= 1)
-    bench.worker()
-    before = bench.stats()["connections"]["over-limit"]
-    bench.until(lambda: bench.stats()["connections"]["over-limit"] > before)
 
 
 @pytest.mark.parametrize("limits", [{"max_outbox": 50}, {"max_outbox_bytes": 2_000_000}], ids=["messages", "bytes"])

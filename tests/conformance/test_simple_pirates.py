@@ -50,21 +50,6 @@ def test_a_paranoid_pirate_is_welcome_at_that_port(queue: Bench) -> None:
     client.answered(b"world")
 
 
-def test_a_busy_worker_has_a_grace_and_may_come_back(start: Start) -> None:
-    # C17, C34, C32: its request goes to another, its late reply to nobody, and it waits for the next request.
-    queue = start(**PORTS, heartbeat=0.05, liveness=2, busy_grace=0.3)
-    client, slow = lazy(queue), simple(queue)
-    client.call(b"hello")
-    address = slow.work(b"hello")
-    queue.until(lambda: queue.stats()["lost"] == {"silent": 1})
-    slow.final(address, b"too late")
-    again = slow.work(b"hello")
-    assert again != address
-    slow.final(again, b"in time")
-    client.answered(b"in time")
-    assert queue.stats()["late"] == 1
-
-
 def test_the_request_of_a_worker_that_is_killed_goes_to_another(queue: Bench) -> None:
     client, first = lazy(queue), simple(queue)
     client.call(b"hello")

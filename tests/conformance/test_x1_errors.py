@@ -124,7 +124,6 @@ FAILURES = [
     [b"408", b"a worker's library says so itself"],
     [b"499", b"a worker's library says so itself"],
 ]
-BROKER_CODES = [b"403", b"404", b"413", b"429", b"502", b"503"]
 
 
 @pytest.mark.parametrize("failure", FAILURES)
@@ -142,17 +141,6 @@ def test_500_and_other_codes_pass_unchanged(bench: Bench, failure: list[bytes]) 
         client.nothing()
     settled(bench, client, {})
     assert bench.stats()["errors"] == 2
-
-
-@pytest.mark.parametrize("code", BROKER_CODES)
-def test_a_code_of_the_brokers_from_a_worker_is_marked_as_the_services_own(bench: Bench, code: bytes) -> None:
-    # by a detail frame, which is empty unless the worker sent one
-    client, worker = bench.x1_client(), bench.x1_worker(b"fails")
-    for sent, told in (([], [b""]), ([b""], [b""]), ([b"detail"], [b"detail"])):
-        client.request(b"fails", b"hello")
-        worker.error(worker.work(b"hello"), code, b"no such user", *sent)
-        client.error(code, b"no such user", *told)
-    settled(bench, client, {})
 
 
 # ── 502: the worker is lost ──────────────────────────────────────────────────────────────────────────────────────────

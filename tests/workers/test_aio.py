@@ -18,7 +18,7 @@ from support.processes import eventually, process
 from support.router import Router
 from support.x1_broker import Peer
 
-from zmdp.clients import AsyncClient, Client, ServiceError
+from zmdp.clients import AsyncClient, Client
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
@@ -209,42 +209,6 @@ def test_a_worker_whose_event_loop_was_held_up_takes_as_many_requests_as_before(
         assert await asyncio.gather(*first, *second) == [[b"done"]] * 64
 
     serving(endpoint, scenario, AsyncWorker("wait", wait))
-
-
-@pytest.mark.parametrize(
-    ("failure", "told"),
-    [
-        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda: b"text".decode("no-codec"), "LookupError: unknown encoding: no-codec"),
-        (lambda: "text", "HandlerError: a handler returned 'text': expected bytes, a list of bytes, or None"),
-        (lambda: exec("raise ValueError('x' * 10000)"), "ValueError: xxx"),
-    ],
-)
-def test_a_handler_that_fails(endpoint, failure, told, protocol, logged):
-    async def fail(request):
-        return failure()
-
-    async def late(request):
-        yield b"part"
-        yield failure()
-
-    async def scenario(client):
-        for _ in range(2):
-            with pytest.raises(ServiceError) as caught:
-                await client.request("fail")
-            assert told in caught.value.text
-            assert (caught.value.code, len(caught.value.text) <= 1000) == (500, True)
-            with pytest.raises(ServiceError) as caught:
-                await client.request("late")
-            assert told in caught.value.text
-        assert logged("fail: the handler failed")
-
-    serving(
-        endpoint,
-        scenario,
-        AsyncWorker("fail", fail, protocol=protocol, **QUICK),
-        AsyncWorker("late", late, protocol=protocol, **QUICK),
-    )
 
 
 def test_what_a_handler_knows_of_its_request(endpoint, protocol):

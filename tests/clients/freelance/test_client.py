@@ -101,18 +101,6 @@ def test_servers_and_pings(servers):
         assert all(state.alive and state.outstanding == 0 and state.silence < TIMEOUT_SECONDS for state in states)
 
 
-def test_a_request_that_waits_for_its_turn_is_sent_when_another_is_cancelled(endpoints):
-    (endpoint, _) = endpoints
-    with plain_server(endpoint, lambda frames: [b"PONG"] if frames == [b"PING"] else None) as received:
-        with FreelanceClient(endpoint, max_outstanding=1, timeout=600.0, ping=300.0, ttl=500.0) as client:
-            first = client.submit(b"x")
-            client.submit(b"y")
-            eventually(lambda: [b"1", b"x"] in received)
-            assert [b"2", b"y"] not in received
-            first.cancel()
-            eventually(lambda: [b"2", b"y"] in received)
-
-
 def test_callbacks_may_use_the_client(servers):
     done = threading.Event()
     replies = []

@@ -98,31 +98,6 @@ def test_nothing_begins_after_stop(endpoint):
     assert begun == [b"one"]
 
 
-def test_stop_finishes_what_has_begun(endpoint):
-    began, go_on = threading.Event(), threading.Event()
-
-    def wait(request):
-        began.set()
-        go_on.wait(TIMEOUT_SECONDS)
-        return request
-
-    worker = FreelanceWorker(endpoint, wait)
-    worker.start()
-    with Caller(endpoint) as caller:
-        caller.send(endpoint, b"1", b"x")
-        assert began.wait(TIMEOUT_SECONDS)
-        caller.send(endpoint, b"2", b"y")
-        (server,) = worker._connections
-        eventually(lambda: server.session.waiting)
-        worker.stop()
-        eventually(lambda: server.session.dropped["stopping"])
-        assert not worker.wait(0.0)
-        go_on.set()
-        assert worker.wait(TIMEOUT_SECONDS)
-        assert caller.recv() == [endpoint.encode(), b"1", b"x"]
-        assert not caller.socket.poll(0)
-
-
 def test_a_worker_starts_once(endpoint):
     worker = FreelanceWorker(endpoint, list)
     with worker:
@@ -174,31 +149,6 @@ def test_asyncio_handlers(endpoint):
                     await client.request(body)
                 assert caught.value.code == code
             assert await client.ping(TIMEOUT_SECONDS) != {endpoint: None}
-
-    asyncio.run(main())
-
-
-def test_asyncio_stop_finishes_what_has_begun(endpoint):
-    async def main():
-        began, go_on = asyncio.Event(), asyncio.Event()
-
-        async def wait(request):
-            began.set()
-            await go_on.wait()
-            return request
-
-        worker = AsyncFreelanceWorker(endpoint, wait, concurrency=1)
-        worker.start()
-        async with AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
-            first = asyncio.ensure_future(client.request(b"x"))
-            await began.wait()
-            worker.stop()
-            waiting = asyncio.ensure_future(worker.wait())
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            go_on.set()
-            assert await first == [b"x"]
-            await waiting
 
     asyncio.run(main())
 
