@@ -5,12 +5,12 @@ They only talk to the broker and need neither PySpark nor Java.
 
 import json
 from collections.abc import Iterator, Mapping
+from textwrap import indent
 from typing import Any
 
 import click
 
 from ...clients import Client, bodies
-from ...mdp.cli.console import printable
 from ...mdp.errors import ServiceError
 from ...titanic.cli.parameters import client_options
 from .. import control
@@ -51,7 +51,7 @@ def jobs(*, client: Client, as_json: bool) -> int:
         return 0
     for job in found:
         about = job["description"].partition("\n")[0]
-        click.echo(printable(f"{_signature(job)}{'  ' if about else ''}{about}"))
+        _echo(f"{_signature(job)}{'  ' if about else ''}{about}")
     return 0
 
 
@@ -68,9 +68,8 @@ def describe(*, name: str, prefix: str, client: Client, as_json: bool) -> int:
     elif as_json:
         bodies.print_json(job)
     else:
-        click.echo(printable(_signature(job)))
-        for line in job["description"].splitlines():
-            click.echo(printable(f"    {line}").rstrip())
+        _echo(_signature(job))
+        _echo(indent(job["description"], "    "))
     return 0
 
 
@@ -87,9 +86,14 @@ def explain(*, query: str, args: dict[str, Any], prefix: str, client: Client, as
     if as_json:
         bodies.print_json(row)
         return 0
-    for line in row["plan"].splitlines():
-        click.echo(printable(line))
+    _echo(row["plan"])
     return 0
+
+
+def _echo(text: str) -> None:
+    """Print lines as they are, except for control characters."""
+    for line in text.splitlines():
+        click.echo("".join(each if each.isprintable() else "?" for each in line.expandtabs()))
 
 
 def _rows(client: Client, prefix: str, sql: str, args: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:

@@ -241,7 +241,7 @@ def blocks(language):
 
 def test_the_page_about_batches(tmp_path, capsys):
     """The catalogue, job, commands and Python of docs/spark/index.md work; only the UUID differs."""
-    config, _ = blocks("toml")
+    config, *_ = blocks("toml")
     job, program = blocks("python")
     (tmp_path / "catalogue.toml").write_text(config)
     (tmp_path / "people_jobs.py").write_text(job)

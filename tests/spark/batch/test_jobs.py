@@ -337,9 +337,9 @@ def test_a_catalogue(tmp_path, monkeypatch):
 
 def test_the_catalogs_of_the_page_about_batches(tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "spark" / "index.md").read_text()
-    _, text = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    _, text, *_, roles = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     monkeypatch.setenv("CATALOG_TOKEN", "secret")
-    (tmp_path / "catalogue.toml").write_text(text + "[catalogs.allowed]\n")
+    (tmp_path / "catalogue.toml").write_text(f"{text}\n{roles}\n[catalogs.allowed]\n")
     found = catalogue.read(tmp_path / "catalogue.toml")
     assert found.catalogs["lake"] == {
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
@@ -348,6 +348,7 @@ def test_the_catalogs_of_the_page_about_batches(tmp_path, monkeypatch):
         "spark.sql.catalog.lake.token": "secret",
     }
     assert found.settings["spark.sql.catalog.spark_catalog"] == "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+    assert found.roles["analyst"] == Role("analyst", ("people", "lake.shop.*"), ("older",))
     assert found.catalogs["allowed"] == {}
 
 
