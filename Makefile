@@ -25,7 +25,7 @@ HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
 help:
 	@echo "make demo            start a broker and workers, send requests, kill processes, show what happens (under a minute)"
-	@echo "make demo-spark      the same for Spark: kill an executor, run a job that survives its caller (needs Java 17)"
+	@echo "make demo-spark      the same for Spark: a query, a DataFrame through a service, an executor killed (needs Java 17)"
 	@echo "make test            check style and types, run the tests (8 minutes on two cores)"
 	@echo "make test-all        run everything: both builds, more seeds, Spark, attacks and crashes at length (half an hour)"
 	@echo "make test-loaded     make test, twice, at the lowest priority beside four busy loops"
@@ -71,8 +71,8 @@ $(VENV)/bench.installed: $(SOURCES) | $(BIN)/python
 	@touch $@ $(VENV)/zmdp.installed
 
 $(VENV)/spark.installed: $(SOURCES) | $(BIN)/python
-	@echo "installing zmdp and PySpark (450 MB) into $(VENV) …"
-	@$(INSTALL) -e '.[spark]'
+	@echo "installing zmdp, in pure Python, and PySpark (450 MB) into $(VENV) …"
+	@ZMDP_PURE=1 $(INSTALL) -e '.[spark]'
 	@touch $@ $(VENV)/zmdp.installed
 
 # Lenient: the site needs no exact list of modules, so it is not installed again when sources change.

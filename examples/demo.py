@@ -194,7 +194,7 @@ def main() -> None:
     say(f"    broker exit code {broker.returncode}; the demo took {time.monotonic() - started:.1f} s")
     say("\nNow try it yourself, in three terminals (the commands are in .venv/bin):")
     say("    mdp-broker\n    mdworker zmdp.workers.echo:worker\n    mdclient call echo hello")
-    say("\nWith Java 17, `make demo-spark` shows Spark's executors as workers, and a job that survives its caller.")
+    say("\nWith Java 17, `make demo-spark` shows a query, a DataFrame through a service, and executors as workers.")
     if not (taken_over and kept) or broker.returncode:
         raise SystemExit("demo: something did not work as it should; see above")
 

@@ -1,11 +1,15 @@
-"""A Python job for `mdp-spark batch --job wordcount=spark_jobs:wordcount` in this folder."""
+"""A Python job for `mdp-spark batch` in this folder, which sends a DataFrame through a service."""
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from zmdp import Service
+from zmdp.spark.pipeline import call_service
 
-def wordcount(spark: SparkSession, path: str, top: int = 10) -> DataFrame:
-    """Return the most frequent words of a text file, the most frequent first."""
-    lines = spark.read.text(path).repartition(24)
-    words = lines.select(f.explode(f.regexp_extract_all(f.lower("value"), f.lit(r"\p{L}+"), 0)).alias("word"))
-    return words.groupBy("word").count().orderBy(f.desc("count"), "word").limit(top)
+WORDS = Service("text.words", str, int)
+
+
+def wordiest(spark: SparkSession, broker: str, top: int = 3) -> DataFrame:
+    """Return the chapters with the most words, which the service `text.words` has counted, a request for each row."""
+    counted = call_service(spark.table("chapters"), WORDS, input="text", output="words", broker=broker)
+    return counted.select("title", "words").orderBy(f.desc("words")).limit(top)

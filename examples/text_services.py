@@ -8,12 +8,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from zmdp import Services
 from zmdp.workers import Request, Worker
 
 WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 
 count = Worker("text.count")
 phrases = Worker("text.phrases")
+services = Services()
 
 
 def chapters(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -43,6 +45,12 @@ def longest_phrases(request: Request) -> list[bytes]:
         phrase, times = counted.most_common(1)[0]
         found.append(f"{times} × {' '.join(phrase)}".encode())
     return [b"%d" % os.getpid(), *found]
+
+
+@services.service("text.words")
+def number_of_words(text: str) -> int:
+    """Return the number of words."""
+    return len(WORD.findall(text))
 
 
 def words(request: Request) -> list[bytes]:
