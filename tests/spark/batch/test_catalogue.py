@@ -333,7 +333,7 @@ def test_tables_and_a_catalog_on_postgresql(batch, monkeypatch):
 @pytest.mark.skipif(
     "ICEBERG_JAR" not in os.environ, reason="set ICEBERG_JAR to an iceberg-spark-runtime for this version of Spark"
 )
-def test_iceberg(batch, tmp_path):
+def test_iceberg(batch, spark, tmp_path):
     lake = f"""
         [catalogs.lakehouse]
         class = "org.apache.iceberg.spark.SparkCatalog"
@@ -347,7 +347,11 @@ def test_iceberg(batch, tmp_path):
     before = [(1, "order 1"), (2, "order 2")]
     for sql in (name, f"{name} VERSION AS OF {first}", f"{name} TIMESTAMP AS OF '{made}'", "orders"):
         assert sorted(batch.rows(f"SELECT * FROM {sql}")) == before
-    batch.job("append", name=name, ids=[3])
+    other = spark.newSession()  # writes as another program would, while the batch's sessions have read the table
+    for setting, value in catalogue.read(batch.config).settings.items():
+        other.conf.set(setting, value)
+    other.sql(f"INSERT INTO {name} VALUES (3, 'order 3')")
+    assert count_of(batch, name) == 3
     batch.job("execute", sql=f"ALTER TABLE {name} ADD COLUMN price double")
     merged = f"MERGE INTO {name} t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET price = 9.5"
     batch.job("execute", sql=merged)
