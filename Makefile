@@ -20,7 +20,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover soak bench bench-more dist compatibility release-check clean help
+.PHONY: airflow demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover soak bench bench-more dist compatibility release-check clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make test            check style and types, run the tests (8 minutes on two cores)"
 	@echo "make test-all        run everything: both builds, more seeds, Spark, attacks and crashes at length (half an hour)"
 	@echo "make test-loaded     make test, twice, at the lowest priority beside four busy loops"
+	@echo "make airflow         install Airflow into an environment of its own, for the tests that need it"
 	@echo "make test-pythons    run the quick tests on each other Python that is found: 3.11, 3.12, 3.13"
 	@echo "make lint            check style, types and the width of the documentation"
 	@echo "make docs            build the documentation as a site in build/site, and check its links"
@@ -83,6 +84,15 @@ $(VENV)/docs.installed: pyproject.toml setup.py | $(BIN)/python
 
 demo: $(VENV)/zmdp.installed
 	@$(BIN)/python examples/demo.py
+
+# Airflow pins what zmdp leaves open, so it has an environment of its own; its tests are skipped without it.
+airflow:
+	@$(MAKE) --silent VENV=.venv-airflow .venv-airflow/airflow.installed
+
+$(VENV)/airflow.installed: pyproject.toml setup.py | $(BIN)/python
+	@echo "installing zmdp and Airflow into $(VENV) …"
+	@ZMDP_PURE=1 $(INSTALL) -e . 'apache-airflow>=3.3,<4'
+	@touch $@
 
 # Java comes first: without it there is no reason to download PySpark.
 demo-spark: java

@@ -62,7 +62,9 @@ def test_no_module_warns_when_it_is_compiled_or_imported(tmp_path):
     ]
     assert len(names) > 200
     optional = [
-        name for name in ("django", "django_tasks", "numpy", "pandas", "pyarrow", "pyspark") if find_spec(name) is None
+        name
+        for name in ("airflow", "django", "django_tasks", "numpy", "pandas", "pyarrow", "pyspark")
+        if find_spec(name) is None
     ]
     script = f"""
 import importlib, warnings
