@@ -41,11 +41,16 @@ class Backlog:
     def why_full(self, service: str = "") -> str | None:
         """Return why no further request to `service`, or to any, may be accepted; None if one may."""
         if self._waiting.get(service, 0) >= self.max_per_service:
-            limit = f"{self.max_per_service} requests to {service} have not ended (--max-waiting-per-service)"
-        elif self._total >= self._max_waiting:
-            limit = f"{self._max_waiting} requests have not ended (--max-waiting)"
-        else:
-            return None
+            return self.service_full(service)
+        if self._total >= self._max_waiting:
+            return self._full(f"{self._max_waiting} requests have not ended (--max-waiting)")
+        return None
+
+    def service_full(self, service: str) -> str:
+        """Return that a service has taken all the room that one may take, as `full` has said."""
+        return self._full(f"{self.max_per_service} requests to {service} have not ended (--max-waiting-per-service)")
+
+    def _full(self, limit: str) -> str:
         self._refused = True
         return f"full: {limit}; try again later"
 

@@ -15,7 +15,8 @@ KEY_LOCK_SECONDS: Final = 1.0
 ACCEPTS: Final = (store.accept, store.accept_running, store.fire)
 WRITES: Final = (
     *ACCEPTS, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
-    store.release, store.pending_after, store.edit_schedules, store.declare_service_schedules,
+    store.release, store.pending_after, store.edit_schedules, store.catch_up,
+    store.declare_service_schedules,
 )  # fmt: skip
 """The order of statements within a transaction.  A PARTIAL must be stored before its FINAL."""
 READS: Final = (

@@ -2,12 +2,16 @@
 
 import asyncio
 import json
+import logging
+import math
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from ..mdp.codes import Code
+from ..mdp.logs import counted
 from ..workers import Request
 from . import store
 from .acceptance import Acceptance
@@ -18,6 +22,8 @@ from .schedules import parse_name, parse_schedule
 from .service import OK, rejection, status_frame
 from .submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
 
+SET_BACK_SECONDS: Final = 1.0
+"""A clock that loses so much against the monotonic one within a step was set back."""
 POLL_SECONDS: Final = 0.5
 """Interval at which schedules are looked for that other programs have added."""
 CONTENTION_SECONDS: Final = 0.05
@@ -25,6 +31,8 @@ CONTENTION_SECONDS: Final = 0.05
 CHANGES: Final = ("pause", "resume", "rm", "run")
 ACTIONS: Final = ("add", "ls", *CHANGES)
 _TIMES: Final = ("created", "next", "last", "seen")
+
+log = logging.getLogger("zmdp.titanic")
 
 
 class Scheduler:
@@ -43,11 +51,22 @@ class Scheduler:
 
     async def run(self) -> None:
         """Submit what is due until cancelled."""
+        ahead = math.inf
+        """How much the clock was ahead of the monotonic one; at first, anything may have happened to it."""
         while True:
             pause = POLL_SECONDS
             with suppress(StoreError):  # the database's thread has logged it
+                if (now_ahead := self._database.clock.now() - time.monotonic()) < ahead - SET_BACK_SECONDS:
+                    await self._catch_up()
+                ahead = now_ahead
                 pause = min(pause, await self._step())
             await asyncio.sleep(pause)
+
+    async def _catch_up(self) -> None:
+        """Bring back schedules that wait for a time that lies too far ahead: the clock has been set back."""
+        count = await self._database.writer.submit(store.catch_up, self._database.clock)
+        if count:
+            log.warning("the clock was ahead and has been set back: %s go on", counted(count, "schedule"))
 
     async def _step(self) -> float:
         """Submit some of what is due, and return the pause until the next step."""
@@ -105,12 +124,15 @@ class Scheduler:
             raise MalformedRequest(f"{action} needs one more frame, the schedule's name")
         if action == "run" and (full := self._backlog.why_full()):
             return [status_frame(request, f"{Code.QUEUE_FULL:d} {full}")]
+        full_services = self._backlog.full() if action == "run" else frozenset()
         name, uuid = parse_name(request[1]), request.options.get("uuid")
         edit = store.Edit(
             action, name, _owner(request), self._database.clock.now(),
-            uuid=None if uuid is None else UUID_OPTION.from_wire("uuid", uuid),
+            uuid=None if uuid is None else UUID_OPTION.from_wire("uuid", uuid), full=full_services,
         )  # fmt: skip
         edited = await self._edit(edit)
+        if edited.full_service:
+            return [status_frame(request, f"{Code.QUEUE_FULL:d} {self._backlog.service_full(edited.full_service)}")]
         if edited.submission is None:
             return [OK]
         self._acceptance.stored([edited.submission], [edited.submission.uuid])

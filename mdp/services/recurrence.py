@@ -31,14 +31,14 @@ class Recurrence(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Every so many seconds, first one interval after `start`."""
+    """Every so many seconds from `start` on; before it too, if that lies in the future because a clock was ahead."""
 
     seconds: int
     start: int
 
     def after(self, moment: float) -> float:
         """Return the first occurrence after `moment`."""
-        return float(self.start + self.seconds * max(1, math.floor((moment - self.start) / self.seconds) + 1))
+        return float(self.start + self.seconds * (math.floor((moment - self.start) / self.seconds) + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,6 +111,30 @@ def test_malformed_requests(bench, server, frames, options, problem):
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_service_without_room_is_not_submitted_by_hand_either(bench, url, client):
+    with serving(bench.endpoint, url, max_waiting=9, max_waiting_per_service=1):
+        schedules = Schedules(client)
+        for service in ("report", "other"):
+            schedules.add(service, service, cron="0 2 * * *")
+            schedules.run(service)
+        assert ask(bench, b"run", b"report") == [
+            b"429 full: 1 requests to report have not ended (--max-waiting-per-service); try again later"
+        ]
+    assert len(stored(url)["requests"]) == 2
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_schedules_go_on_when_a_clock_was_ahead(bench, url, client):
+    ahead = time.time() + 10 * 365 * 86400
+    declared = [
+        parse_schedule([name, b"report", b""], when, ahead)
+        for name, when in ((b"every", {"every": 1000}), (b"cron", {"cron": "* * * * * *"}))
+    ]
+    with serving(bench.endpoint, url, schedules=declared):
+        eventually(lambda: {each["key"].partition("@")[0] for each in stored(url)["requests"]} == {"every", "cron"})
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_declared_schedules(bench, url, client):
     declared = [parse_schedule([b"nightly", b"report", b""], {"cron": "0 2 * * *"}, time.time())]
     with serving(bench.endpoint, url, schedules=declared):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -119,6 +120,28 @@ def _advance(schedule: Schedule, following: float | None, last: float | None, uu
     }  # fmt: skip
 
 
+def catch_up(connection: Connection, batch: Sequence[Clock]) -> list[int]:
+    """Bring back schedules whose next occurrence lies too far ahead, because the clock was ahead and has been set back.
+
+    What was submitted when the clock was ahead is not submitted again: its key is remembered.  Returns how many
+    schedules there were.
+    """
+    return [_catch_up(connection, clock.now()) for clock in batch]
+
+
+def _catch_up(connection: Connection, now: float) -> int:
+    advances = []
+    for row in connection.execute(_SCHEDULE.where(S.next > now)):
+        schedule = Schedule(*row)
+        with suppress(RecurrenceError):
+            following = schedule.recurrence.after(now)
+            if following is not None and schedule.next is not None and following < schedule.next:
+                advances.append(_advance(schedule, following, None, None))
+    if advances:
+        connection.execute(_ADVANCE, advances)
+    return len(advances)
+
+
 # ── changes ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -136,6 +159,8 @@ class Edit:
     """What to add."""
     uuid: UUID | None = None
     """The UUID of the request, for `run`."""
+    full: frozenset[str] = frozenset()
+    """The services for which `run` finds no room."""
 
 
 class Edited(NamedTuple):
@@ -143,6 +168,8 @@ class Edited(NamedTuple):
 
     problem: str = ""
     submission: Submission | None = None
+    full_service: str = ""
+    """The service for which there is no room."""
 
 
 def edit_schedules(connection: Connection, batch: Sequence[Edit]) -> list[Edited]:
@@ -199,6 +226,8 @@ def _change(connection: Connection, edit: Edit) -> Edited:
         except RecurrenceError as error:
             return Edited(str(error))
         connection.execute(sa.update(SCHEDULES).where(this).values(next=following))
+    elif edit.action == "run" and schedule.service in edit.full:
+        return Edited(full_service=schedule.service)
     elif edit.action == "run":
         submission = schedule.submission(edit.now, edit.now)._replace(key=None, key_expires=None)
         submission = submission if edit.uuid is None else submission._replace(uuid=edit.uuid)

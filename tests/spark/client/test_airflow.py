@@ -14,8 +14,8 @@ from support.titanics import serving
 
 import zmdp
 from zmdp.clients import Client
-from zmdp.mdp.testing import running_broker
 from zmdp.spark import control
+from zmdp.testing import running_broker
 from zmdp.titanic import Titanic, UnknownTicket
 
 ROOT = Path(__file__).parents[3]

@@ -83,6 +83,26 @@ def test_the_next_occurrence_of_all_schedules(tables, add, edit):
     assert tables.do(store.next_occurrence, frozenset()) == [NOW + 20]
 
 
+def test_a_clock_that_was_ahead_and_was_set_back(tables, add, edit, fire):
+    far = NOW + 1e8
+    add("ahead", 10, now=far)
+    add("right", 10)
+    add("late", 10, now=NOW - 1000)
+    edit("pause", add("paused", 10, now=far).name)
+    fire(NOW + 10)
+    assert tables.do(store.catch_up, Clock(NOW + 15)) == [1]
+    following = {row["name"]: row["next"] for row in listed(tables)}
+    assert (following["right"], following["late"], following["paused"]) == (NOW + 20, NOW + 20, None)
+    assert NOW + 15 < following["ahead"] <= NOW + 25
+    fired = fire(far)
+    assert {each.key for each in fired.submissions if each.key.startswith("ahead")}
+    before = len(keys(tables))
+    assert tables.do(store.catch_up, Clock(NOW + 15)) == [3]
+    fire(far)  # what was submitted is not submitted again
+    assert len(keys(tables)) == before
+    assert tables.do(store.catch_up, Clock(far)) == [0]
+
+
 def test_schedules_of_services_without_room_wait(tables, add):
     add("a", 10, service="busy")
     add("b", 20, service="free")
