@@ -31,13 +31,14 @@ from sqlalchemy.pool import NullPool
 from ..mdp.codes import Code
 from ..mdp.errors import ServiceError, SettingError
 from ..mdp.services import Service
+from ..mdp.services.submission import MAX_PRIORITY
 from ..mdp.tracing import REQUEST_ID
 from ..workers import current_request
 from ..workers.services import Services
 from ..workers.services.offered import ServiceSettings
 from . import admin
 from .frames import unpack
-from .submission import MAX_PRIORITY, encode_options, read_uuid
+from .submission import encode_options, read_uuid
 from .transactional import enqueue
 
 try:

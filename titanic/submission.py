@@ -19,6 +19,7 @@ from uuid import UUID
 from ..mdp import wire
 from ..mdp.errors import SettingError
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
+from ..mdp.services.submission import MAX_PRIORITY, MAX_RETRIES, MAX_SECONDS
 from ..mdp.wire import MMI, valid_service
 from .frames import pack
 from .uuids import new_uuid
@@ -27,11 +28,7 @@ SERVICE_PREFIX: Final = b"titanic."
 MAX_KEY_BYTES: Final = 255
 HEADERS_RESERVE_BYTES: Final = 1000
 """What Titanic may add to a request's options when it sends the request on: a trace context and the owner."""
-MAX_RETRIES: Final = 1000
-MAX_PRIORITY: Final = 9
 MAX_FROM: Final = 1_000_000_000
-MAX_SECONDS: Final = 100 * 366 * 86400.0
-"""Maximum of every duration: a hundred years."""
 _UUID: Final = re.compile(rb"[0-9a-fA-F]{32}")
 _X1_OPTIONS: Final = frozenset({"wait", "headers", "dialect", "user", "admin", "broker"})
 """Options that X1 itself defines, and that every service accepts."""

@@ -1,12 +1,19 @@
 """The service's defaults for submissions to Titanic: how its requests are retried, ranked and kept."""
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from ..errors import SettingError
 from ..limits import check_number
+
+MAX_RETRIES: Final = 1000
+MAX_PRIORITY: Final = 9
+MAX_SECONDS: Final = 100 * 366 * 86400.0
+"""Maximum of every duration: a hundred years."""
+_MAXIMA: Final[Mapping[str, float]] = {
+    "retries": MAX_RETRIES, "backoff": MAX_SECONDS, "ttl": MAX_SECONDS, "priority": MAX_PRIORITY,
+}  # fmt: skip
 
 
 class SubmissionDefaults(TypedDict, total=False):
@@ -23,13 +30,18 @@ class SubmissionDefaults(TypedDict, total=False):
 
 
 def checked_defaults(given: Mapping[str, Any]) -> dict[str, float]:
-    """Return the defaults that are not None.  Raises `SettingError` unless they are numbers of 0 or more."""
+    """Return the defaults that are not None.  Raises `SettingError` unless Titanic takes such numbers."""
     found = {name: value for name, value in given.items() if value is not None}
     for name, value in found.items():
         check_number(name, value, whole=name in {"retries", "priority"})
-        if not 0 <= value < math.inf:
-            raise SettingError(f"{name} is {value!r}: it must be 0 or more")
+        if not 0 <= value <= _MAXIMA[name]:
+            raise SettingError(f"{name} is {value!r}: it must be 0 to {_MAXIMA[name]:g}")
     return found
+
+
+def show_defaults(defaults: Mapping[str, float]) -> str:
+    """Return defaults as people read them: `retries=3, backoff=0.5`."""
+    return ", ".join(f"{name}={value!r}" for name, value in defaults.items())
 
 
 def read_defaults(said: Mapping[str, Any]) -> dict[str, float]:

@@ -59,7 +59,7 @@ class ValueType:
                 return [bytes(memoryview(value))]
             return [self._encoder.encode(value)]
         except Exception as error:  # whatever a value's own methods raise
-            raise CodecError(f"{value!r:.100} cannot be sent as {self.codec}: {error}") from error
+            raise CodecError(f"{_shown(value)} cannot be sent as {self.codec}: {error}") from error
 
     def decode(self, frames: Sequence[bytes]) -> Any:
         """Return the value in `frames`.  Raises `Misfit` if it is of another type, `CodecError` if it is unreadable."""
@@ -71,7 +71,7 @@ class ValueType:
         try:
             return self._decoder.decode(frame) if frame else msgspec.convert(None, self.kind)
         except msgspec.ValidationError as error:
-            raise Misfit(_problem(str(error))) from None
+            raise Misfit(problem_in(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CodecError(f"the body cannot be read as {self.codec}: {error}") from None
 
@@ -85,7 +85,7 @@ def converted(value: Any, kind: Any) -> Any:
     try:
         return msgspec.convert(value, kind, dec_hook=_from_builtin)
     except msgspec.ValidationError as error:
-        raise Misfit(_problem(str(error))) from None
+        raise Misfit(problem_in(error)) from None
 
 
 def show(kind: Any) -> str:
@@ -93,8 +93,17 @@ def show(kind: Any) -> str:
     return str(getattr(kind, "__qualname__", None) or kind).replace("typing.", "")
 
 
-def _problem(text: str) -> str:
+def _shown(value: Any) -> str:
+    """Return how a value looks; if it cannot even be shown, its type."""
+    try:
+        return f"{value!r:.100}"
+    except Exception:  # noqa: BLE001 - its own methods may be what is wrong with it
+        return f"a value of type {show(type(value))}"
+
+
+def problem_in(error: msgspec.ValidationError) -> str:
     """Return what msgspec says about a value, the path first."""
+    text = str(error)
     found = _PATH.fullmatch(text)
     path, text = (found[2], found[1]) if found else ("$", text)
     if inner := _INNER_PATH.fullmatch(text):  # a model's own path, inside of msgspec's

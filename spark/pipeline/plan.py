@@ -25,8 +25,8 @@ from ...clients.rows.tables import ARROW, map_tables
 from ...mdp import wire
 from ...mdp.keys import BrokerKey, Key
 from ...mdp.services import BaseService
+from ...mdp.services.submission import MAX_SECONDS
 from ...mdp.transport.brokers import checked_brokers
-from ...titanic.submission import MAX_SECONDS
 from ..errors import reason
 from ..python_workers import exempt_imports_from_collection
 from .function import call_series

@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from ...mdp.errors import SettingError
 from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES
+from ...mdp.services.submission import MAX_SECONDS
 from ..frames import LENGTH
 from ..submission import (
-    MAX_SECONDS,
     OPTIONS,
     DurationOption,
     IntegerOption,

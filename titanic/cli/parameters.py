@@ -12,9 +12,9 @@ from ...clients import Client
 from ...clients.asking import BROKER
 from ...mdp.cli.console import Decorator, key_options, options, with_default
 from ...mdp.keys import ClientKeys
+from ...mdp.services.submission import MAX_SECONDS
 from ...mdp.transport.reach import check_listening
 from ..submission import (
-    MAX_SECONDS,
     ChoiceOption,
     DurationOption,
     IntegerOption,

@@ -7,9 +7,13 @@ from zmdp.mdp.services import About, Service
 
 
 @pytest.mark.parametrize(
-    "invalid", [{"retries": -1}, {"retries": 1.0}, {"priority": True}, {"backoff": float("inf")}, {"ttl": float("nan")}]
-)
-def test_a_default_is_a_number_of_0_or_more(invalid):
+    "invalid",
+    [
+        {"retries": -1}, {"retries": 1.0}, {"retries": 10**6}, {"priority": True}, {"priority": 10},
+        {"backoff": float("inf")}, {"ttl": float("nan")}, {"ttl": 1e10},
+    ],
+)  # fmt: skip
+def test_a_default_is_a_number_that_titanic_takes(invalid):
     with pytest.raises(SettingError, match=f"{next(iter(invalid))} is .*: it must be "):
         Service("echo", **invalid)
 

@@ -139,6 +139,15 @@ def test_values_that_cannot_be_encoded():
         ValueType(bytes).encode("text")
 
 
+def test_a_value_that_cannot_be_shown_either():
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    with pytest.raises(CodecError, match=r"a value of type .*Broken cannot be sent as json"):
+        ValueType(Any).encode(Broken())
+
+
 def test_schemas():
     assert ValueType(Point).schema()["$defs"]["Point"] == {
         "title": "Point",
