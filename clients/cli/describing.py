@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from ...mdp.services import Description
+from ...mdp.services.submission import show_defaults
 from ...mdp.transport.reach import check_listening
 from .. import bodies, stubs
 from ..asking import SERVICE, advice, connection_options, new_client
@@ -68,7 +69,7 @@ def _lines(description: Description) -> list[str]:
 
 
 def _settings(title: str, settings: Mapping[str, Any]) -> str:
-    return f"{title}: {', '.join(f'{name}={value!r}' for name, value in settings.items())}" if settings else ""
+    return f"{title}: {show_defaults(settings)}" if settings else ""
 
 
 def _workers(count: int) -> str:

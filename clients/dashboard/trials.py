@@ -11,6 +11,7 @@ import msgspec
 from ...mdp.errors import ZmdpError
 from ...mdp.services import About, Description
 from ...mdp.services.examples import example
+from ...mdp.services.submission import show_defaults
 from .. import AsyncClient, Reply
 from ..stubs import types
 from ..values import body_for, readable
@@ -33,6 +34,7 @@ class Described:
 
     about: About
     types: str
+    submission: str
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,10 @@ class Trials:
         except Unavailable:
             return []
         abouts = [About.read(each["about"], each["workers"]) for each in answer["abouts"]] if answer != 404 else []
-        return [Described(each, types(Description(service, each.workers, (each,)))) for each in abouts]
+        return [
+            Described(each, types(Description(service, each.workers, (each,))), show_defaults(each.submission))
+            for each in abouts
+        ]
 
     def result(self, number: str) -> TrialResult | None:
         """Return the result of that number, unless it is forgotten."""

@@ -26,7 +26,7 @@ class Job:
     width: int = 80
 
 
-@services.service("images.resize", codec="msgpack")
+@services.service("images.resize", codec="msgpack", retries=3, ttl=60.0)
 def resize(job: Job) -> list[str]:
     """Scale an image, <b>quickly</b>."""
     return [job.path, str(job.width), str(current_request().user)]
@@ -92,6 +92,7 @@ def test_who_may_look_sees_what_workers_say_but_no_form(there):
         assert "Version 1.4, 1 worker" in page
         assert "Scale an image, &lt;b&gt;quickly&lt;/b&gt;." in page
         assert "class Job:\n    path: str\n    width: int = 80" in page
+        assert "<code>retries=3, ttl=60.0</code>" in page
         assert "Try it" not in page
         assert tried(http, "images.resize", "{}", token="1").status_code == 403
 
