@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -20,7 +21,6 @@ from ...call import Call, Outcome
 from ...reply import Reply
 from ...values import encoded
 from . import jobs, openapi, stream, websocket
-from .access import Caller
 from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import problem_of
 from .request_body import Disconnected, read_body
@@ -30,7 +30,6 @@ from .translation import AS_DATA, PREFIX, Asked, body_of, frames_of, service_of
 READY_TIMEOUT_SECONDS: Final = 5.0
 WRITE_BYTES: Final = 1 << 18
 """Part of a body that is written at once: a connection keeps all of a part until it has sent the last byte."""
-CORS_MAX_AGE_SECONDS: Final = b"600"
 _ALLOW: Final = [(b"allow", b"POST")]
 _KINDS: Final[Mapping[int, str]] = {404: "not-found", 405: "method-not-allowed"}
 """The problems for errors that Starlette reports."""
@@ -68,12 +67,8 @@ class Application:
         if scope["type"] != "http":
             await self._routes(scope, receive, send)
             return
-        if self._gateway.settings.allow_origins:
-            send = _with_cors(self._gateway, scope, send)
         if scope["raw_path"].startswith(PREFIX):
             await self._call(scope, receive, send)
-        elif scope["method"] == "OPTIONS" and self._gateway.settings.allow_origins:
-            await _respond(send, 204, ())
         else:
             with suppress(Exception):  # it has been answered, and logged
                 await self._routes(scope, receive, send)
@@ -83,26 +78,19 @@ class Application:
     async def _call(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer a request for a service."""
         try:
-            if scope["method"] == "POST":
-                await self._perform(scope, receive, send)
-            elif scope["method"] == "OPTIONS" and self._gateway.settings.allow_origins:
-                await _respond(send, 204, ())
-            else:
+            if scope["method"] != "POST":
                 raise Problem("method-not-allowed", "services are called with POST", headers=_ALLOW)
-        except Problem as problem:
-            await _respond(send, *problem.response())
-        except ZmdpError as error:
-            await _respond(send, *problem_of(error).response())
+            await self._perform(scope, receive, send)
         except Disconnected:
             pass
         except Exception as error:  # noqa: BLE001 - the last resort: it is logged and answered
-            await _respond(send, *_unexpected(scope["method"], scope["path"], error).response())
+            await _respond(send, *_problem(error, scope["method"], scope["path"]).response())
 
     async def _perform(self, scope: Scope, receive: Any, send: Any) -> None:
         """Call a service and answer with its reply."""
         gateway, settings = self._gateway, self._gateway.settings
         asked = Asked(scope["headers"], settings.timeout, settings.max_timeout)
-        caller = self._check(scope, asked)
+        caller = gateway.caller(scope)
         service = service_of(scope["raw_path"])
         gateway.check_call(caller, service)
         body = await read_body(receive, settings.max_body, asked.length)
@@ -127,13 +115,6 @@ class Application:
                 await _respond(send, *response)
         finally:
             gateway.leave(len(body) + outcome.size)
-
-    def _check(self, scope: Scope, asked: Asked) -> Caller:
-        """Return who makes a request, before its body is read.  Raises `Problem`."""
-        gateway, found = self._gateway, asked.found
-        if b"origin" in found:
-            gateway.check_origin(found[b"origin"], found.get(b"host", b""))
-        return gateway.identify(found.get(b"authorization"), connection_of(scope).certificate)
 
     async def _stream(
         self,
@@ -230,7 +211,19 @@ class _Outcome:
             self.future.set_result(None)
 
 
-def _unexpected(method: str, path: str, error: Exception) -> Problem:
+def _problem(error: Exception, method: str, path: str) -> Problem:
+    """Return the problem that an exception is to a client."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, ZmdpError):
+        return problem_of(error)
+    if isinstance(error, HTTPException):
+        headers = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
+        kind = _KINDS.get(error.status_code)
+        return Problem(
+            kind or "http", f"{method} {path}: {error.detail}", headers=headers,
+            status=None if kind else error.status_code, title=None if kind else error.detail,
+        )  # fmt: skip
     log.error("%s %s failed", method, path, exc_info=error)
     return Problem("internal", f"an error of the gateway, which its log shows: {type(error).__name__}")
 
@@ -245,22 +238,9 @@ async def _respond(send: Any, status: int, headers: RawHeaders, body: bytes = b"
 
 async def _answer(request: Request, error: Exception) -> Response:
     """Return the response for an exception: Starlette's handler for all of them."""
-    if isinstance(error, ZmdpError):
-        problem = problem_of(error)
-    elif isinstance(error, HTTPException):
-        headers = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]
-        kind = _KINDS.get(error.status_code)
-        problem = Problem(
-            kind or "http", f"{request.method} {request.url.path}: {error.detail}", headers=headers,
-            status=None if kind else error.status_code, title=None if kind else error.detail,
-        )  # fmt: skip
-    elif isinstance(error, Problem):
-        problem = error
-    else:
-        problem = _unexpected(request.method, request.url.path, error)
-    status, raw, body = problem.response()
+    status, headers, body = _problem(error, request.method, request.url.path).response()
     response = Response(body, status)
-    response.raw_headers = list(raw)
+    response.raw_headers = list(headers)
     return response
 
 
@@ -270,34 +250,12 @@ async def _ignore(request: Request, error: Exception) -> Response:
     return Response()
 
 
-def _with_cors(gateway: Gateway, scope: Scope, send: Any) -> Any:
-    """Return `send` that adds what browsers require of responses to pages of other origins."""
-    headers = dict(scope["headers"])
-    origin = headers.get(b"origin")
-    if origin is None:
-        return send
-    try:
-        gateway.check_origin(origin)
-    except Problem:
-        return send
-    more = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
-    more.append((b"access-control-expose-headers", b"location, retry-after"))
-    if scope["method"] == "OPTIONS":
-        wanted = headers.get(b"access-control-request-headers", b"")
-        more += [
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", wanted),
-            (b"access-control-max-age", CORS_MAX_AGE_SECONDS),
-        ]
-
-    async def sending(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], *more]}
-        await send(message)
-
-    return sending
-
-
-def application(gateway: Gateway) -> Application:
+def application(gateway: Gateway) -> Any:
     """Return the application with the routes of all modules."""
-    return Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway), *websocket.routes(gateway)])
+    found = Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway), *websocket.routes(gateway)])
+    if not gateway.settings.allow_origins:
+        return found
+    return CORSMiddleware(  # what browsers require of responses to pages of other origins
+        found, gateway.settings.allow_origins, ("GET", "POST", "DELETE"), ("*",),
+        expose_headers=("location", "retry-after"),
+    )  # fmt: skip

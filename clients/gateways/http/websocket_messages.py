@@ -11,11 +11,18 @@ body's frames; `body`, `partial` and `final` are then lists with the size of eac
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NoReturn, TypeGuard
+from itertools import accumulate
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from ....mdp.services.values import problem_in
+from ...values import is_json
 
 Id = str | int
 
@@ -27,8 +34,7 @@ MAX_HEADER_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 20
 """Maximum nesting of options, which are encoded once more for the broker."""
 _NOT_JSON: Final = (ValueError, RecursionError)
-_ASK: Final = frozenset({"id", "service", "body", "more", "json", "stream", "timeout", "wait", "headers", "options"})
-_CANCEL: Final = frozenset({"id", "cancel"})
+_CheckedId = Annotated[str, Meta(max_length=MAX_ID_CHARACTERS)] | Annotated[int, Meta(ge=-MAX_INTEGER, le=MAX_INTEGER)]
 
 
 class Form(Enum):
@@ -77,6 +83,36 @@ class MessageError(Exception):
 # ── decoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+class _Head(msgspec.Struct):
+    """What tells for whom an error is, and what kind of message it is."""
+
+    id: _CheckedId
+    cancel: UnsetType | Any = UNSET
+
+
+class _Cancel(msgspec.Struct, forbid_unknown_fields=True):
+    id: _CheckedId
+    cancel: bool
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    id: _CheckedId
+    service: str
+    body: Raw | UnsetType = UNSET
+    more: list[Raw] | UnsetType = UNSET
+    json: bool | UnsetType = UNSET
+    stream: bool = False
+    timeout: Annotated[float, Meta(gt=0)] | None = None
+    wait: bool = False
+    headers: dict[str, str] | None = None
+    options: dict[str, Any] | None = None
+
+
+_HEAD: Final = msgspec.json.Decoder(_Head)
+_CANCEL: Final = msgspec.json.Decoder(_Cancel)
+_REQUEST: Final = msgspec.json.Decoder(_Request)
+
+
 def decode(message: str | bytes) -> Ask | CancelAsk:
     """Return what a text message, or a binary one, says.  Raises `MessageError`."""
     attached = None
@@ -84,129 +120,86 @@ def decode(message: str | bytes) -> Ask | CancelAsk:
         message, newline, attached = message.partition(b"\n")
         if not newline or len(message) > MAX_HEADER_BYTES:
             raise MessageError("a binary message must begin with a JSON object on one line")
+    id_: Id | None = None
     try:
-        content = parse_json(message)
-    except _NOT_JSON:
-        content = None
-    if not isinstance(content, dict):
-        raise MessageError("a message must be a JSON object")
-    id_ = content.get("id")
-    if not _is_id(id_):
-        raise MessageError(f"id must be a string of at most {MAX_ID_CHARACTERS} characters, or an integer")
-    try:
-        if "cancel" in content:
-            _check_names(content, _CANCEL)
-            _check("cancel", content["cancel"] is True, "true")
-            return CancelAsk(id_)
-        return _ask(id_, content, attached)
+        head = _HEAD.decode(message)
+        id_ = head.id
+        if head.cancel is UNSET:
+            return _ask(_REQUEST.decode(message), attached)
+        if not _CANCEL.decode(message).cancel:
+            raise MessageError("$.cancel: must be true", id_)
+        return CancelAsk(id_)
+    except msgspec.ValidationError as error:
+        raise MessageError(problem_in(error), id_) from None
     except _Invalid as error:
         raise MessageError(str(error), id_) from None
+    except _NOT_JSON:
+        raise MessageError("a message must be a JSON object, in valid Unicode", _id_in(message)) from None
+
+
+def _id_in(message: str | bytes) -> Id | None:
+    """Return the id in a message that only a more lenient decoder understands."""
+    with suppress(*_NOT_JSON):
+        return msgspec.convert(json.loads(message), _Head).id
+    return None
 
 
 class _Invalid(Exception):
     pass
 
 
-def _ask(id_: Id, content: Mapping[str, Any], attached: bytes | None) -> Ask:
-    _check_names(content, _ASK)
-    service = content.get("service")
-    if not isinstance(service, str):
-        raise _Invalid("service must be a string")
-    timeout = content.get("timeout")
-    _check("timeout", timeout is None or _is_duration(timeout), "a number of seconds above 0")
-    stream, wait = content.get("stream", False), content.get("wait", False)
-    _check("stream", isinstance(stream, bool), "true or false")
-    _check("wait", isinstance(wait, bool), "true or false")
-    headers, options = content.get("headers"), content.get("options")
-    _check("headers", headers is None or _is_text_map(headers), "an object whose values are strings")
-    _check("options", options is None or _is_object(options), f"an object of at most {MAX_DEPTH} levels")
-    form, body = _text_body(content) if attached is None else (Form.BINARY, _binary_body(content, attached))
-    return Ask(id_, service, body, form, stream, timeout, wait, headers or None, options or None)
+def _ask(said: _Request, attached: bytes | None) -> Ask:
+    form, body = _text_body(said) if attached is None else (Form.BINARY, _binary_body(said, attached))
+    if _depth(said.options) > MAX_DEPTH:
+        raise _Invalid(f"$.options: at most {MAX_DEPTH} levels")
+    return Ask(
+        said.id, said.service, body, form, said.stream, said.timeout, said.wait, said.headers or None,
+        said.options or None,
+    )  # fmt: skip
 
 
-def _text_body(content: Mapping[str, Any]) -> tuple[Form, Sequence[bytes]]:
-    values = [content.get("body"), *_list(content, "more")]
-    as_json = content.get("json", not all(isinstance(each, str) for each in values) and "body" in content)
-    _check("json", isinstance(as_json, bool), "true or false")
-    if as_json:
-        try:
-            return Form.JSON, [_dumps(each).encode() for each in values]
-        except ValueError:  # a number that is too large, or half of a surrogate pair
-            raise _Invalid("body must consist of finite numbers and valid Unicode") from None
-        except RecursionError:  # the encoder nests less deeply than the decoder
-            raise _Invalid("body is nested too deeply") from None
-    if "body" not in content:
-        values[0] = ""
-    if not all(isinstance(each, str) for each in values):
-        raise _Invalid('body must be a string if "json" is false')
+def _text_body(said: _Request) -> tuple[Form, Sequence[bytes]]:
+    raw = [] if said.body is UNSET else [bytes(said.body)]
+    raw += [] if said.more is UNSET else map(bytes, said.more)
     try:
-        return Form.TEXT, [each.encode() for each in values]
-    except UnicodeEncodeError:
-        raise _Invalid("body must be valid Unicode") from None
+        values = [msgspec.json.decode(each) for each in raw]
+    except _NOT_JSON:
+        raise _Invalid(
+            "$.body: it must consist of finite numbers and valid Unicode, and not be nested deeply"
+        ) from None
+    texts = [each for each in values if isinstance(each, str)]
+    if said.json is True or (said.json is UNSET and said.body is not UNSET and len(texts) < len(values)):
+        return Form.JSON, raw if said.body is not UNSET else [b"null", *raw]
+    if len(texts) < len(values):
+        raise _Invalid('$.body: expected str if "json" is false')
+    return Form.TEXT, [*([b""] if said.body is UNSET else []), *(each.encode() for each in texts)]
 
 
-def _binary_body(content: Mapping[str, Any], attached: bytes) -> Sequence[bytes]:
+def _binary_body(said: _Request, attached: bytes) -> Sequence[bytes]:
     for name in ("more", "json"):
-        if name in content:
+        if getattr(said, name) is not UNSET:
             raise _Invalid(f"{name} is for text messages: in a binary message, body lists the sizes of the frames")
-    sizes = content.get("body", [len(attached)])
-    valid = isinstance(sizes, list) and len(sizes) > 0
-    if not valid or not all(type(each) is int and each >= 0 for each in sizes) or sum(sizes) != len(attached):
-        raise _Invalid(f"body must list the sizes of the frames, which are {len(attached)} bytes together")
-    frames, at = [], 0
-    for size in sizes:
-        frames.append(attached[at : at + size])
-        at += size
-    return frames
+    try:
+        sizes = (
+            [len(attached)]
+            if said.body is UNSET
+            else msgspec.json.decode(said.body, type=list[Annotated[int, Meta(ge=0)]])
+        )
+    except _NOT_JSON:
+        sizes = []
+    if not sizes or sum(sizes) != len(attached):
+        raise _Invalid(f"$.body: it must list the sizes of the frames, which are {len(attached)} bytes together")
+    ends = [*accumulate(sizes)]
+    return [attached[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def _dumps(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
-def _list(content: Mapping[str, Any], name: str) -> list[Any]:
-    value = content.get(name, [])
-    if not isinstance(value, list):
-        raise _Invalid(f"{name} must be a list")
-    return value
-
-
-def _check(name: str, valid: bool, rule: str) -> None:
-    if not valid:
-        raise _Invalid(f"{name} must be {rule}")
-
-
-def _check_names(content: Mapping[str, Any], known: frozenset[str]) -> None:
-    if not known.issuperset(content):
-        unknown = next(each for each in content if each not in known)
-        raise _Invalid(f"a message has no {unknown[:50]!r}: it may have {', '.join(sorted(known))}")
-
-
-def _is_id(value: object) -> TypeGuard[Id]:
-    if isinstance(value, str):
-        return len(value) <= MAX_ID_CHARACTERS
-    return type(value) is int and -MAX_INTEGER <= value <= MAX_INTEGER
-
-
-def _is_duration(value: object) -> bool:
-    return type(value) in {int, float} and 0 < value < math.inf  # type: ignore[operator]
-
-
-def _is_object(value: object) -> bool:
-    """Return whether this is an object that is not nested too deeply."""
-    if not isinstance(value, dict):
-        return False
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        inner = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
-        level = [each for each in inner if isinstance(each, dict | list)]
-        if not level:
-            return True
-    return False
-
-
-def _is_text_map(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
+def _depth(value: object) -> int:
+    """Return how deeply lists and objects are nested, up to `MAX_DEPTH`, and more if they are nested more deeply."""
+    level, depth = [value], 0
+    while depth <= MAX_DEPTH and (level := [each for each in level if isinstance(each, dict | list)]):
+        level = [part for each in level for part in (each.values() if isinstance(each, dict) else each)]
+        depth += 1
+    return depth
 
 
 # ── encoding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -238,20 +231,4 @@ def encode_error(id_: Id | None, problem: Mapping[str, Any]) -> str:
 def _value(frame: bytes, form: Form) -> str:
     """Return a frame as JSON.  Raises `UnicodeDecodeError` if it is not text."""
     text = str(frame, "utf-8")
-    if form is Form.JSON:
-        try:
-            parse_json(text)
-        except _NOT_JSON:
-            pass
-        else:
-            return text
-    return json.dumps(text, ensure_ascii=False)
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.  Raises `ValueError`, also for NaN and infinity, or `RecursionError`."""
-    return json.loads(str(text, "utf-8") if isinstance(text, bytes) else text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
+    return text if form is Form.JSON and is_json(frame) else json.dumps(text, ensure_ascii=False)

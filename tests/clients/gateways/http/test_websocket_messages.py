@@ -1,6 +1,5 @@
 import contextlib
 import json
-import sys
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,7 @@ from zmdp.clients.gateways.http.websocket_messages import (
 
 
 def said(**content):
-    return decode(json.dumps(content))
+    return decode(json.dumps(content, separators=(",", ":"), ensure_ascii=False))
 
 
 def binary(rest=b"", **content):
@@ -71,34 +70,34 @@ def test_a_cancel():
     ("message", "id_", "why"),
     [
         (b"", None, "must be a JSON object"),
-        (b"[]", None, "must be a JSON object"),
-        (b'{"id":1,"service":"s","body":NaN}', None, "must be a JSON object"),
-        (b"[" * 100_000, None, "must be a JSON object"),
-        (b'{"id":' + b"9" * 5000 + b"}", None, "must be a JSON object"),
-        (b"{}", None, "id must be"),
-        (b'{"id":null}', None, "id must be"),
-        (b'{"id":true,"service":"s"}', None, "id must be"),
-        (b'{"id":1.5,"service":"s"}', None, "id must be"),
-        (b'{"id":9007199254740992,"service":"s"}', None, "id must be"),
-        (b'{"id":"%s","service":"s"}' % (b"x" * 101), None, "id must be"),
-        (b'{"id":1}', 1, "service must be a string"),
-        (b'{"id":1,"service":["s"]}', 1, "service must be a string"),
-        (b'{"id":1,"service":"s","frames":[]}', 1, "a message has no 'frames'"),
-        (b'{"id":1,"service":"s","timeout":0}', 1, "timeout must be a number of seconds"),
-        (b'{"id":1,"service":"s","timeout":true}', 1, "timeout must be a number of seconds"),
-        (b'{"id":1,"service":"s","timeout":1e999}', 1, "timeout must be a number of seconds"),
-        (b'{"id":1,"service":"s","stream":1}', 1, "stream must be true or false"),
-        (b'{"id":1,"service":"s","wait":"yes"}', 1, "wait must be true or false"),
-        (b'{"id":1,"service":"s","headers":{"a":1}}', 1, "headers must be an object"),
-        (b'{"id":1,"service":"s","options":[]}', 1, "options must be an object"),
-        (b'{"id":1,"service":"s","more":"x"}', 1, "more must be a list"),
-        (b'{"id":1,"service":"s","json":0}', 1, "json must be true or false"),
-        (b'{"id":1,"service":"s","body":1,"json":false}', 1, "body must be a string"),
+        (b"[]", None, r"\$: expected object, got array"),
+        (b'{"id":1,"service":"s","body":NaN}', 1, "must be a JSON object"),
+        (b"[" * 100_000, None, r"\$: expected object"),
+        (b'{"id":' + b"9" * 5000 + b"}", None, r"\$.id: integer value out of range"),
+        (b"{}", None, r"\$: object missing required field id"),
+        (b'{"id":null}', None, r"\$.id: expected int | str"),
+        (b'{"id":true,"service":"s"}', None, r"\$.id: expected int | str"),
+        (b'{"id":1.5,"service":"s"}', None, r"\$.id: expected int | str"),
+        (b'{"id":9007199254740992,"service":"s"}', None, r"\$.id: expected int <= 9007199254740991"),
+        (b'{"id":"%s","service":"s"}' % (b"x" * 101), None, r"\$.id: expected str of length <= 100"),
+        (b'{"id":1}', 1, r"\$: object missing required field service"),
+        (b'{"id":1,"service":["s"]}', 1, r"\$.service: expected str, got array"),
+        (b'{"id":1,"service":"s","frames":[]}', 1, r"\$: object contains unknown field frames"),
+        (b'{"id":1,"service":"s","timeout":0}', 1, r"\$.timeout: expected float > 0"),
+        (b'{"id":1,"service":"s","timeout":true}', 1, r"\$.timeout: expected float"),
+        (b'{"id":1,"service":"s","timeout":1e999}', 1, r"\$.timeout: number out of range"),
+        (b'{"id":1,"service":"s","stream":1}', 1, r"\$.stream: expected bool"),
+        (b'{"id":1,"service":"s","wait":"yes"}', 1, r"\$.wait: expected bool"),
+        (b'{"id":1,"service":"s","headers":{"a":1}}', 1, r"\$.headers.*: expected str, got int"),
+        (b'{"id":1,"service":"s","options":[]}', 1, r"\$.options: expected object"),
+        (b'{"id":1,"service":"s","more":"x"}', 1, r"\$.more: expected array"),
+        (b'{"id":1,"service":"s","json":0}', 1, r"\$.json: expected bool"),
+        (b'{"id":1,"service":"s","body":1,"json":false}', 1, r"\$.body: expected str if"),
         (b'{"id":1,"service":"s","body":"\\ud800"}', 1, "valid Unicode"),
         (b'{"id":1,"service":"s","body":["\\ud800"]}', 1, "valid Unicode"),
         (b'{"id":1,"service":"s","body":[1e999]}', 1, "finite numbers"),
-        (b'{"id":1,"cancel":false}', 1, "cancel must be true"),
-        (b'{"id":1,"cancel":true,"service":"s"}', 1, "a message has no 'service'"),
+        (b'{"id":1,"cancel":false}', 1, r"\$.cancel: must be true"),
+        (b'{"id":1,"cancel":true,"service":"s"}', 1, r"\$: object contains unknown field service"),
     ],
 )  # fmt: skip
 def test_an_invalid_text_message(message, id_, why):
@@ -107,18 +106,10 @@ def test_an_invalid_text_message(message, id_, why):
     assert caught.value.id == id_
 
 
-@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
-def test_a_body_nested_as_deeply_as_the_decoder_allows(opening, closing):
-    """On Python 3.11, between what is read and what is not, there is a depth at which only writing it again fails."""
-    outcomes = set()
-    for depth in (*range(900, 1100), 200_000):
-        value = opening * depth + ("1" if opening != "[" else "") + closing * depth
-        try:
-            decode(f'{{"id":1,"service":"s","body":{value}}}')
-        except MessageError as error:
-            outcomes.add(str(error))
-    both = {"body is nested too deeply", "a message must be a JSON object"}
-    assert outcomes == both if sys.version_info < (3, 12) else outcomes and outcomes <= both
+@pytest.mark.parametrize("body", ["[" * 200_000 + "]" * 200_000, '{"a":' * 200_000 + "1" + "}" * 200_000])
+def test_a_body_that_is_nested_too_deeply(body):
+    with pytest.raises(MessageError, match="must be a JSON object"):
+        decode(f'{{"id":1,"service":"s","body":{body}}}')
 
 
 def test_the_depth_of_options():
