@@ -32,6 +32,8 @@ _RESERVED: Final = {
 """Names that the code uses."""
 MAX_TYPES: Final = 10_000
 """Types in the code of one schema, in which whoever wrote it may have nested them; others are `Any`."""
+LINE: Final = 88
+"""The length of lines that Black and ruff format by default."""
 _TYPE: Final = re.compile(r"(?!Any$)[\w.]+|(?:dict|list|tuple)\[[^|]*\]")
 """What a type checker accepts as a `type`."""
 
@@ -82,11 +84,11 @@ class _Code:
         about, given = described.about, described.service
         kind = "Service" if about.part is None else "Streaming"
         name = self.free_name(given.rpartition(".")[2], given, content=given)
-        arguments = ", ".join(self._argument(each) for each in (request, reply))
+        arguments = [self._argument(each) for each in (request, reply)]
         settings = {**({} if about.codec == "json" else {"codec": about.codec}), **about.submission}
-        keywords = "".join(f", {setting}={value!r}" for setting, value in settings.items())
+        keywords = [f"{setting}={_quoted(value)}" for setting, value in settings.items()]
         self.used.add(kind)
-        made = f"{name}: {kind}[{request}, {reply}] = {kind}({given!r}, {arguments}{keywords})"
+        made = _call(f"{name}: {kind}[{request}, {reply}] = {kind}", [_quoted(given), *arguments, *keywords])
         return made + _documented(about.description)
 
     def _argument(self, kind: str) -> str:
@@ -157,7 +159,7 @@ class _Types:
             return self._named(name, self._defined.get(name))
         if isinstance(options := schema.get("enum", [schema["const"]] if "const" in schema else None), list):
             literal = all(each is None or isinstance(each, str | int) for each in options) and options
-            return f"Literal[{', '.join(map(repr, options))}]" if literal else "Any"
+            return f"Literal[{', '.join(map(_quoted, options))}]" if literal else "Any"
         for name in ("anyOf", "oneOf", "allOf"):
             if isinstance(options := schema.get(name), list):
                 return self._union(options, tagged="discriminator" in schema)
@@ -224,7 +226,8 @@ class _Types:
             kinds = {field: self._type(value) for field, value in fields.items()}
             kinds = {field: kind if field in needed else f"NotRequired[{kind}]" for field, kind in kinds.items()}
             self._code.used |= {"TypedDict", "NotRequired"}
-            return f"{name} = TypedDict({name!r}, {kinds!r})"
+            listed = ", ".join(f"{_quoted(field)}: {_quoted(kind)}" for field, kind in kinds.items())
+            return _call(f"{name} = TypedDict", [_quoted(name), f"{{{listed}}}"])
         self._code.used.add("dataclass" if tag is None else "msgspec")
         factory = "field" if tag is None else "msgspec.field"
         required: list[str] = []
@@ -236,16 +239,16 @@ class _Types:
             (required if field in needed else others).append(line + _documented(text))
         head = f"@dataclass\nclass {name}:"
         if tag is not None:
-            head = f"class {name}(msgspec.Struct, tag_field={tag[0]!r}, tag={tag[1]!r}):"
-        lines = [_literal(text)] if isinstance(text := schema.get("description"), str) and text else []
-        body = "\n".join([*lines, *required, *others]) or "pass"
+            head = f"class {name}(msgspec.Struct, tag_field={_quoted(tag[0])}, tag={_quoted(tag[1])}):"
+        lines = [_literal(text), ""] if isinstance(text := schema.get("description"), str) and text else []
+        body = "\n".join([*lines, *required, *others]).rstrip() or "pass"
         return f"{head}\n{textwrap.indent(body, '    ')}"
 
     def _with_default(self, kind: str, schema: Any, factory: str) -> str:
         """Return type and default of a field that may be left out."""
         given = schema.get("default", ...) if isinstance(schema, dict) else ...
         if given is None or (isinstance(given, bool | int | float | str) and _fits(given, kind)):
-            return f"{kind} = {given!r}"
+            return f"{kind} = {_quoted(given)}"
         for empty in (list, dict):
             if kind.startswith(f"{empty.__name__}[") and (given == empty() or (given is ... and not self._sent)):
                 self._code.used.add("field")
@@ -258,7 +261,7 @@ def _fits(value: Any, kind: str) -> bool:
     """Return whether a default of JSON is one of that type."""
     names = kind.split(" | ")
     if kind.startswith("Literal["):
-        return repr(value) in kind
+        return _quoted(value) in kind
     return type(value).__name__ in names or (type(value) is int and "float" in names)
 
 
@@ -276,7 +279,24 @@ def _literal(text: str) -> str:
     text = inspect.cleandoc(text)
     plain = "\\" not in text and '"""' not in text and not text.endswith('"')
     plain = plain and all(line.isprintable() for line in text.split("\n"))
-    return f'"""{text}"""' if plain else repr(text)
+    return f'"""{text}"""' if plain else _quoted(text)
+
+
+def _quoted(value: object) -> str:
+    """Return a value as a literal, a text in double quotes unless it has some itself."""
+    if isinstance(value, str) and '"' not in value and "'" not in value:
+        return f'"{repr(value)[1:-1]}"'
+    return repr(value)
+
+
+def _call(function: str, arguments: Sequence[str]) -> str:
+    """Return a call as formatters break its line."""
+    together = ", ".join(arguments)
+    if len(line := f"{function}({together})") <= LINE:
+        return line
+    if len(together) + 4 <= LINE:
+        return f"{function}(\n    {together}\n)"
+    return "\n".join([f"{function}(", *(f"    {each}," for each in arguments), ")"])
 
 
 def _documented(text: object) -> str:

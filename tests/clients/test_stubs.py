@@ -154,6 +154,19 @@ def test_the_types_of_several_services_are_told_apart():
     assert stub.plain.encode_request([{"any": 1}]) == [b'{"any":1}']
 
 
+def test_a_stub_is_formatted(tmp_path):
+    path = tmp_path / "stub.py"
+    numbers = {"type": "object", "additionalProperties": {"type": "integer"}}
+    for length in (20, 28):  # its arguments fit into a line of their own, or not
+        about = About(codec="json", request=numbers, reply=numbers, submission={"retries": 3, "backoff": 0.5})
+        path.write_text(stubs.stub([*described(*services), Description("n." + "x" * length, 1, (about,))]))
+        formatted = subprocess.run(
+            [sys.executable, "-m", "ruff", "format", "--isolated", "--diff", str(path)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (formatted.returncode, formatted.stdout) == (0, "")
+
+
 def test_type_checkers_accept_a_stub(tmp_path):
     path = tmp_path / "stub.py"
     use = """
