@@ -54,6 +54,15 @@ def test_a_reason_alone_selects_nothing(db):
     assert b"expected UUIDs, or --all (optionally with --service, --older-than, --code, --error)" in done.stderr
 
 
+def test_a_request_as_people_read_it(titanic, db):
+    uuid = db.done("echo", b"\xfe" * 1000, "größe\n".encode(), reply=(b"\xfe" * 17,)).uuid.hex
+    shown = dict(line.split(maxsplit=1) for line in titanic("show", uuid).splitlines())
+    assert shown["body"] == f'1000 bytes, {" ".join(["fe"] * 16)} …, "größe\\n"'
+    assert shown["reply"] == f"17 bytes, {' '.join(['fe'] * 16)} …"
+    assert '{"base64": "/v7+' in titanic("show", uuid, "--full")
+    assert json.loads(titanic("show", uuid, "--json"))["body"][1] == "größe\n"
+
+
 def test_export_as_ndjson(titanic, failed, db, tmp_path):
     rows = [json.loads(line) for line in titanic("export").splitlines()]
     assert [row["service"] for row in rows] == ["resize", "resize", "echo"]

@@ -26,9 +26,22 @@ def titanic(bench, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("report", "0 2 * * *"), "a cron expression is an option, --cron '0 2 * * *'"),
+        (("report", "hello", "*/5 * * * *"), "a cron expression is an option, --cron '*/5 * * * *'"),
+        (("@daily", "report"), "say when to submit requests: --cron '30 2 * * *', or --every 5m"),
+        (("report", "a b c d e"), "say when to submit requests"),
+    ],
+)
+def test_a_schedule_that_does_not_say_when(titanic, words, told):
+    code, _, error = titanic("add", "nightly", *words)
+    assert (code, told in error) == (2, True), error
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
-        (("add", "a", "report"), 2, "a schedule needs either cron or every"),
         (("add", "a", "report", "--cron", "61 * * * *"), 2, "cron is '61 * * * *': bad minute"),
         (("add", "a", "report", "--every", "0.5"), 2, "every must be a whole number of seconds"),
         (

@@ -27,6 +27,8 @@ CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
 MAX_SHOWN: Final = 1000
 """Characters of a value that `titanic show` prints without --full."""
+MAX_BINARY: Final = 16
+"""Bytes of a frame that is not text, which it prints then."""
 
 _SERVICE = click.option("--service", help="Only requests for this service.")
 _OLDER = click.option(
@@ -233,18 +235,32 @@ def _exported(read: Begin, which: admin.Filter) -> Iterator[dict[str, Any]]:
             yield _readable(row)
 
 
-def _readable(row: dict[str, Any]) -> dict[str, Any]:
-    """Return everything about a request, ready for JSON."""
+def _readable(row: dict[str, Any], shown: Callable[[bytes], Any] = bodies.text_or_base64) -> dict[str, Any]:
+    """Return everything about a request, with each frame as `shown` returns it; by default ready for JSON."""
     found = _with_times(row)
     found.pop("id", None)
     for name in ("body", "reply"):
-        found[name] = None if found[name] is None else [bodies.text_or_base64(frame) for frame in unpack(found[name])]
+        found[name] = None if found[name] is None else [*map(shown, unpack(found[name]))]
+    if "partials" in found:
+        found["partials"] = [[*map(shown, unpack(part))] for part in found["partials"]]
     return found
+
+
+def _text_or_size(frame: bytes) -> str:
+    """Return a frame as people read it: its text, or how large it is and how it begins."""
+    try:
+        return json.dumps(frame.decode(), ensure_ascii=False)
+    except UnicodeDecodeError:
+        return f"{len(frame)} bytes, {frame[:MAX_BINARY].hex(' ')}{' …' if len(frame) > MAX_BINARY else ''}"
 
 
 @click.command()
 @click.argument("uuid", type=UUID_TYPE)
-@click.option("--full", is_flag=True, help=f"Print whole values, not just {MAX_SHOWN} characters of each.")
+@click.option(
+    "--full",
+    is_flag=True,
+    help=f"Print whole values, not just {MAX_SHOWN} characters of each, and what is not text as Base64.",
+)
 @DB
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with whole values.")
 def show(*, uuid: UUID, full: bool, db: str, as_json: bool) -> None:
@@ -253,15 +269,19 @@ def show(*, uuid: UUID, full: bool, db: str, as_json: bool) -> None:
         row = admin.show(connection, uuid)
     if row is None:
         raise UnknownTicket(f"no request {uuid.hex} in {schema.shown(schema.database_url(db))}")
-    row = _readable(row)
-    row["partials"] = [[bodies.text_or_base64(frame) for frame in unpack(part)] for part in row["partials"]]
     if as_json:
-        bodies.print_json(row)
+        bodies.print_json(_readable(row))
         return
-    for name, value in row.items():
+    for name, value in _readable(row, bodies.text_or_base64 if full else _text_or_size).items():
         if value not in (None, [], ""):
-            text = printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+            text = printable(_text_of(value))
             click.echo(f"{name:11} {text if full else _shortened(text)}")
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(f"[{_text_of(each)}]" if isinstance(each, list) else _text_of(each) for each in value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ import click
 
 from ...clients import Client, bodies
 from ...mdp.cli.console import Group, printable
+from .. import recurrence
+from ..recurrence import RecurrenceError
 from ..schedule_client import Schedules
 from ..schedules import SCHEDULE_OPTIONS
 from .parameters import DEFAULT_TIMEOUT, client_options, declared_options, shown_age
@@ -40,7 +43,18 @@ def add(
     Several Titanics with the same database submit each occurrence once. When clocks change, --cron works as in
     Debian: what is skipped runs right after, and what comes twice runs once, unless its minutes or hours are *.
     """
+    if options["cron"] is None and options["every"] is None:
+        raise click.UsageError(_how_to_recur((service, *body)))
     Schedules(client).add(name, service, *bodies.frames(body), headers=headers, **options)
+
+
+def _how_to_recur(words: Sequence[str]) -> str:
+    """Return how to say when a schedule recurs; perhaps one of the other arguments was meant to say it."""
+    for word in words:
+        with suppress(RecurrenceError):
+            recurrence.cron(word, recurrence.UTC)
+            return f"{word!r} would be sent to the service: a cron expression is an option, --cron {word!r}"
+    return "say when to submit requests: --cron '30 2 * * *', or --every 5m"
 
 
 @schedule.command()
