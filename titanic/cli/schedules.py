@@ -10,8 +10,8 @@ import click
 
 from ...clients import Client, bodies
 from ...mdp.cli.console import Group, printable
-from .. import recurrence
-from ..recurrence import RecurrenceError
+from ...mdp.services import recurrence
+from ...mdp.services.recurrence import RecurrenceError
 from ..schedule_client import Schedules
 from ..schedules import SCHEDULE_OPTIONS
 from .parameters import DEFAULT_TIMEOUT, client_options, declared_options, shown_age

@@ -54,8 +54,8 @@ from .summary import Summary, summarize
 __all__ = [
     "Arrival", "Claim", "Claimed", "Clock", "Declared", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",
     "Lease", "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
-    "Summary", "accept", "accept_running", "add_partials", "catch_up", "claim", "close", "count_waiting", "declare_schedules",
-    "declare_service_schedules", "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request",
-    "finish", "fire", "list_schedules", "maintain", "next_occurrence", "pending_after", "pending_services",
-    "progress", "release", "reschedule", "set_clock", "summarize",
+    "Summary", "accept", "accept_running", "add_partials", "catch_up", "claim", "close", "count_waiting",
+    "declare_schedules", "declare_service_schedules", "edit_schedules", "fetch", "fetch_partials", "fetch_reply",
+    "fetch_request", "finish", "fire", "list_schedules", "maintain", "next_occurrence", "pending_after",
+    "pending_services", "progress", "release", "reschedule", "set_clock", "summarize",
 ]  # fmt: skip
