@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.processes import broker, eventually, process, run
+from support.processes import TIMEOUT_SECONDS, broker, eventually, process, run
 from support.titanics import QUICK
 
 from zmdp.clients import Client
-from zmdp.titanic import Schedules
+from zmdp.titanic import Schedules, Titanic
 from zmdp.titanic.cli.parameters import flag
 from zmdp.titanic.cli.schedule_file import load
 from zmdp.titanic.schedules import SCHEDULE_OPTIONS
@@ -18,8 +18,10 @@ from zmdp.titanic.schedules import SCHEDULE_OPTIONS
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "schedules.md").read_text()
 
 
-def block(language):
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+def block(language, about=""):
+    (found,) = (
+        each for each in re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if about in each
+    )
     return found
 
 
@@ -27,7 +29,7 @@ def block(language):
 def endpoint(tmp_path):
     with broker() as (_, at):
         db = ("--db", str(tmp_path / "titanic.db"))
-        with process("titanic", "serve", "--broker", at, *db, *QUICK) as titanic:
+        with process("titanic", "serve", "--service-schedules", "--broker", at, *db, *QUICK) as titanic:
             titanic.line("titanic.schedule: serving")
             yield at
 
@@ -54,11 +56,22 @@ def shape(line):
 
 def test_the_program(endpoint, capsys):
     names = {}
-    exec(block("python").replace("tcp://127.0.0.1:5555", endpoint), names)
+    exec(block("python", "Schedules(client)").replace("tcp://127.0.0.1:5555", endpoint), names)
     assert re.fullmatch(r"nightly 20\S+ None\ntick 20\S+ None\n", capsys.readouterr().out)
     with Client(endpoint) as client:
         (row,) = Schedules(client).ls()
     assert (row["name"], row["paused"]) == ("nightly", True)
+
+
+def test_the_service(endpoint, tmp_path):
+    (tmp_path / "cleaning.py").write_text(block("python", "@services.service"))
+    with process("mdworker", "cleaning:services", MDP_BROKER=endpoint, PYTHONPATH=str(tmp_path)):
+        with Client(endpoint) as client:
+            (row,) = eventually(Schedules(client).ls)
+            told = {name: row[name] for name in ("name", "service", "every", "retries")}
+            assert told == {"name": "service:cleanup", "service": "cleanup", "every": 300.0, "retries": 3}
+            uuid = Schedules(client).run("service:cleanup")
+            assert Titanic(client).ticket(uuid).result(TIMEOUT_SECONDS) == [b"0"]
 
 
 def test_the_file(tmp_path):
