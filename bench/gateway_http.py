@@ -154,7 +154,7 @@ def main() -> None:
     with ExitStack() as stack:
         endpoint, broker = start_broker(stack)
         worker = started(stack, sys.executable, "-c", WORKER, endpoint)
-        command = (sys.executable, "-m", "zmdp.clients.gateways.cli", "http", "--listen", "127.0.0.1:0")
+        command = (sys.executable, "-m", "zmdp.clients.gateways.cli", "http", "--bind", "127.0.0.1:0")
         gateway = stack.enter_context(running(*command, "--broker", endpoint, "--log-level", "error"))
         assert gateway.stdout is not None
         port = free_port()

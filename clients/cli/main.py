@@ -3,7 +3,9 @@
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
 import click
@@ -39,7 +41,22 @@ MMI_TIMEOUT_SECONDS: Final = 0.5
 """How long a broker may take to say whether a service has workers: one that implements MMI answers immediately."""
 
 
-@click.group(cls=Group, context_settings=CONTEXT_SETTINGS)
+class _Commands(Group):
+    """The commands, which people may take for services."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            near = [f"did you mean {each}?" for each in get_close_matches(args[0], self.commands, 1, cutoff=0.75)]
+            text = f"no such command {args[0]!r}: {''.join(near) or f'`mdclient call {args[0]}` calls a service'}"
+            raise click.UsageError(text, ctx) from None
+
+
+@click.group(cls=_Commands, context_settings=CONTEXT_SETTINGS)
 @version_option()
 def cli() -> None:
     """Call services through a broker and inspect the broker.
@@ -128,7 +145,7 @@ def call(
             headers = _named(headers, connection) if verbose else headers
             arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
             about = _about(client, service)
-            reply = readable(about, client.request(service, *body_for(about, frames), **arguments))
+            reply = readable(about, client.request(service, *_body_for(about, service, frames), **arguments))
         check_known(service, reply)
     if as_json:
         bodies.print_json(bodies.described(reply))
@@ -164,7 +181,7 @@ def stream(
         headers = _named(headers, connection) if verbose else headers
         arguments = _request_arguments(client, service, headers, wait=wait, on=on, connection=connection)
         about = _about(client, service)
-        for part in client.stream(service, *body_for(about, frames), **arguments):
+        for part in client.stream(service, *_body_for(about, service, frames), **arguments):
             check_known(service, part)
             part = readable(about, part)  # noqa: PLW2901
             if as_json:
@@ -408,6 +425,14 @@ def _is_missing(client: Client, service: str, timeout: float) -> bool:
         raise
     except RequestTimeout:
         return False
+
+
+def _body_for(about: About, service: str, frames: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the body of a request for a service with types, which takes one value, or for any other."""
+    if about.codec and len(frames) > 1:
+        text = f"{service} takes one value, and got {len(frames)}: put quotes around a text that has spaces"
+        raise click.UsageError(f"{text}; several values are one JSON object or list")
+    return body_for(about, frames)
 
 
 def _about(client: Client, service: str) -> About:

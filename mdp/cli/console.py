@@ -41,6 +41,9 @@ CONTEXT_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_optio
 FILE_SPELLING: Final = "zmdp.file-spelling"
 """Key in a Click context's `meta`: the names of settings as their TOML file spells them."""
 
+_OTHER_NAMES: Final[Mapping[str, str]] = {"--listen": "--bind", "--port": "--bind"}
+"""Options of other programs that are called otherwise here."""
+
 _log_format = logs.FORMATS[0]
 """The `--log-format` of the command that is running, which `run` needs after its context has ended."""
 
@@ -168,7 +171,17 @@ def _explain(error: click.UsageError) -> str:
         return text.rstrip(".?")
     if type(error) is click.BadParameter and isinstance(error.param, click.Option):
         text = f"Invalid value for {_origin(error.ctx, error.param)}: {error.message}"
+    elif isinstance(error, click.NoSuchOption) and (known := _known_as(error)) is not None:
+        text = f"No such option '{error.option_name}': use '{known.opts[0]} {known.make_metavar(error.ctx)}'"
+    elif isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
+        text = f"{text.rstrip('.')}: {error.param.help or ''}"
     return f"{text.rstrip('.?')}. See '{error.ctx.command_path} --help'"
+
+
+def _known_as(error: click.NoSuchOption) -> click.Parameter | None:
+    """Return the option of the command that does what one of another name does elsewhere."""
+    name, context = _OTHER_NAMES.get(error.option_name), error.ctx
+    return next((each for each in context.command.params if name in each.opts), None) if context else None
 
 
 def _origin(context: click.Context, option: click.Option) -> str:
@@ -198,6 +211,30 @@ class Command(click.Command):
 
 class Group(Command, click.Group):
     """A group of commands that prints its help if no command is given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments.  If an option of a command is in front of the command, say where it belongs."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if place := self._place_of(error.option_name, words, ctx):
+                text = (
+                    f"{error.option_name} belongs after the command: {ctx.command_path} {place} {error.option_name} …"
+                )
+                raise click.UsageError(text, ctx) from None
+            raise
+
+    def _place_of(self, option: str, words: Sequence[str], ctx: click.Context) -> str:
+        """Return the command among the words that has this option; empty if there is none."""
+        for word in words:
+            command = self.get_command(ctx, word)
+            if isinstance(command, Group):
+                inner = command._place_of(option, words, ctx)
+                return f"{word} {inner}" if inner else ""
+            if command is not None:
+                return word if any(option in each.opts for each in command.params) else ""
+        return ""
 
 
 class LazyGroup(Group):
@@ -270,7 +307,7 @@ class Address(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
         if isinstance(value, tuple):
             return value
         host, _, port = str(value).rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        if not host or "://" in host or not port.isascii() or not port.isdigit() or int(port) > 65535:
             self.fail(f"expected HOST:PORT, such as 127.0.0.1:8080, got {value!r}", param, ctx)
         return host.strip("[]"), int(port)
 
@@ -286,7 +323,9 @@ class Endpoint(click.ParamType):  # type: ignore[type-arg]  # not generic in old
         if problem is not None:
             self.fail(f"{value!r} is not a valid endpoint: {problem}", param, ctx)
         if not (isinstance(value, str) and _ENDPOINT.fullmatch(value)):
-            expected = "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker"
+            meant = f"tcp://{value}"
+            example = meant if _ENDPOINT.fullmatch(meant) else "tcp://127.0.0.1:5555 or ipc:///tmp/broker"
+            expected = f"expected an endpoint such as {example}"
             self.fail(f"{expected}, got {value!r}", param, ctx)
         return value
 

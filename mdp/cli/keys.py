@@ -26,7 +26,8 @@ _access_option = click.option(
     metavar="FILE",
     envvar="MDP_ACCESS",
     required=True,
-    help="The broker's access file.  [env: MDP_ACCESS]",
+    show_envvar=True,
+    help="The broker's access file, which the first `allow` creates.",
 )
 
 

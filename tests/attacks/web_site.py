@@ -68,7 +68,7 @@ class WebSite(Site):
         if attack.target == "gateway":
             victim = stack.enter_context(
                 process(
-                    "mdp-gateway", "http", "--listen", "127.0.0.1:0", "--broker", self._broker_endpoint, *attack.options
+                    "mdp-gateway", "http", "--bind", "127.0.0.1:0", "--broker", self._broker_endpoint, *attack.options
                 )
             )
             self._start(stack, attack, victim, victim.pid, victim.line("http://", "stdout").strip())

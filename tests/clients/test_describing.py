@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -131,6 +132,9 @@ def test_services_describe_themselves():
                     (("stream", "letters", "ab"), '"a"\n"b"\nnull\n'),
                 ):
                     assert await asyncio.to_thread(run, *command, "--broker", at) == expected
+                for command in ("call", "stream"):
+                    with pytest.raises(click.UsageError, match="takes one value, and got 2: put quotes around a text"):
+                        await asyncio.to_thread(run, command, "letters", "a", "b", "--broker", at)
             worker.stop()
             await worker.wait()
             return described, printed, shown, code, quoted

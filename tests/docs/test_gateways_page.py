@@ -65,7 +65,7 @@ def endpoint(tmp_path_factory):
 def test_the_commands_print_what_the_page_shows(endpoint, tmp_path):
     """UUIDs and tokens differ, and so do responses in the headers that the page leaves out."""
     given = {}  # what the page shows → what is there
-    options = ("--listen", "127.0.0.1:0", "--broker", endpoint)
+    options = ("--bind", "127.0.0.1:0", "--broker", endpoint)
     tried = 0
     with ExitStack() as stack:
         for command, printed in sessions():

@@ -228,7 +228,7 @@ def request_over_http(url, service, path):
 
 def test_the_http_gateway_ends_although_a_service_never_answers(endpoint, client, tmp_path):
     path, service = tmp_path / "begun", "called-over-http"
-    command = (*GATEWAY, "http", "--listen", "127.0.0.1:0", "--broker", endpoint, *LIMIT)
+    command = (*GATEWAY, "http", "--bind", "127.0.0.1:0", "--broker", endpoint, *LIMIT)
     with worker(endpoint, "awaits", service=service), process(*command) as running:
         eventually(lambda: client.available(service))
         with request_over_http(running.line("http://", "stdout"), service, path):
@@ -239,7 +239,7 @@ def test_the_http_gateway_ends_although_a_service_never_answers(endpoint, client
 
 def test_the_http_gateway_ends_although_its_broker_does_not_answer():
     with broker(*BEATS) as (suspended, at):
-        with process(*GATEWAY, "http", "--listen", "127.0.0.1:0", "--broker", at, "--name", "it", *LIMIT) as running:
+        with process(*GATEWAY, "http", "--bind", "127.0.0.1:0", "--broker", at, "--name", "it", *LIMIT) as running:
             running.line("http://", "stdout")
             with Client(at, timeout=PATIENCE_SECONDS) as client:
                 assert client.request("gateway.control.it", b'{"op": "status"}')

@@ -153,7 +153,7 @@ class Site:
             "broker": broker,
             "workers": (*workers, "--broker", self._endpoints(f"workers {side}", side)),
             "titanic": ("titanic", "serve", "--db", self.db.url, "--broker", self._endpoints(f"titanic {side}", side)),
-            "gateway": ("mdp-gateway", "http", "--listen", self._gateways[side], "--broker",
+            "gateway": ("mdp-gateway", "http", "--bind", self._gateways[side], "--broker",
                         self._endpoints(f"gateway {side}", side)),
         }  # fmt: skip
 

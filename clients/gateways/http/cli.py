@@ -30,7 +30,7 @@ from ..upstream import Upstream
 from .access import load
 from .settings import Settings
 
-DEFAULT_LISTEN: Final = "127.0.0.1:8080"
+DEFAULT_BIND: Final = "127.0.0.1:8080"
 
 
 def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,10 +50,10 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @click.option(
-    "--listen",
+    "--bind",
     type=Address(),
-    default=DEFAULT_LISTEN,
-    help=with_default("Where to listen; port 0 for a free one.", DEFAULT_LISTEN),
+    default=DEFAULT_BIND,
+    help=with_default("Where to listen; port 0 for a free one.", DEFAULT_BIND),
 )
 @brokers_option("The broker's endpoint. Can be repeated, or separate several with commas, in order of preference.")
 @key_options
@@ -99,7 +99,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @systemd_option("mdp-gateway http")
 def cli(
     *,
-    listen: tuple[str, int],
+    bind: tuple[str, int],
     broker: tuple[str, ...],
     keys: ClientKeys | None,
     access: Path | None,
@@ -142,20 +142,20 @@ def cli(
         raise click.UsageError("--tls-key and --tls-client-ca require --tls-cert")
     if tls_client_ca is not None and access is None:
         raise click.UsageError("--tls-client-ca requires --access, which says what each certificate may do")
-    if access is None and not insecure and not is_loopback(listen[0]):
+    if access is None and not insecure and not is_loopback(bind[0]):
         raise BindError(
-            f"refused to listen on {listen[0]}, where other machines may connect, without access control: use --access "
+            f"refused to listen on {bind[0]}, where other machines may connect, without access control: use --access "
             f"FILE to admit known callers only, or --insecure to admit everybody"
         )
     rules = load(access) if access else None
     hosts = None
-    if access is None and is_loopback(listen[0]) and "*" not in allow_hosts:
-        hosts = frozenset({listen[0], *(name.lower() for name in allow_hosts)})
+    if access is None and is_loopback(bind[0]) and "*" not in allow_hosts:
+        hosts = frozenset({bind[0], *(name.lower() for name in allow_hosts)})
     settings = Settings(hosts=hosts, allow_origins=allow_origins, **limits)
     tls = tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
     log_to_stderr(log_level)
     raise_descriptor_limit(settings.max_connections)
-    listener = open_listener(*listen)
+    listener = open_listener(*bind)
 
     shown_name = control.name_of(name, "http", listener.getsockname()[1], with_key=keys is not None)
 
@@ -168,9 +168,9 @@ def cli(
         click.echo(server.url)
         sys.stdout.flush()
         http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))
-        if rules is None and not is_loopback(listen[0]):
+        if rules is None and not is_loopback(bind[0]):
             http.log.warning("--insecure: whoever can connect may call every service")
-        elif rules is not None and tls is None and not is_loopback(listen[0]):
+        elif rules is not None and tls is None and not is_loopback(bind[0]):
             http.log.warning("tokens are not encrypted without --tls-cert: put a proxy with TLS in front")
         gc.freeze()  # what is there now stays
         return await http.serve(gateway, server)

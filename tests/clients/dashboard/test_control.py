@@ -34,7 +34,7 @@ def there(tmp_path_factory):
 
     with web_broker("--access", str(folder.access)) as broker:
         operations = {"status": status, "cancel": cancel}
-        command = ("mdp-gateway", "http", "--listen", "127.0.0.1:0", "--broker", broker.endpoint)
+        command = ("mdp-gateway", "http", "--bind", "127.0.0.1:0", "--broker", broker.endpoint)
         with (
             control_service("nightly", operations, broker=broker.endpoint, keys=folder.keys("driver")),
             process(*command, *folder.options("driver"), "--name", "shop") as named,

@@ -29,7 +29,7 @@ def broker():
 @pytest.fixture(scope="module")
 def gateway(broker):
     """An HTTP gateway, and where it listens."""
-    with process("mdp-gateway", "http", "--listen", "127.0.0.1:0", "--broker", broker.endpoint, "--name", "shop") as it:
+    with process("mdp-gateway", "http", "--bind", "127.0.0.1:0", "--broker", broker.endpoint, "--name", "shop") as it:
         url = it.line("http://", "stdout")
         eventually(lambda: "shop" in broker.text_of("/gateways").split())
         yield url
@@ -90,7 +90,7 @@ def test_connections_of_a_flux_gateway(broker, tmp_path):
 
 
 def test_names():
-    ended = run("mdp-gateway", "http", "--listen", "127.0.0.1:0", "--name", "a b")
+    ended = run("mdp-gateway", "http", "--bind", "127.0.0.1:0", "--name", "a b")
     assert (ended.returncode, b"not a valid name" in ended.stderr) == (2, True)
 
 

@@ -8,6 +8,7 @@ import pytest
 from zmdp.mdp import logs
 from zmdp.mdp.cli.console import (
     EndpointList,
+    Group,
     LazyGroup,
     Number,
     all_endpoints,
@@ -83,12 +84,12 @@ def test_an_invalid_value_is_reported_with_its_origin(outcome, monkeypatch, argu
 
 def test_a_missing_option_names_its_environment_variable_too(outcome):
     @click.command()
-    @click.option("--size", required=True, envvar="PROG_SIZE", show_envvar=True)
+    @click.option("--size", required=True, envvar="PROG_SIZE", show_envvar=True, help="How large it is.")
     def cli(size):
         del size
 
-    code, told = outcome(cli)
-    assert (code, "'--size' (env var: 'PROG_SIZE')" in told) == (2, True)
+    told = "prog: Missing option '--size' (env var: 'PROG_SIZE'): How large it is. See 'prog --help'\n"
+    assert outcome(cli) == (2, told)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_endpoints_in_the_environment_are_separated_by_commas_or_spaces(outcome,
         ("tcp://h:", "'tcp://h:' is not a valid endpoint: its port is '', but a port is a number up to 65535"),
         ("tcp://h:x", "'tcp://h:x' is not a valid endpoint: its port is 'x', but a port is a number up to 65535"),
         ("tcp://h:65536", "its port is '65536', but a port is a number up to 65535"),
-        ("h:1", "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker, got 'h:1'"),
+        ("h:1", "expected an endpoint such as tcp://h:1, got 'h:1'"),
         ("tcp://:1", "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker, got 'tcp://:1'"),
         ("", "expected an endpoint such as tcp://127.0.0.1:5555 or ipc:///tmp/broker, got ''"),
     ],
@@ -244,6 +245,46 @@ def test_a_group_without_a_command_prints_its_help(lazy, monkeypatch, capsys, ar
 
 def test_an_unknown_command_of_a_lazy_group(lazy, outcome):
     assert outcome(lazy, "never") == (2, "prog: No such command 'never'. See 'prog --help'\n")
+
+
+@pytest.mark.parametrize("name", ["--listen", "--port"])
+def test_an_option_that_has_another_name_elsewhere(outcome, name):
+    @click.command()
+    @click.option("--bind", type=Endpoints(), multiple=True)
+    def cli(bind):
+        del bind
+
+    assert outcome(cli, name, "5555") == (
+        2,
+        f"prog: No such option '{name}': use '--bind ENDPOINT'. See 'prog --help'\n",
+    )
+
+    @click.command()
+    def other():
+        pass
+
+    assert f"No such option '{name}'. See" in outcome(other, name, "5555")[1]
+
+
+def test_an_option_in_front_of_its_command(lazy, outcome):
+    @lazy.group(cls=Group)
+    def timer():
+        pass
+
+    @timer.command()
+    @click.option("--size")
+    def start(size):
+        del size
+
+    def told(*arguments):
+        code, text = outcome(lazy, *arguments)
+        assert code == 2
+        return text.removesuffix(". See 'prog --help'\n")
+
+    assert told("--size", "3", "timer", "start") == "prog: --size belongs after the command: prog timer start --size …"
+    assert told("--size=3", "timer", "start").endswith("belongs after the command: prog timer start --size …")
+    for other in (("later",), ("timer",), ("never",), ()):
+        assert "No such option '--size'" in told("--size", *other)
 
 
 @pytest.mark.skipif(not hasattr(click.exceptions, "NoSuchCommand"), reason="this Click suggests no commands")

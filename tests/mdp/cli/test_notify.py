@@ -91,7 +91,7 @@ def commands(endpoint, tmp_path):
     (tmp_path / "blocking.py").write_text(BLOCKING)
     return {
         "titanic": ("titanic", "serve", "--broker", endpoint, "--db", f"sqlite:///{tmp_path}/titanic.db"),
-        "http": ("mdp-gateway", "http", "--broker", endpoint, "--listen", "127.0.0.1:0"),
+        "http": ("mdp-gateway", "http", "--broker", endpoint, "--bind", "127.0.0.1:0"),
         "flux": ("mdp-gateway", "flux", "--broker", endpoint, "--socket", str(tmp_path / "flux")),
         "threads": ("mdworker", "zmdp.workers.echo:worker", "--broker", endpoint),
         "asyncio": ("mdworker", "blocking:worker", "--broker", endpoint, "--drain-timeout", "0"),

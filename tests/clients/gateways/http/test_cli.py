@@ -18,15 +18,17 @@ DOCUMENTED = {200, 404, 408, 429, 499, 502, 503, 504}
 
 
 def gateway(*options):
-    return process(*GATEWAY, "http", "--listen", "127.0.0.1:0", *options)
+    return process(*GATEWAY, "http", "--bind", "127.0.0.1:0", *options)
 
 
 @pytest.mark.parametrize(
     ("options", "code", "text"),
     [
-        (("--listen", "8080"), 2, "expected HOST:PORT"),
-        (("--listen", "x:99999"), 2, "expected HOST:PORT"),
-        (("--listen", "0.0.0.0:0"), 1, "refused to listen on 0.0.0.0"),
+        (("--bind", "8080"), 2, "expected HOST:PORT"),
+        (("--bind", "http://127.0.0.1:8080"), 2, "expected HOST:PORT"),
+        (("--listen", "127.0.0.1:8080"), 2, "No such option '--listen': use '--bind HOST:PORT'"),
+        (("--bind", "x:99999"), 2, "expected HOST:PORT"),
+        (("--bind", "0.0.0.0:0"), 1, "refused to listen on 0.0.0.0"),
         (("--access", "missing.toml"), 2, "mdp-gateway token creates it"),
         (("--tls-key", "x"), 2, "require --tls-cert"),
         (("--tls-cert", "x", "--tls-client-ca", "y"), 2, "requires --access"),
@@ -35,7 +37,7 @@ def gateway(*options):
     ],
 )
 def test_invalid_usage(in_process, options, code, text):
-    ended, _, error = in_process("http", "--listen", "127.0.0.1:0", *options)
+    ended, _, error = in_process("http", "--bind", "127.0.0.1:0", *options)
     assert ended == code
     assert text in error
     assert error.count("\n") == 1
@@ -43,7 +45,7 @@ def test_invalid_usage(in_process, options, code, text):
 
 def test_a_port_that_is_taken(in_process):
     with socket.create_server(("127.0.0.1", 0)) as other:
-        code, _, error = in_process("http", "--listen", f"127.0.0.1:{other.getsockname()[1]}")
+        code, _, error = in_process("http", "--bind", f"127.0.0.1:{other.getsockname()[1]}")
     assert code == 1
     assert "another program listens there; use another port, or 0 for a free one" in error
 
