@@ -250,7 +250,7 @@ def test_an_unknown_command_of_a_lazy_group(lazy, outcome):
 @pytest.mark.parametrize("name", ["--listen", "--port"])
 def test_an_option_that_has_another_name_elsewhere(outcome, name):
     @click.command()
-    @click.option("--bind", type=Endpoints(), multiple=True)
+    @click.option("--bind", type=EndpointList(), multiple=True)
     def cli(bind):
         del bind
 
