@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 from ...clients import Reply
 from .events import counts, event_of, showing
@@ -17,7 +17,7 @@ def watching(parts: Iterable[Reply]) -> Iterator[Reply]:
     from IPython.display import display  # noqa: PLC0415 - loaded already
 
     bar = _Bar()
-    handle: Any = display(bar, display_id=True)
+    handle = cast("Any", display)(bar, display_id=True)  # untyped, if it is there at all
     try:
         for part in parts:
             event = event_of(part)
