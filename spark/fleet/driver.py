@@ -66,6 +66,8 @@ class Fleet:
         self._changed = threading.Condition()
         """Guards `_slots` and `_warned`, and is notified when leases or the load change."""
         self._slots: Slots
+        self._has_slots = False
+        """Whether Spark has started, so that there are any."""
         self._warned: dict[str, float] = {}
         """When each warning was logged that was logged recently."""
 
@@ -77,6 +79,8 @@ class Fleet:
 
     def unfinished(self) -> str:
         """Name the slots that have not ended."""
+        if not self._has_slots:
+            return "the start of Spark"
         rows = self.status()["slots"]
         slots = ", ".join(f"slot {row['slot']}" + (f" on {row['host']}" if row.get("host") else "") for row in rows)
         return f"the requests of {slots}; other workers get them" if rows else "waiting for Spark to end"
@@ -130,6 +134,7 @@ class Fleet:
             return
         try:
             self._slots = self._application.new_slots()
+            self._has_slots = True
             self._warn_early()
             watcher = threading.Thread(target=self._watch, name="fleet-watch", daemon=True)
             with Worker(self._reports, self._reported, broker=settings.broker, key=settings.keys, codec="json"):

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from zmdp.mdp.errors import SettingError
-from zmdp.spark.fleet.cluster import cores
+from zmdp.spark.fleet.cluster import Cluster, cores
+from zmdp.spark.fleet.driver import Fleet
 from zmdp.spark.fleet.settings import FleetSettings, is_loopback
 
 
@@ -65,3 +66,8 @@ def test_the_cores_of_a_cluster(context, number):
 def test_an_unlimited_cluster_needs_a_maximum():
     with pytest.raises(SettingError, match="set one with --max"):
         cores(Conf("yarn", dynamicAllocation_enabled="true"))
+
+
+def test_a_fleet_says_that_spark_has_not_started_yet():
+    fleet = Fleet(FleetSettings("m:f", "s", "n"), Cluster())
+    assert fleet.unfinished() == "the start of Spark"
