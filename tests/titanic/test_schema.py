@@ -16,7 +16,6 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import make_url
-from support.databases import check_counts
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import SettingError
@@ -365,19 +364,6 @@ def test_down_and_up_again_with_data_in_the_tables(own):
     assert [len(rows) for rows in contents(own)] == [0, 0, 0]
     with own.begin() as connection:
         fill(connection)
-
-
-def test_what_is_there_is_counted_when_the_counts_are_introduced(own):
-    with own.begin() as connection:
-        command.downgrade(schema.config(connection), "0001")
-        fill(connection)
-    schema.upgrade(own)
-    check_counts(own)
-    assert run(own, "SELECT state, requests FROM titanic_counts ORDER BY state") == [
-        ("done", 1), ("key", 1), ("partial", 1),
-    ]  # fmt: skip
-    run(own, "DELETE FROM titanic_requests")
-    check_counts(own)
 
 
 def test_migrations_match_the_models(own):

@@ -1,6 +1,6 @@
 """How many requests there are, by service and state: kept by triggers in the transactions that change the requests.
 
-`migrations/versions/0002_counts.py` has the triggers.
+`migrations/versions/0001_tables.py` has the triggers.
 """
 
 from collections.abc import Sequence

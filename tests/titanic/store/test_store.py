@@ -1283,7 +1283,7 @@ def explained(filled, executed):
     return explain
 
 
-READY, DUE, RETRY = "requests_ready", "requests_due", "requests_retry"
+READY, PENDING, DUE, RETRY = "requests_ready", "requests_oldest_pending", "requests_due", "requests_retry"
 HOLDER, EXPIRES = "requests_holder", "requests_expires"
 KEYS = "keys_expires"
 UUID = {"sqlite": "autoindex_titanic_requests_1", "postgresql": "requests_uuid_key"}
@@ -1309,7 +1309,7 @@ WORK = {
     store.claim: (lambda there: store.Claim("service 3", 20, LEASED, NOW), [READY, PARTS]),
     store.maintain: (
         lambda there: store.MaintenanceRound(LEASED, Later(), renew_at=0.0, count=True, offered=("service 3", "x")),
-        [READY, DUE, RETRY, HOLDER, EXPIRES, KEYS],
+        [PENDING, DUE, RETRY, HOLDER, EXPIRES, KEYS],
     ),
     store.fetch: (lambda there: store.Lookup(there.uuid), [UUID]),
     store.progress: (lambda there: frozenset([there.uuid, uuid4()]), [UUID]),
@@ -1319,7 +1319,7 @@ WORK = {
     store.finish: (lambda there: store.Outcome(there.id, there.holder, 2, NOW, b""), []),
     store.reschedule: (lambda there: store.Reschedule(there.id, there.holder, 2, NOW), []),
     store.close: (lambda there: store.Lookup(there.uuid), [UUID]),
-    store.pending_after: (lambda there: ("service 1", 10), [READY]),
+    store.pending_after: (lambda there: ("service 1", 10), [PENDING]),
     store.release: (lambda there: there.holder, [HOLDER]),
     store.fire: (lambda there: store.Firing(Later()), [SCHEDULES, SCHEDULE]),
     store.next_occurrence: (lambda there: frozenset(), [SCHEDULES]),
@@ -1393,7 +1393,7 @@ def test_pending_services_are_found_by_index_lookups(explained):
         ((_, plan),) = explained(work, asked)
         steps = [line for line in plan.splitlines() if "titanic_" in line]
         assert steps
-        assert all(re.search("(SEARCH|Index Only Scan).*titanic_requests_ready", line) for line in steps), plan
+        assert all(re.search("(SEARCH|Index Only Scan).*titanic_requests_oldest_pending", line) for line in steps), plan
 
 
 @only_postgresql
