@@ -19,6 +19,9 @@ from .connections import Connections, Owner
 from .guard import Guard
 from .limits import ConnectionLimits
 
+LISTENERS: Final = 16
+"""How often to listen at the socket.  For each, uvloop accepts one connection in a turn of its loop: with one, a caller
+waits for as many turns as there are others that connect, however long these are."""
 POLL_SECONDS: Final = 0.05
 """How often to see whether the last connections have ended, while the server stops."""
 
@@ -112,14 +115,18 @@ class Server:
         loop = asyncio.get_running_loop()
         tasks = self._uvicorn.server_state.tasks
         handshake_timeout = self._limits.header_timeout if self._tls else None
-        server = await loop.create_server(
-            self._accepted, sock=self._listener, ssl=self._tls, backlog=BACKLOG,
-            ssl_handshake_timeout=handshake_timeout,
-        )  # fmt: skip
+        listeners = [self._listener, *(self._listener.dup() for _ in range(1, LISTENERS))]
+        servers = [
+            await loop.create_server(
+                self._accepted, sock=each, ssl=self._tls, backlog=BACKLOG, ssl_handshake_timeout=handshake_timeout
+            )
+            for each in listeners
+        ]
         helpers = [loop.create_task(self._uvicorn.main_loop()), loop.create_task(self._sweep())]
         try:
             await self._stopping.wait()
-            server.close()
+            for server in servers:
+                server.close()
             await self._drain()
         finally:
             for connection in list(self.connections):
