@@ -24,7 +24,8 @@ JARS = [
     Path("/usr/share/java/postgresql.jar"),  # Debian's
     Path(os.environ.get("ICEBERG_JAR", "no jar")),  # iceberg-spark-runtime for this version of Spark
 ]
-CONF["spark.driver.extraClassPath"] = ":".join(str(each) for each in JARS if each.exists())
+if found := [str(each) for each in JARS if each.exists()]:
+    CONF["spark.driver.extraClassPath"] = ":".join(found)
 
 
 def pytest_collection_modifyitems(items):
