@@ -253,7 +253,7 @@ class _AsyncConnection(WorkerConnection):
             while True:
                 self._note_waiting()
                 self.step(now)
-                waiting = self.session.waiting
+                waiting = self.session.to_begin
                 if not waiting:
                     break
                 self._begin(waiting)

@@ -253,6 +253,11 @@ class WorkerSession:
         """Number of requests that have not begun."""
         return len(self._requests.unbegun)
 
+    @property
+    def to_begin(self) -> int:
+        """Number of these for which there is a handler; some may be cancelled, and `begin` skips them."""
+        return min(len(self._requests.unbegun), self._requests.room)
+
     def begin(self, now: float) -> Request | None:
         """Return the next request for a handler, or None if there is none or enough handlers are running."""
         return self._requests.begin(now)

@@ -761,3 +761,30 @@ def test_abort_in_a_handler_that_goes_on(endpoint):
         request.cancel()
 
     serving(endpoint, scenario, worker)
+
+
+def test_a_worker_that_has_more_than_it_can_handle_is_idle_while_its_handlers_wait():
+    async def scenario():
+        with Router() as router:
+            peer = Peer(router)
+            turns, go_on = [], asyncio.Event()
+
+            async def work(request):
+                await go_on.wait()
+                return request
+
+            async with AsyncWorker("work", work, broker=router.endpoint, concurrency=1, heartbeat=10) as worker:
+                await asyncio.to_thread(peer.ready)
+                (connection,) = worker._connections
+                step = connection.step
+                connection.step = lambda now: (turns.append(now), step(now))
+                peer.send(work=[1, 2, 3])  # the broker had more credit than there is
+                await until(lambda: len(connection.session.held) == 3 and connection._running)
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                assert len(turns) < 50
+                go_on.set()
+                assert sorted(await asyncio.to_thread(peer.ends, 3)) == [1, 2, 3]
+                await asyncio.to_thread(peer.let_go, worker.stop)
+
+    asyncio.run(scenario())

@@ -473,7 +473,9 @@ def test_no_more_begin_than_run_at_a_time() -> None:
     assert session.begin(101.0) is not None
     assert session.begin(101.0) is None
     assert session.waiting == 1  # the broker had more credit than there is, but nothing is lost
+    assert session.to_begin == 0
     session.final(first, [b""], 102.0)
+    assert session.to_begin == 1
     assert session.begin(102.0) is not None
 
 
