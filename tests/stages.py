@@ -115,10 +115,11 @@ COST, WORK = "tests/mdp/broker/test_cost.py", "tests/mdp/broker/test_work.py"
 COUNTED = [COST, WORK]
 """Tests that count instructions and memory, which coverage would add to."""
 UNITS = found(
-    "tests/mdp/**/test_*.py", "tests/mmi/test_*.py", "tests/clients/test_legacy_session.py",
-    "tests/clients/test_session.py", "tests/clients/test_failover.py", "tests/workers/test_session.py",
-    "tests/workers/test_states.py", but=COUNTED,
-)  # fmt: skip
+    *(f"tests/{room}/test_*.py" for room in ("mdp", "mdp/broker", "mdp/transport", "mdp/wire", "mmi")),
+    *(f"tests/clients/test_{name}.py" for name in ("failover", "legacy_session", "session")),
+    *(f"tests/workers/test_{name}.py" for name in ("session", "states")),
+    but=COUNTED,
+)
 BROKER = found("tests/mdp/broker/test_broker*.py", "tests/mdp/wire/test_wire*.py")
 PROTOCOL = ["tests/conformance", "tests/simulation"]
 PATCHED = ["tests/workers/test_crashes.py"]
