@@ -3,6 +3,7 @@
 import gc
 
 from zmdp.spark.batch.catalogue import Catalogue
+from zmdp.spark.batch.roles import EVERYTHING
 from zmdp.spark.batch.schemas import Schemas
 from zmdp.spark.batch.tables import RequestTables, register_when_named
 
@@ -16,7 +17,7 @@ def test_the_end_of_a_jobs_session_closes_nothing_that_other_sessions_share():
 
     closed = []
     session = Session()
-    register_when_named(session, RequestTables(session, Catalogue(), Schemas()))
+    register_when_named(session, RequestTables(session, Catalogue(), Schemas(), EVERYTHING))
     assert isinstance(session, Session)
     del session
     gc.collect()
