@@ -117,7 +117,7 @@ def test_a_service_has_defaults_for_its_submissions(endpoint, database):
     [
         ({"retries": 1.5}, "retries is 1.5: it must be a whole number"),
         ({"ttl": "1d"}, "ttl is '1d': it must be a number"),
-        ({"priority": -1}, "priority is -1: it must be 0 or more"),
+        ({"priority": -1}, "priority is -1: it must be 0 to 9"),
     ],
 )
 def test_wrong_defaults_are_told_where_they_are_declared(settings, problem):
