@@ -30,6 +30,7 @@ def missing_catalog(spark, folder):
     own.sql(f"SELECT * FROM lake.{folder.name}").collect()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fail", "condition", "sqlstate", "said"),
     [

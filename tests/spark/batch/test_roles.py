@@ -24,6 +24,8 @@ from zmdp.spark.batch.sessions import SessionPool
 from zmdp.spark.batch.settings import BatchSettings
 from zmdp.spark.session import connect_session
 
+pytestmark = pytest.mark.long
+
 JOBS = {name: each for name, each in vars(catalogue_jobs).items() if callable(each)}
 CATALOGUE = """
     [tables.people]
@@ -189,7 +191,6 @@ WITHHELD = (
 )
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("sql", WITHHELD)
 def test_errors_do_not_tell_columns(callers, sql):
     with pytest.raises(ServiceError, match="Spark's message is withheld") as raised:
@@ -197,7 +198,6 @@ def test_errors_do_not_tell_columns(callers, sql):
     assert "ssn" not in f"{raised.value.text}{raised.value.detail}"
 
 
-@pytest.mark.long
 def test_errors_about_tables_that_a_role_may_read(callers):
     for sql, message in {
         "SELECT nosuch FROM people": r"`nosuch` cannot be resolved. Did you mean one of the following\? \[`a`\]",
@@ -211,7 +211,6 @@ def test_errors_about_tables_that_a_role_may_read(callers):
         assert raised.value.code == 422
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
@@ -291,7 +290,6 @@ def test_what_control_services_tell_a_role(callers):
         assert [each["name"] for each in found["jobs"]] == jobs
 
 
-@pytest.mark.long
 def test_the_commands(callers):
     def shown(*command, role="shop"):
         done = run("mdp-spark", *command, "--broker", callers.at, *callers.access.options(role))
@@ -318,7 +316,6 @@ def test_the_commands(callers):
     assert (refused.returncode, b"role shop may not read salaries" in refused.stderr) == (6, True)
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("java")
 @pytest.mark.timeout(1200)
 def test_roles_on_connect(tmp_path):

@@ -5,6 +5,8 @@ import pytest
 datasource = pytest.importorskip("pyspark.sql.datasource")
 ENABLED = "spark.sql.python.filterPushdown.enabled"
 
+pytestmark = pytest.mark.long
+
 
 def letters():
     """Return the class of a data source with three rows, whose reader takes filters such as `letter = 'a'`."""

@@ -17,6 +17,8 @@ from zmdp.spark.pipeline import call_service
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
+pytestmark = pytest.mark.long
+
 services = Services()
 
 
