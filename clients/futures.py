@@ -154,3 +154,4 @@ class Futures(Waiter):
                 callback(future)
             except BaseException:  # even SystemExit: the other callbacks must run all the same
                 log.exception("a future's callback failed")
+            del found, callback, future  # while it waits for the next, it must not keep the last reply

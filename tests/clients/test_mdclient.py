@@ -407,10 +407,11 @@ def test_values_in_a_stream(x1):
     [
         lambda client, body: client.request("echo", body),
         lambda client, body: client.submit("echo", body).result(TIMEOUT_SECONDS),
+        lambda client, body: client.submit("echo", body).add_done_callback(repr),
         lambda client, body: list(client.stream("count", body)),
         lambda client, body: (client.send("echo", body), client.recv()),
     ],
-    ids=["request", "submit", "stream", "send"],
+    ids=["request", "submit", "callback", "stream", "send"],
 )
 def test_nothing_is_left_of_a_request(x1, ask):
     """Its bodies may be large: they are freed with the last reference, without the garbage collector."""
