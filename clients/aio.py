@@ -157,9 +157,8 @@ class AsyncClient:
         """
         name, body = wire.service_name(service), checked_body(frames)
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
-        if self._closed or process.pid != self._process or asyncio.get_running_loop() is not self._loop:
-            self._check_usable()
-        again = self._retry if retry is None else checked_retry(retry, self.protocol)
+        self._check_usable()
+        again = self._retried(retry)
         direct = self._direct  # most requests: without a second coroutine
         if direct is not None and not tracing.concerns_calls():
             call = direct.start(name, body, limit, wait, headers, options, again)

@@ -243,7 +243,7 @@ class _AsyncConnection(WorkerConnection):
             self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
 
     def _turn(self) -> None:
-        """Send, receive, and have begun what has arrived, until nothing is left to do or the turn is over."""
+        """Send, receive, and begin what has arrived, until nothing is left to do or the turn is over."""
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -266,9 +266,10 @@ class _AsyncConnection(WorkerConnection):
         self._settle()
 
     def _begin(self, waiting: int) -> None:
-        """Have the requests begun that wait: by one task, as long as handlers end without waiting for anything.
+        """Begin requests: one task handles them in turn, as long as their handlers end without waiting for anything.
 
-        A task for each of them would take longer than most handlers do.
+        A task for each would take longer than most handlers do.  If the latest handler had to wait, each request gets
+        a task at once.
         """
         self._watch.note()
         try:

@@ -36,7 +36,7 @@ class World:
 
 
 def times(*seconds):
-    """Return what the broker tells of those times."""
+    """Return the histogram of these times as the broker reports it."""
     buckets = [0] * (1 + max(map(bucket_of, seconds), default=-1))
     for each in seconds:
         buckets[bucket_of(each)] += 1
