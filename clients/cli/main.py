@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from typing import Any, Final, NoReturn
 
 import click
@@ -44,16 +43,9 @@ MMI_TIMEOUT_SECONDS: Final = 0.5
 class _Commands(Group):
     """The commands, which people may take for services."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            near = [f"did you mean {each}?" for each in get_close_matches(args[0], self.commands, 1, cutoff=0.75)]
-            text = f"no such command {args[0]!r}: {''.join(near) or f'`mdclient call {args[0]}` calls a service'}"
-            raise click.UsageError(text, ctx) from None
+    def advice_about(self, word: str) -> str:
+        """Say how a service is called."""
+        return f"`mdclient call {word}` calls a service"
 
 
 @click.group(cls=_Commands, context_settings=CONTEXT_SETTINGS)

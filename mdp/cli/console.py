@@ -236,6 +236,22 @@ class Group(Command, click.Group):
                 return word if any(option in each.opts for each in command.params) else ""
         return ""
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments name.  If there is none, say which may be meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            near = get_close_matches(args[0], self.list_commands(ctx), 1, cutoff=0.75)
+            advice = f"did you mean {near[0]}" if near else self.advice_about(args[0])
+            raise click.UsageError(f"No such command {args[0]!r}" + (f": {advice}" if advice else ""), ctx) from None
+
+    def advice_about(self, word: str) -> str:
+        """Return what to do about a word that is no command, nor like one; empty if there is nothing to say."""
+        del word
+        return ""
+
 
 class LazyGroup(Group):
     """A group that imports a command, and with it what that depends on, only when the command is used.
@@ -259,17 +275,6 @@ class LazyGroup(Group):
             return super().get_command(ctx, cmd_name)
         found: click.Command = resolve_name(target)
         return found
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            if hasattr(error, "command_name"):  # Click 8.4 and newer suggest commands, but know only those imported
-                error.possibilities = get_close_matches(args[0], self.list_commands(ctx))  # type: ignore[attr-defined]
-            raise
 
 
 class Number(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases

@@ -123,7 +123,7 @@ def test_services_and_info_and_ping(mdclient):
         ),
         (["call", "a\tb"], 2, "is not a valid service name"),
         (["call"], 2, "Missing argument 'SERVICE'"),
-        (["cal"], 2, "no such command 'cal': did you mean call"),
+        (["cal"], 2, "No such command 'cal': did you mean call"),
     ],
 )
 def test_errors_are_one_line_with_an_exit_code(mdclient, arguments, code, told):

@@ -146,12 +146,12 @@ def test_a_request_whose_worker_is_lost(attempts, waits, hint):
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("echo", "`mdclient call echo` calls a service"), ("sevices", "did you mean services?")]
+    ("word", "hint"), [("echo", "`mdclient call echo` calls a service"), ("sevices", "did you mean services")]
 )
 def test_a_service_is_not_a_command(word, hint):
     with pytest.raises(click.UsageError) as caught:
         cli.main([word, "hello"], standalone_mode=False)
-    assert caught.value.message == f"no such command '{word}': {hint}"
+    assert caught.value.message == f"No such command '{word}': {hint}"
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)], ids=str)

@@ -287,11 +287,9 @@ def test_an_option_in_front_of_its_command(lazy, outcome):
         assert "No such option '--size'" in told("--size", *other)
 
 
-@pytest.mark.skipif(not hasattr(click.exceptions, "NoSuchCommand"), reason="this Click suggests no commands")
 @pytest.mark.parametrize(("wrong", "meant"), [("lter", "later"), ("nw", "now")])
 def test_a_misspelt_command_of_a_lazy_group(lazy, outcome, wrong, meant):
-    status, told = outcome(lazy, wrong)
-    assert (status, f"Did you mean '{meant}'" in told) == (2, True)
+    assert outcome(lazy, wrong) == (2, f"prog: No such command '{wrong}': did you mean {meant}. See 'prog --help'\n")
 
 
 def test_several_options_are_added_in_their_order(outcome):
