@@ -109,8 +109,7 @@ class X1AsyncDialog:
             service, body, monotonic(), timeout=timeout, wait=wait, headers=headers, options=options, retry=retry,
             receiver=asyncio.Future(loop=loop),
         )  # fmt: skip
-        if not self._flush_is_due:
-            self._send()
+        self._send()
         return call
 
     async def stream(
@@ -137,8 +136,7 @@ class X1AsyncDialog:
                 service, body, monotonic(), timeout=deadline, silence=timeout, stream=True, wait=wait, headers=headers,
                 options=options, retry=retry, receiver=inbox,
             )  # fmt: skip
-            if not self._flush_is_due:
-                self._send()
+            self._send()
             while True:
                 part = await inbox.get()
                 yield part
@@ -233,6 +231,8 @@ class X1AsyncDialog:
 
         All requests of a turn then go out as one message.
         """
+        if self._flush_is_due:
+            return
         if self._session.outstanding == 1:
             self._step()
         else:

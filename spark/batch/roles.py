@@ -13,10 +13,10 @@ class Role:
     """What the callers of a role may use.
 
     Args:
-        name: the role's name; empty if the broker has no access control.
-        tables: patterns of the tables that its queries may read, as in `fnmatch`, case-sensitive: `orders`,
+        name: The role's name; empty if the broker has no access control.
+        tables: Patterns of the tables that its queries may read, as in `fnmatch`, case-sensitive: `orders`,
             `lake.shop.*`.
-        jobs: patterns of the jobs that it may run.
+        jobs: Patterns of the jobs that it may run.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Role:
         return "*" in self.tables
 
     def may_read(self, *name: str) -> bool:
-        """Whether its queries may read a table, given the parts of its name."""
+        """Return whether its queries may read a table, given the parts of its name."""
         # A part with a dot stays apart from two parts.
         full = ".".join(f"`{part}`" if "." in part or "`" in part else part for part in name)
         return any(fnmatchcase(full, pattern) for pattern in self.tables)
@@ -39,7 +39,7 @@ class Role:
         return sorted(filter(self.may_read, names))
 
     def may_run(self, job: str) -> bool:
-        """Whether it may run a job."""
+        """Return whether it may run a job."""
         return any(fnmatchcase(job, pattern) for pattern in self.jobs)
 
     def refusal(self, *name: str) -> ServiceError:
