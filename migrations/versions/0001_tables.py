@@ -214,7 +214,8 @@ def _create_statement_triggers(table: str, columns: tuple[str, ...]) -> None:
         return f"SELECT {service} AS service, {state} AS state, {values} FROM {source}"
 
     def create(name: str, event: str, *sources: tuple[str, str, str]) -> None:
-        transitions = " ".join(f"{kind} TABLE AS {source}" for kind, source, _ in sources)
+        transitions = " ".join(f"{kind} TABLE AS {source}" for kind, source, _ in sources if kind)
+        referencing = f"REFERENCING {transitions}" if transitions else ""
         union = " UNION ALL ".join(rows(source, sign) for _, source, sign in sources)
         sums = ", ".join(f"sum({each})" for each in NUMBERS)
         is_zero = " OR ".join(f"sum({each}) <> 0" for each in NUMBERS)
@@ -227,15 +228,16 @@ def _create_statement_triggers(table: str, columns: tuple[str, ...]) -> None:
             f"RETURN NULL; END $$"
         )
         op.execute(
-            f"CREATE TRIGGER {table}_{name} AFTER {event} ON {table} REFERENCING {transitions} "
+            f"CREATE TRIGGER {table}_{name} {event} ON {table} {referencing} "
             f"FOR EACH STATEMENT EXECUTE FUNCTION {table}_{name}()"
         )
 
     added, removed = ("NEW", "new_rows", ""), ("OLD", "old_rows", "-")
-    create("added", "INSERT", added)
-    create("removed", "DELETE", removed)
+    create("added", "AFTER INSERT", added)
+    create("removed", "AFTER DELETE", removed)
+    create("emptied", "BEFORE TRUNCATE", ("", table, "-"))
     if table == "titanic_requests":
-        create("changed", "UPDATE", removed, added)
+        create("changed", "AFTER UPDATE", removed, added)
 
 
 def _partial(name: str, table: str, columns: list[str | sa.TextClause], where: str) -> None:
@@ -256,5 +258,5 @@ def downgrade() -> None:
     if _on_postgresql():
         op.execute(sa.schema.DropSequence(sa.Sequence("titanic_ended")))
         for table in COUNTED:
-            for name in ("added", "removed", *(("changed",) if table == "titanic_requests" else ())):
+            for name in ("added", "removed", "emptied", *(("changed",) if table == "titanic_requests" else ())):
                 op.execute(f"DROP FUNCTION {table}_{name}()")

@@ -1095,6 +1095,16 @@ def test_counts_of_nothing_are_deleted(tables):
     assert tables.count(sql.COUNTS) == 0
 
 
+@only_postgresql
+def test_counts_follow_when_an_operator_empties_a_table(tables):
+    tables.add("a", key="k")
+    tables.done(service="b")
+    with tables.engine.begin() as connection:
+        connection.exec_driver_sql("TRUNCATE titanic_requests CASCADE")
+    check_counts(tables.engine)
+    assert tables.maintain(count=True).waiting == {}
+
+
 @only_sqlite
 def test_a_file_has_no_clock_of_its_own(tables):
     clock = store.Clock()
