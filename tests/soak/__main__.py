@@ -47,7 +47,7 @@ class Run:
         self.referee = Referee(LedgerReader(self.site.ledger))
         self.monitor = Monitor()
         self.began = time.monotonic()
-        self._sample_at = self._tell_at = self.began
+        self._sample_at = self._tell_at = self._read_at = self.began
         self._replaced: list[tuple[float, float]] = []
 
     def look(self) -> None:
@@ -58,10 +58,11 @@ class Run:
             self._sample_at = now + SAMPLE_SECONDS
             self.monitor.sample(now, [*self.site.programs, *self.site.callers])
             self.monitor.note_calls(now, self.referee.read())
+            self._read_at = now
             self._measure_database(now)
         if now >= self._tell_at:
             self._tell_at = now + TELL_SECONDS
-            verdict = self.referee.judge(self.site.faults)
+            verdict = self.referee.judge(self.site.faults, complete_to=self._read_at)
             counts = {name: count for name, count in verdict.counts.items() if name != "lost"}  # some go on
             click.echo(f"{(now - self.began) / 60:6.1f} min, {len(self.site.faults)} faults, {counts}")
 

@@ -1,5 +1,6 @@
 """Decides from the ledger alone whether what was promised was kept."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -69,13 +70,18 @@ class Referee:
                     return entry.call.split("-", 1)[0], entry.at - call.sent
         return None
 
-    def judge(self, faults: Sequence[Fault]) -> Verdict:
-        """Judge all calls; those must have ended."""
+    def judge(self, faults: Sequence[Fault], *, complete_to: float = math.inf) -> Verdict:
+        """Judge all calls; those must have ended.
+
+        Of the others, ledgers were read up to `complete_to`: calls of which something was written since are left out.
+        """
         hard = HardPeriods(faults)
         counts: Counter[str] = Counter(calls=len(self.calls))
         broken = [*self._wrong]
         counts["wrong"] = len(self._wrong)
         for name, call in self.calls.items():
+            if max(call.ended or 0.0, *call.executions, 0.0) >= complete_to:
+                continue
             for what, text in self._complaints(call, hard, counts):
                 counts[what] += 1
                 broken.append(f"{name} {text}")

@@ -57,6 +57,13 @@ def test_no_fault_explains_a_timeout(tmp_path):
     assert judge(tmp_path, lines, (1.5, 2.0, True)) == {"failed": 1}
 
 
+def test_calls_that_go_on_are_not_judged_by_half_of_their_entries(tmp_path):
+    (tmp_path / "a.ledger").write_text("2\texecuted\ta-1\t\n3\tright\tb-1\t\n1\texecuted\tc-1\t\n")
+    referee = Referee(LedgerReader(tmp_path))
+    referee.read()
+    assert referee.judge([], complete_to=2).broken == ["c-1 was executed, but nobody has sent it"]
+
+
 def test_entries_are_read_once_and_half_a_line_later(tmp_path):
     path = tmp_path / "a.ledger"
     path.write_text("1\tsent\ta-1\t\n2\texec")
