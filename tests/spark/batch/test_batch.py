@@ -418,7 +418,7 @@ def test_control_commands_for_unknown_drivers_and_jobs(command, at, client):
     assert command("drain", "a b", "--broker", at).returncode == 2
     assert command("cancel", "0" * 16, "--broker", at).returncode == 4
     for asked in (b"", b"3", b"{}", b'{"op": "fly"}', b"\xff"):
-        with pytest.raises(ServiceError, match="one of: status, cancel, reload, drain") as raised:
+        with pytest.raises(ServiceError, match="one of: status, catalogue, cancel, reload, drain") as raised:
             client.request("spark.control.batch", asked)
         assert raised.value.code == 422
 
