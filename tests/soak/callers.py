@@ -207,8 +207,10 @@ def call_by_hand(caller: Caller) -> None:
         task = caller.begin()
         until = time.monotonic() + CALL_SECONDS
         body = json.dumps(asdict(task)).encode()
-        while (reply := connection.ask(work.name, body)) is None and time.monotonic() < until:
-            connection.reopen()
+        while (reply := connection.ask(work.name, body)) is None:
+            connection.reopen()  # also before the next call, which would get a late reply to this one
+            if time.monotonic() > until:
+                break
             caller.retried(task, RequestError("silence"))
         if reply is None:
             caller.fail(task, RequestError("silence"))
