@@ -4,6 +4,7 @@ They are woken by what this Titanic stores, and by `watch` when another Titanic 
 """
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,8 +14,11 @@ from uuid import UUID
 from . import store
 from .batches import BatchExecutor, StoreError
 
-WATCH_SECONDS: Final = 0.5
-"""Interval at which changes by other Titanics or an operator are detected."""
+MIN_WATCH_SECONDS: Final = 0.02
+MAX_WATCH_SECONDS: Final = 0.5
+"""The shortest and the longest pause between two looks for changes by other Titanics or an operator."""
+WATCH_PAUSE_FACTOR: Final = 20
+"""How many times as long as the last look the pause is: so looking takes at most a twentieth of the time."""
 MAX_WATCHED: Final = 10_000
 """Requests in one query for such changes: databases limit the parameters of a statement."""
 MAX_CALLERS: Final = 1000
@@ -77,6 +81,8 @@ class Callers:
         self._waiting: defaultdict[UUID, set[Waiter]] = defaultdict(set)
         self._replies: dict[Waiter, None] = {}
         """The callers that wait for a reply, the longest-waiting first."""
+        self._anyone = asyncio.Event()
+        """Set while somebody waits."""
         self.ending = False
         """Whether `end` was called: nobody may wait any longer."""
 
@@ -89,7 +95,7 @@ class Callers:
             oldest.dismiss()
         waiter = Waiter()
         self._replies[waiter] = None
-        self._waiting[uuid].add(waiter)
+        self._watch(uuid, waiter)
         try:
             yield waiter
         finally:
@@ -103,7 +109,7 @@ class Callers:
 
         def watch(uuid: UUID) -> None:
             watched.add(uuid)
-            self._waiting[uuid].add(waiter)
+            self._watch(uuid, waiter)
 
         try:
             yield waiter, watch
@@ -111,11 +117,17 @@ class Callers:
             for uuid in watched:
                 self._forget(uuid, waiter)
 
+    def _watch(self, uuid: UUID, waiter: Waiter) -> None:
+        self._waiting[uuid].add(waiter)
+        self._anyone.set()
+
     def _forget(self, uuid: UUID, waiter: Waiter) -> None:
         waiting = self._waiting[uuid]
         waiting.discard(waiter)
         if not waiting:
             del self._waiting[uuid]
+            if not self._waiting:
+                self._anyone.clear()
 
     def changed(self, uuid: UUID, outcome: store.Outcome | None = None) -> None:
         """Wake the callers that wait for this request.  `outcome` is how it has ended, if that is known."""
@@ -136,8 +148,11 @@ class Callers:
         """Wake callers whose requests another program has changed.  Runs until cancelled."""
         before: dict[UUID, store.Progress] = {}
         known: set[UUID] = set()
+        pause = MIN_WATCH_SECONDS
         while True:
-            await asyncio.sleep(WATCH_SECONDS)
+            await self._anyone.wait()
+            await asyncio.sleep(pause)
+            began = time.monotonic()
             # Only those that were there the last time: this Titanic has executed most rows before they are looked up.
             waiting = [uuid for uuid in self._waiting if uuid in known]
             known = set(self._waiting)
@@ -152,9 +167,15 @@ class Callers:
                     elif found != before.get(uuid):
                         self._moved(uuid)
                 before = now
+            pause = watch_pause(time.monotonic() - began)
 
     def end(self) -> None:
         """Wake all callers, to be answered with what there is now."""
         self.ending = True
         for uuid in list(self._waiting):
             self.changed(uuid)
+
+
+def watch_pause(seconds: float) -> float:
+    """Return how long to wait after a look that took so many `seconds`."""
+    return max(MIN_WATCH_SECONDS, min(WATCH_PAUSE_FACTOR * seconds, MAX_WATCH_SECONDS))

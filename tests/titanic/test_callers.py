@@ -93,7 +93,7 @@ def test_waiting_callers_learn_that_the_request_was_closed(bench, titanic):
 
 @on_sqlite
 def test_waiting_callers_get_300_when_titanic_shuts_down(bench, url, client, monkeypatch):
-    monkeypatch.setattr(callers_module, "WATCH_SECONDS", 3600)
+    monkeypatch.setattr(callers_module, "MIN_WATCH_SECONDS", 3600)
     caller, worker = bench.x1_client(), bench.x1_worker(b"count")
     with serving(bench.endpoint, url):
         ticket = Titanic(client).submit("count")
@@ -105,8 +105,7 @@ def test_waiting_callers_get_300_when_titanic_shuts_down(bench, url, client, mon
     caller.final(b"titanic.reply", b"300")
 
 
-def test_waiting_callers_learn_what_another_titanic_did(bench, url, monkeypatch):
-    monkeypatch.setattr(callers_module, "WATCH_SECONDS", 0.1)
+def test_waiting_callers_learn_what_another_titanic_did(bench, url):
     with running_bench() as elsewhere, ExitStack() as stack:
         stack.enter_context(serving(bench.endpoint, url))
         stack.enter_context(serving(elsewhere.endpoint, url))
@@ -122,3 +121,9 @@ def test_waiting_callers_learn_what_another_titanic_did(bench, url, monkeypatch)
         callers[0].final(b"titanic.reply", b"200", b"done")
         callers[1].final(b"titanic.reply", b"400 unknown uuid")
         callers[2].final(b"titanic.reply", b"500 cancelled by an operator", b"499", b"later")
+
+
+def test_the_pause_between_two_looks_follows_what_a_look_costs():
+    assert callers_module.watch_pause(0.0) == callers_module.watch_pause(0.0005) == 0.02
+    assert callers_module.watch_pause(0.01) == pytest.approx(0.2)
+    assert callers_module.watch_pause(0.1) == callers_module.watch_pause(60.0) == 0.5

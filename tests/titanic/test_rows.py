@@ -162,7 +162,6 @@ def test_an_answer_before_the_deadline():
 
 
 def test_callers_learn_what_another_program_did_to_their_rows(client, tmp_path, monkeypatch):
-    monkeypatch.setattr(callers, "WATCH_SECONDS", 0.1)
     monkeypatch.setattr(callers, "MAX_WATCHED", 2)
     pairs = [(b"k/%d" % number, b"") for number in range(5)]
     path = tmp_path / "titanic.db"
