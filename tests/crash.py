@@ -21,7 +21,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,14 +34,12 @@ from support.databases import wrong_counts
 from support.processes import BIN, TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp.clients import Client, Reply, RequestError, RequestTimeout, ServiceError
-from zmdp.mdp.codes import Code
-from zmdp.mdp.rows import OPTION, Failed, read_reply
 from zmdp.titanic import Ticket, Titanic, UnknownTicket, schema
 from zmdp.titanic.frames import unpack
 from zmdp.titanic.store.models import StoredPartial, StoredRequest
 
 SERVICES: Final = Path(__file__).parent / "titanic"
-WORKERS: Final = ("echo", "echo", "parts", "parts", "rows", "rows")
+WORKERS: Final = ("echo", "echo", "parts", "parts", "quick", "quick")
 HEARTBEAT: Final = 0.2
 LIVENESS: Final = 40
 LEASE: Final = 2.0
@@ -286,7 +284,7 @@ class Site:
                 "titanic.close",
                 "crash.echo",
                 "crash.parts",
-                "crash.rows",
+                "crash.quick",
             ):
                 eventually(lambda each=each: client.available(each))
 
@@ -443,8 +441,8 @@ class Book:
         self.errors: dict[str, Counter[str]] = defaultdict(Counter)
         """Counts of errors by attempted step."""
 
-        self.rows = 0
-        """Number of rows whose reply was read."""
+        self.waited = 0
+        """Number of replies that came as the answers to submissions."""
         self.submitting: list[float] = []
         """Durations, in seconds, of the submissions that returned a UUID."""
 
@@ -594,17 +592,17 @@ class Caller:
         return True
 
 
-class RowsCaller:
-    """Submits rows with keys, many in a request, and repeats them until all have their replies."""
+class WaitingCaller:
+    """Submits many requests with keys at once, waits for the replies, and repeats those that have none."""
 
     FIRST: Final = 1_000_000_000
     """Above the numbers of all tasks."""
-    MAX_ROWS: Final = 100
+    MAX_REQUESTS: Final = 100
 
     def __init__(self, site: Site, book: Book, at: int, seed: int) -> None:
         self._book = book
         self._seed = seed
-        self._rng = random.Random(f"{seed} {at} rows")
+        self._rng = random.Random(f"{seed} {at} waiting")
         self._numbers = itertools.count(self.FIRST * (at + 1))
         self._client = Client(
             site.endpoint, timeout=CALL_TIMEOUT_SECONDS, retries=0, heartbeat=HEARTBEAT, liveness=LIVENESS
@@ -615,7 +613,7 @@ class RowsCaller:
         self._thread.start()
 
     def stop(self) -> None:
-        """Submit no more rows once those submitted have their replies."""
+        """Submit no more requests once those submitted have their replies."""
         self._no_more.set()
         self._thread.join()
 
@@ -627,39 +625,45 @@ class RowsCaller:
 
     def _run(self) -> None:
         while not self._no_more.is_set():
-            tasks = [Task(self._seed, next(self._numbers)) for _ in range(self._rng.randint(1, self.MAX_ROWS))]
+            tasks = [Task(self._seed, next(self._numbers)) for _ in range(self._rng.randint(1, self.MAX_REQUESTS))]
             for task in tasks:
                 self._book.keys[task.number] = f"{self._seed}-{task.number}"
             missing = tasks
             while missing and not self._given_up.is_set():
                 missing = self._ask(missing)
-            self._book.rows += len(tasks) - len(missing)
+            self._book.waited += len(tasks) - len(missing)
             if self._rng.random() < 0.1:
                 self._ask(tasks)  # whatever has its reply gets the same again
 
     def _ask(self, tasks: Sequence[Task]) -> list[Task]:
-        """Submit rows, and return those that have no reply yet."""
-        pairs = [frame for task in tasks for frame in (self._book.keys[task.number].encode(), b"%d" % task.number)]
-        try:
-            reply = self._client.request("titanic.request", b"crash.rows", *pairs, options={OPTION: len(tasks)})
-        except RequestError as error:
-            self._book.error("rows", error)
+        """Submit requests, and return those that have no reply yet."""
+        asked = [
+            self._client.submit(
+                "titanic.request", b"crash.quick", b"%d" % task.number,
+                options={"key": self._book.keys[task.number], "reply": True},
+            )
+            for task in tasks
+        ]  # fmt: skip
+        missing = [task for task, future in zip(tasks, asked, strict=True) if not self._saw(task, future)]
+        if missing:
             self._given_up.wait(0.05)
-            return list(tasks)
-        outcomes = read_reply(reply, len(tasks), partly=True)
-        if outcomes is None:  # Titanic has answered 500
-            self._book.error("rows", ServiceError(500, b" ".join(reply).decode()))
-            self._given_up.wait(0.05)
-            return list(tasks)
-        missing = list(tasks[len(outcomes) :])
-        for task, outcome in zip(tasks, outcomes, strict=False):
-            if isinstance(outcome, Failed) and outcome.code == Code.TIME_PASSED:
-                missing.append(task)
-            elif isinstance(outcome, Failed) or outcome[0].split()[0] != b"%d" % task.number:
-                self._book.wrong(task, f"wrong outcome of a row: {outcome!r:.200}")
-            else:
-                self._book.saw(task, outcome[0].split()[1].decode())
         return missing
+
+    def _saw(self, task: Task, future: "Future[Reply]") -> bool:
+        """Record the reply to a task; return whether there is one."""
+        try:
+            status, *frames = future.result()
+        except RequestError as error:
+            self._book.error("wait", error)
+            return False
+        if status == b"200" and frames[0].split()[0] == b"%d" % task.number:
+            self._book.saw(task, frames[0].split()[1].decode())
+        elif status == b"300" or (status.startswith(b"500") and not frames):  # not yet; or Titanic has failed
+            self._book.error("wait", ServiceError(int(status[:3]), status.decode()))
+            return False
+        else:
+            self._book.wrong(task, f"wrong reply: {[status, *frames]!r:.200}")
+        return True
 
 
 class Errand:
@@ -883,7 +887,7 @@ def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
         site.wait_until_ready()
         numbers = itertools.count(1)
         callers = [
-            *(RowsCaller(site, book, at, plan.seed) for at in range(2)),
+            *(WaitingCaller(site, book, at, plan.seed) for at in range(2)),
             *(
                 Caller(site, book, numbers, rate=plan.rate / plan.callers, keyed=at % 2 == 0, seed=plan.seed)
                 for at in range(plan.callers)
@@ -915,7 +919,7 @@ def crash(plan: Plan, folder: Path, *, quiet: bool = False) -> dict[str, Any]:
             "done": dict(sorted(site.done.items())),
             "kills": site.kills,
             "accepted": len(book.uuids),
-            "rows": book.rows,
+            "waited for": book.waited,
             "with a key": len(book.keys.keys() & book.uuids.keys()),
             "fetched": len(book.marks),
             "closed": len(book.closed),
@@ -979,7 +983,7 @@ def told(report: dict[str, Any]) -> str:
     lines = [
         f"{plan['db']}, {plan['titanics']} Titanics, seed {plan['seed']}, {report['seconds']} s",
         ", ".join(f"{number} {what}" for what, number in report["done"].items()),
-        f"{report['accepted']} accepted, and {report['rows']} rows: {report['lost']} lost, "
+        f"{report['accepted']} accepted, and {report['waited for']} waited for: {report['lost']} lost, "
         f"{report['missing']} without a reply, {report['wrong']} troubles; {report['closed']} closed",
         f"{report['executed again']} executed again ({report['executed again, ratio']:.2%}); "
         f"{report['stored twice, without a key']} stored twice, because they have no key",

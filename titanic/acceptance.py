@@ -1,9 +1,10 @@
 """Stores what is submitted, and tells the dispatcher (`store/acceptance.py` has the SQL).
 
-Rows whose caller waits are stored when workers can take them, as running, which saves claiming them.
+Requests whose callers wait for the reply are stored when workers can take them, as running, which saves claiming them.
 """
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final
@@ -11,14 +12,15 @@ from uuid import UUID
 
 from . import store
 from .backlog import Backlog
+from .callers import Turn, Waiter
 from .database import Database
 from .discovery import Discovery
 from .dispatcher import Dispatcher
-from .lanes import Lane, Turn
+from .lanes import Lane
 from .submission import Submission
 
 MAX_TURN_SECONDS: Final = 5.0
-"""How long rows wait, not yet stored, for workers that can take them."""
+"""How long a request waits, not yet stored, for workers that can take it."""
 
 
 class Acceptance:
@@ -41,11 +43,10 @@ class Acceptance:
         self._backlog = backlog
         self._lease = lease
         self._accepting: set[asyncio.Future[Any]] = set()
-        self._end = asyncio.get_running_loop().create_future()
 
     @property
     def accepting(self) -> Collection["asyncio.Future[Any]"]:
-        """Answers that are awaited about rows which are being stored as running."""
+        """Answers that are awaited about requests which are being stored as running."""
         return self._accepting
 
     async def accept(self, wanted: Submission) -> UUID | None:
@@ -55,20 +56,64 @@ class Acceptance:
         self._stored([wanted], [uuid])
         return uuid
 
-    async def accept_rows(self, rows: Sequence[Submission], seconds: float | None) -> list[UUID | None]:
-        """Store requests to a service that one caller has submitted together, each with a key.
+    def accept_for(self, waiter: Waiter, wanted: Submission, seconds: float | None) -> None:
+        """Store a request with a key, for a caller that waits so many seconds for the reply.
 
-        If workers can take them before half of the caller's `seconds` have passed, they are stored only then and run
-        at once, which saves claiming them.  Returns what `store.accept` does.  Raises `StoreError`.
+        If workers can take it before half of these have passed, it is stored only then and run at once, which saves
+        claiming it.  Urgent requests are stored at once, because those that are stored run first.  The waiter is told
+        the UUID, or the error.
         """
-        service, due = rows[0].service, rows[0].due
+        offered = self._dispatcher.offered.get(wanted.service)
+        if not offered or wanted.priority or wanted.due > self._database.clock.now() or waiter.dismissed:
+            self._accept_for(waiter, wanted)
+            return
         patience = MAX_TURN_SECONDS if seconds is None else min(seconds / 2, MAX_TURN_SECONDS)
-        lane = await self._turn(service, len(rows), patience) if due <= self._database.clock.now() else None
-        if lane is not None:
-            return [*await self._accept_running(lane, rows)]
-        uuids = await self._database.keyed.submit_all(store.accept, rows)
-        self._stored(rows, uuids)
-        return uuids
+        lane = self._dispatcher.lane(wanted.service)
+        waiter.turn = Turn(
+            lane.turns,
+            time.monotonic() + patience,
+            partial(self._run_for, waiter, wanted, lane),
+            partial(self._accept_for, waiter, wanted),
+        )
+        self._dispatcher.fill(lane)
+
+    def _accept_for(self, waiter: Waiter, wanted: Submission) -> None:
+        """Store a request to be claimed."""
+        accepting = self._database.keyed.submit(store.accept, wanted)
+        accepting.add_done_callback(partial(self._accepted_for, waiter, wanted))
+
+    def _accepted_for(self, waiter: Waiter, wanted: Submission, done: "asyncio.Future[UUID | None]") -> None:
+        error = done.exception()
+        if error is not None:
+            waiter.fail(error)
+            return
+        uuid = done.result()
+        self._stored([wanted], [uuid])
+        waiter.watch(uuid or wanted.uuid, new=uuid == wanted.uuid)
+
+    def _run_for(self, waiter: Waiter, wanted: Submission, lane: Lane) -> None:
+        """Store a request that has its turn, as running, and have it executed, even if the caller goes away."""
+        arrival = store.Arrival(wanted, self._lease, self._database.clock.now())
+        accepting = self._database.keyed.submit(store.accept_running, arrival)
+        self._accepting.add(accepting)
+        accepting.add_done_callback(partial(self._accepted_running, waiter, wanted, lane))
+
+    def _accepted_running(
+        self, waiter: Waiter, wanted: Submission, lane: Lane, done: "asyncio.Future[store.Claimed | UUID]"
+    ) -> None:
+        self._accepting.remove(done)
+        claimed: store.Claimed | None = None
+        error = done.exception()
+        if error is not None:
+            waiter.fail(error)
+        elif isinstance(found := done.result(), UUID):
+            self._backlog.accepted(lane.service, 0, 1)
+            waiter.watch(found)
+        else:
+            claimed = found
+            self._backlog.accepted(lane.service, 1, 0)
+            waiter.watch(claimed.uuid, new=True)
+        self._dispatcher.run(lane, claimed)
 
     def stored(self, wanted: Sequence[Submission], uuids: Sequence[UUID | None]) -> None:
         """Have requests executed that were stored elsewhere; `uuids` is what `store.accept` returned."""
@@ -94,50 +139,7 @@ class Acceptance:
             lane.arrive()
             self._dispatcher.fill(lane)
 
-    async def _turn(self, service: str, rows: int, seconds: float) -> Lane | None:
-        """Wait until the service's workers can take so many rows, and return its lane; None if that takes longer."""
-        if not self._dispatcher.offered.get(service) or self._end.done():
-            return None
-        lane = self._dispatcher.lane(service)
-        turn = Turn(rows, asyncio.get_running_loop().create_future())
-        lane.turns.append(turn)
-        self._dispatcher.fill(lane)
-        try:
-            await asyncio.wait((turn.given, self._end), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            if turn.given.done():
-                lane.release(rows)
-                self._dispatcher.fill(lane)
-            raise
-        finally:
-            if not turn.given.done():
-                lane.turns.remove(turn)
-        return lane if turn.given.done() else None
-
-    async def _accept_running(self, lane: Lane, rows: Sequence[Submission]) -> list[UUID]:
-        """Store rows that have their turn and send them to the workers.  Returns their UUIDs, as `accept_rows`."""
-        now = self._database.clock.now()
-        accepting = self._database.keyed.submit_all(
-            store.accept_running, [store.Arrival(each, self._lease, now) for each in rows]
-        )
-        self._accepting.add(accepting)
-        accepting.add_done_callback(partial(self._accepted_running, lane, len(rows)))
-        # If the caller goes away, the rows are executed all the same.
-        return [each if isinstance(each, UUID) else each.uuid for each in await asyncio.shield(accepting)]
-
-    def _accepted_running(self, lane: Lane, count: int, done: "asyncio.Future[list[store.Claimed | UUID]]") -> None:
-        self._accepting.remove(done)
-        claims: list[store.Claimed] = []
-        if not done.cancelled() and done.exception() is None:
-            claims = [each for each in done.result() if isinstance(each, store.Claimed)]
-            self._backlog.accepted(lane.service, len(claims), count - len(claims))
-        self._dispatcher.execute_rows(lane, count, claims)
-
-    def end_turns(self) -> None:
-        """Let no rows wait for their turn: Titanic is about to end."""
-        self._end.set_result(None)
-
     async def settle(self) -> None:
-        """Wait until all rows that are being stored as running are known to the dispatcher."""
+        """Wait until all requests that are being stored as running are known to the dispatcher."""
         if self._accepting:
             await asyncio.wait(self._accepting)

@@ -6,164 +6,160 @@ Each request is sent on behalf of its owner, so the broker refuses what the owne
 import asyncio
 import json
 import logging
-import time
-from collections import deque
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
-from ..clients import AsyncClient, RequestError, SettingError
+from ..clients import AsyncClient, Reply, RequestError, SettingError, StreamInterrupted
+from ..clients.call import Call, Outcome
 from ..mdp.codes import Code
-from ..mdp.rows import OPTION, read_reply, worked_seconds
 from ..mdp.tracing import REQUEST_ID
 from . import store
-from .frames import LENGTH, pack, unpack
-from .lanes import Running, Sent
+from .frames import pack, unpack
 from .metrics import Metrics
 from .results import Results
-from .retries import (
-    TRANSIENT_CODES,
-    AttemptResult,
-    RetryPolicy,
-    fits,
-    log_fields,
-    request_id,
-    transient_pause,
-    workers_lost,
-)
+from .retries import AttemptResult, RetryPolicy, fits, log_fields, request_id, transient_pause
 
 MAX_PARTIALS: Final = 1_000_000
 """Maximum number of PARTIALs of one reply."""
-MAX_UNSTORED_PARTIALS: Final = 64
-"""Number of unstored PARTIALs of one stream above which reading it pauses."""
+MAX_UNSTORED_BYTES: Final = 64 << 20
+"""Size of the unstored PARTIALs of one reply above which the attempt fails: they arrive faster than they are stored."""
 
 log = logging.getLogger("zmdp.titanic")
 
 
 class Attempts:
-    """Makes attempts, and returns their results.
+    """Makes attempts.
 
     Args:
         client: The client that sends the requests.
         retries: Decides what follows.
         results: Stores PARTIALs.
-        metrics: Counts attempts, and the workers that they cost.
+        metrics: Counts attempts.
     """
 
     def __init__(self, client: AsyncClient, retries: RetryPolicy, results: Results, metrics: Metrics) -> None:
-        self._client = client
-        self._retries = retries
-        self._results = results
+        self.client = client
+        self.retries = retries
+        self.results = results
         self._metrics = metrics
 
-    async def make(self, sent: Sent) -> Sequence[AttemptResult]:
-        """Execute the members of `sent`, and return the result of each, in their order."""
-        self._metrics.attempted(len(sent.members))
-        if len(sent.members) == 1:
-            return [await self._execute(sent.members[0])]
-        return await self._execute_pack(sent)
+    def begin(self, claimed: store.Claimed, ended: Callable[[AttemptResult], None]) -> "Attempt":
+        """Send a request to its service.  Later, `ended` is called with the result."""
+        self._metrics.attempted()
+        attempt = Attempt(self, claimed, ended)
+        attempt.begin()
+        return attempt
 
-    async def _execute(self, running: Running) -> AttemptResult:
-        """Call the service, store its PARTIALs, and return the outcome."""
-        claimed = running.claimed
-        saving: deque[asyncio.Task[None]] = deque()
-        outcome: AttemptResult
+
+class Attempt:
+    """One attempt to execute a request.  It receives the reply without a task of its own."""
+
+    __slots__ = ("_attempts", "_call", "_claimed", "_ended", "_parts", "_result", "_unstored", "_unstored_bytes")
+
+    def __init__(self, attempts: Attempts, claimed: store.Claimed, ended: Callable[[AttemptResult], None]) -> None:
+        self._attempts = attempts
+        self._claimed = claimed
+        self._ended: Callable[[AttemptResult], None] | None = ended
+        self._call: Call | None = None
+        self._parts = 0
+        """How many PARTIALs have arrived."""
+        self._unstored = 0
+        """How many of them are not stored yet."""
+        self._unstored_bytes = 0
+        self._result: AttemptResult | None = None
+
+    def begin(self) -> None:
+        """Send the request."""
+        claimed, retries = self._claimed, self._attempts.retries
+        result: AttemptResult
         try:
-            try:
-                outcome = await self._call(running, saving)
-            except RequestError as error:
-                outcome = self._retries.after_error(claimed, error)
-            except SettingError as error:  # the request can never be sent
-                outcome = self._retries.failure(claimed, Code.MALFORMED, str(error))
-            except Exception as error:  # one broken request must not stop the others
-                log.exception("%s cannot be dispatched", claimed.uuid.hex, extra=log_fields(claimed))
-                outcome = self._retries.reschedule(
-                    claimed.id, claimed.attempt, transient_pause(claimed.attempt), repr(error)
-                )
-            for each in saving:
-                await each
-        finally:
-            for each in saving:
-                each.cancel()
-        return outcome
-
-    async def _execute_pack(self, sent: Sent) -> Sequence[AttemptResult]:
-        """Call the service with the rows of a pack, and return the outcome of each.
-
-        If the pack fails as a whole, its requests are not to blame.  They are sent again, each by itself.
-        """
-        claims = [each.claimed for each in sent.members]
-        first, size = claims[0], sent.lane.size
-        began = time.monotonic()
-        pause = 0.0
-        try:
-            headers, options = _addressing(first)
-            rows = [claimed.body[LENGTH:] for claimed in claims]
-            reply = await self._client.request(
-                first.service, *rows, timeout=None, headers=headers, options={**options, OPTION: len(rows)}
-            )
-        except (RequestError, SettingError) as error:
-            reason = str(error)
-            if isinstance(error, RequestError):
-                reason = error.text or reason
-                self._metrics.lost(workers_lost(error))
-                if error.code in TRANSIENT_CODES:
-                    pause = transient_pause(1)
-            size.failed()
-        except Exception as error:  # one broken request must not stop the others
-            log.exception("a pack of %d requests cannot be dispatched", len(claims), extra=log_fields(first))
-            reason, pause = repr(error), transient_pause(1)
-        else:
-            outcomes = read_reply(reply, len(claims))
-            size.replied(len(claims), time.monotonic() - began, worked_seconds(reply), understood=outcomes is not None)
-            if outcomes is not None:
-                return [self._retries.after_row(*each) for each in zip(claims, outcomes, strict=True)]
-            reason = "its worker does not understand packs of rows"
-        log.info(
-            "%s and %d others: %s; sending each by itself", first.uuid.hex, len(claims) - 1, reason,
-            extra=log_fields(first),
-        )  # fmt: skip
-        return [self._retries.reschedule(claimed.id, claimed.attempt, pause, reason) for claimed in claims]
-
-    async def _call(self, running: Running, saving: "deque[asyncio.Task[None]]") -> AttemptResult:
-        """Call the service, storing its PARTIALs as they arrive."""
-        claimed, size = running.claimed, running.lane.size
-        try:
-            body = unpack(claimed.body)
             headers, options = _addressing(claimed)
-        except ValueError as error:  # another program has written the row
-            return self._retries.failure(claimed, Code.MALFORMED, str(error))
-        asked = running.row and size.understood is not False
-        if asked:
-            options[OPTION] = 1
-        began = time.monotonic()
-        async with aclosing(self._client.stream(claimed.service, *body, headers=headers, options=options)) as parts:
-            number = 0
-            async for part in parts:
-                if part.final:
-                    break
-                if number == MAX_PARTIALS:
-                    reason = f"the reply has more than {MAX_PARTIALS} PARTIALs"
-                    return self._retries.failure(claimed, Code.TOO_LARGE, reason)
-                if not fits(part):
-                    reason = f"PARTIAL {number} is too large to be fetched"
-                    return self._retries.failure(claimed, Code.TOO_LARGE, reason)
-                saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
-                saving.append(asyncio.create_task(self._results.store_partial(claimed.uuid, saved)))
-                number += 1
-                if len(saving) >= MAX_UNSTORED_PARTIALS:
-                    await saving.popleft()
-        if asked:
-            outcomes = read_reply(part, 1) if number == 0 else None
-            size.replied(1, time.monotonic() - began, worked_seconds(part), understood=outcomes is not None)
-            if outcomes is not None:
-                return self._retries.after_row(claimed, outcomes[0])
-        return self._retries.success(claimed, part)
+            self._call = self._attempts.client.begin(
+                self, claimed.service, *unpack(claimed.body), headers=headers, options=options
+            )
+        except (ValueError, SettingError) as error:  # it can never be sent: another program may have written the row
+            result = retries.failure(claimed, Code.MALFORMED, str(error))
+        except RequestError as error:
+            result = retries.after_error(claimed, error)
+        except Exception as error:  # noqa: BLE001 - one broken request must not stop the others
+            result = self._broken(error)
+        else:
+            return
+        asyncio.get_running_loop().call_soon(self._end, result)
+
+    def put(self, outcome: Outcome) -> None:
+        """Take a PARTIAL, the reply or the error."""
+        try:
+            result = self._after(outcome)
+        except Exception as error:  # noqa: BLE001 - one broken request must not stop the others
+            result = self._broken(error)
+        if result is not None:
+            self._end(result)
+
+    def cancel(self) -> None:
+        """Give up the attempt: its result is not wanted any more."""
+        self._ended = None
+        if self._call is not None:
+            self._attempts.client.cancel(self._call)
+
+    def _after(self, outcome: Outcome) -> AttemptResult | None:
+        """Return the result of the attempt, or None after a PARTIAL, which is being stored."""
+        claimed, retries = self._claimed, self._attempts.retries
+        if isinstance(outcome, RequestError):
+            return retries.after_error(claimed, outcome)
+        if not isinstance(outcome, Reply):
+            raise outcome
+        if outcome.final:
+            return retries.success(claimed, outcome)
+        return self._after_partial(outcome)
+
+    def _after_partial(self, part: Reply) -> AttemptResult | None:
+        claimed, retries, number = self._claimed, self._attempts.retries, self._parts
+        result: AttemptResult
+        if number == MAX_PARTIALS:
+            result = retries.failure(claimed, Code.TOO_LARGE, f"the reply has more than {MAX_PARTIALS} PARTIALs")
+        elif not fits(part):
+            result = retries.failure(claimed, Code.TOO_LARGE, f"PARTIAL {number} is too large to be fetched")
+        elif self._unstored_bytes > MAX_UNSTORED_BYTES:
+            text = f"the stream arrives faster than it is stored ({self._unstored_bytes} bytes unstored)"
+            result = retries.after_error(claimed, StreamInterrupted(text, service=claimed.service))
+        else:
+            saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
+            self._parts += 1
+            self._unstored += 1
+            self._unstored_bytes += len(saved.body)
+            self._attempts.results.store_partial(claimed.uuid, saved, partial(self._stored, len(saved.body)))
+            return None
+        if self._call is not None:
+            self._attempts.client.cancel(self._call)
+        return result
+
+    def _stored(self, size: int) -> None:
+        """Record that a PARTIAL of this size was stored."""
+        self._unstored -= 1
+        self._unstored_bytes -= size
+        if self._result is not None:
+            self._end(self._result)
+
+    def _end(self, result: AttemptResult) -> None:
+        """End with this result, once the PARTIALs are stored."""
+        self._result = result
+        ended = self._ended
+        if ended is not None and not self._unstored:
+            ended(result)
+
+    def _broken(self, error: Exception) -> AttemptResult:
+        claimed = self._claimed
+        log.error("%s cannot be dispatched", claimed.uuid.hex, exc_info=error, extra=log_fields(claimed))
+        return self._attempts.retries.reschedule(
+            claimed.id, claimed.attempt, transient_pause(claimed.attempt), repr(error)
+        )
 
 
 def _addressing(claimed: store.Claimed) -> tuple[Any, dict[str, Any]]:
     """Return headers and options of a request.  Raises `ValueError` if its headers are not JSON."""
-    headers = json.loads(claimed.headers or "null")
+    headers = json.loads(claimed.headers) if claimed.headers else None
     if headers is None or isinstance(headers, dict):
         headers = {REQUEST_ID: request_id(claimed, headers), **(headers or {})}
     return headers, {"on_behalf": claimed.owner} if claimed.owner else {}

@@ -5,10 +5,11 @@ They are woken by what this Titanic stores, and by `watch` when another Titanic 
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import Final
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
 from uuid import UUID
 
 from . import store
@@ -21,52 +22,139 @@ WATCH_PAUSE_FACTOR: Final = 20
 """How many times as long as the last look the pause is: so looking takes at most a twentieth of the time."""
 MAX_WATCHED: Final = 10_000
 """Requests in one query for such changes: databases limit the parameters of a statement."""
-MAX_CALLERS: Final = 1000
-"""Maximum number of callers that wait for replies.  Beyond it, those that have waited longest are dismissed."""
+MAX_CALLERS: Final = 2000
+"""Maximum number of callers of each service that wait.  Beyond it, those that have waited longest are dismissed."""
+MIN_WAIT_SECONDS: Final = 1.0
+"""How long a caller may wait even then: dismissed callers usually come back at once."""
+
+
+class Turn:
+    """The place in a queue of a request that is stored when there is room for it, because its caller waits anyway.
+
+    Args:
+        queue: The queue, which it joins.
+        until: When to store the request even without room, on the monotonic clock.
+        run: Called when it is the request's turn.
+        store: Called if it does not get its turn in time.
+    """
+
+    __slots__ = ("_queue", "_store", "run", "until")
+
+    def __init__(
+        self, queue: "OrderedDict[Turn, None]", until: float, run: Callable[[], None], store: Callable[[], None]
+    ) -> None:
+        self._queue = queue
+        self.until = until
+        self.run = run
+        self._store = store
+        queue[self] = None
+
+    def end(self) -> None:
+        """Store the request if it still waits for its turn."""
+        if self in self._queue:
+            del self._queue[self]
+            self._store()
+
+    def withdraw(self) -> None:
+        """Leave the queue: the caller has gone away."""
+        self._queue.pop(self, None)
 
 
 class Waiter:
-    """A caller that waits until its request may have changed."""
+    """A caller that waits until its request may have changed.
 
-    def __init__(self) -> None:
-        self._happened = asyncio.Event()
+    Args:
+        callers: Where it waits.
+        group: The callers of the same service.
+        seconds: How long it may wait; None for as long as it likes.
+        partials: Whether it waits for PARTIALs, too.
+    """
+
+    __slots__ = (
+        "_callers", "_error", "_group", "_happened", "_left", "_seconds", "_timer", "_woken", "dismissed", "outcome",
+        "partials", "since", "turn", "uuid",
+    )  # fmt: skip
+
+    def __init__(
+        self, callers: "Callers", group: "dict[Waiter, None]", seconds: float | None, *, partials: bool = False
+    ) -> None:
+        self._callers = callers
+        self._group = group
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._happened = False
+        self._woken: asyncio.Future[None] | None = None
+        self._error: BaseException | None = None
+        self._left = False
+        """Whether it does not wait any more."""
+        self.partials = partials
+        self.turn: Turn | None = None
+        """The place of its request in a queue, before that is stored."""
+        self.uuid: UUID | None = None
+        """The UUID of its request, once that is stored."""
+        self.outcome: store.Outcome | None = None
+        """How its request has ended, if that is known."""
         self.dismissed = False
         """Whether to answer it with the current state."""
+        self.since = 0.0
 
-    def wake(self, uuid: UUID, outcome: store.Outcome | None = None) -> None:
-        """Note that the request may have changed, or has ended with this outcome."""
-        del uuid, outcome  # it looks itself
-        self._happened.set()
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self.since = loop.time()
+        self._callers.enter(self, self._group)
+        if self._seconds is not None:
+            self._timer = loop.call_at(self.since + self._seconds, self.dismiss)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._group.pop(self, None)
+        if self.turn is not None:
+            self.turn.withdraw()
+        if self.uuid is not None:
+            self._callers.forget(self.uuid, self)
+
+    def watch(self, uuid: UUID, *, new: bool = False) -> None:
+        """Have it woken when the request with this UUID may have changed: at once unless the request is `new`."""
+        if self._left:
+            return
+        self.uuid = uuid
+        self._callers.watch_for(uuid, self)
+        if not new or self.dismissed:
+            self.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Note that its request was not stored."""
+        self._error = error
+        self.wake()
+
+    def wake(self, outcome: store.Outcome | None = None) -> None:
+        """Note that its request may have changed, or has ended with this outcome."""
+        if outcome is not None:
+            self.outcome = outcome
+        self._happened = True
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
     def dismiss(self) -> None:
         """Let it wait no longer."""
         self.dismissed = True
-        self._happened.set()
+        if self.turn is not None:
+            self.turn.end()
+        self.wake()
 
     async def change(self) -> None:
-        """Wait until the request may have changed since the last call."""
-        await self._happened.wait()
-        self._happened.clear()
-
-
-class RowsWaiter(Waiter):
-    """A caller that waits until the requests of its rows have ended."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._changed: dict[UUID, store.Outcome | None] = {}
-
-    def wake(self, uuid: UUID, outcome: store.Outcome | None = None) -> None:
-        """Note that the request with this UUID may have changed, or has ended with this outcome."""
-        if outcome is not None or uuid not in self._changed:
-            self._changed[uuid] = outcome
-        super().wake(uuid, outcome)
-
-    async def changes(self) -> dict[UUID, store.Outcome | None]:
-        """Wait until requests may have changed, and return them with the outcomes that are known."""
-        await self.change()
-        changed, self._changed = self._changed, {}
-        return changed
+        """Wait until the request may have changed since the last call.  Raises `StoreError` if it was not stored."""
+        if not self._happened:
+            self._woken = asyncio.get_running_loop().create_future()
+            await self._woken
+        self._happened = False
+        if self._error is not None:
+            raise self._error
 
 
 class Callers:
@@ -79,49 +167,39 @@ class Callers:
     def __init__(self, reader: BatchExecutor) -> None:
         self._reader = reader
         self._waiting: defaultdict[UUID, set[Waiter]] = defaultdict(set)
-        self._replies: dict[Waiter, None] = {}
-        """The callers that wait for a reply, the longest-waiting first."""
+        self._submitting: dict[Waiter, None] = {}
+        """The callers of `titanic.request` that wait for a reply, the longest-waiting first."""
+        self._fetching: dict[Waiter, None] = {}
+        """Those of `titanic.reply`."""
         self._anyone = asyncio.Event()
         """Set while somebody waits."""
-        self.ending = False
-        """Whether `end` was called: nobody may wait any longer."""
+        self._ending = False
 
-    @contextmanager
-    def waiting_for_reply(self, uuid: UUID) -> Iterator[Waiter]:
-        """Wake the waiter that is yielded whenever the request may have changed."""
-        if len(self._replies) >= MAX_CALLERS:
-            oldest = next(iter(self._replies))
-            del self._replies[oldest]
-            oldest.dismiss()
-        waiter = Waiter()
-        self._replies[waiter] = None
-        self._watch(uuid, waiter)
-        try:
-            yield waiter
-        finally:
-            self._replies.pop(waiter, None)
-            self._forget(uuid, waiter)
+    def submitting(self, seconds: float | None) -> Waiter:
+        """Return the waiter of a caller of `titanic.request`, which may wait for so long."""
+        return Waiter(self, self._submitting, seconds)
 
-    @contextmanager
-    def waiting_for_rows(self) -> Iterator[tuple[RowsWaiter, Callable[[UUID], None]]]:
-        """Yield a waiter, and a function that has it woken when a request may have ended."""
-        waiter, watched = RowsWaiter(), set[UUID]()
+    def fetching(self, *, partials: bool) -> Waiter:
+        """Return the waiter of a caller of `titanic.reply`."""
+        return Waiter(self, self._fetching, None, partials=partials)
 
-        def watch(uuid: UUID) -> None:
-            watched.add(uuid)
-            self._watch(uuid, waiter)
+    def enter(self, waiter: Waiter, group: dict[Waiter, None]) -> None:
+        """Count a waiter among others, of which one is dismissed if there are too many."""
+        if self._ending:
+            waiter.dismiss()
+        if len(group) >= MAX_CALLERS:
+            oldest = next(iter(group))
+            del group[oldest]
+            asyncio.get_running_loop().call_at(oldest.since + MIN_WAIT_SECONDS, oldest.dismiss)
+        group[waiter] = None
 
-        try:
-            yield waiter, watch
-        finally:
-            for uuid in watched:
-                self._forget(uuid, waiter)
-
-    def _watch(self, uuid: UUID, waiter: Waiter) -> None:
+    def watch_for(self, uuid: UUID, waiter: Waiter) -> None:
+        """Have a waiter woken when the request with this UUID may have changed."""
         self._waiting[uuid].add(waiter)
         self._anyone.set()
 
-    def _forget(self, uuid: UUID, waiter: Waiter) -> None:
+    def forget(self, uuid: UUID, waiter: Waiter) -> None:
+        """Undo `watch_for`."""
         waiting = self._waiting[uuid]
         waiting.discard(waiter)
         if not waiting:
@@ -129,20 +207,16 @@ class Callers:
             if not self._waiting:
                 self._anyone.clear()
 
-    def changed(self, uuid: UUID, outcome: store.Outcome | None = None) -> None:
-        """Wake the callers that wait for this request.  `outcome` is how it has ended, if that is known."""
+    def ended(self, uuid: UUID, outcome: store.Outcome | None = None) -> None:
+        """Wake the callers that wait for this request, which has ended or was closed; `outcome`, if it is known."""
         for each in self._waiting.get(uuid, ()):
-            each.wake(uuid, outcome)
+            each.wake(outcome)
 
-    def _moved(self, uuid: UUID) -> None:
+    def progressed(self, uuid: UUID) -> None:
         """Wake the callers that wait for more than the end of this request."""
         for each in self._waiting.get(uuid, ()):
-            if not isinstance(each, RowsWaiter):
-                each.wake(uuid)
-
-    def is_row(self, uuid: UUID) -> bool:
-        """Return whether a caller waits for the request that has submitted it as a row."""
-        return any(isinstance(each, RowsWaiter) for each in self._waiting.get(uuid, ()))
+            if each.partials:
+                each.wake()
 
     async def watch(self) -> None:
         """Wake callers whose requests another program has changed.  Runs until cancelled."""
@@ -153,7 +227,7 @@ class Callers:
             await self._anyone.wait()
             await asyncio.sleep(pause)
             began = time.monotonic()
-            # Only those that were there the last time: this Titanic has executed most rows before they are looked up.
+            # Only those that were there the last time: most have ended before they are looked up.
             waiting = [uuid for uuid in self._waiting if uuid in known]
             known = set(self._waiting)
             now: dict[UUID, store.Progress] = {}
@@ -163,17 +237,17 @@ class Callers:
                 for uuid in waiting:
                     found = now.get(uuid)
                     if found is None or found.ended:
-                        self.changed(uuid)
+                        self.ended(uuid)
                     elif found != before.get(uuid):
-                        self._moved(uuid)
+                        self.progressed(uuid)
                 before = now
             pause = watch_pause(time.monotonic() - began)
 
     def end(self) -> None:
-        """Wake all callers, to be answered with what there is now."""
-        self.ending = True
-        for uuid in list(self._waiting):
-            self.changed(uuid)
+        """Dismiss all callers, also those that come from now on."""
+        self._ending = True
+        for each in [*self._submitting, *self._fetching]:
+            each.dismiss()
 
 
 def watch_pause(seconds: float) -> float:

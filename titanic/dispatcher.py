@@ -6,21 +6,19 @@ So a slow service does not delay others, and urgent requests run first.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Mapping
 from contextlib import suppress
-from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
-from ..clients.rows import PackSize
 from . import store
 from .attempts import Attempts
 from .batches import StoreError
-from .callers import Callers
 from .database import Database
-from .lanes import Lane, Running, Sent, pack_size
+from .lanes import Lane, Running
 from .results import Results
-from .retries import log_fields
+from .retries import AttemptResult, log_fields
 
 MAX_BYTES: Final = 256 << 20
 """Size of claimed requests and of unstored outcomes above which each service gets one request at a time."""
@@ -37,27 +35,22 @@ class Dispatcher:
         database: Claims and releases requests.
         attempts: Executes them.
         results: Stores what follows.
-        callers: Those that wait for rows, which are sent together.
         lease: Until when claimed requests belong to this Titanic.
     """
 
-    def __init__(
-        self, database: Database, attempts: Attempts, results: Results, callers: Callers, lease: store.Lease
-    ) -> None:
+    def __init__(self, database: Database, attempts: Attempts, results: Results, lease: store.Lease) -> None:
         self._database = database
         self._attempts = attempts
         self._results = results
-        self._callers = callers
         self._lease = lease
-        self._context = copy_context()
         self._lanes: dict[str, Lane] = {}
-        self._sizes: dict[str, PackSize] = {}
-        """The size of packs for each service that is offered."""
         self._running: dict[int, Running] = {}
         self._bytes = 0
         """Size of the bodies of running requests."""
         self._offered: dict[str, int] = {}
         self._stopped = False
+        self._none_running = asyncio.Event()
+        """Set when the last running request has ended."""
 
     # ── services ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -74,23 +67,23 @@ class Dispatcher:
     def offer(self, offered: dict[str, int]) -> None:
         """Set which services have workers, and how many requests these take at a time."""
         self._offered = offered
-        self._sizes = {name: size for name, size in self._sizes.items() if name in offered}
         for lane in list(self._lanes.values()):
-            lane.offer(offered.get(lane.service, 0))
-            self._send(lane, patient=False)
+            lane.credit = offered.get(lane.service, 0)
+            self._send(lane)
             self.fill(lane)
 
     def lane(self, service: str) -> Lane:
         """Return the service's lane, a new one if it has none."""
         lane = self._lanes.get(service)
         if lane is None:
-            size = self._sizes.setdefault(service, pack_size())
-            lane = self._lanes[service] = Lane(service, self._offered.get(service, 0), size)
+            lane = self._lanes[service] = Lane(service, self._offered.get(service, 0))
         return lane
 
     def observe(self, seconds: float) -> None:
         """Adapt to what happened in the last `seconds`, and forget services for which there is nothing to do."""
+        now = time.monotonic()
         for lane in list(self._lanes.values()):
+            lane.end_turns(now)
             lane.observe(seconds)
             if lane.idle:
                 del self._lanes[lane.service]
@@ -114,54 +107,50 @@ class Dispatcher:
             return  # the writer has logged the error; the next maintenance tries again
         lane.end_claim(exhausted=len(done.result()) < limit)
         for claimed in done.result():
-            self._add(lane, claimed, row=self._callers.is_row(claimed.uuid))
+            self._add(lane, claimed)
         self._send(lane)
         self.fill(lane)
 
-    def execute_rows(self, lane: Lane, turn: int, claims: Iterable[store.Claimed]) -> None:
-        """Execute rows that were stored as running.  So many had their `turn`, of which some may be known already."""
-        lane.release(turn)
-        for claimed in claims:
-            self._add(lane, claimed, row=True)
-        self._send(lane)
+    def run(self, lane: Lane, claimed: store.Claimed | None) -> None:
+        """Execute a request that had its turn and was stored as running; None if it was not."""
+        lane.release()
+        if claimed is not None:
+            self._add(lane, claimed)
+            self._send(lane)
         self.fill(lane)
 
-    def _add(self, lane: Lane, claimed: store.Claimed, *, row: bool) -> None:
-        """Add a request that was claimed; `row`, if it was submitted as a row."""
+    def _add(self, lane: Lane, claimed: store.Claimed) -> None:
+        """Add a request that was claimed."""
+        if self._stopped:
+            return  # `drain` releases it
         before = self._running.get(claimed.id)
         if before is not None:
             self.abandon(before)
-        self._running[claimed.id] = lane.add(claimed, row=row)
+        self._running[claimed.id] = lane.add(claimed)
         self._bytes += len(claimed.body)
 
     # ── executing ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, lane: Lane, *, patient: bool = True) -> None:
-        """Send the broker as many requests as the service's workers can take; if `patient`, rows wait for others."""
-        while lane.buffer and lane.is_free(patient=patient) and not self._stopped:
-            sent = lane.take()
-            # In a context of its own: the current context may belong to another request, whose trace would continue.
-            sent.start(self._run(sent), self._context.copy()).add_done_callback(partial(self._task_done, sent))
+    def _send(self, lane: Lane) -> None:
+        """Send the broker as many requests as the service's workers can take."""
+        while lane.buffer and lane.is_free and not self._stopped:
+            running = lane.take()
+            running.attempt = self._attempts.begin(running.claimed, partial(self._answered, running))
 
-    async def _run(self, sent: Sent) -> None:
-        results = await self._attempts.make(sent)
-        self._executed(sent)
-        await self._results.store_all(sent, results)
+    def _answered(self, running: Running, result: AttemptResult) -> None:
+        """Store the result of an attempt, and send the broker the next request."""
+        running.answered = True
+        self._results.store_result(running.claimed, result, partial(self._stored, running))
+        self._executed(running.lane)
 
-    def _executed(self, sent: Sent) -> None:
-        """Record that the service has finished a request, and send it the next one."""
-        sent.executed()
-        self._send(sent.lane)
-        self.fill(sent.lane)
+    def _executed(self, lane: Lane) -> None:
+        lane.executed()
+        self._send(lane)
+        self.fill(lane)
 
-    def _task_done(self, sent: Sent, task: "asyncio.Task[None]") -> None:
-        # Not in `_run`: a task that is cancelled before its first step never enters it.
-        del task
-        if not sent.answered:
-            self._executed(sent)
-        for each in sent.members:
-            self._forget(each)
-        self.fill(sent.lane)
+    def _stored(self, running: Running) -> None:
+        self._forget(running)
+        self.fill(running.lane)
 
     # ── what is running ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -178,20 +167,25 @@ class Dispatcher:
 
     def abandon(self, running: Running) -> None:
         """Give up a request that belongs to another Titanic now, or was closed."""
-        if running.sent is None:
-            if running.lane.drop(running):
-                self._forget(running)
-        elif not running.sent.answered and running.claimed.id not in running.sent.abandoned:
+        if running.attempt is None:
+            running.lane.drop(running)
+            self._forget(running)
+        elif not running.answered:
             log.info(
                 "%s: abandoned: it was closed or reassigned, or Titanic is shutting down", running.claimed.uuid.hex,
                 extra=log_fields(running.claimed),
             )  # fmt: skip
-            running.sent.abandon(running)
+            running.answered = True
+            running.attempt.cancel()
+            self._forget(running)
+            self._executed(running.lane)
 
     def _forget(self, running: Running) -> None:
         self._bytes -= len(running.claimed.body)
         if self._running.get(running.claimed.id) is running:
             del self._running[running.claimed.id]
+        if not self._running:
+            self._none_running.set()
 
     def counts(self) -> dict[str, Any]:
         """Return what there is now, by name, ready for JSON.  Any thread may call it."""
@@ -216,18 +210,18 @@ class Dispatcher:
         for lane in self._lanes.values():
             for running in list(lane.buffer):
                 self.abandon(running)
-        under_way = [running for running in self._running.values() if running.sent is not None]
-        if under_way:
-            log.info("waiting up to %g s for %d running requests", round(timeout, 1), len(under_way))
-        tasks = {each.sent.task for each in under_way if each.sent is not None and each.sent.task is not None}
-        pending: set[asyncio.Task[None]] = set()
-        try:
-            if tasks:
-                _, pending = await asyncio.wait(tasks, timeout=timeout)
-        finally:
-            for running in under_way:
-                self.abandon(running)
-        left = [each for each in under_way if each.sent is not None and each.sent.task in pending]
+        left: list[Running] = []
+        if self._running:
+            log.info("waiting up to %g s for %d running requests", round(timeout, 1), len(self._running))
+            self._none_running.clear()
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(timeout):
+                        await self._none_running.wait()
+            finally:
+                left = list(self._running.values())
+                for running in left:
+                    self.abandon(running)
         if left:
             services = ", ".join(sorted({each.claimed.service for each in left}))
             log.warning("gave up %d running requests of %s: they are executed again", len(left), services)

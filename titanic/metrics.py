@@ -87,9 +87,9 @@ class Metrics:
         """Count a request that was not stored."""
         self.rejected[reason] += 1
 
-    def attempted(self, count: int) -> None:
-        """Count attempts that begin."""
-        self.attempts += count
+    def attempted(self) -> None:
+        """Count an attempt that begins."""
+        self.attempts += 1
 
     def lost(self, workers: int) -> None:
         """Count workers that were lost while they handled a request."""

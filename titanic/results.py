@@ -1,16 +1,15 @@
 """Stores the results of attempts, however long the database takes, and tells the callers that wait for them."""
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
 from . import store
 from .backlog import Backlog
-from .batches import BatchExecutor, StoreError
+from .batches import BatchExecutor
 from .callers import Callers
-from .lanes import Sent
 from .retries import AttemptResult, jittered
 
 RETRY_SECONDS: Final = (0.1, 2.0)
@@ -41,55 +40,52 @@ class Results:
         self.unstored_bytes = 0
         """Size of their replies."""
 
-    async def store_all(self, sent: Sent, results: Sequence[AttemptResult]) -> None:
-        """Store the result of each member of `sent`."""
-        size = sum(len(each.reply or b"") for each in results if isinstance(each, store.Outcome))
-        self.unstored += len(results)
-        self.unstored_bytes += size
-        try:
-            await self._store(sent, results)
-        finally:
-            self.unstored -= len(results)
-            self.unstored_bytes -= size
+    def store_result(self, claimed: store.Claimed, result: AttemptResult, stored: Callable[[], None]) -> None:
+        """Store the result of an attempt.  `stored` is called afterwards."""
+        self.unstored += 1
+        self.unstored_bytes += _size(result)
+        self._store(result, partial(self._stored, claimed, result, stored))
 
-    async def _store(self, sent: Sent, results: Sequence[AttemptResult]) -> None:
-        members = [each.claimed for each in sent.members]
-        ended = [each for each in results if isinstance(each, store.Outcome)]
-        if len(ended) == len(results) > 1:
-            with suppress(StoreError):  # then each is stored by itself
-                current = await self._writer.submit_all(store.finish, ended)
-                for each in zip(members, ended, current, strict=True):
-                    self._ended(*each)
-                return
-        storing = [self._submit(each) for each in results]
-        for claimed, result, stored in zip(members, results, storing, strict=True):
-            current = await self._stored(result, stored)
-            if isinstance(result, store.Outcome):
-                self._ended(claimed, result, current)
-            else:
-                self._backlog.retried()
-                self._callers.changed(claimed.uuid)
+    def _stored(
+        self, claimed: store.Claimed, result: AttemptResult, stored: Callable[[], None], current: bool | None
+    ) -> None:
+        """Record that a result was stored; an outcome only if its attempt was `current`."""
+        self.unstored -= 1
+        self.unstored_bytes -= _size(result)
+        if isinstance(result, store.Outcome):
+            self._backlog.ended(claimed.service, result.code)
+            self._callers.ended(claimed.uuid, result if current else None)
+        else:
+            self._backlog.retried()
+            self._callers.progressed(claimed.uuid)
+        stored()
 
-    def _ended(self, claimed: store.Claimed, outcome: store.Outcome, current: bool) -> None:
-        """Record that the outcome of a request was stored, if it was `current`."""
-        self._backlog.ended(claimed.service, outcome.code)
-        self._callers.changed(claimed.uuid, outcome if current else None)
+    def store_partial(self, uuid: UUID, part: store.Partial, stored: Callable[[], None]) -> None:
+        """Store a PARTIAL of the request with this UUID.  `stored` is called afterwards."""
+        self._store(part, partial(self._partial_stored, uuid, stored))
 
-    async def store_partial(self, uuid: UUID, part: store.Partial) -> None:
-        """Store a PARTIAL of the request with this UUID."""
-        await self._stored(part, self._submit(part))
-        self._callers.changed(uuid)
+    def _partial_stored(self, uuid: UUID, stored: Callable[[], None], _: None) -> None:
+        self._callers.progressed(uuid)
+        stored()
 
-    def _submit(self, item: AttemptResult | store.Partial) -> "asyncio.Future[Any]":
-        return self._writer.submit(_WORK[type(item)], item)
+    def _store(self, item: AttemptResult | store.Partial, stored: Callable[[Any], None], tries: int = 0) -> None:
+        """Store an item, again and again until the database accepts it, and call `stored` with what it returns."""
+        storing = self._writer.submit(_WORK[type(item)], item)
+        storing.add_done_callback(partial(self._ended, item, stored, tries))
 
-    async def _stored(self, item: AttemptResult | store.Partial, storing: "asyncio.Future[Any]") -> Any:
-        """Wait until an item is stored, retrying until the database accepts it."""
-        tries = 0
-        while True:
-            try:
-                return await storing
-            except StoreError:
-                await asyncio.sleep(jittered(*RETRY_SECONDS, tries))
-                tries += 1
-            storing = self._submit(item)
+    def _ended(
+        self,
+        item: AttemptResult | store.Partial,
+        stored: Callable[[Any], None],
+        tries: int,
+        storing: "asyncio.Future[Any]",
+    ) -> None:
+        if storing.exception() is None:
+            stored(storing.result())
+        else:
+            pause = jittered(*RETRY_SECONDS, tries)
+            storing.get_loop().call_later(pause, self._store, item, stored, tries + 1)
+
+
+def _size(result: AttemptResult) -> int:
+    return len(result.reply or b"") if isinstance(result, store.Outcome) else 0

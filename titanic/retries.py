@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from ..clients import RequestError, RequestRejected, ServiceError, StreamInterrupted, WorkerLost
 from ..mdp.codes import Code
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
-from ..mdp.rows import Failed
 from ..mdp.tracing import REQUEST_ID, shown_id
 from . import store
 from .frames import pack
@@ -95,12 +94,6 @@ class RetryPolicy:
         text = text.replace("\0", "?")  # PostgreSQL cannot store NUL
         now, ttl = self._clock.now(), self._retention.seconds(claimed.service, failed=True)
         return store.Outcome(claimed.id, self._holder, claimed.attempt, now, detail, code, text, ttl, deaths)
-
-    def after_row(self, claimed: store.Claimed, outcome: list[bytes] | Failed) -> AttemptResult:
-        """Return what follows an attempt that was made in a pack, in which the worker has reported `outcome`."""
-        if isinstance(outcome, Failed):
-            return self.after_error(claimed, ServiceError(outcome.code, outcome.text, *outcome.detail))
-        return self.success(claimed, outcome)
 
     def after_error(self, claimed: store.Claimed, error: RequestError) -> AttemptResult:
         """Return what follows an attempt that has ended with `error`."""

@@ -38,7 +38,7 @@ MIN_STOP_SECONDS: Final = 2.0
 ABORT_SECONDS: Final = 0.2
 """How long they may take to end once they are given up."""
 CONCURRENCY: Final = 256
-"""Maximum number of requests that each of Titanic's services but titanic.reply handles at a time."""
+"""Maximum number of requests that each of Titanic's services handles at a time, in addition to callers that wait."""
 DEFAULT_MAX_DEATHS: Final = 5
 MIN_LEASE_SECONDS: Final = 2.0
 WORKER_NAME: Final = "titanic, database "
@@ -237,7 +237,7 @@ class Server:
         backlog = Backlog(self.metrics, self._max_waiting, self._max_per_service)
         results = Results(database.writer, callers, backlog)
         attempts = Attempts(client, retries, results, self.metrics)
-        dispatcher = Dispatcher(database, attempts, results, callers, lease)
+        dispatcher = Dispatcher(database, attempts, results, lease)
         discovery = Discovery(client, database.writer, dispatcher, backlog)
         acceptance = Acceptance(database, dispatcher, discovery, backlog, lease)
         maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)

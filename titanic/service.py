@@ -1,6 +1,6 @@
 """The three services of TSP (RFC 9, C27 to C30).
 
-    titanic.request   service body+   → 200 uuid   the request is on disk
+    titanic.request   service body+   → 200 uuid   the request is on disk; with the option `reply`: as titanic.reply
     titanic.reply     uuid            → 200 body+  the reply; 300 not yet; 400 unknown; 500 the request failed
     titanic.close     uuid            → 200        deleted, or there was no such request
 
@@ -11,8 +11,9 @@ which third-party programs compare (C37).  `titanic/submission.py` has the optio
 """
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import Final
 from uuid import UUID
 
@@ -22,19 +23,30 @@ from . import store
 from .acceptance import Acceptance
 from .backlog import Backlog
 from .batches import StoreError
-from .callers import Callers, RowsWaiter
+from .callers import Callers
 from .database import Database
 from .dispatcher import Dispatcher
 from .frames import unpack
 from .metrics import Metrics
-from .rows import RowReplies, asks_for_rows, ended_as, outcome_of, parse_rows, remaining_seconds
-from .submission import MalformedRequest, Submission, parse_close, parse_reply_request, parse_submission
+from .submission import (
+    MalformedRequest,
+    Submission,
+    asks_for_reply,
+    parse_close,
+    parse_reply_request,
+    parse_submission,
+)
 
 OK: Final = b"200"
 NOT_YET: Final = b"300"
 UNKNOWN: Final = "400 unknown uuid"
 UUID_IN_USE: Final = "400 uuid cannot be used: choose another"
 """Another owner's request has it."""
+CLOSED: Final = "500 the request was closed, or its result has expired, while its key is remembered"
+MIN_ANSWER_SECONDS: Final = 0.1
+MAX_ANSWER_SECONDS: Final = 1.0
+"""How long before its deadline a caller that waits for the reply is answered with 300: a tenth of its time, but at
+least and at most this long."""
 
 
 class Service:
@@ -68,74 +80,41 @@ class Service:
     async def request(self, request: Request) -> list[bytes]:
         """`titanic.request` (C27)."""
         try:
-            return await (self._rows(request) if asks_for_rows(request) else self._single(request))
+            options = request.options
+            reply = asks_for_reply(options)
+            wanted = parse_submission(request, options, self._database.clock.now(), request.user)
+            if full := self._backlog.why_full(wanted.service):
+                return self._rejected(request, "full", f"{Code.QUEUE_FULL:d} {full}")
+            if reply:
+                return await self._wait_for_reply(request, wanted)
+            uuid = await self._acceptance.accept(wanted)
         except (MalformedRequest, StoreError) as error:
             self._metrics.refused("malformed" if isinstance(error, MalformedRequest) else "database")
             return rejection(request, error)
-
-    async def _single(self, request: Request) -> list[bytes]:
-        """Submit a request."""
-        wanted = parse_submission(request, request.options, self._database.clock.now(), request.user)
-        if full := self._backlog.why_full(wanted.service):
-            return self._rejected(request, "full", f"{Code.QUEUE_FULL:d} {full}")
-        uuid = await self._acceptance.accept(wanted)
         if uuid is None:
             return self._rejected(request, "uuid-in-use", UUID_IN_USE)
         return [OK, uuid.hex.encode()]
 
-    async def _rows(self, request: Request) -> list[bytes]:
-        """Submit the rows of `request`, and wait for their replies."""
-        parsed = parse_rows(request, request.options, self._database.clock.now(), request.user)
-        if full := self._backlog.why_full(request[0].decode()):  # checked: it is the service's name
-            return self._rejected(request, "full", f"{Code.QUEUE_FULL:d} {full}")
-        replies = RowReplies(len(parsed))
-        with self._callers.waiting_for_rows() as (waiter, watch):
-            submitted: dict[int, Submission] = {}
-            for index, each in enumerate(parsed):
-                if isinstance(each, Submission):
-                    submitted[index] = each
-                else:
-                    self._metrics.refused("malformed")
-                    replies.put(index, each)
-            rows: dict[UUID, list[int]] = {}  # several, if they have the same key
-            if submitted:
-                uuids = await self._acceptance.accept_rows(list(submitted.values()), remaining_seconds(request))
-                for (index, each), uuid in zip(submitted.items(), uuids, strict=True):
-                    if uuid is not None:
-                        rows.setdefault(uuid, []).append(index)
-                        watch(uuid)
-                        if uuid != each.uuid:
-                            waiter.wake(uuid)
-            await self._collect_rows(request, rows, waiter, replies)
-        replies.fill()
-        return replies.frames()
+    async def _wait_for_reply(self, request: Request, wanted: Submission) -> list[bytes]:
+        """Submit a request with a key, and answer when it has ended."""
+        seconds = _seconds_to_wait(request)
+        with self._callers.submitting(seconds) as waiter:
+            self._acceptance.accept_for(waiter, wanted, seconds)
+            while waiter.outcome is None:
+                await waiter.change()
+                if waiter.uuid is None or waiter.outcome is not None:
+                    continue
+                found = await self._with_reply(await self._fetch(request, waiter.uuid))
+                if found is None:
+                    return [status_frame(request, CLOSED), b"%03d" % Code.FAILED, wanted.service.encode()]
+                if found.ended or waiter.dismissed:
+                    return _final(request, found)
+            ended = waiter.outcome
+            return _ended(request, wanted.service, ended.reply, ended.code, ended.error)
 
     def _rejected(self, request: Request, reason: str, status: str) -> list[bytes]:
         self._metrics.refused(reason)
         return [status_frame(request, status)]
-
-    async def _collect_rows(
-        self, request: Request, rows: dict[UUID, list[int]], waiter: RowsWaiter, replies: RowReplies
-    ) -> None:
-        """Wait until the requests `rows` have ended, or their time has passed."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(remaining_seconds(request)):
-                while rows and not self._callers.ending and not replies.groups:
-                    changes = await waiter.changes()
-                    lookups = {
-                        uuid: self._database.reader.submit(store.fetch, _lookup(request, uuid))
-                        for uuid, ended in changes.items()
-                        if ended is None and uuid in rows
-                    }
-                    for uuid, ended in changes.items():
-                        if ended is not None:
-                            for index in rows.pop(uuid, ()):
-                                replies.put(index, ended_as(ended))
-                    for uuid, lookup in lookups.items():
-                        outcome = outcome_of(await self._with_reply(await lookup))
-                        if outcome is not None:
-                            for index in rows.pop(uuid):
-                                replies.put(index, outcome)
 
     async def close(self, request: Request) -> list[bytes]:
         """`titanic.close` (C29)."""
@@ -146,7 +125,7 @@ class Service:
             return rejection(request, error)
         if found is not None:
             self._dispatcher.closed(found)
-            self._callers.changed(uuid)
+            self._callers.ended(uuid)
         return [OK]
 
     async def reply(self, request: Request) -> AsyncGenerator[list[bytes] | Last, None]:
@@ -158,20 +137,25 @@ class Service:
                 yield Last([status_frame(request, UNKNOWN)] if body is None else [OK, *unpack(body)])
                 return
             sent = wanted.start
-            with self._callers.waiting_for_reply(wanted.uuid) if wanted.wait else nullcontext() as waiter:
+            with self._callers.fetching(partials=wanted.partials) if wanted.wait else nullcontext() as waiter:
+                if waiter is not None:
+                    waiter.watch(wanted.uuid)
                 while True:
-                    found = await self._database.reader.submit(store.fetch, _lookup(request, wanted.uuid))
+                    found = await self._fetch(request, wanted.uuid)
                     if found is not None and wanted.partials:
                         while parts := await self._parts(found, sent):
                             for part in parts:
                                 sent += 1
                                 yield unpack(part)
-                    if found is None or found.ended or waiter is None or waiter.dismissed or self._callers.ending:
+                    if found is None or found.ended or waiter is None or waiter.dismissed:
                         break
                     await waiter.change()
             yield Last(_final(request, await self._with_reply(found)))
         except (MalformedRequest, StoreError) as error:
             yield Last(rejection(request, error))
+
+    def _fetch(self, request: Request, uuid: UUID) -> "asyncio.Future[store.Fetched | None]":
+        return self._database.reader.submit(store.fetch, _lookup(request, uuid))
 
     async def _with_reply(self, found: store.Fetched | None) -> store.Fetched | None:
         """Return `found` with its reply also if that is large; None if it was closed meanwhile."""
@@ -185,7 +169,6 @@ class Service:
 
     def end(self) -> None:
         """Answer all callers that wait."""
-        self._acceptance.end_turns()
         self._callers.end()
 
 
@@ -199,14 +182,27 @@ def _final(request: Request, found: store.Fetched | None) -> list[bytes]:
     """Return the FINAL for a request in this state."""
     if found is None:
         return [status_frame(request, UNKNOWN)]
-    if found.state == "done":
-        return [OK, *unpack(found.reply or b"")]
-    if found.state != "failed":
+    if not found.ended:
         return [NOT_YET]
+    code = None if found.state == "done" else found.code or Code.FAILED
+    return _ended(request, found.service, found.reply, code, found.error)
+
+
+def _ended(request: Request, service: str, reply: bytes | None, code: int | None, error: str | None) -> list[bytes]:
+    """Return the FINAL for a request to `service` that has ended: with a reply, or with a failure of this code."""
+    if code is None:
+        return [OK, *unpack(reply or b"")]
     # The frames after the status distinguish a request that failed from a Titanic that failed.
-    detail = [] if found.reply is None else unpack(found.reply)
-    code = b"%03d" % (found.code or Code.FAILED)
-    return [status_frame(request, f"500 {found.error}"), code, found.service.encode(), *detail]
+    detail = [] if reply is None else unpack(reply)
+    return [status_frame(request, f"500 {error}"), b"%03d" % code, service.encode(), *detail]
+
+
+def _seconds_to_wait(request: Request) -> float | None:
+    """Return how long a caller can wait for the reply; None without a limit."""
+    if request.deadline is None:
+        return None
+    left = request.deadline - time.monotonic()
+    return max(0.0, left - min(max(left / 10, MIN_ANSWER_SECONDS), MAX_ANSWER_SECONDS))
 
 
 def rejection(request: Request, error: MalformedRequest | StoreError) -> list[bytes]:

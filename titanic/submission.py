@@ -265,6 +265,8 @@ _BY_WIRE_NAME: Final[Mapping[str, tuple[str, Option]]] = {
     "uuid": ("uuid", UUID_OPTION),
     **{option.wire_name or name: (name, option) for name, option in OPTIONS.items()},
 }
+REPLY_OPTION: Final = "reply"
+"""Of `titanic.request`, beside those of a submission: answer with the reply."""
 _REPLY_OPTIONS: Final = ("partials", "from", "request")
 
 
@@ -366,15 +368,29 @@ def parse_submission(frames: Sequence[bytes], options: Mapping[str, Any], now: f
     )
 
 
+def asks_for_reply(options: Mapping[str, Any]) -> bool:
+    """Return whether a request to `titanic.request` is to be answered with its reply, when it has ended.
+
+    Raises:
+        MalformedRequest: The option is invalid, or there is no key.
+    """
+    reply = options.get(REPLY_OPTION, False)
+    if not isinstance(reply, bool):
+        raise MalformedRequest("reply must be true or false")
+    if reply and options.get("key") is None:
+        raise MalformedRequest("reply needs a key, under which the caller can ask again")
+    return reply
+
+
 def _parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a submission's options by their Python names."""
     values = {}
     for wire_name, value in options.items():
-        if wire_name in _X1_OPTIONS:
+        if wire_name in _X1_OPTIONS or wire_name == REPLY_OPTION:
             continue
         found = _BY_WIRE_NAME.get(wire_name)
         if found is None:
-            raise _unknown_option("request", wire_name, tuple(_BY_WIRE_NAME))
+            raise _unknown_option("request", wire_name, (*_BY_WIRE_NAME, REPLY_OPTION))
         if value is not None:
             name, option = found
             values[name] = option.from_wire(wire_name, value)

@@ -163,7 +163,7 @@ def rooms_of(writer: Any = None) -> SimpleNamespace:
     metrics = Metrics()
     backlog = Backlog(metrics, 9, 9)
     retries = RetryPolicy("me", database.clock, retention=Retention(), max_deaths=1, metrics=metrics)
-    dispatcher = Dispatcher(database, nothing, Results(writer, nothing, backlog), nothing, lease)
+    dispatcher = Dispatcher(database, nothing, Results(writer, nothing, backlog), lease)
     acceptance = Acceptance(database, dispatcher, nothing, backlog, lease)
     maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)
     return SimpleNamespace(dispatcher=dispatcher, acceptance=acceptance, maintenance=maintenance)

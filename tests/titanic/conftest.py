@@ -266,7 +266,7 @@ def titanic(client, server):
     return Titanic(client)
 
 
-ABOVE_THE_STORE = {"test_callers.py", "test_discovery.py", "test_dispatch.py", "test_packs.py", "test_tsp.py"}
+ABOVE_THE_STORE = {"test_callers.py", "test_discovery.py", "test_dispatch.py", "test_tsp.py", "test_waiting.py"}
 """What they show does not depend on the database: on PostgreSQL, only `make test-all` runs them."""
 
 

@@ -13,7 +13,7 @@ from zmdp.workers import ServiceError, Worker
 
 echo = Worker("crash.echo", concurrency=4)
 parts = Worker("crash.parts", concurrency=2)
-rows = Worker("crash.rows", concurrency=2)
+quick = Worker("crash.quick", concurrency=2)
 
 
 def begin(number):
@@ -41,13 +41,13 @@ def answer(request):
     return [number, mark, payload]
 
 
-@rows
-def row(request):
-    """Return the number and the mark, for rows that share a request."""
+@quick
+def mark(request):
+    """Return the number and the mark, mostly at once."""
     (number,) = request
-    mark = begin(number)
+    made = begin(number)
     time.sleep(random.uniform(0.05, 0.3) if random.random() < 0.02 else random.uniform(0.0, 0.005))
-    return number + b" " + mark
+    return number + b" " + made
 
 
 @parts
