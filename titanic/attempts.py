@@ -147,6 +147,7 @@ class Attempt:
         self._result = result
         ended = self._ended
         if ended is not None and not self._unstored:
+            self._ended = self._call = None  # no cycles: garbage would have to be collected for each request
             ended(result)
 
     def _broken(self, error: Exception) -> AttemptResult:

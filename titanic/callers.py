@@ -115,6 +115,7 @@ class Waiter:
         self._group.pop(self, None)
         if self.turn is not None:
             self.turn.withdraw()
+            self.turn = None  # no cycles: garbage would have to be collected for each request
         if self.uuid is not None:
             self._callers.forget(self.uuid, self)
 
