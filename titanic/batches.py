@@ -8,7 +8,7 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -47,13 +47,11 @@ class StoreError(TitanicError):
 
 
 class _Job(NamedTuple):
-    """Items for one kind of work that succeed or fail together, and the future for their results."""
+    """An item for one kind of work, and the future for its result."""
 
     work: Work[Any, Any]
-    items: Sequence[Any]
+    item: Any
     future: "asyncio.Future[Any]"
-    several: bool
-    """Whether the result is a list: one for each item."""
 
 
 _Groups = dict[Work[Any, Any], list[_Job]]
@@ -101,22 +99,16 @@ class BatchExecutor:
 
     def submit(self, work: Work[Item, Result], item: Item) -> "asyncio.Future[Result]":
         """Perform `work` for `item` in the next transaction.  The future raises `StoreError` if that fails."""
-        return self._add(_Job(work, (item,), self._loop.create_future(), several=False))
-
-    def submit_all(self, work: Work[Item, Result], items: Sequence[Item]) -> "asyncio.Future[list[Result]]":
-        """Perform `work` for all `items` in the next transaction, or for none.  Otherwise as `submit`."""
-        return self._add(_Job(work, items, self._loop.create_future(), several=True))
-
-    def _add(self, job: _Job) -> "asyncio.Future[Any]":
+        job = _Job(work, item, self._loop.create_future())
         with self._changed:
             if self._closed:
                 job.future.set_exception(StoreError("Titanic is shutting down"))
                 return job.future
-            group = self._groups.get(job.work)
+            group = self._groups.get(work)
             if group is None:
                 if not self._groups:  # at the end of the event loop's turn, so that all its work shares a transaction
                     self._loop.call_soon(self._begin)
-                group = self._groups[job.work] = []
+                group = self._groups[work] = []
             group.append(job)
         return job.future
 
@@ -202,12 +194,15 @@ class BatchExecutor:
         try:
             with self._connection.begin():
                 for work in self._in_order(groups):
-                    items = [item for job in groups[work] for item in job.items]
+                    items = [job.item for job in groups[work]]
                     self._items += len(items)
                     results = work(self._connection, items)
                     if len(results) != len(items):
                         raise ValueError(f"{work!r} gave {len(results)} results for {len(items)} items")
-                    outcomes += _divided(groups[work], results)
+                    outcomes += (
+                        _Delivery(job.future, result, failed=False)
+                        for job, result in zip(groups[work], results, strict=True)
+                    )
                 self._check_file()
         except BaseException:
             self._disconnect()
@@ -250,14 +245,6 @@ class BatchExecutor:
             raise StoreError("the database file was removed or replaced: put it back, or restart Titanic")
 
 
-def _divided(jobs: Sequence[_Job], results: Sequence[Any]) -> Iterator[_Delivery]:
-    """Yield the results of each job."""
-    end = 0
-    for job in jobs:
-        start, end = end, end + len(job.items)
-        yield _Delivery(job.future, list(results[start:end]) if job.several else results[start], failed=False)
-
-
 def _grouped(jobs: Sequence[_Job]) -> _Groups:
     groups: _Groups = {}
     for job in jobs:
@@ -267,7 +254,7 @@ def _grouped(jobs: Sequence[_Job]) -> _Groups:
 
 def _size(job: _Job) -> int:
     """Return the bytes of bodies in a job."""
-    return sum(map(_bytes_in, job.items))
+    return _bytes_in(job.item)
 
 
 def _bytes_in(item: Any) -> int:

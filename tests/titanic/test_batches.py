@@ -120,28 +120,6 @@ def test_work_that_arrives_during_a_transaction_shares_the_next(tables, submissi
     assert tables.count() == 20
 
 
-def test_several_items_succeed_or_fail_together(tables, submission, caplog):
-    async def scenario():
-        gate = Gate()
-        async with batches(tables.engine, gate) as made:
-            held = await gate.holding(made)
-            one = made.submit(store.accept, single)
-            all_ = made.submit_all(store.accept, asked)
-            bad = made.submit_all(store.accept, broken)
-            none = made.submit_all(store.accept, [])
-            gate.open.set()
-            assert await one == single.uuid
-            assert await all_ == [each.uuid for each in asked]
-            assert len(errors(await gathered(bad))) == 1
-            assert await none == []
-            await held
-
-    single, asked = submission(), [submission() for _ in range(3)]
-    broken = [submission(), submission(body=None), submission()]
-    running(scenario)
-    assert tables.count() == 4
-
-
 def test_work_of_one_turn_shares_a_transaction(tables, submission):
     async def scenario():
         commits = []
