@@ -1,8 +1,8 @@
-"""Measure what packs of rows save: CPU per row of each process, `python bench/rows.py [map] [keyed]`.
+"""Measure what rows cost: CPU per row of each process, `python bench/rows.py [map] [keyed]`.
 
-- `map`: rows of 40 bytes to an echo service in two worker processes, in packs and as one request each; and the same
-  requests made by `window` tasks that call `AsyncClient.request`, which is the least that a request per row can cost.
-- `keyed`: rows with keys through Titanic on SQLite, several in a request and one in each.
+- `map`: rows of 40 bytes to an echo service in two worker processes, beside the same requests made by `window` tasks
+  that call `AsyncClient.request`.
+- `keyed`: rows with keys through Titanic on SQLite.
 
 The ways take turns.  CPU is that of all threads.  Compare ratios: a busy machine makes everything dearer.
 """
@@ -20,23 +20,15 @@ from bodies import cpu_seconds
 from x1 import BIN, running, start_broker, start_worker
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.clients.rows import Chunk, RowSettings, answer_chunks
+from zmdp.clients.rows import Row, RowSettings, answer_rows
 from zmdp.titanic.keyed import KeyedRows
 
 ROUNDS = 3
 ROWS = 20_000
 KEYED = 4_000
-CHUNK = 500
 ROW = b"the text of row number 12345, forty bytes"
 
 Ways = dict[str, Callable[[], None]]
-
-
-class OneByOne(KeyedRows):
-    """Submits each row in a request of its own."""
-
-    first_rows = max_rows = 1
-    max_requests = 1024
 
 
 def mapped(endpoint: str, **settings: int) -> None:
@@ -60,13 +52,14 @@ def requested(endpoint: str, window: int) -> None:
     asyncio.run(main())
 
 
-def keyed(endpoint: str, route: type[KeyedRows]) -> None:
+def keyed(endpoint: str, window: int | None) -> None:
     """Send rows whose keys are new."""
-    settings, run = RowSettings(window=256), time.monotonic_ns()
-    keys = [f"{run}/{number}" for number in range(KEYED)]
-    chunks = (Chunk("echo", [ROW] * CHUNK, None, keys[at : at + CHUNK]) for at in range(0, KEYED, CHUNK))
-    answered = answer_chunks(chunks, settings, lambda: AsyncClient(endpoint), None, lambda by: route(by, None, 3600))
-    if any(isinstance(each, Exception) for chunk in answered for each in chunk.outcomes):
+    run = time.monotonic_ns()
+    rows = (Row("echo", ROW, f"{run}/{number}") for number in range(KEYED))
+    answered = answer_rows(
+        rows, RowSettings(window=window), lambda: AsyncClient(endpoint), lambda client: KeyedRows(client, None, 3600)
+    )
+    if any(isinstance(row.outcome, Exception) for row in answered):
         raise SystemExit("a row has failed")
 
 
@@ -98,8 +91,9 @@ def main() -> None:
         pids: dict[str, list[int | str]] = {"client": ["self"], "broker": [broker.pid], "workers": [*workers]}
         if "map" in chosen:
             ways: Ways = {
-                "map, in packs": lambda: mapped(endpoint),
-                "map, one row per request": lambda: mapped(endpoint, rows_per_request=1),
+                "map": lambda: mapped(endpoint),
+                "map, window 64": lambda: mapped(endpoint, window=64),
+                "map, window 512": lambda: mapped(endpoint, window=512),
                 "64 tasks": lambda: requested(endpoint, 64),
                 "512 tasks": lambda: requested(endpoint, 512),
             }
@@ -111,8 +105,8 @@ def main() -> None:
                 while not client.available("titanic.request"):
                     time.sleep(0.05)
             ways = {
-                "up to 128 rows per request": lambda: keyed(endpoint, KeyedRows),
-                "one row per request": lambda: keyed(endpoint, OneByOne),
+                "adaptive window": lambda: keyed(endpoint, None),
+                "window 1024": lambda: keyed(endpoint, 1024),
             }
             compared("Rows with keys, through Titanic", KEYED, ways, pids)
 

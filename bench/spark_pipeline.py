@@ -1,16 +1,15 @@
-"""Measure `call_service` with real processes: `python bench/spark_pipeline.py [1 2 3 4 5 6]`.
+"""Measure `call_service` with real processes: `python bench/spark_pipeline.py [1 2 3 4 5]`.
 
-The suite runs one line of it, as its part `rows`: one row per request, with the default window.
+The suite runs one line of it, as its part `rows`, with the default window.
 
 Two partitions on `local[2]`, an echo service of two worker processes, rows of about 40 bytes.
 
 1. Rows per second by window.
-2. Rows per second by rows per request, window 64.
-3. Rows per second with a key, through Titanic on SQLite, compared with a second run of the same keys, which gets stored
+2. Rows per second with a key, through Titanic on SQLite, compared with a second run of the same keys, which gets stored
    replies.
-4. Rows per second of the SQL function, compared with `call_service` with the same settings.
-5. The same calls without Spark: one process, one client; and the rows through Spark without calls.
-6. The same rows over HTTP: `requests` on the executors, one connection for each partition, and Starlette under uvicorn,
+3. Rows per second of the SQL function, compared with `call_service`.
+4. The same calls without Spark: one process, one client; and the rows through Spark without calls.
+5. The same rows over HTTP: `requests` on the executors, one connection for each partition, and Starlette under uvicorn,
    which echoes; and the same handler on the executors, in `mapInArrow`, with and without work to do.  There are as many
    worker processes as partitions, so the handlers have as many processes either way.
 
@@ -99,22 +98,11 @@ def compared(title: str, count: int, ways: dict[str, Callable[[], object]], coun
 
 def by_window(bench: Bench) -> None:
     df = bench.rows(ROWS)
-    ways = {
-        f"window {window}": lambda window=window: bench.call(df, window=window, rows_per_request=1)
-        for window in (1, 8, 64, 256)
-    }
-    compared("1. By window, one row a request", ROWS, ways, {})
-
-
-def by_packing(bench: Bench) -> None:
-    few, many = bench.rows(ROWS), bench.rows(5 * ROWS)
     ways: dict[str, Callable[[], object]] = {
-        "1 row a request": lambda: bench.call(few, rows_per_request=1),
-        "automatic": lambda: bench.call(many),
-        "10 rows a request": lambda: bench.call(many, rows_per_request=10),
-        "100 rows a request": lambda: bench.call(many, rows_per_request=100),
+        f"window {window or 'by default'}": lambda window=window: bench.call(df, window=window)
+        for window in (1, 8, 64, 256, 1024, None)
     }
-    compared("2. By packing, window 64", 5 * ROWS, ways, {"1 row a request": ROWS})
+    compared("1. By window", ROWS, ways, {})
 
 
 def by_key(bench: Bench) -> None:
@@ -130,15 +118,14 @@ def by_key(bench: Bench) -> None:
                 nonlocal df, runs
                 runs += 1
                 df = bench.rows(count, f"run-{runs}")
-                bench.call(df, key="key", window=256)
+                bench.call(df, key="key")
 
             ways: dict[str, Callable[[], object]] = {
-                "without a key, 1 row a request": lambda: bench.call(bench.rows(count), window=256, rows_per_request=1),
-                "without a key": lambda: bench.call(bench.rows(count), window=256),
+                "without a key": lambda: bench.call(bench.rows(count)),
                 "with a key": first_time,
-                "the same keys again": lambda: bench.call(df, key="key", window=256),
+                "the same keys again": lambda: bench.call(df, key="key"),
             }
-            compared("3. Through Titanic on SQLite, window 256", count, ways, {})
+            compared("2. Through Titanic on SQLite", count, ways, {})
 
 
 def by_function(bench: Bench) -> None:
@@ -146,20 +133,13 @@ def by_function(bench: Bench) -> None:
     from zmdp.spark.pipeline import register_function
 
     df.createOrReplaceTempView("texts")
-    register_function(bench.spark, "call_one", broker=bench.endpoint, rows_per_request=1)
-    register_function(bench.spark, "call_many", broker=bench.endpoint, rows_per_request=100)
+    register_function(bench.spark, "call_one", broker=bench.endpoint)
 
-    def sql(name: str) -> None:
-        query = f"SELECT count(*) FROM (SELECT text, {name}('echo', text) AS r FROM texts) WHERE r.reply = text"
+    def sql() -> None:
+        query = "SELECT count(*) FROM (SELECT text, call_one('echo', text) AS r FROM texts) WHERE r.reply = text"
         check(bench.spark.sql(query).collect()[0][0], df)
 
-    ways: dict[str, Callable[[], object]] = {
-        "call_service": lambda: bench.call(df, rows_per_request=1),
-        "SQL": lambda: sql("call_one"),
-        "call_service, 100 rows a request": lambda: bench.call(df, rows_per_request=100),
-        "SQL, 100 rows a request": lambda: sql("call_many"),
-    }
-    compared("4. The SQL function, window 64", ROWS, ways, {})
+    compared("3. The SQL function", ROWS, {"call_service": lambda: bench.call(df), "SQL": sql}, {})
 
 
 def without(bench: Bench) -> None:
@@ -167,15 +147,15 @@ def without(bench: Bench) -> None:
 
     def calls_only() -> None:
         with Client(bench.endpoint) as client:
-            for _ in client.map("echo", repeat(b"x" * 40, ROWS), rows_per_request=1):
+            for _ in client.map("echo", repeat(b"x" * 40, ROWS)):
                 pass
 
     ways: dict[str, Callable[[], object]] = {
-        "call_service": lambda: bench.call(df, rows_per_request=1),
+        "call_service": lambda: bench.call(df),
         "calls without Spark, one process": calls_only,
         "Spark without calls": lambda: df.mapInArrow(lambda batches: batches, df.schema).where("text <> ''").count(),
     }
-    compared("5. What is whose, window 64", ROWS, ways, {})
+    compared("4. What is whose", ROWS, ways, {})
 
 
 # ── other ways ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -276,19 +256,16 @@ def by_transport(bench: Bench) -> None:
         replies = call_service(many, service, input="text", broker=bench.endpoint, **given)
         check(replies.where("reply_code = 200").count(), many)
 
-    medium = bench.rows(ROWS)
     ways: dict[str, Callable[[], object]] = {
         "HTTP": lambda: mapped(few, over_http(url)),
-        "1 row a request": lambda: bench.call(medium, rows_per_request=1),
-        "packed": lambda: bench.call(many),
+        "echo": lambda: bench.call(many),
         "the echo in mapInArrow": lambda: mapped(many, locally(lambda request: request)),
-        "letters, packed": lambda: called("letters"),
+        "letters": lambda: called("letters"),
         "letters in mapInArrow": lambda: mapped(many, locally(count_letters)),
         "capitals, as Arrow": lambda: called("upper", codec="arrow"),
         "capitals in mapInArrow": lambda: mapped(many, locally_as_arrow),
     }
-    counts = {"HTTP": ROWS // 10, "1 row a request": ROWS}
-    compared("6. Other ways", 5 * ROWS, ways, counts)
+    compared("5. Other ways", 5 * ROWS, ways, {"HTTP": ROWS // 10})
 
 
 def missing() -> str | None:
@@ -314,18 +291,18 @@ def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[di
         for number in range(getattr(options, "rounds", ROUNDS) + 1):
             tell(f"{PART}: {ROWS:,} rows, " + (f"round {number}" if number else "to warm up"))
             began = time.perf_counter()
-            bench.call(df, rows_per_request=1)
+            bench.call(df)
             rate = ROWS / (time.perf_counter() - began)
             if number:
                 yield {"part": PART, "figure": FIGURE, "peer": WAY, "params": {}, "rounds": [round(rate, 1)]}
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or list("123456")
+    chosen = sys.argv[1:] or list("12345")
     with ExitStack() as stack:
         bench = Bench(stack)
-        parts = (by_window, by_packing, by_key, by_function, without, by_transport)
-        for number, part in zip("123456", parts, strict=True):
+        parts = (by_window, by_key, by_function, without, by_transport)
+        for number, part in zip("12345", parts, strict=True):
             if number in chosen:
                 part(bench)
                 bench.spark.catalog.clearCache()

@@ -23,11 +23,11 @@ from .defaults import DEFAULT_TOTAL_TIMEOUT
 from .describing import DESCRIBE, Inquiry
 from .dialog import AsyncDialog
 from .legacy_aio import LegacyAsyncDialog
-from .many import MapSettings, checked_settings, chunks_async, outcomes
+from .many import MapSettings, checked_settings, rows_of_async
 from .middleware import AsyncClientMiddleware, AsyncMiddlewareDialog, checked_middleware
 from .reply import Reply, is_available
 from .retry import Retry, checked_retry
-from .rows import Lookahead, RowSettings, answer_chunks_async
+from .rows import RowSettings, answer_rows_async
 from .settings import ConnectionArguments, ConnectionSettings
 from .x1_aio import Receiver, X1AsyncDialog
 
@@ -360,17 +360,15 @@ class AsyncClient:
             async for outcome in client.map("shout", rows):
                 print(outcome)                                      # [b'HELLO'], or an exception
 
-        An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is handled as if it
-        were a request of this one frame, but requests carry as many rows as are answered quickly.  Rows are read as
-        their outcomes are taken, some thousands ahead at most.  Closing the generator early cancels what is
-        outstanding.
+        An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is a request of this
+        one frame.  Rows are read as their outcomes are taken, four windows ahead at most.  Closing the generator early
+        cancels what is outstanding.
 
         Args:
             service: The service's name, or a `Service`: then rows and replies are values.
             rows: The rows.
-            window: Maximum number of outstanding requests.  Beside it, their size is limited to 64 MB.
-            rows_per_request: A fixed number of rows; then a worker that does not understand packs must reply with a
-                frame for each.
+            window: Maximum number of outstanding requests; by default as many as are answered quickly, 64 to 1,024.
+                Beside it, the size of the rows and of replies that have not been taken is limited to 64 MB.
             timeout: Seconds for each request.
             headers: Passed to the handler, with each row.
 
@@ -392,12 +390,17 @@ class AsyncClient:
         self, service: str, rows: Iterable[bytes] | AsyncIterable[bytes], settings: RowSettings
     ) -> AsyncGenerator[Reply | RequestError, None]:
         self._check_usable()
-        lookahead = Lookahead(settings)
-        answered = answer_chunks_async(chunks_async(service, rows, lookahead), settings, self, lookahead)
-        async with aclosing(answered):
-            async for chunk in answered:
-                for outcome in outcomes(chunk):
-                    yield outcome
+        async with aclosing(answer_rows_async(rows_of_async(service, rows), settings, self)) as answered:
+            async for row in answered:
+                yield row.outcome  # type: ignore[misc]  # a `Reply`, because this is an `AsyncClient`
+
+    def _direct_dialog(self) -> X1AsyncDialog | None:
+        """Return the dialog, for the running event loop, if requests need nothing else."""
+        self._check_usable()
+        direct = None if tracing.concerns_calls() else self._direct
+        if direct is not None:
+            direct.open()
+        return direct
 
     def begin(
         self,

@@ -7,11 +7,9 @@ from typing import Any
 import pyarrow as pa
 
 from ..mdp.errors import SettingError
-from .rows import RowSettings
+from .rows import Connect, RowSettings
 from .rows.arrow import RESULTS, added_names, check_result, map_rows
-from .rows.calls import MAX_OUTSTANDING_BYTES
-from .rows.lookahead import MAX_CHUNK_ROWS, Connect
-from .rows.tables import ARROW, map_tables
+from .rows.tables import ARROW, check_rows_per_request, map_tables
 
 
 def map_arrow(
@@ -21,6 +19,7 @@ def map_arrow(
     output: str,
     codec: str | None,
     result: str | pa.DataType,
+    rows_per_request: int | None,
     settings: RowSettings,
     connect: Connect,
 ) -> Generator[pa.RecordBatch, None, None]:
@@ -28,7 +27,8 @@ def map_arrow(
 
     Raises `SettingError` if an argument is invalid.
     """
-    kind = _reply_type(result, codec, settings)
+    kind = _reply_type(result, codec)
+    check_rows_per_request(rows_per_request, codec)
     if not hasattr(data, "__arrow_c_stream__"):
         raise SettingError(f"data is of type {type(data).__name__}; expected Arrow data, such as a pyarrow.Table")
     reader = pa.RecordBatchReader.from_stream(data)
@@ -43,7 +43,7 @@ def map_arrow(
         mapped = map_rows(batches, service, added, settings, connect, result=result)
     else:
         sent_as = selected if isinstance(selected, str) else None
-        mapped = map_tables(batches, service, added, settings, connect, sent_as, kind)
+        mapped = map_tables(batches, service, added, settings, connect, sent_as, kind, rows_per_request)
     return _yielded(mapped, schema, reader)
 
 
@@ -60,9 +60,9 @@ def _yielded(
         yield pa.RecordBatch.from_pylist([], schema)
 
 
-def _reply_type(result: str | pa.DataType, codec: str | None, settings: RowSettings) -> pa.DataType:
+def _reply_type(result: str | pa.DataType, codec: str | None) -> pa.DataType:
     if codec is None:
-        check_result(result, settings)
+        check_result(result)
         return RESULTS[result]
     if codec != ARROW:
         raise SettingError(f"codec is {codec!r}; expected {ARROW!r}, or None for a frame per row")
@@ -97,10 +97,7 @@ def _check_input(schema: pa.Schema, selected: str | Sequence[str], codec: str | 
 
 
 def _with_input(reader: pa.RecordBatchReader, selected: str | Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches with what to send as a further column, and divide large ones, which have copies in requests."""
+    """Yield the batches with what to send as a further column."""
     for batch in reader:
         sent = batch.column(selected) if isinstance(selected, str) else batch.select(list(selected)).to_struct_array()
-        whole = pa.RecordBatch.from_arrays([*batch.columns, sent], [*batch.schema.names, ""])
-        rows = max(1, min(MAX_CHUNK_ROWS, MAX_OUTSTANDING_BYTES * batch.num_rows // (sent.nbytes or 1)))
-        for start in range(0, batch.num_rows, rows):
-            yield whole.slice(start, rows)
+        yield pa.RecordBatch.from_arrays([*batch.columns, sent], [*batch.schema.names, ""])

@@ -29,11 +29,11 @@ from .defaults import (
 from .describing import DESCRIBE, Inquiry
 from .dialog import Ask, Dialog
 from .legacy import LegacyDialog
-from .many import MapSettings, checked_settings, chunks, outcomes
+from .many import MapSettings, checked_settings, rows_of
 from .middleware import ClientMiddleware, MiddlewareDialog, checked_middleware
 from .reply import Reply, is_available
 from .retry import Retry, checked_retry
-from .rows import Lookahead, RowSettings, answer_chunks
+from .rows import RowSettings, answer_rows
 from .settings import ConnectionArguments, ConnectionSettings
 from .x1 import X1Dialog
 
@@ -357,18 +357,16 @@ class Client:
             for outcome in client.map("shout", rows):
                 print(outcome)                                      # [b'HELLO'], or an exception
 
-        An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is handled as if it
-        were a request of this one frame, but requests carry as many rows as are answered quickly.  Rows are read as
-        their outcomes are taken, some thousands ahead at most.  Closing the generator early cancels what is
-        outstanding.  The calls have a connection of their own, over which they are sent and received while an outcome
-        is waited for.
+        An outcome is the reply, or the error of a row that failed, which is not raised.  Each row is a request of this
+        one frame.  Rows are read as their outcomes are taken, four windows ahead at most.  Closing the generator early
+        cancels what is outstanding.  The requests have a connection of their own, over which they are sent and received
+        while an outcome is waited for.
 
         Args:
             service: The service's name, or a `Service`: then rows and replies are values.
             rows: The rows.
-            window: Maximum number of outstanding requests.  Beside it, their size is limited to 64 MB.
-            rows_per_request: A fixed number of rows; then a worker that does not understand packs must reply with a
-                frame for each.
+            window: Maximum number of outstanding requests; by default as many as are answered quickly, 64 to 1,024.
+                Beside it, the size of the rows and of replies that have not been taken is limited to 64 MB.
             timeout: Seconds for each request.
             headers: Passed to the handler, with each row.
 
@@ -388,11 +386,9 @@ class Client:
     def _mapped(
         self, service: str, rows: Iterable[bytes], settings: RowSettings
     ) -> Generator[Reply | RequestError, None, None]:
-        lookahead = Lookahead(settings)
-        answered = answer_chunks(chunks(service, rows, lookahead), settings, self._connect, lookahead)
-        with closing(answered):
-            for chunk in answered:
-                yield from outcomes(chunk)
+        with closing(answer_rows(rows_of(service, rows), settings, self._connect)) as answered:
+            for row in answered:
+                yield row.outcome  # type: ignore[misc]  # a `Reply`, because the client is an `AsyncClient`
 
     def map_arrow(
         self,
@@ -403,6 +399,7 @@ class Client:
         output: str = "reply",
         codec: str | None = None,
         result: "str | pa.DataType" = "string",
+        rows_per_request: int | None = None,
         **settings: Unpack[MapSettings],
     ) -> "Generator[pa.RecordBatch, None, None]":
         """Call `service` for each row of Arrow data, and yield the data with the replies (docs/how-to/python.md).
@@ -424,7 +421,8 @@ class Client:
                 `input` is a column of any type, or a list of columns, and its NULLs are sent too.
             result: `"string"`, `"binary"`, or `"frames"` for a list of all frames of the reply.  With
                 `codec="arrow"`, the type of the first column of the reply: a `pyarrow.DataType`, or its name.
-            settings: `window`, `rows_per_request`, `timeout` and `headers`, as for `map`.
+            rows_per_request: With `codec="arrow"`, the rows of a request; by default up to 5,000, of 1 MB in all.
+            settings: `window`, `timeout` and `headers`, as for `map`.
 
         Yields:
             Record batches: those of the data, with the three columns.
@@ -440,7 +438,7 @@ class Client:
             from .arrow import map_arrow  # noqa: PLC0415 - needs an optional dependency
         except ImportError as error:
             raise SettingError(f"Client.map_arrow needs PyArrow: pip install 'zmdp[arrow]' ({error})") from None
-        return map_arrow(name, data, input, output, codec, result, checked, self._connect)
+        return map_arrow(name, data, input, output, codec, result, rows_per_request, checked, self._connect)
 
     def _check_map(self, within_loop: str) -> None:
         """Raise `ClosedError`, or `SettingError` with this text if an event loop runs: rows are sent by another one."""

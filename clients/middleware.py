@@ -11,7 +11,7 @@
     client = Client(middleware=[traced])
 
 The result is a `Reply`; of `stream`, an iterator of its parts.  Middleware may change the request, raise, return
-another reply, or call `call_next` again.  Requests of `map` pack rows: middleware is called once for each pack.
+another reply, or call `call_next` again.  It is called for each row of `map`, too.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from .dialog import Ask, AsyncDialog, Dialog
 from .reply import Reply
 
 MAX_THREADS: Final = 64
-"""Maximum number of threads in which the middleware of a `Client` runs for futures, and for the packs of `map`."""
+"""Maximum number of threads in which the middleware of a `Client` runs for futures, and for the rows of `map`."""
 
 
 @dataclass(slots=True)

@@ -33,7 +33,8 @@ class X1AsyncDialog:
         self._session = ClientSession(settings.endpoints, heartbeat=settings.heartbeat, liveness=settings.liveness)
         self._connection = ClientConnection(self._session, settings.context, self._deliver, settings.keys)
         self._connection.before_drop = self._unwatch
-        self._max_outstanding = settings.max_outstanding
+        self.max_outstanding = settings.max_outstanding
+        """Maximum number of outstanding requests; `begin` exceeds it."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._watched = -1
@@ -101,9 +102,9 @@ class X1AsyncDialog:
         If the reply is already there, the caller must let other tasks run, since awaiting it would not.  A caller that
         stops waiting has to `cancel` the request.
         """
-        loop = self._check_open()
+        loop = self.open()
         session = self._session
-        if session.outstanding >= self._max_outstanding:
+        if session.outstanding >= self.max_outstanding:
             return None
         call = session.request(
             service, body, monotonic(), timeout=timeout, wait=wait, headers=headers, options=options, retry=retry,
@@ -129,8 +130,8 @@ class X1AsyncDialog:
         inbox = _AsyncInbox()
         call: Call | None = None
         try:
-            self._check_open()
-            if self._session.outstanding >= self._max_outstanding:
+            self.open()
+            if self._session.outstanding >= self.max_outstanding:
                 deadline = await self._await_slot(service, deadline, timeout)
             call = self._session.request(
                 service, body, monotonic(), timeout=deadline, silence=timeout, stream=True, wait=wait, headers=headers,
@@ -160,11 +161,14 @@ class X1AsyncDialog:
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
+        stream: bool = True,
     ) -> Call:
-        """Send a request, however many others are outstanding, and return it.  `receiver` gets each outcome."""
-        self._check_open()
+        """Send a request, however many others are outstanding, and return it.  `receiver` gets each outcome: each part
+        if it is a `stream`, otherwise the whole reply.
+        """
+        self.open()
         call = self._session.request(
-            service, body, monotonic(), timeout=timeout, stream=True, wait=wait, headers=headers, options=options,
+            service, body, monotonic(), timeout=timeout, stream=stream, wait=wait, headers=headers, options=options,
             retry=retry, receiver=receiver,
         )  # fmt: skip
         self._flush_soon()  # callers that have no task of their own begin many requests in one turn
@@ -184,12 +188,12 @@ class X1AsyncDialog:
         began = monotonic()
         try:
             async with asyncio.timeout(limit):
-                while self._session.outstanding >= self._max_outstanding:
+                while self._session.outstanding >= self.max_outstanding:
                     await self._take_slot()
-                    self._check_open()
+                    self.open()
         except TimeoutError:
             text = (
-                f"the request to service {service.decode()!r} was not sent: {self._max_outstanding} others "
+                f"the request to service {service.decode()!r} was not sent: {self.max_outstanding} others "
                 f"(max_outstanding) were outstanding for {limit:g} s"
             )
             raise RequestTimeout(text, service=service.decode()) from None
@@ -209,15 +213,15 @@ class X1AsyncDialog:
             raise
 
     def _grant_slots(self) -> None:
-        free = self._max_outstanding - self._session.outstanding
+        free = self.max_outstanding - self._session.outstanding
         while self._waiting and free > 0:
             slot = self._waiting.popleft()
             if not slot.done():
                 slot.set_result(None)
                 free -= 1
 
-    def _check_open(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop.  Raises `ClosedError`."""
+    def open(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop, which at first is the running one.  Raises `ClosedError`."""
         if self._closed:
             raise ClosedError("this client was closed")
         if self._loop is None:
@@ -273,7 +277,7 @@ class X1AsyncDialog:
             receiver = call.receiver
             if receiver is None:
                 continue  # it was cancelled by another receiver, a moment ago
-            if call.stream:
+            if type(receiver) is not asyncio.Future:
                 self._put(receiver, outcome)
             elif not receiver.done():
                 if isinstance(outcome, Reply):

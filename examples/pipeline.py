@@ -148,7 +148,7 @@ def run(spark: "SparkSession", endpoint: str, folder: Path, *, durable: bool) ->
         keyed = corpus.withColumn("key", F.concat(F.lit(f"pipeline-{time.time():.0f}/"), "name"))
         replies = call_service(keyed, "text.words", input="text", key="key", window=256, broker=endpoint)
     else:
-        replies = call_service(corpus, "text.words", input="text", rows_per_request=50, broker=endpoint)
+        replies = call_service(corpus, "text.words", input="text", broker=endpoint)
 
     # Write the replies before using them: the steps below read the files and make no calls.
     typed = replies.withColumn("found", F.from_json("reply", REPLY)).drop("reply", "text")

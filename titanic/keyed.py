@@ -1,14 +1,21 @@
-"""Rows with keys, which clients send through Titanic (`clients/rows`); `rows.py` is the other side."""
+"""Rows with keys, which clients send through Titanic (`clients/rows`)."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Final
 
-from ..clients import BrokerUnreachable, Reply, RequestError, ServiceError, ServiceNotFound, WorkerLost
-from ..clients.rows import Caller, RowOutcome
-from ..clients.rows.calls import read_outcomes
-from ..clients.rows.packs import Pack
+from ..clients import Reply, RequestError, RequestTimeout, ServiceNotFound, WorkerLost
+from ..clients.rows import Caller
 from ..mdp.codes import Code
-from ..mdp.rows import OPTION
-from .conversation import REQUEST, no_titanic, raise_for_status
+from .conversation import REQUEST, no_titanic, parse_reply
+
+FIRST_PAUSE_SECONDS: Final = 0.05
+"""How long to wait before a row is submitted again; each following pause is twice as long."""
+MAX_PAUSE_SECONDS: Final = 1.0
+"""The longest of these pauses."""
+REFUSED: Final = frozenset({Code.QUEUE_FULL, Code.DRAINING})
+"""Codes that mean "try again later"."""
 
 
 class KeyedRows:
@@ -18,32 +25,47 @@ class KeyedRows:
     """
 
     through = REQUEST
-    first_rows = 16  # Titanic answers rows one by one, and so need not be asked whether it understands packs
-    max_rows = 128
-    max_requests = 16  # more would only wait longer, for the same transactions
-    target_seconds = 0.5  # Titanic commits to disk
-    retryable: tuple[type[RequestError], ...] = (BrokerUnreachable, ServiceNotFound, WorkerLost)
 
     def __init__(self, client: Caller, headers: Mapping[str, str] | None, keep: float) -> None:
         self._client = client
         self._headers = headers
-        self._kept_ms = round(keep * 1000, 3)
+        kept_ms = round(keep * 1000, 3)
+        self._options = {"key_ttl": kept_ms, "result_ttl": kept_ms, "reply": True}
 
-    async def request(self, service: str, pack: Pack, timeout: float) -> Sequence[RowOutcome]:
-        """Submit rows and return the outcomes of all, or of the first ones."""
-        body = [service.encode()]
-        for key, row in zip(pack.keys, pack.rows, strict=True):
-            body += (key.encode(errors="surrogateescape"), row)
-        options = {OPTION: len(pack), "key_ttl": self._kept_ms, "result_ttl": self._kept_ms}
+    async def request(self, service: str, row: bytes, key: str, timeout: float) -> list[bytes]:
+        """Submit a row, again until its time has passed if there is no Titanic or it is full, and return the reply.
+
+        Raises:
+            RequestTimeout: There is none yet; submitting the row again returns it later.
+            RequestError: The request has failed, or could not be submitted.
+        """
+        deadline, pause = time.monotonic() + timeout, FIRST_PAUSE_SECONDS
+        while True:
+            error: RequestError
+            try:
+                reply = await self._submit(service, row, key, max(deadline - time.monotonic(), 0.001))
+                if reply is not None:
+                    return reply
+                text = "no reply in time; the request continues, and the same key returns its reply later"
+                error = RequestTimeout(text, service=service, code=Code.TIME_PASSED, text=text)
+            except (ServiceNotFound, WorkerLost) as lost:
+                error = lost
+            except RequestError as failed:
+                if failed.code not in REFUSED:
+                    raise
+                error = failed
+            if time.monotonic() + pause >= deadline:
+                raise error
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    async def _submit(self, service: str, row: bytes, key: str, timeout: float) -> list[bytes] | None:
+        """Submit a row, and return its reply; None if it has none yet, because its time passes or Titanic ends."""
         try:
             reply = await self._client.request(
-                self.through, *body, timeout=timeout, wait=False, headers=self._headers, options=options
-            )
+                REQUEST, service.encode(), row, timeout=timeout, wait=False, headers=self._headers,
+                options={**self._options, "key": key},
+            )  # fmt: skip
         except ServiceNotFound:
-            raise no_titanic(self._client, self.through) from None
-        outcomes = read_outcomes(reply, len(pack), service, partly=True)
-        if outcomes is None:
-            raise_for_status(Reply(reply, service=self.through, final=True))
-            text = "Titanic does not understand requests with several rows; update it"
-            raise ServiceError(Code.FAILED, text, service=self.through)
-        return outcomes
+            raise no_titanic(self._client, REQUEST) from None
+        return parse_reply(Reply(reply, service=REQUEST, final=True), "")

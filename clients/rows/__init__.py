@@ -1,21 +1,17 @@
-"""Send many rows to a service, packed into few requests: the engine of `Client.map` and `AsyncClient.map`."""
+"""Send many rows to a service, one request for each: the engine of `Client.map` and `AsyncClient.map`."""
 
-from .calls import Caller, Keyed, RowCalls, RowSettings
-from .lookahead import Lookahead, answer_chunks, answer_chunks_async
-from .packs import AUTO, MAX_AUTO_ROWS, Chunk, PackSize, RowOutcome, checked_rows_per_request
+from .calls import Caller, Connect, Keyed, Route, Row, RowOutcome, RowSettings, answer_rows, answer_rows_async
+from .packs import PackSize
 
 __all__ = [
-    "AUTO",
-    "MAX_AUTO_ROWS",
     "Caller",
-    "Chunk",
+    "Connect",
     "Keyed",
-    "Lookahead",
     "PackSize",
-    "RowCalls",
+    "Route",
+    "Row",
     "RowOutcome",
     "RowSettings",
-    "answer_chunks",
-    "answer_chunks_async",
-    "checked_rows_per_request",
+    "answer_rows",
+    "answer_rows_async",
 ]

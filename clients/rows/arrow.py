@@ -1,21 +1,21 @@
 """Send the rows of Arrow batches, and make columns of the replies.  Needs pyarrow."""
 
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from itertools import groupby, pairwise
-from typing import Any, Final
+from itertools import pairwise, repeat
+from typing import Final
 
 import pyarrow as pa
 
 from ...mdp.codes import Code
 from ...mdp.errors import RequestError, RequestRejected, RequestTimeout, ServiceNotFound, SettingError
-from .calls import Route, RowSettings
-from .lookahead import Connect, Lookahead, answer_chunks, outcome_size
-from .packs import AUTO, Chunk, RowOutcome
+from .calls import Connect, Route, Row, RowOutcome, RowSettings, answer_rows
 
+MAX_BATCH_ROWS: Final = 16_384
 MAX_BATCH_BYTES: Final = 64 << 20
-"""Maximum size of the replies in a batch, unless one row has more."""
+"""A batch whose rows, or whose replies, are more or larger is divided, since its rows are in memory twice."""
 OK: Final = 200
 """The code of a row that has its reply, as in Titanic."""
 RESULTS: Final = {"string": pa.string(), "binary": pa.binary(), "frames": pa.list_(pa.binary())}
@@ -30,12 +30,10 @@ Columns = Callable[[Sequence[Outcome]], list[pa.Array]]
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_result(result: str, settings: RowSettings) -> None:
-    """Raise `SettingError` unless `result` is one of `RESULTS` that is possible with these settings."""
+def check_result(result: str) -> None:
+    """Raise `SettingError` unless `result` is one of `RESULTS`."""
     if result not in list(RESULTS):
         raise SettingError(f"result is {result!r}; expected one of {', '.join(RESULTS)}")
-    if result == "frames" and (settings.rows_per_request or 1) > 1:
-        raise SettingError(f"result='frames' requires a rows_per_request of {AUTO!r} or 1")
 
 
 def added_names(output: str, columns: Iterable[str], fold: Callable[[str], str] = str) -> list[str]:
@@ -56,81 +54,16 @@ def added_names(output: str, columns: Iterable[str], fold: Callable[[str], str] 
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Rows:
-    """Rows that are returned together, some of which may not be sent; `tag` belongs to the caller."""
-
-    def __init__(
-        self,
-        services: str | Sequence[str | None],
-        bodies: Sequence[bytes | None],
-        keys: Sequence[str | None] | None = None,
-        tag: Any = None,
-    ) -> None:
-        self.tag = tag
-        self.outcomes: list[Outcome] = []
-        self._services = services
-        self._bodies = bodies
-        self._keys = keys
-
-    def chunks(self) -> Iterator[Chunk]:
-        """Yield the rows that are to be sent.
-
-        The tag of a chunk is these rows, the indexes of its own (None: it has all), and whether it is the last.
-        """
-        bodies: Sequence[Any] = self._bodies
-        keys: Sequence[Any] | None = self._keys
-        if isinstance(self._services, str) and keys is None and None not in bodies:
-            yield Chunk(self._services, bodies, (self, None, True))
-            return
-        count = len(bodies)
-        services: Sequence[Any] = [self._services] * count if isinstance(self._services, str) else self._services
-        self.outcomes = [None] * count
-        sent = []
-        for at, body in enumerate(bodies):
-            if body is None:
-                continue
-            if services[at] is None:
-                self.outcomes[at] = _rejected("the service is NULL; every row must name a service")
-            elif keys is not None and keys[at] is None:
-                self.outcomes[at] = _rejected("the key is NULL; every row sent through Titanic needs a key")
-            else:
-                sent.append(at)
-        for service, group in groupby(sent, services.__getitem__):
-            found = list(group)
-            yield Chunk(
-                service, [bodies[at] for at in found], (self, found, False), (keys and [keys[at] for at in found]) or ()
-            )
-        yield Chunk("", (), (self, (), True))
-
-    def returned(self, chunk: Chunk) -> bool:
-        """Take over the outcomes of a chunk.  Return whether all are there."""
-        _, indexes, last = chunk.tag
-        if indexes is None:
-            self.outcomes = list(chunk.outcomes)
-        else:
-            for at, outcome in zip(indexes, chunk.outcomes, strict=True):
-                self.outcomes[at] = outcome
-        return bool(last)
-
-
-def _rejected(text: str) -> RequestRejected:
-    return RequestRejected(text, code=Code.MALFORMED, text=text)
-
-
-def answer_rows(
-    parts: Iterable[Rows],
-    settings: RowSettings,
-    connect: Connect,
-    lookahead: Lookahead,
-    keyed: Route | None = None,
-) -> Iterator[Rows]:
-    """Yield `parts` in order, with their outcomes.  Rows with keys need `keyed`, which sends them."""
-    chunks = (chunk for rows in parts for chunk in rows.chunks())
-    with closing(answer_chunks(chunks, settings, connect, lookahead, keyed)) as answered:
-        for chunk in answered:
-            rows: Rows = chunk.tag[0]
-            if rows.returned(chunk):
-                yield rows
+def checked_row(service: str | None, body: bytes | None, key: str | None) -> Row:
+    """Return a row to be sent, or one that has failed because it has no service or no key."""
+    missing = None
+    if service is None:
+        missing = "the service is NULL; every row must name a service"
+    elif key is None:
+        missing = "the key is NULL; every row sent through Titanic needs a key"
+    if missing is None or body is None:
+        return Row(service or "", body, key or "")
+    return Row("", body, error=RequestRejected(missing, code=Code.MALFORMED, text=missing))
 
 
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -154,24 +87,44 @@ def map_rows(
     unless `columns` makes the three columns.
     """
     make = columns or partial(reply_columns, result=result)
-    lookahead, selected = Lookahead(settings), 1 + (keyed is not None)
+    selected = 1 + (keyed is not None)
+    parts: deque[pa.RecordBatch] = deque()
 
-    def parts() -> Iterator[Rows]:
-        for batch in batches:
-            start = 0
-            while start < batch.num_rows:
-                most = lookahead.rows_of_size(batch.column(batch.num_columns - selected).nbytes / batch.num_rows)
-                part = batch.slice(start, most)
-                start += most
-                bodies, *keys = part.columns[-selected:]
-                yield Rows(service, frames_of(bodies), keys[0].to_pylist() if keys else None, part)
+    def rows() -> Iterator[Row]:
+        for part in divided(batches, batch_bytes=lambda batch: batch.column(batch.num_columns - selected).nbytes):
+            parts.append(part)
+            bodies, *keys = part.columns[-selected:]
+            yield from map(checked_row, repeat(service), frames_of(bodies), keys[0].to_pylist() if keys else repeat(""))
 
-    for rows in answer_rows(parts(), settings, connect, lookahead, keyed):
-        names = [*rows.tag.schema.names[:-selected], *added]
-        for start, end in split_by_size(rows.outcomes):
-            found = [column.slice(start, end - start) for column in rows.tag.columns[:-selected]]
-            found += make(rows.outcomes[start:end])
-            yield pa.RecordBatch.from_arrays(found, names)
+    start, size = 0, 0
+    outcomes: list[Outcome] = []
+    with closing(answer_rows(rows(), settings, connect, keyed)) as answered:
+        for row in answered:
+            outcomes.append(row.outcome)
+            if isinstance(row.outcome, list):
+                size += sum(map(len, row.outcome))
+            part = parts[0]
+            ended = start + len(outcomes) == part.num_rows
+            if ended or size >= MAX_BATCH_BYTES:
+                found = [column.slice(start, len(outcomes)) for column in part.columns[:-selected]]
+                found += make(outcomes)
+                yield pa.RecordBatch.from_arrays(found, [*part.schema.names[:-selected], *added])
+                start = 0 if ended else start + len(outcomes)
+                outcomes, size = [], 0
+                if ended:
+                    parts.popleft()
+
+
+def divided(
+    batches: Iterable[pa.RecordBatch], batch_bytes: Callable[[pa.RecordBatch], int]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches that have rows; those with too many or, by `batch_bytes`, too large ones in parts."""
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        most = min(MAX_BATCH_ROWS, max(1, MAX_BATCH_BYTES * batch.num_rows // (batch_bytes(batch) or 1)))
+        for start in range(0, batch.num_rows, most):
+            yield batch.slice(start, most)
 
 
 def frames_of(column: pa.Array) -> list[bytes | None]:
@@ -193,12 +146,12 @@ def frames_of(column: pa.Array) -> list[bytes | None]:
 
 def reply_columns(outcomes: Sequence[Outcome], result: str) -> list[pa.Array]:
     """Return reply, code and error of rows, as arrays."""
-    count = len(outcomes)
-    if result != "frames" and set(map(type, outcomes)) == {bytes}:
+    if result != "frames" and all(isinstance(each, list) and len(each) == 1 for each in outcomes):
         try:
-            replies = pa.array(outcomes, pa.binary())
+            replies = pa.array([each[0] for each in outcomes], pa.binary())  # type: ignore[index]  # they are lists
             if result == "string":
                 replies = replies.cast(pa.string())
+            count = len(outcomes)
             return [replies, pa.repeat(pa.scalar(OK, pa.int32()), count), pa.nulls(count, pa.string())]
         except pa.ArrowInvalid:
             pass  # a reply is not UTF-8: find out which
@@ -217,25 +170,13 @@ def answer(outcome: Outcome, result: str) -> tuple[bytes | str | list[bytes] | N
         code = Code.TIME_PASSED if isinstance(outcome, RequestTimeout) else code
         return None, int(outcome.code or code), outcome.text or str(outcome)
     if result == "frames":
-        return [outcome] if isinstance(outcome, bytes) else outcome, OK, None
-    if not isinstance(outcome, bytes):
-        text = f"the reply has {len(outcome)} frames; a request of one row needs one frame"
+        return outcome, OK, None
+    if len(outcome) != 1:
+        text = f"the reply has {len(outcome)} frames; result={result!r} needs one: use result='frames'"
         return None, int(Code.FAILED), text
     if result == "binary":
-        return outcome, OK, None
+        return outcome[0], OK, None
     try:
-        return outcome.decode(), OK, None
+        return outcome[0].decode(), OK, None
     except UnicodeDecodeError as error:
         return None, int(Code.FAILED), f"the reply is not valid UTF-8 ({error}); use result='binary'"
-
-
-def split_by_size(outcomes: Sequence[Outcome]) -> Iterator[tuple[int, int]]:
-    """Yield the bounds at which to split `outcomes` so that no batch has more than `MAX_BATCH_BYTES` of replies."""
-    start, size = 0, 0
-    for at, outcome in enumerate(outcomes):
-        more = outcome_size(outcome)
-        if size + more > MAX_BATCH_BYTES and at > start:
-            yield start, at
-            start, size = at, 0
-        size += more
-    yield start, len(outcomes)

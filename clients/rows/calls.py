@@ -1,17 +1,20 @@
-"""Send the rows of chunks as requests, over one connection.
+"""Send each row as a request, over one connection, and return the rows in order with their outcomes.
 
-Up to `window` tasks take requests from one queue.  Chunks may be waited for in any order; their rows are sent in order.
+A row is sent with a callback rather than from a task, which would cost more than the rest of the request.  All rows of
+a turn travel in one message.
 """
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
-from ...mdp.codes import Code, request_error
+from ...mdp import wire
+from ...mdp.codes import Code
 from ...mdp.errors import (
     RequestError,
     RequestRejected,
@@ -19,38 +22,62 @@ from ...mdp.errors import (
     ServiceError,
     ServiceNotFound,
     SettingError,
-    StreamInterrupted,
-    WorkerLost,
+    ZmdpError,
 )
 from ...mdp.limits import MAX_BODY
-from ...mdp.rows import OPTION, Failed, Outcome, is_plain, read_reply, worked_seconds
 from .availability import Asker, Availability
-from .packs import LONGEST_SECONDS, TARGET_SECONDS, Chunk, Pack, PackSize, RowOutcome
 
+MIN_WINDOW: Final = 64
+MAX_WINDOW: Final = 1024
+"""Bounds of a window that adapts."""
+WINDOW_SECONDS: Final = 0.1
+"""How long a window of requests may take to be answered for it to grow, at most a tenth of the timeout: rows wait in
+the service's queue for about as long."""
+ROWS_AHEAD: Final = 4
+"""Rows that may be sent while an earlier one is waited for, in windows."""
 MAX_OUTSTANDING_BYTES: Final = 64 << 20
-"""Size of the outstanding requests above which no further one is sent."""
-RETRYABLE: Final = frozenset({Code.QUEUE_FULL, Code.DRAINING})
-"""Codes that mean "try again later", whether sent by the broker or by a handler."""
-FIRST_PAUSE_SECONDS: Final = 0.05
-"""How long to wait before such a request is repeated; each following pause is twice as long."""
-MAX_PAUSE_SECONDS: Final = 1.0
-"""The longest of these pauses."""
-_FRAMES: Final = {bytes}
+"""Size of the rows sent, and of their replies that have not been taken, above which no further row is sent."""
+
+RowOutcome = list[bytes] | RequestError
+"""The reply to a row, or why the row failed."""
 
 log = logging.getLogger("zmdp.client")
+_service_name = lru_cache(maxsize=1024)(wire.service_name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowSettings:
     """How to send rows.  Times are in seconds."""
 
-    window: int = 64
-    """Maximum number of outstanding requests."""
-    rows_per_request: int | None = None
-    """None: as many as are answered quickly."""
+    window: int | None = None
+    """Maximum number of outstanding requests.  None: as many as are answered quickly."""
     timeout: float = 60.0
     headers: Mapping[str, str] | None = None
     """Sent with each request."""
+    retry: Any = None
+    """The `Retry` of each request, or None."""
+
+
+class Direct(Protocol):
+    """What sends requests without a task: the dialog of an `AsyncClient`."""
+
+    max_outstanding: int
+
+    def begin(
+        self,
+        receiver: "Row",
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+        retry: Any,
+        stream: bool,
+    ) -> Any:
+        """Send a request, and return what `cancel` takes."""
+
+    def cancel(self, call: Any) -> None:
+        """Cancel a request, unless it has ended."""
 
 
 class Caller(Asker, Protocol):
@@ -70,8 +97,19 @@ class Caller(Asker, Protocol):
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
+        retry: Any = None,
     ) -> list[bytes]:
         """Call `service` and return the frames of its reply."""
+
+    def _direct_dialog(self) -> Direct | None:
+        """Return what sends requests without a task, or None if they need one."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+Connect = Callable[[], Caller]
+"""Returns a new client."""
 
 
 class Keyed(Protocol):
@@ -79,286 +117,296 @@ class Keyed(Protocol):
 
     through: str
     """The service through which the rows are sent."""
-    first_rows: int
-    """Number of rows in the first requests."""
-    max_rows: int
-    """Maximum number of rows in a request."""
-    max_requests: int
-    """Maximum number of outstanding requests, if the window is larger."""
-    target_seconds: float
-    """How long a request should take."""
-    retryable: tuple[type[RequestError], ...]
-    """Errors after which a request is repeated until its timeout."""
 
-    async def request(self, service: str, pack: Pack, timeout: float) -> Sequence[RowOutcome]:
-        """Send rows and return their outcomes, perhaps only of the first ones: then the others are sent again.
-
-        Those that are a `RequestTimeout` had no reply in time.
-        """
+    async def request(self, service: str, row: bytes, key: str, timeout: float) -> list[bytes]:
+        """Send a row and return its reply.  Raises `RequestTimeout` if there is none in time."""
 
 
 Route = Callable[[Caller], Keyed]
 """Returns what sends rows with keys over a client."""
 
 
+class Row:
+    """A row: what is sent, and what that has resulted in.
+
+    A row without a body is not sent, nor is one that has been given an `error`.  `tag` belongs to the caller.
+    """
+
+    __slots__ = ("body", "call", "calls", "done", "key", "outcome", "service", "size", "tag", "widened")
+
+    calls: "RowCalls"
+
+    def __init__(
+        self, service: str, body: bytes | None, key: str = "", *, error: RequestError | None = None, tag: Any = None
+    ) -> None:
+        self.service = service
+        self.body: Any = body
+        self.key = key
+        self.tag = tag
+        self.outcome: RowOutcome | None = error
+        self.done = body is None or error is not None
+        """Whether the outcome is there."""
+        self.size = 0
+        """The bytes of the row and its reply."""
+        self.call: Any = None
+        """Its request, while that is outstanding."""
+        self.widened = False
+        """It was sent because the window had grown."""
+
+    def put(self, outcome: Any) -> None:
+        """Take the reply or the error."""
+        self.calls.answered(self, outcome)
+
+
 class RowCalls:
-    """The rows that wait and the tasks that send them, until `close`."""
+    """The rows that were sent and have not been taken, until `close`."""
 
     def __init__(
         self, client: Caller, settings: RowSettings, loop: asyncio.AbstractEventLoop, keyed: Keyed | None = None
     ) -> None:
+        self.rows: deque[Row] = deque()
+        """In the order in which they are taken."""
         self._client = client
         self._settings = settings
         self._loop = loop
         self._keyed = keyed
-        self._window = settings.window if keyed is None else min(settings.window, keyed.max_requests)
-        self._packs = client.protocol == "X1"
-        """Whether requests can say that they pack rows."""
-        self._chunks: deque[Chunk] = deque()
-        """Chunks with rows that are not sent yet."""
-        self._unsent = 0
-        """The number of these rows."""
-        self._again: deque[Pack] = deque()
-        """Rows to be sent again, because the request that they shared has failed."""
-        self._requests = 0
-        """Outstanding requests."""
+        self._direct: Direct | None = None
+        self._window = self._most = settings.window or MAX_WINDOW
         self._outstanding = 0
-        """Their size."""
-        self._sizes: dict[str, PackSize] = {}
-        """By service, if rows are packed automatically."""
-        self._runners: set[asyncio.Task[None]] = set()
-        """The tasks that make requests; each ends when no request is waiting."""
+        self._bytes = 0
+        self._probe: Row | None = None
+        """The row that measures how long a window of requests takes."""
+        self._probe_sent_at = 0.0
+        self._again: deque[Row] = deque()
+        """Rows to be sent again as soon as the window allows it."""
+        self._waiter: asyncio.Future[None] | None = None
+        self._wake_below = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._availability = Availability(client, settings.timeout, loop)
 
-    def start(self, chunk: Chunk) -> None:
-        """Queue the rows of `chunk`."""
-        if chunk.unsent:
-            self._chunks.append(chunk)
-            self._unsent += chunk.unsent
-            self._start_runners()
+    async def open(self) -> None:
+        """Prepare the client.  From now on rows can be sent, even while the event loop does not run."""
+        if self._keyed is None:
+            self._direct = self._client._direct_dialog()
+        if self._direct is not None:
+            self._most = min(self._most, self._direct.max_outstanding)
+        self._window = self._most if self._settings.window else min(MIN_WINDOW, self._most)
 
-    async def finish(self, chunk: Chunk) -> None:
-        """Wait until all rows of `chunk` have their outcomes."""
-        if chunk.missing:
-            chunk.done = self._loop.create_future()
-            await chunk.done
+    @property
+    def full(self) -> bool:
+        """Whether no further row may be sent for now."""
+        return (
+            self._outstanding >= self._window
+            or self._bytes >= MAX_OUTSTANDING_BYTES
+            or len(self.rows) >= ROWS_AHEAD * self._window
+            or bool(self._again)
+        )
+
+    def send(self, row: Row) -> None:
+        """Send a row."""
+        self.rows.append(row)
+        if row.done:
+            return
+        row.calls = self
+        row.size = len(row.body)
+        self._bytes += row.size
+        self._begin(row)
+
+    async def wait(self, *, last: bool = False) -> None:
+        """Wait until the first row has its outcome; or, unless these are the `last`, until others may be sent."""
+        if self.rows[0].done:
+            return
+        self._wake_below = -1 if last else self._window * 3 // 4  # not for each row
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def take(self) -> Iterator[Row]:
+        """Remove and yield the first rows, as far as they have their outcomes."""
+        rows = self.rows
+        while rows and rows[0].done:
+            row = rows.popleft()
+            self._bytes -= row.size
+            yield row
 
     async def close(self) -> None:
         """Cancel everything that is outstanding."""
-        tasks = [*self._runners, *self._availability.probes]
+        if self._direct is not None:
+            for row in self.rows:
+                if row.call is not None:
+                    self._direct.cancel(row.call)
+        tasks = [*self._tasks, *self._availability.probes]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start_runners(self) -> None:
-        for _ in range(min(self._window - len(self._runners), self._unsent + len(self._again))):
-            self._runners.add(self._loop.create_task(self._run()))
-
-    async def _run(self) -> None:
-        # This loop runs once per request, so it makes few calls and allocates nothing that can be shared.
-        while self._outstanding < MAX_OUTSTANDING_BYTES and (pack := self._take()) is not None:
-            self._requests += 1
-            self._outstanding += pack.size
-            try:
-                await self._request(pack)
-            except RequestError as error:
-                pack.fail(error)
-            except Exception as error:
-                log.exception("unexpected error in a request")
-                text = f"{type(error).__name__}: {error}"
-                pack.fail(ServiceError(Code.FAILED, text, service=pack.chunk.service))
-            self._requests -= 1
-            if self._outstanding >= MAX_OUTSTANDING_BYTES > self._outstanding - pack.size:
-                self._loop.call_soon(self._start_runners)  # those that ended because too much was outstanding
-            self._outstanding -= pack.size
-        task = asyncio.current_task()
-        if task is not None:
-            self._runners.discard(task)
-
-    def _take(self) -> Pack | None:
-        """Return the next request; None if there is none, or if it should wait for further rows."""
-        if self._again:
-            return self._again.popleft()
-        if not self._unsent:
-            return None
-        chunk = self._chunks[0]
-        size = self._size(chunk)
-        most = self._settings.rows_per_request or 1 if size is None else size.now(self._unsent, self._requests)
-        if not most:
-            return None
-        pack = chunk.take(most)
-        self._unsent -= len(pack)
-        if not chunk.unsent:
-            self._chunks.popleft()
-        return pack
-
-    def _size(self, chunk: Chunk) -> PackSize | None:
-        """Return how many rows a request should have; None if that is fixed."""
-        if self._settings.rows_per_request is not None or not self._packs:
-            return None
-        size = self._sizes.get(chunk.service)
-        if size is None:
-            keyed, most_seconds = self._keyed, self._settings.timeout / 10
-            if keyed is None:
-                size = PackSize(target=min(TARGET_SECONDS, most_seconds), longest=min(LONGEST_SECONDS, most_seconds))
-            else:
-                target = min(keyed.target_seconds, most_seconds)
-                size = PackSize(rows=keyed.first_rows, most=keyed.max_rows, target=target, understood=True)
-            self._sizes[chunk.service] = size
-        return size
-
-    def _send_again(self, pack: Pack, most: int, start: int = 0) -> None:
-        """Queue rows again, from the row `start` on, in requests of up to `most` rows."""
-        self._again.extend(pack.part(at, min(at + most, len(pack))) for at in range(start, len(pack), most))
-        self._start_runners()
-
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _request(self, pack: Pack) -> None:
-        """Make a request with these rows, and set their outcomes or send them again.  Raises `RequestError`."""
-        service, keyed = pack.chunk.service, self._keyed
-        if pack.size > MAX_BODY:
-            raise _rejected(service, Code.TOO_LARGE, f"the request has {pack.size} bytes; the limit is {MAX_BODY}")
-        needed = (service,) if keyed is None else (keyed.through, service)
-        if self._availability:
-            unavailable = await self._availability.check(needed)
-            if unavailable is not None:
-                pack.fail(unavailable)
-                return
+    def _begin(self, row: Row) -> None:
+        """Make the request of a row."""
+        self._outstanding += 1
+        if self._settings.window is None:
+            row.widened = self._outstanding > MIN_WINDOW
+            if self._outstanding >= self._window and self._probe is None:
+                self._probe, self._probe_sent_at = row, time.monotonic()
+        if len(row.body) > MAX_BODY:
+            text = f"the request has {len(row.body)} bytes; the limit is {MAX_BODY}"
+            self._settle(row, RequestRejected(text, service=row.service, code=Code.TOO_LARGE, text=text))
+        elif self._direct is None or self._availability:
+            self._start(self._request(row))
+        else:
+            settings = self._settings
+            try:
+                row.call = self._direct.begin(
+                    row, _service_name(row.service), (row.body,), timeout=settings.timeout, headers=settings.headers,
+                    retry=settings.retry, stream=False,
+                )  # fmt: skip
+            except ZmdpError as error:
+                self.answered(row, error)
+
+    def _start(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _request(self, row: Row) -> None:
+        """Make the request of a row from a task, because it needs more than to be sent."""
+        settings, keyed = self._settings, self._keyed
         try:
-            if keyed is None:
-                await self._request_service(service, pack)
-            else:
-                await self._request_keyed(keyed, service, pack)
-        except SettingError as error:
-            raise _rejected(service, Code.MALFORMED, str(error)) from None
-        except RequestError as error:
-            failed = await self._failed(error, needed)
-            most = 0 if keyed or len(pack) == 1 or self._availability else _smaller_pack(error, len(pack))
-            if not most:
-                raise failed from None
-            size = self._size(pack.chunk)
-            if size is not None:
-                size.failed()
-            self._send_again(pack, most)
-
-    async def _failed(self, error: RequestError, needed: Sequence[str]) -> RequestError:
-        """Return the error to report, and remember a service that is unavailable."""
-        if isinstance(error, RequestTimeout):
-            return await self._availability.timed_out(needed, error)
-        if isinstance(error, ServiceNotFound):
-            self._availability.not_found(needed[0], error)
-        return error
-
-    async def _request_service(self, service: str, pack: Pack) -> None:
-        settings, count, size = self._settings, len(pack), self._size(pack.chunk)
-        asked = self._packs and (count > 1 or (size is not None and size.understood is None))
-        options = {OPTION: count} if asked else None
-        timeout, pause = settings.timeout, FIRST_PAUSE_SECONDS
-        began = time.monotonic()
-        while True:
-            try:
-                reply = await self._client.request(
-                    service, *pack.rows, timeout=timeout, headers=settings.headers, options=options
-                )
-                break
-            except RequestError as error:
-                timeout = await _pause(error, pause, began + settings.timeout)
-                pause = min(2 * pause, MAX_PAUSE_SECONDS)
-        outcomes = read_outcomes(reply, count, service) if asked else None
-        if size is not None:
-            if asked or size.understood:
-                seconds, worked = time.monotonic() - began, worked_seconds(reply) if asked else None
-                size.replied(count, seconds, worked, understood=not asked or outcomes is not None)
-            if not size.understood and count > 1:
-                self._send_again(pack, 1)
+            unavailable = await self._availability.check(self._needed(row))
+            if unavailable is not None:
+                self._settle(row, unavailable)
                 return
-        if outcomes is None:
-            if count > 1 and len(reply) != count:
-                text = f"the reply has {_frames(len(reply))}; a request of {count} rows needs {_frames(count)}"
-                raise RequestError(text, service=service, code=Code.FAILED, text=text)
-            outcomes = list(reply) if count > 1 else [reply[0] if len(reply) == 1 else list(reply)]
-        self._settle(pack, outcomes)
+            if keyed is None:
+                reply = await self._client.request(
+                    row.service, row.body, timeout=settings.timeout, headers=settings.headers, retry=settings.retry
+                )
+            else:
+                reply = await keyed.request(row.service, row.body, row.key, settings.timeout)
+        except Exception as error:  # noqa: BLE001 - no row may wait for ever
+            self.answered(row, error)
+        else:
+            self.answered(row, reply)
 
-    def _settle(self, pack: Pack, outcomes: Sequence[RowOutcome]) -> None:
-        """Set the outcomes of rows, and send those again that a worker has refused for now."""
-        if set(map(type, outcomes)) == _FRAMES:
-            pack.settle(outcomes)
+    def _needed(self, row: Row) -> Sequence[str]:
+        """Return the services without which a row has no reply."""
+        return (row.service,) if self._keyed is None else (self._keyed.through, row.service)
+
+    def answered(self, row: Row, outcome: list[bytes] | Exception) -> None:
+        """Process the reply to a row's request, or its error."""
+        row.call = None
+        if row is self._probe:
+            self._adapt(time.monotonic() - self._probe_sent_at)
+        if isinstance(outcome, list):
+            self._settle(row, outcome)
+        elif isinstance(outcome, RequestTimeout):
+            self._start(self._timed_out(row, outcome))
+        else:
+            if isinstance(outcome, ServiceNotFound):
+                self._availability.not_found(self._needed(row)[0], outcome)
+            self._settle(row, _row_error(row, outcome))
+
+    async def _timed_out(self, row: Row, error: RequestTimeout) -> None:
+        """Settle a row that has no reply in time, or send it again if it has waited behind too many others."""
+        failed = await self._availability.timed_out(self._needed(row), error)
+        if self._availability or not row.widened:
+            self._settle(row, failed)
             return
-        start = 0
-        for at, outcome in enumerate(outcomes):
-            if isinstance(outcome, RequestError) and outcome.code in RETRYABLE:
-                pack.settle(outcomes[start:at], start)
-                start = at + 1
-                self._send_again(pack.part(at, start), 1)
-        pack.settle(outcomes[start:], start)
+        self._window = MIN_WINDOW
+        self._outstanding -= 1
+        self._again.append(row)
+        self._send_again()
 
-    async def _request_keyed(self, keyed: Keyed, service: str, pack: Pack) -> None:
-        """Send rows with their keys.  Repeating this returns the same replies."""
-        timeout, pause = self._settings.timeout, FIRST_PAUSE_SECONDS
-        began = time.monotonic()
-        while True:
-            try:
-                outcomes = await keyed.request(service, pack, timeout)
-                break
-            except RequestError as error:
-                timeout = await _pause(error, pause, began + self._settings.timeout, keyed.retryable)
-                pause = min(2 * pause, MAX_PAUSE_SECONDS)
-        size = self._size(pack.chunk)
-        if size is not None:
-            size.replied(len(pack), time.monotonic() - began)
-        late = next((each for each in outcomes if isinstance(each, RequestTimeout)), None)
-        if late is not None:
-            failed = await self._availability.timed_out((keyed.through, service), late)
-            outcomes = [failed if isinstance(each, RequestTimeout) else each for each in outcomes]
-        pack.settle(outcomes)
-        if len(outcomes) < len(pack):
-            self._send_again(pack, len(pack), len(outcomes))
+    def _send_again(self) -> None:
+        while self._again and self._outstanding < self._window:
+            self._begin(self._again.popleft())
+
+    def _adapt(self, seconds: float) -> None:
+        """Adapt the window to how long it has taken."""
+        self._probe = None
+        target = min(WINDOW_SECONDS, self._settings.timeout / 10)
+        if seconds <= target:
+            self._window = min(2 * self._window, self._most)
+        elif seconds > 2 * target:
+            self._window = min(max(MIN_WINDOW, int(self._window * target / seconds)), self._most)
+
+    def _settle(self, row: Row, outcome: RowOutcome) -> None:
+        """Set the outcome of a row."""
+        row.outcome = outcome
+        row.done = True
+        if isinstance(outcome, list):
+            size = len(outcome[0]) if len(outcome) == 1 else sum(map(len, outcome))
+            row.size += size
+            self._bytes += size
+        self._outstanding -= 1
+        if self._again:
+            self._loop.call_soon(self._send_again)
+        waiter = self._waiter
+        if waiter is not None and (self.rows[0].done or (self._outstanding <= self._wake_below and not self.full)):
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
 
 
-async def _pause(
-    error: RequestError, seconds: float, deadline: float, retryable: tuple[type[RequestError], ...] = ()
-) -> float:
-    """Wait before a request that has failed is repeated, and return what is left of its time.
+def _row_error(row: Row, error: Exception) -> RequestError:
+    """Return the error of a row for what its request has raised."""
+    if isinstance(error, RequestError):
+        return error.with_traceback(None)
+    if isinstance(error, SettingError):
+        return RequestRejected(str(error), service=row.service, code=Code.MALFORMED, text=str(error))
+    log.error("unexpected error in a request", exc_info=error)
+    return ServiceError(Code.FAILED, f"{type(error).__name__}: {error}", service=row.service)
 
-    Raises `error` if it should not be repeated, or there is no time.  It should be after errors whose code is in
-    `RETRYABLE` or whose type is in `retryable`.
+
+def answer_rows(
+    rows: Iterable[Row], settings: RowSettings, connect: Connect, keyed: Route | None = None
+) -> Generator[Row, None, None]:
+    """Yield `rows` in order, with their outcomes.  Rows with keys need `keyed`, which sends them.
+
+    The requests have their own connection and event loop, which runs only while the caller waits for a row.  Closing
+    the generator cancels outstanding requests.  Errors of requests go into their rows and are never raised.
     """
-    if (error.code not in RETRYABLE and not isinstance(error, retryable)) or time.monotonic() + seconds >= deadline:
-        raise error
-    await asyncio.sleep(seconds)
-    return max(deadline - time.monotonic(), 0.001)
+    client = connect()
+    loop = asyncio.new_event_loop()
+    calls = RowCalls(client, settings, loop, None if keyed is None else keyed(client))
+    try:
+        loop.run_until_complete(calls.open())
+        for row in rows:
+            calls.send(row)
+            while calls.full:
+                loop.run_until_complete(calls.wait())
+                yield from calls.take()
+        while calls.rows:
+            loop.run_until_complete(calls.wait(last=True))
+            yield from calls.take()
+    finally:
+        try:
+            loop.run_until_complete(calls.close())
+            loop.run_until_complete(client.close())
+        finally:
+            loop.close()
 
 
-def read_outcomes(reply: Sequence[bytes], count: int, service: str, *, partly: bool = False) -> list[RowOutcome] | None:
-    """Return the outcomes of the `count` rows of a pack; `partly`, of its first rows.
-
-    None if the worker does not understand packs.
-    """
-    if is_plain(reply, count):
-        return list(reply[1:])
-    outcomes = read_reply(reply, count, partly=partly)
-    return None if outcomes is None else [_row_outcome(each, service) for each in outcomes]
-
-
-def _row_outcome(outcome: Outcome, service: str) -> RowOutcome:
-    if isinstance(outcome, Failed):
-        return request_error(service, outcome.code, outcome.text, *outcome.detail)
-    return outcome[0] if len(outcome) == 1 else outcome
-
-
-def _smaller_pack(error: RequestError, rows: int) -> int:
-    """Return how many rows to send again together, after `error` of a request with this many; 0 if not to send them."""
-    if isinstance(error, RequestTimeout | WorkerLost | StreamInterrupted):
-        return 1  # each trial costs the whole timeout, or workers
-    if isinstance(error, ServiceError) or error.code == Code.TOO_LARGE:
-        return (rows + 1) // 2
-    return 0
-
-
-def _rejected(service: str, code: int, text: str) -> RequestRejected:
-    return RequestRejected(text, service=service, code=code, text=text)
-
-
-def _frames(count: int) -> str:
-    return "one frame" if count == 1 else f"{count} frames"
+async def answer_rows_async(
+    rows: AsyncIterable[Row], settings: RowSettings, client: Caller
+) -> AsyncGenerator[Row, None]:
+    """Yield `rows` in order, with their outcomes, from requests over `client`.  See `answer_rows`."""
+    calls = RowCalls(client, settings, asyncio.get_running_loop())
+    await calls.open()
+    try:
+        async for row in rows:
+            calls.send(row)
+            while calls.full or calls.rows[0].done:
+                await calls.wait()
+                for each in calls.take():
+                    yield each
+                if not calls.rows:
+                    break
+        while calls.rows:
+            await calls.wait(last=True)
+            for each in calls.take():
+                yield each
+    finally:
+        await calls.close()

@@ -7,26 +7,25 @@ as many rows.  No row becomes a Python object.
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...mdp.codecs import Coder
 from ...mdp.codes import Code
-from ...mdp.errors import ZmdpError
-from .arrow import OK, answer
-from .calls import RowSettings
-from .lookahead import Connect, Lookahead, answer_chunks
-from .packs import Chunk, RowOutcome
+from ...mdp.errors import SettingError, ZmdpError
+from ...mdp.limits import check_number
+from .arrow import OK, Outcome, answer
+from .calls import Connect, Row, RowSettings, answer_rows
 
 ARROW: Final = "arrow"
 """The name of the codec."""
 MAX_SLICE_ROWS: Final = 5000
 MAX_SLICE_BYTES: Final = 1 << 20
 """A request has no more rows than this, and about this size at most, unless `rows_per_request` is given."""
-MAX_AHEAD: Final = 16
-"""Requests whose replies may wait for that of an earlier one."""
+WINDOW: Final = 16
+"""Outstanding requests, unless `window` is given: each has the rows of thousands of others."""
 ERROR: Final = "error"
 """The name of a second column of replies: NULL, or why the row failed."""
 
@@ -39,41 +38,49 @@ def map_tables(
     connect: Connect,
     name: str | None,
     kind: pa.DataType,
+    rows_per_request: int | None,
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield the batches with three more columns: replies of the type `kind`, code and error, named `added`.
 
     The last column of each batch is what to send, and is left out: it is sent under this `name`, or without one it is
-    a struct of all columns.
+    a struct of all columns.  There is a batch for each request.
     """
     coder = Coder(ARROW)
 
-    def chunks() -> Iterator[Chunk]:
+    def slices() -> Iterator[Row]:
         for batch in batches:
             if not batch.num_rows:
                 continue
             column = batch.columns[-1]
             sent = pa.RecordBatch.from_struct_array(column) if name is None else pa.record_batch([column], [name])
-            rows = settings.rows_per_request or _slice_rows(sent.nbytes / sent.num_rows)
-            slices = [sent.slice(start, rows) for start in range(0, sent.num_rows, rows)]
-            requests = [coder.encode(each)[0] for each in slices]
-            yield Chunk(service, requests, (batch, [each.num_rows for each in slices]))
+            rows = rows_per_request or _slice_rows(sent.nbytes / sent.num_rows)
+            for start in range(0, batch.num_rows, rows):
+                yield Row(service, coder.encode(sent.slice(start, rows))[0], tag=batch.slice(start, rows))
 
-    each_alone = replace(settings, rows_per_request=1)
-    lookahead = Lookahead(each_alone, most=min(settings.window, MAX_AHEAD))
-    with closing(answer_chunks(chunks(), each_alone, connect, lookahead)) as replies:
-        for chunk in replies:
-            batch, counts = chunk.tag
-            slices = [_columns(coder, reply, count, kind) for reply, count in zip(chunk.outcomes, counts, strict=True)]
-            columns = [pa.concat_arrays(parts) for parts in zip(*slices, strict=True)]
-            names = [*batch.schema.names[:-1], *added]
-            yield pa.RecordBatch.from_arrays([*batch.columns[:-1], *columns], names)
+    settings = replace(settings, window=settings.window or WINDOW)
+    with closing(answer_rows(slices(), settings, connect)) as answered:
+        for row in answered:
+            batch = row.tag
+            columns = _columns(coder, row.outcome, batch.num_rows, kind)
+            yield pa.RecordBatch.from_arrays([*batch.columns[:-1], *columns], [*batch.schema.names[:-1], *added])
+
+
+def check_rows_per_request(rows: Any, codec: str | None) -> None:
+    """Raise `SettingError` unless `rows` is None or, for tables, a number."""
+    if rows is None:
+        return
+    if codec is None:
+        raise SettingError(f"rows_per_request is {rows!r}, but without codec='arrow' each row is a request")
+    check_number("rows_per_request", rows, whole=True)
+    if rows < 1:
+        raise SettingError(f"rows_per_request is {rows!r}; it must be 1 or more")
 
 
 def _slice_rows(row_bytes: float) -> int:
     return max(1, min(MAX_SLICE_ROWS, int(MAX_SLICE_BYTES / max(row_bytes, 1))))
 
 
-def _columns(coder: Coder, outcome: RowOutcome, count: int, kind: pa.DataType) -> list[pa.Array]:
+def _columns(coder: Coder, outcome: Outcome, count: int, kind: pa.DataType) -> list[pa.Array]:
     """Return reply, code and error of the rows of a request, as arrays."""
     reply, code, error = answer(outcome, "frames")
     if code == OK:

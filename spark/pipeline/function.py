@@ -1,12 +1,14 @@
 """The SQL function: send the rows of pandas series, and make pandas frames of the replies.  Runs on executors."""
 
+from collections import deque
 from collections.abc import Iterator
-from itertools import chain
+from contextlib import closing
+from itertools import chain, repeat
 from typing import Any
 
 from ...clients import SettingError
-from ...clients.rows import Lookahead
-from ...clients.rows.arrow import Rows, answer, answer_rows
+from ...clients.rows import Row, answer_rows
+from ...clients.rows.arrow import answer, checked_row
 from ..python_workers import exempt_imports_from_collection
 from .settings import CallSettings
 
@@ -22,21 +24,30 @@ def call_series(batches: Iterator[tuple[Any, ...]], settings: CallSettings) -> I
     if not isinstance(first, tuple) or not 2 <= len(first) <= 3:
         raise SettingError("call_service takes two or three arguments: service, input and, optionally, key")
 
-    def parts() -> Iterator[Rows]:
+    counts: deque[int] = deque()
+
+    def rows() -> Iterator[Row]:
         for series in chain((first,), batches):
             services, inputs, *keys = series
-            yield Rows(
-                _checked(services, "service", str, ""),
-                [each.encode() if isinstance(each, str) else each for each in _checked(inputs, "input", str | bytes)],
-                _checked(keys[0], "key", str, "") if keys else None,
-            )
+            if not len(inputs):
+                continue
+            counts.append(len(inputs))
+            bodies = [
+                each.encode() if isinstance(each, str) else each for each in _checked(inputs, "input", str | bytes)
+            ]
+            named = _checked(keys[0], "key", str, "") if keys else repeat("")
+            yield from map(checked_row, _checked(services, "service", str, ""), bodies, named)
 
     keyed = settings.through_titanic if len(first) == 3 else None
-    for rows in answer_rows(parts(), settings, settings.connect, Lookahead(settings), keyed):
-        reply, code, error = (
-            list(values) for values in zip(*[answer(each, settings.result) for each in rows.outcomes], strict=True)
-        )
-        yield pd.DataFrame({"reply": reply, "code": pd.Series(code, dtype="Int32"), "error": error})
+    answers: list[Any] = []
+    with closing(answer_rows(rows(), settings, settings.connect, keyed)) as answered:
+        for row in answered:
+            answers.append(answer(row.outcome, settings.result))
+            if len(answers) == counts[0]:
+                reply, code, error = zip(*answers, strict=True)
+                yield pd.DataFrame({"reply": list(reply), "code": pd.Series(code, dtype="Int32"), "error": list(error)})
+                answers = []
+                counts.popleft()
     exempt_imports_from_collection()
 
 

@@ -19,9 +19,8 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, MapT
 
 from ...clients import Client, SettingError
 from ...clients.many import checked_settings
-from ...clients.rows import AUTO
 from ...clients.rows.arrow import added_names, check_result, map_rows
-from ...clients.rows.tables import ARROW, map_tables
+from ...clients.rows.tables import ARROW, check_rows_per_request, map_tables
 from ...mdp import wire
 from ...mdp.keys import BrokerKey, Key
 from ...mdp.services import BaseService
@@ -56,8 +55,8 @@ def call_service(
     input: str | Sequence[str] | Column,  # noqa: A002 - the natural name
     output: str = "reply",
     key: str | None = None,
-    window: int = 64,
-    rows_per_request: int | str = AUTO,
+    window: int | None = None,
+    rows_per_request: int | None = None,
     broker: str | Sequence[str] | None = None,
     timeout: float = 60.0,
     keep: float = 86400.0,
@@ -84,10 +83,9 @@ def call_service(
         output: name of the reply column.
         key: a column of strings.  Each row then goes through Titanic, which executes each pair of service and key
             once in `keep` seconds.  Without a key, every run of the plan calls the service again.
-        window: maximum number of outstanding requests per partition.
-        rows_per_request: rows to pack into a request; by default as many as are answered quickly, and one if the
-            service's workers do not understand packs (docs/reference/rows.md).  Given a number, all workers must
-            reply with a frame for each.
+        window: maximum number of outstanding requests per partition; by default as many as are answered quickly, 64
+            to 1,024.
+        rows_per_request: with `codec="arrow"`, the rows of a request; by default up to 5,000, of 1 MB in all.
         broker: endpoint or endpoints, as executors reach them.
         timeout: seconds for each request.
         keep: seconds for which Titanic keeps key and reply.
@@ -111,12 +109,11 @@ def call_service(
         if codec is not None or result != "string":
             raise SettingError(f"{typed!r} has types, so it needs neither result nor codec")
     one_frame = result if codec is None else "binary"
-    settings = _settings(broker, window, rows_per_request, timeout, keep, headers, one_frame, client_key, broker_key)
+    settings = _settings(broker, window, timeout, keep, headers, one_frame, client_key, broker_key)
     name = wire.service_name(service.name if isinstance(service, BaseService) else service).decode()
-    if key is not None and (settings.rows_per_request or 1) > 1:
-        raise SettingError(f"rows_per_request is {rows_per_request}, but with a key it must be {AUTO!r} or 1")
     if codec not in {None, ARROW}:
         raise SettingError(f"codec is {codec!r}; expected {ARROW!r}, or None for a frame per row")
+    check_rows_per_request(rows_per_request, codec)
     if codec is not None and key is not None:
         raise SettingError("a key belongs to a row, so it cannot be combined with codec='arrow'")
     fold = str if df.sparkSession.conf.get("spark.sql.caseSensitive") == "true" else str.lower
@@ -143,7 +140,9 @@ def call_service(
         sent_as = None if isinstance(input, list | tuple) else input if isinstance(input, str) else "input"
 
         def call(batches: Iterator[Any]) -> Iterator[Any]:
-            yield from map_tables(batches, name, added, settings, settings.connect, sent_as, arrow_type)
+            yield from map_tables(
+                batches, name, added, settings, settings.connect, sent_as, arrow_type, rows_per_request
+            )
             exempt_imports_from_collection()
 
     schema = StructType(list(df.schema.fields))
@@ -160,8 +159,7 @@ def register_function(
     name: str = "call_service",
     *,
     broker: str | Sequence[str] | None = None,
-    window: int = 64,
-    rows_per_request: int | str = AUTO,
+    window: int | None = None,
     timeout: float = 60.0,
     keep: float = 86400.0,
     headers: Mapping[str, str] | None = None,
@@ -181,7 +179,6 @@ def register_function(
         name: the name of the function.
         broker: as for `call_service`.
         window: as for `call_service`.
-        rows_per_request: as for `call_service`.
         timeout: as for `call_service`.
         keep: as for `call_service`.
         headers: as for `call_service`.
@@ -192,7 +189,7 @@ def register_function(
     Raises:
         SettingError: An argument is invalid.
     """
-    settings = _settings(broker, window, rows_per_request, timeout, keep, headers, result, client_key, broker_key)
+    settings = _settings(broker, window, timeout, keep, headers, result, client_key, broker_key)
     if not isinstance(name, str) or not name.isidentifier():
         raise SettingError(f"{name!r} is not a valid function name: use letters, digits and '_'")
     import pandas as pd  # noqa: PLC0415 - optional dependency
@@ -228,8 +225,7 @@ def _arrow_type(kind: DataType) -> Any:
 
 def _settings(
     broker: str | Sequence[str] | None,
-    window: int,
-    rows_per_request: int | str,
+    window: int | None,
     timeout: float,
     keep: float,
     headers: Mapping[str, str] | None,
@@ -238,10 +234,10 @@ def _settings(
     broker_key: BrokerKey | None,
 ) -> CallSettings:
     """Return valid settings in the form in which executors need them.  Raises `SettingError`."""
-    rows = checked_settings("X1", window=window, rows_per_request=rows_per_request, timeout=timeout, headers=headers)
+    rows = checked_settings("X1", window=window, timeout=timeout, headers=headers)
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0.001 <= keep <= MAX_SECONDS:
         raise SettingError(f"keep is {keep!r}; expected a number of seconds from 0.001 up to a hundred years")
-    check_result(result, rows)
+    check_result(result)
     endpoints, keys = checked_brokers(broker, client_key, broker_key)
     for endpoint in endpoints:
         if endpoint.startswith("inproc:"):

@@ -1,4 +1,4 @@
-"""Middleware of clients: around requests, streams, futures and packs of rows."""
+"""Middleware of clients: around requests, streams, futures and rows."""
 
 import asyncio
 import threading
@@ -86,9 +86,9 @@ def test_middleware_surrounds_what_a_client_sends(endpoint):
         assert rows(each.result() for each in futures) == [[b"a", b"%d" % n] for n in range(200)]
         assert seen.requests == [("told", 1), ("twice", 1), *(200 * [("told", 1)])]
         seen.requests.clear()
-        outcomes = client.map("told", [b"%d" % n for n in range(100)], rows_per_request=50)
+        outcomes = client.map("told", [b"%d" % n for n in range(100)])
         assert rows(outcomes) == [[b"a", b"%d" % n] for n in range(100)]
-        assert seen.requests == [("told", 50), ("told", 50)]
+        assert seen.requests == 100 * [("told", 1)]
         assert client.endpoint == endpoint
 
 
@@ -100,9 +100,9 @@ def test_middleware_surrounds_what_an_asyncio_client_sends(endpoint):
         async with AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, middleware=[seen.asynchronous]) as client:
             assert await client.request("told", b"x") == [b"a", b"x"]
             assert [part async for part in client.stream("twice", b"x")] == [[b"a", b"x"], [b"a", b"x"]]
-            outcomes = [each async for each in client.map("told", [b"x"] * 100, rows_per_request=50)]
+            outcomes = [each async for each in client.map("told", [b"x"] * 100)]
             assert rows(outcomes) == [[b"a", b"x"]] * 100
-            assert seen.requests == [("told", 1), ("twice", 1), ("told", 50), ("told", 50)]
+            assert seen.requests == [("told", 1), ("twice", 1), *(100 * [("told", 1)])]
             with pytest.raises(SettingError, match="needs a client without middleware"):
                 client.begin(None, "told")
             assert client.endpoint == endpoint
@@ -151,7 +151,7 @@ def test_what_is_outstanding_ends_with_the_client_and_with_map(endpoint):
     seen = Seen()
     try:
         with Client(endpoint, timeout=TIMEOUT_SECONDS, middleware=[seen.sync]) as client:
-            with closing(client.map("waits", iter(lambda: b"x", None), rows_per_request=1, window=2)) as outcomes:
+            with closing(client.map("waits", iter(lambda: b"x", None), window=2)) as outcomes:
                 threading.Timer(0.2, HELD.set).start()
                 assert next(outcomes) == [b"x"]
             HELD.clear()

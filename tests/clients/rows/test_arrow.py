@@ -1,6 +1,7 @@
 """Batches to rows and back, and rows with keys through Titanic."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
 import pyarrow as pa
 import pytest
@@ -8,9 +9,10 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.clients import AsyncClient, Client
-from zmdp.clients.rows import Lookahead, RowSettings
+from zmdp.clients.many import RETRY
+from zmdp.clients.rows import RowSettings, answer_rows
 from zmdp.clients.rows import arrow as rows_module
-from zmdp.clients.rows.arrow import Rows, answer, answer_rows, frames_of, reply_columns, split_by_size
+from zmdp.clients.rows.arrow import answer, checked_row, frames_of, map_rows, reply_columns
 from zmdp.mdp.errors import ServiceError
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
@@ -33,25 +35,28 @@ def up(request):
 
 
 def ask(server, rows, *, keyed=True, **given):
-    """Return reply, code and error of each row."""
-    settings = RowSettings(**{"window": 4, "rows_per_request": 1, "timeout": TIMEOUT_SECONDS, **given})
+    """Return reply, code and error of each row: of service, body and key."""
+    settings = RowSettings(**{"window": 4, "timeout": TIMEOUT_SECONDS, "retry": RETRY, **given})
     route = (lambda client: KeyedRows(client, None, 86400.0)) if keyed else None
-    (found,) = answer_rows(
-        [rows], settings, lambda: AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS), Lookahead(settings), route
+    found = answer_rows(
+        [checked_row(*row) for row in rows],
+        settings,
+        lambda: AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS),
+        route,
     )
-    return [answer(outcome, "string") for outcome in found.outcomes]
+    return [answer(row.outcome, "string") for row in found]
 
 
 def keyed(*keys):
-    return Rows("up", [b"x"] * len(keys), keys)
+    return [("up", b"x", key) for key in keys]
 
 
 def test_rows_that_are_not_sent(server):
     with worker(server, up):
-        rows = Rows(["up", None, "up", None, "nobody\n", "up"], [b"a", b"b", None, None, b"c", b"d"])
-        found = ask(server, rows, keyed=False)
-        assert ask(server, Rows("up", [None, None]), keyed=False) == [(None, None, None)] * 2
-        assert ask(server, Rows("up", []), keyed=False) == []
+        services, bodies = ["up", None, "up", None, "nobody\n", "up"], [b"a", b"b", None, None, b"c", b"d"]
+        found = ask(server, zip(services, bodies, repeat("")), keyed=False)
+        assert ask(server, [("up", None, "")] * 2, keyed=False) == [(None, None, None)] * 2
+        assert ask(server, [], keyed=False) == []
     assert found[:4] == [
         ("A", 200, None), (None, 400, "the service is NULL; every row must name a service"), (None, None, None),
         (None, None, None),
@@ -151,14 +156,14 @@ def columns(outcomes, result):
 
 
 def test_the_columns_of_replies():
-    assert columns(["é".encode(), b"b"], "string") == [["é", "b"], [200, 200], [None, None]]
-    assert columns([b"\xff", b"b"], "binary") == [[b"\xff", b"b"], [200, 200], [None, None]]
-    assert columns([b"a", [b"b", b"c"]], "frames") == [[[b"a"], [b"b", b"c"]], [200, 200], [None, None]]
+    assert columns([["é".encode()], [b"b"]], "string") == [["é", "b"], [200, 200], [None, None]]
+    assert columns([[b"\xff"], [b"b"]], "binary") == [[b"\xff", b"b"], [200, 200], [None, None]]
+    assert columns([[b"a"], [b"b", b"c"]], "frames") == [[[b"a"], [b"b", b"c"]], [200, 200], [None, None]]
     assert columns([], "string") == [[], [], []]
 
 
 def test_a_reply_that_is_not_text_fails_alone():
-    replies, codes, (none, error, _) = columns([b"a", b"\xff", None], "string")
+    replies, codes, (none, error, _) = columns([[b"a"], [b"\xff"], None], "string")
     assert (replies, codes, none) == (["a", None, None], [200, 500, None], None)
     assert "not valid UTF-8" in error
     assert "result='binary'" in error
@@ -168,11 +173,19 @@ def test_a_reply_that_is_not_text_fails_alone():
 def test_a_reply_of_several_frames_needs_all_of_them(result):
     replies, codes, errors = columns([[b"a", b"b"]], result)
     assert (replies, codes) == ([None], [500])
-    assert errors == ["the reply has 2 frames; a request of one row needs one frame"]
+    assert errors == [f"the reply has 2 frames; result={result!r} needs one: use result='frames'"]
 
 
-def test_large_replies_are_split_into_batches(monkeypatch):
-    monkeypatch.setattr(rows_module, "MAX_BATCH_BYTES", 10)
-    outcomes = [b"123456", b"1234", None, b"1", b"12345678901", ServiceError(500, "no"), b"1"]
-    assert list(split_by_size(outcomes)) == [(0, 3), (3, 4), (4, 5), (5, 7)]
-    assert list(split_by_size([[b"12345", b"67890"], b"1"])) == [(0, 1), (1, 2)]
+def test_batches_with_large_replies_are_divided(server, monkeypatch):
+    monkeypatch.setattr(rows_module, "MAX_BATCH_BYTES", 20)
+    batch = pa.record_batch({"id": range(7), "text": ["1234567890", "1234567890", "", None, "1" * 30, "bad", "1"]})
+    endpoint, settings = server.endpoints[0], RowSettings(timeout=TIMEOUT_SECONDS)
+    with worker(server, up):
+        found = list(
+            map_rows([batch, batch], "up", ["reply", "code", "error"], settings, lambda: AsyncClient(endpoint))
+        )
+    assert pa.Table.from_batches(found)["id"].to_pylist() == 2 * list(range(7))
+    assert pa.Table.from_batches(found)["reply"].to_pylist() == 2 * [
+        text and text.upper() for text in batch["text"].to_pylist()
+    ]
+    assert max(sum(len(text or "") for text in part["reply"].to_pylist()) for part in found) <= 30

@@ -10,8 +10,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS
 
 from zmdp.clients import AsyncClient, Client, ClosedError, Reply, ServiceError, SettingError
-from zmdp.clients.many import CHUNKS_AHEAD
-from zmdp.clients.rows.lookahead import MIN_CHUNK_ROWS
+from zmdp.clients.rows.calls import MIN_WINDOW
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
@@ -53,7 +52,6 @@ def test_outcomes_come_in_the_order_of_the_rows(server, call):
     with worker(server, up, concurrency=2):
         found = call(server, (b"%d" % n for n in range(3000)))
     assert found == [[b"%d" % n] for n in range(3000)]
-    assert server.broker.stats.requests < 500  # rows share requests
 
 
 @BOTH
@@ -87,7 +85,6 @@ def test_no_rows(server, call):
         (["x"], {}, "a row is of type str"),
         ([b"x"], {"window": 0}, "window is 0"),
         (5, {}, "rows is 5: it must be a list or another iterable of bytes"),
-        ([b"x"], {"rows_per_request": 5000}, "rows_per_request is 5000"),
         ([b"x"], {"timeout": 0}, "timeout is 0"),
         ([b"x"], {"headers": {"a": "b"}, "protocol": "0.2"}, "require protocol X1"),
     ],
@@ -108,7 +105,7 @@ def test_rows_are_read_as_outcomes_are_taken(server):
     with worker(server, up), Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
         with closing(client.map("up", (b"%d" % n for n in taken))) as found:
             assert [outcome[0] for outcome in islice(found, 10)] == [b"%d" % n for n in range(10)]
-            assert next(taken) == MIN_CHUNK_ROWS + MIN_CHUNK_ROWS // CHUNKS_AHEAD
+            assert next(taken) < 4 * MIN_WINDOW
 
 
 def test_closing_early_cancels_what_is_outstanding(server):
@@ -121,9 +118,9 @@ def test_closing_early_cancels_what_is_outstanding(server):
         eventually(lambda: request.cancelled)
         return request
 
-    rows = [b"first"] * (MIN_CHUNK_ROWS // CHUNKS_AHEAD) + [b"x"] * MIN_CHUNK_ROWS
+    rows = [b"first"] + [b"x"] * 10
     with worker(server, handler, concurrency=2), Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
-        with closing(client.map("up", rows, window=2, rows_per_request=1)) as found:
+        with closing(client.map("up", rows, window=2)) as found:
             assert next(found) == [b"first"]
             assert begun.wait(TIMEOUT_SECONDS)
         eventually(lambda: not server.broker.registry.numbered)

@@ -9,12 +9,9 @@ COMMON = [
     ({"window": 0}, "window is 0"),
     ({"window": 10_001}, "1 to 10000"),
     ({"window": True}, "window is True"),
-    ({"rows_per_request": 0}, "rows_per_request is 0"),
-    ({"rows_per_request": 1005}, "expected 'auto', or 1 to 1004"),
     ({"timeout": 0}, "timeout is 0"),
     ({"keep": -1}, "keep is -1"),
     ({"result": "json"}, "one of string, binary, frames"),
-    ({"result": "frames", "rows_per_request": 2}, "requires a rows_per_request of 'auto' or 1"),
     ({"headers": {"a": 1}}, "expected a mapping of strings to strings"),
     ({"headers": "who"}, "expected a mapping of strings to strings"),
     ({"headers": {"a": "x" * 70_000}}, "limits: 65535 bytes"),
@@ -31,7 +28,8 @@ COMMON = [
         ({"service": "no\nname"}, "is not a valid service name"),
         ({"codec": "json"}, "codec is 'json'"),
         ({"codec": "arrow", "key": "text"}, "a key belongs to a row"),
-        ({"key": "text", "rows_per_request": 2}, "with a key it must be 'auto' or 1"),
+        ({"rows_per_request": 2}, "without codec='arrow' each row is a request"),
+        ({"codec": "arrow", "rows_per_request": 0}, "rows_per_request is 0"),
     ],
 )
 def test_arguments_of_a_call(asked, message):

@@ -34,7 +34,7 @@ def test_rows_get_their_replies(tmp_path, endpoint):
 def test_all_ways_to_call(tmp_path, endpoint):
     with connected(tmp_path) as session:
         df = session.range(100).selectExpr("id", "concat('row ', id) AS text", "id AS id")
-        replies = call_service(df, "up", input="text", broker=endpoint, rows_per_request=7)
+        replies = call_service(df, "up", input="text", broker=endpoint)
         assert [tuple(row) for row in replies.collect()] == [
             (n, f"row {n}", n, f"ROW {n}", 200, None) for n in range(100)
         ]
