@@ -13,7 +13,6 @@ from ..mdp.errors import RequestCancelled, SettingError
 from ..mdp.functions import name_of
 from ..mdp.loading import check_not_importing
 from ..mdp.logs import fields_of
-from ..mdp.rows import Outcome
 from ..mdp.tracing import current
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.sockets import Context
@@ -21,7 +20,7 @@ from .aio_handling import EAGER, AsyncHandler, HandlerCalls, begin_task
 from .base import AsyncSource, BaseWorker
 from .blocking import BlockingWatch
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, WorkerConnection
-from .handling import failed
+from .handling import Outcome, failed
 from .request import Request
 
 DEFAULT_CONCURRENCY: Final = 64
@@ -192,10 +191,7 @@ class _AsyncConnection(WorkerConnection):
         super().__init__(worker._session(), context, settings.keys, level)
         self.done = asyncio.Event()
         """Set when the connection and all handlers have ended."""
-        self._calls = HandlerCalls(
-            handler, worker._adapter, self, whole_packs=settings.rows, concurrency=settings.concurrency,
-            pack_middleware=worker.pack_middleware,
-        )  # fmt: skip
+        self._calls = HandlerCalls(handler, worker._adapter, self)
         self._loop = loop
         self._worker_context = copy_context()
         self._watch = BlockingWatch(loop, worker.service.decode(), name_of(handler))

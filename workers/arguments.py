@@ -30,7 +30,6 @@ class WorkerArguments(HandlerArguments, total=False):
     handler_timeout: float | None
     protocol: str
     dialect: bool
-    rows: bool
     about: Mapping[str, Any] | None
     key: Key | None
     broker_key: BrokerKey | None
@@ -44,7 +43,6 @@ class WorkerSettings(SessionSettings):
     codec: str | Codec | None = None
     name: str = ""
     dialect: bool = False
-    rows: bool = False
     about: Mapping[str, Any] | None = None
     keys: ClientKeys | None = None
     """Its own key and its broker's, or None."""

@@ -9,13 +9,11 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack
 from ..mdp import wire
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.functions import is_async, name_of
-from ..mdp.rows import Outcome
 from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import WorkerArguments, WorkerSettings
 from .connection import ready_options
 from .credit import CreditController
-from .handling import HandlerAdapter
-from .pack_middleware import PackMiddleware
+from .handling import HandlerAdapter, Outcome
 from .request import Request
 from .session import WorkerSession
 
@@ -98,8 +96,6 @@ class BaseWorker(Generic[AnyHandler]):
     _connections: Sequence[RequestSource]
     _wrong_handler: ClassVar[str]
     """The error message for a handler that this kind of worker cannot call."""
-    pack_middleware: PackMiddleware | None = None
-    """What surrounds packs of rows, and handles their rows instead of the handler."""
 
     def __init__(
         self,
@@ -187,7 +183,7 @@ class BaseWorker(Generic[AnyHandler]):
 
     @property
     def served(self) -> int:
-        """How many requests have ended; a pack of rows is one."""
+        """How many requests have ended."""
         return sum(connection.served for connection in self._connections)
 
     @property

@@ -20,7 +20,6 @@ from ..mdp.codes import Code
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
-from ..mdp.rows import Failed
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
@@ -28,6 +27,7 @@ from ..mdp.transport.sockets import Context, dealer
 from ..mdp.wire import Message
 from ..mdp.wire.about import MAX_ABOUT, encode_about
 from .events import Cancelled, ConnectionEnded, HandlerStuck
+from .handling import Failed
 from .request import Request
 from .session import WorkerSession
 from .states import CLOSED

@@ -3,7 +3,7 @@
 import logging
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..mdp import tracing
 from ..mdp.codecs import Codec, Coder
@@ -11,7 +11,6 @@ from ..mdp.codes import Code
 from ..mdp.errors import CodecError, HandlerError, RequestCancelled, ServiceError
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.logs import fields_of
-from ..mdp.rows import Failed
 from .request import Request
 
 Frame = bytes | bytearray | memoryview
@@ -22,6 +21,18 @@ MAX_ERROR_CHARACTERS = 1000
 """Characters of an exception's text that are sent to the client."""
 
 log = logging.getLogger("zmdp.worker")
+
+
+class Failed(NamedTuple):
+    """A failure, as a worker reports it to the client."""
+
+    code: int
+    text: str
+    detail: tuple[bytes, ...] = ()
+
+
+Outcome = list[bytes] | Failed
+"""The frames of a FINAL, or the failure of the request."""
 
 
 def current_request() -> Request:
@@ -64,11 +75,6 @@ class HandlerAdapter:
 
     def __init__(self, codec: str | Codec | None) -> None:
         self._coder = None if codec is None else Coder(codec)
-
-    @property
-    def coded(self) -> bool:
-        """Whether there is a codec."""
-        return self._coder is not None
 
     def argument(self, request: Request) -> Any:
         """Return the handler's argument: the request, or with a codec the decoded value.  Raises `Unreadable`."""

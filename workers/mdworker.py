@@ -8,16 +8,12 @@ from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Any, Final, Self
 
-from ..mdp import tracing
 from ..mdp.errors import ClosedError, RequestCancelled
 from ..mdp.loading import check_not_importing
-from ..mdp.rows import Outcome
 from ..mdp.tracing import handling
 from .base import BaseWorker, ThreadedSource
-from .handling import Frames, Last, failed
-from .pack_middleware import NOT_CALLED, failed_pack
+from .handling import Frames, Last, Outcome, failed
 from .request import Request
-from .rows import Pack, is_pack
 from .threaded import ThreadedConnection
 
 Handler = Callable[[Request], Frames | Iterator[Frames]] | Callable[[Any], Any]
@@ -73,9 +69,6 @@ class Worker(BaseWorker[Handler]):
         about: What callers are told about the service (`Client.describe`), as a dict of JSON values of up to 32 kB:
             `{"version": "1.4", "description": "…"}` (X1).
         dialect: Add an option `dialect` to the requests of MDP/0.1 and 0.2 clients (X1).
-        rows: The handler gets a list of several rows' values, and returns as many: for callers that pack rows into
-            requests (docs/spark/pipeline.md).  A value may be an exception, the error of its row.  Other handlers are
-            called for each row.
         key: The secret certificate file of this worker's key, for brokers that require one (docs/how-to/security.md);
             by default `$MDP_KEY`.
         broker_key: The broker's public key, which `key` needs: a certificate file, or 40 characters of Z85; by default
@@ -206,109 +199,14 @@ class Worker(BaseWorker[Handler]):
     def _handle(self, connection: ThreadedSource, handler: Handler, request: Request) -> None:
         outcome: Outcome
         try:
-            if self.settings.rows:
-                outcome = self._handle_whole(connection, handler, request)
-            elif is_pack(request):
-                outcome = self._handle_pack(connection, handler, request)
-            else:
-                with handling(request):
-                    result = handler(self._adapter.argument(request))
-                    if isinstance(result, Iterator):
-                        result = self._stream(connection, result, request)
-                    outcome = self._adapter.frames(result)
+            with handling(request):
+                result = handler(self._adapter.argument(request))
+                if isinstance(result, Iterator):
+                    result = self._stream(connection, result, request)
+                outcome = self._adapter.frames(result)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
             outcome = failed(error, request)
         connection.end(request, outcome)
-
-    def _handle_pack(self, connection: ThreadedSource, handler: Handler, request: Request) -> Outcome:
-        """Call the handler for each row of a pack, within the middleware.  Return the end of the reply."""
-        if self.pack_middleware is None:
-            return self._handle_rows(connection, handler, request)
-        around, row_handler = self.pack_middleware
-        outcome: Outcome | None = None
-
-        def call_next(pack: Request) -> None:
-            nonlocal outcome
-            outcome = self._handle_rows(connection, row_handler, pack)
-
-        failure = NOT_CALLED
-        try:
-            with handling(request):
-                around(request, call_next)
-        except BaseException as error:
-            if outcome is not None:
-                raise
-            failure = failed(error, request)
-        if outcome is None:
-            pack = failed_pack(request, failure)
-            self._send_groups(connection, pack, request)
-            outcome = pack.last()
-        return outcome
-
-    def _handle_rows(self, connection: ThreadedSource, handler: Handler, request: Request) -> Outcome:
-        """Call the handler for each row of a pack.  Return the end of the reply."""
-        pack = Pack(request)
-        traced = tracing.opentelemetry_trace() is not None
-        set_current, row_frames = tracing.current.set, self._row_frames
-        before = set_current(request)
-        try:
-            for index, row in enumerate(pack):
-                outcome: Outcome
-                try:
-                    if traced:
-                        with handling(row):
-                            outcome = row_frames(handler, row)
-                    else:  # the same without the context manager, which would cost as much as the rest of this loop
-                        set_current(row)
-                        outcome = row_frames(handler, row)
-                except BaseException as error:  # noqa: BLE001 - only this row fails
-                    outcome = failed(error, row)
-                pack.record(index, outcome)
-                if pack.groups or request.cancelled:
-                    self._send_groups(connection, pack, request)
-        finally:
-            tracing.current.reset(before)
-        return pack.last()
-
-    def _row_frames(self, handler: Handler, row: Request) -> list[bytes]:
-        """Call the handler for a row.  Return the frames of its result."""
-        result = handler(self._adapter.argument(row))
-        if type(result) is not bytes and isinstance(result, Iterator):
-            return self._collect(result)
-        return self._adapter.frames(result)
-
-    def _handle_whole(self, connection: ThreadedSource, handler: Handler, request: Request) -> Outcome:
-        """Call a handler of whole packs.  Return the end of the reply."""
-        pack = Pack(request, coded=self._adapter.coded)
-        call: Callable[[Any], Any] = handler
-        with handling(request):
-            values = pack.values(self._adapter)
-            results = call(values) if values else []
-            pack.record_all(list(results) if isinstance(results, Iterator) else results, self._adapter)
-        self._send_groups(connection, pack, request)
-        return pack.last()
-
-    def _send_groups(self, connection: ThreadedSource, pack: Pack, request: Request) -> None:
-        """Send the groups that are ready.  Raises `RequestCancelled`."""
-        if request.cancelled:
-            raise RequestCancelled("the client no longer wants the rows")
-        while pack.groups:
-            if not connection.partial(request, pack.groups.popleft()):
-                raise RequestCancelled("the client no longer wants the rows")
-
-    def _collect(self, parts: Iterator[Any]) -> list[bytes]:
-        """Return the frames of a stream that replies to a row."""
-        frames: list[bytes] = []
-        while True:
-            try:
-                part = next(parts)
-            except StopIteration as end:
-                return frames + self._adapter.frames(end.value)
-            frames += self._adapter.frames(part)
-            if isinstance(part, Last):
-                if isinstance(parts, Generator):
-                    parts.close()
-                return frames
 
     def _stream(self, connection: ThreadedSource, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs.  Return its return value, or the `Last` that it yields."""

@@ -8,10 +8,8 @@ from itertools import repeat
 from typing import Any, Final
 
 from ..mdp.codes import Code
-from ..mdp.errors import HandlerError
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.rows import OPTION, Failed, Outcome
-from .handling import HandlerAdapter, failed
 from .request import Request
 
 MAX_GROUP_BYTES: Final = 4 << 20
@@ -125,42 +123,6 @@ class Pack:
                 return outcome
             frames += outcome or []
         return frames
-
-    # ── handlers of whole packs ──────────────────────────────────────────────────────────────────────────────────────
-
-    def values(self, adapter: HandlerAdapter) -> list[Any]:
-        """Return the handler's argument: a value for each row, without those that cannot be decoded."""
-        if not adapter.coded:
-            return list(self._request)
-        values = []
-        for index, row in enumerate(self):
-            try:
-                values.append(adapter.argument(row))
-            except Exception as error:  # noqa: BLE001 - a codec can raise anything
-                self.record(index, failed(error, row))
-        return values
-
-    def record_all(self, results: Any, adapter: HandlerAdapter) -> None:
-        """Record what a handler of whole packs returned: a value for each row, or an exception.
-
-        Raises `HandlerError` if there is not one for each.
-        """
-        missing = [index for index, outcome in enumerate(self._outcomes[self._next :], self._next) if outcome is None]
-        if not isinstance(results, list | tuple) or len(results) != len(missing):
-            count = f"{len(results)} values" if isinstance(results, list | tuple) else f"{results!r:.100}"
-            raise HandlerError(
-                f"a handler of packs returned {count}: expected a list of {len(missing)}, one for each row"
-            )
-        for index, result in zip(missing, results, strict=True):
-            outcome: Outcome
-            if isinstance(result, BaseException):
-                outcome = failed(result, self.row(index))
-            else:
-                try:
-                    outcome = adapter.frames(result)
-                except Exception as error:  # noqa: BLE001 - only this row fails
-                    outcome = failed(error, self.row(index))
-            self.record(index, outcome)
 
 
 class _Group:

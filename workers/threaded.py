@@ -9,12 +9,12 @@ from typing import Final
 
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
-from ..mdp.rows import Failed
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.polling import READABLE, new_poller
 from ..mdp.transport.sockets import Context
 from ..mdp.transport.wake import Wake
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, WorkerConnection
+from .handling import Failed
 from .request import Request
 from .session import WorkerSession
 

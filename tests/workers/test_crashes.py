@@ -141,25 +141,6 @@ def test_an_error_in_the_worker_s_loop(kind, endpoint, monkeypatch, logged):
     assert logged("s: an error in zmdp itself, please report it; reconnecting")
 
 
-def test_a_row_of_a_pack_that_crashes(endpoint, monkeypatch):
-    """All rows fail, and the worker can still run as many rows as before."""
-
-    async def run():
-        async with (
-            AsyncWorker("s", with_handler(AsyncWorker), broker=endpoint, concurrency=2),
-            AsyncClient(endpoint, timeout=None) as client,
-        ):
-            with monkeypatch.context() as patched:
-                patched.setattr("zmdp.workers.rows.Pack.record", bug)
-                failed = [each async for each in client.map("s", [b"%d" % n for n in range(10)])]
-            return failed, [each async for each in client.map("s", [b"%d" % n for n in range(10)])]
-
-    failed, done = asyncio.run(run())
-    assert len(failed) == 10
-    assert all(isinstance(each, ServiceError) and "a bug" in str(each) for each in failed)
-    assert [list(each) for each in done] == [[b"%d" % n] for n in range(10)]
-
-
 def test_a_task_that_is_cancelled_before_it_begins_leaves_its_requests_to_the_next(endpoint, monkeypatch):
     begun = []
 

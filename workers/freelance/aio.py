@@ -7,11 +7,10 @@ from functools import partial
 
 import zmq
 
-from ...mdp.rows import Outcome
 from ...mdp.transport.polling import add_reader, remove_reader
 from ...mdp.transport.sockets import Context
 from ..aio_handling import AsyncHandler, HandlerCalls
-from ..handling import HandlerAdapter
+from ..handling import HandlerAdapter, Outcome
 from ..request import Request
 from .connection import FreelanceServerConnection, Listening
 from .session import FreelanceServerSession

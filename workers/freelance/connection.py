@@ -18,9 +18,9 @@ from ...mdp.codes import Code
 from ...mdp.errors import BindError, SettingError
 from ...mdp.limits import Limits
 from ...mdp.logs import fields_of
-from ...mdp.rows import Failed
 from ...mdp.transport.multipart import Unsent, receive, send
 from ...mdp.transport.sockets import Context, check_local, checked_endpoint
+from ..handling import Failed
 from ..request import Request
 from .session import UNKNOWN_KEY, FreelanceServerSession
 

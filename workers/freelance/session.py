@@ -15,8 +15,8 @@ from typing import Final
 from ...mdp import wire
 from ...mdp.codes import Code
 from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES, Limits
-from ...mdp.rows import Failed
 from ...mdp.wire import Invalid, Message, flp
+from ..handling import Failed
 from ..request import Request
 
 MAX_WAITING: Final = 10_000

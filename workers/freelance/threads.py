@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import zmq
 
-from ...mdp.rows import Outcome
 from ...mdp.transport.multipart import milliseconds
 from ...mdp.transport.polling import READABLE, new_poller
 from ...mdp.transport.sockets import Context
 from ...mdp.transport.wake import Wake
+from ..handling import Outcome
 from ..request import Request
 from .connection import FreelanceServerConnection, Listening
 from .session import FreelanceServerSession

@@ -7,28 +7,22 @@ from ...mdp.errors import CodecError, ServiceError
 from ...mdp.middleware import surrounded
 from ...mdp.services.values import Misfit
 from ..handling import Last, Unreadable
-from ..pack_middleware import PackMiddleware
 from ..request import Request, State
 from .batching import Batcher
-from .middleware import CallNext, middleware_of, pack_middleware_of
+from .middleware import CallNext, middleware_of
 from .offered import AnyOffered
 
 MISFIT = 422
 """Code of the `ServiceError` for a request whose value is not of the declared type."""
 
 
-def handlers_of(offered: AnyOffered, state: State) -> tuple[Callable[[Request], Any], PackMiddleware | None]:
-    """Return the handler of a service for a worker of its kind, and what surrounds packs of rows.
+def handler_of(offered: AnyOffered, state: State) -> Callable[[Request], Any]:
+    """Return the handler of a service for a worker of its kind.
 
-    A handler decodes and validates the value, calls the function within its middleware, and encodes what that returns.
+    It decodes and validates the value, calls the function within its middleware, and encodes what that returns.
     `state` is what the lifespan yields.  Raises `SettingError` for middleware that does not fit.
     """
-    endpoint = _endpoint(offered)
-    handler = _handler(offered, surrounded(endpoint, middleware_of(offered)), state)
-    return handler, pack_middleware_of(offered, state, _handler(offered, endpoint, state))
-
-
-def _handler(offered: AnyOffered, endpoint: CallNext, state: State) -> Callable[[Request], Any]:
+    endpoint = surrounded(_endpoint(offered), middleware_of(offered))
     if offered.signature.streaming:
         return (_async_stream if offered.signature.asynchronous else _stream)(offered, endpoint, state)
     encode = offered.reply.encode

@@ -11,10 +11,6 @@
 
 The request is a `zmdp.workers.Request`, whose body has not been decoded.  For a stream, the result is an iterator.
 Middleware may raise `ServiceError` instead, or return another value.
-
-Requests of `map`, Spark and Titanic may pack rows: middleware is called once for such a request, which has a frame for
-each row.  The rows' replies are sent as they come, so there is no result: `call_next` returns None, and what the
-middleware returns is ignored.  If it raises instead of calling that, all rows fail.
 """
 
 from collections.abc import Callable
@@ -22,9 +18,7 @@ from typing import Any
 
 from ...mdp.errors import SettingError
 from ...mdp.functions import is_async, name_of
-from ...mdp.middleware import surrounded
-from ..pack_middleware import PackMiddleware
-from ..request import Request, State
+from ..request import Request
 from .offered import AnyOffered
 
 CallNext = Callable[[Request], Any]
@@ -44,18 +38,3 @@ def middleware_of(offered: AnyOffered) -> list[Middleware]:
                 "without middleware"
             )
     return found
-
-
-def pack_middleware_of(
-    offered: AnyOffered, state: State, row_handler: Callable[[Request], Any]
-) -> PackMiddleware | None:
-    """Return what surrounds packs of rows of a service, with the state of its lifespan; None without middleware."""
-    middleware = middleware_of(offered)
-    if not middleware:
-        return None
-
-    def around(request: Request, call_next: CallNext) -> Any:
-        request.state = state
-        return surrounded(call_next, middleware)(request)
-
-    return PackMiddleware(around, row_handler)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 from ...mdp import wire
 from ...mdp.codes import Code, request_error
 from ...mdp.errors import ServiceNotFound, ZmdpError
-from ...mdp.rows import Failed
 from ...mdp.services import BaseService, Service, Streaming
 from ...mdp.tracing import handling
-from ..handling import Last, failed
+from ..handling import Failed, Last, failed
 from ..request import Request
-from .handlers import handlers_of
+from .handlers import handler_of
 from .lifespan import Lifespans
 from .offered import AnyOffered
 
@@ -50,7 +49,7 @@ class TestClient:
         self._lifespans = Lifespans(services)
         self._offered: dict[str, AnyOffered] = {each.name: each for each in services}
         self._handlers = {
-            each.name: handlers_of(each, self._lifespans.state(each.group))[0] for each in self._offered.values()
+            each.name: handler_of(each, self._lifespans.state(each.group)) for each in self._offered.values()
         }
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="zmdp-test-client", daemon=True)

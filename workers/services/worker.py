@@ -15,7 +15,7 @@ from ..aio import AsyncWorker
 from ..arguments import WorkerArguments
 from ..mdworker import Worker
 from ..request import Request
-from .handlers import handlers_of
+from .handlers import handler_of
 from .lifespan import Lifespans
 from .offered import AnyOffered
 
@@ -66,7 +66,7 @@ class ServicesWorker:
     def _worker(
         self, offered: AnyOffered, broker: str | Sequence[str] | None, arguments: WorkerArguments
     ) -> Worker | AsyncWorker:
-        handler, pack_middleware = handlers_of(offered, self._lifespans.state(offered.group))
+        handler = handler_of(offered, self._lifespans.state(offered.group))
         own: WorkerArguments = {"context": self._context, "about": _about(offered)}
         if offered.batch is not None:
             own["concurrency"] = BATCHES * offered.batch[0]
@@ -77,7 +77,6 @@ class ServicesWorker:
         merged: WorkerArguments = {**arguments, **own}
         kind = AsyncWorker if offered.runs_async else Worker
         worker: Worker | AsyncWorker = kind(offered.name, handler, broker=broker, **merged)
-        worker.pack_middleware = pack_middleware
         return worker
 
     async def run(self) -> None:

@@ -393,8 +393,8 @@ def test_middleware_awaits_streams_as_other_services(connect):
 TENANT = ContextVar("tenant", default="nobody")
 
 
-def packed(asynchronous):
-    """Return a service that adds a number for the tenant, what its middleware has seen, and what it was called with."""
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_middleware_is_called_for_each_row(asynchronous):
     seen, calls = [], []
 
     @contextmanager
@@ -407,13 +407,14 @@ def packed(asynchronous):
         if tenant not in request.state.numbers:
             raise ServiceError(401, f"no tenant {tenant!r}")
         TENANT.set(tenant)
-        return "skip" not in request.headers
 
     def middleware(request, call_next):
-        return call_next(request) if begin(request) else 5
+        begin(request)
+        return call_next(request)
 
     async def middleware_async(request, call_next):
-        return await call_next(request) if begin(request) else 5
+        begin(request)
+        return await call_next(request)
 
     def add(n: int) -> int:
         calls.append(n)
@@ -424,48 +425,32 @@ def packed(asynchronous):
         return add(n)
 
     services = Services(lifespan=lifespan, middleware=[middleware_async if asynchronous else middleware])
-    return services, services.service("add")(add_async if asynchronous else add), seen, calls
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_middleware_is_called_once_for_a_pack_of_rows(asynchronous):
-    services, add, seen, calls = packed(asynchronous)
-    settings = {"rows_per_request": 50, "timeout": TIMEOUT_SECONDS}
+    service = services.service("add")(add_async if asynchronous else add)
+    settings = {"timeout": TIMEOUT_SECONDS}
     with running_broker() as server, serving(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
         for tenant, number in (("a", 10), ("b", 20)):
-            outcomes = client.map(add, range(100), headers={"tenant": tenant}, **settings)
+            outcomes = client.map(service, range(100), headers={"tenant": tenant}, **settings)
             assert list(outcomes) == [n + number for n in range(100)]
-        assert seen == 4 * [(50, True)]
-        assert client.call(add, 1, headers={"tenant": "a"}) == 11
-        seen.clear()
+        assert seen == 200 * [(1, True)]
         calls.clear()
-        failures = [*client.map(add, range(100), headers={"tenant": "c"}, **settings)]
+        failures = [*client.map(service, range(100), headers={"tenant": "c"}, **settings)]
         assert {(each.code, each.text) for each in failures} == {(401, "no tenant 'c'")}
-        failures = [*client.map(add, range(50), headers={"tenant": "a", "skip": "1"}, **settings)]
-        assert {each.code for each in failures} == {500}
-        assert "did not call call_next for a pack of rows" in failures[0].text
-        assert seen == 3 * [(50, True)]
         assert calls == []
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_middleware_that_fails_after_the_rows_fails_them(asynchronous):
-    def middleware(request, call_next):
-        call_next(request)
-        raise ServiceError(460, "afterwards")
+def test_rows_of_map_are_handled_in_batches():
+    """Every batch waits until it is full, so all rows come only if they are outstanding together."""
+    services, sizes = Services(), []
 
-    async def middleware_async(request, call_next):
-        await call_next(request)
-        raise ServiceError(460, "afterwards")
+    @services.service("double", batch=16, batch_wait=59.0)
+    async def double(numbers: list[int]) -> list[int]:
+        sizes.append(len(numbers))
+        return [2 * n for n in numbers]
 
-    async def add_async(n: int) -> int:
-        return n
-
-    services = Services(middleware=[middleware_async if asynchronous else middleware])
-    add = services.service("add")(add_async if asynchronous else lambda n: n)
     with running_broker() as server, serving(services, server.endpoints[0]), Client(server.endpoints[0]) as client:
-        outcomes = client.map(add, range(4), rows_per_request=4, timeout=TIMEOUT_SECONDS)
-        assert [each.code for each in outcomes] == 4 * [460]
+        outcomes = client.map(double, range(160), timeout=TIMEOUT_SECONDS)
+        assert list(outcomes) == [2 * n for n in range(160)]
+    assert sizes == 10 * [16]
 
 
 def test_middleware_of_the_other_kind_is_refused():
