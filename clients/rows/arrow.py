@@ -13,6 +13,8 @@ from ...mdp.codes import Code
 from ...mdp.errors import RequestError, RequestRejected, RequestTimeout, ServiceNotFound, SettingError
 from .calls import Connect, Route, Row, RowOutcome, RowSettings, answer_rows
 
+MIN_BATCH_ROWS: Final = 256
+"""The first batch that is yielded has no more rows; each following one may have twice as many."""
 MAX_BATCH_ROWS: Final = 16_384
 MAX_BATCH_BYTES: Final = 64 << 20
 """A batch whose rows, or whose replies, are more or larger is divided, since its rows are in memory twice."""
@@ -118,13 +120,19 @@ def map_rows(
 def divided(
     batches: Iterable[pa.RecordBatch], batch_bytes: Callable[[pa.RecordBatch], int]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches that have rows; those with too many or, by `batch_bytes`, too large ones in parts."""
+    """Yield the batches that have rows, in parts of up to `MAX_BATCH_ROWS` and, by `batch_bytes`, `MAX_BATCH_BYTES`.
+
+    The first parts are small, for callers that stop early.
+    """
+    rows = MIN_BATCH_ROWS
     for batch in batches:
-        if not batch.num_rows:
-            continue
-        most = min(MAX_BATCH_ROWS, max(1, MAX_BATCH_BYTES * batch.num_rows // (batch_bytes(batch) or 1)))
-        for start in range(0, batch.num_rows, most):
-            yield batch.slice(start, most)
+        most = max(1, MAX_BATCH_BYTES * batch.num_rows // (batch_bytes(batch) or 1))
+        start = 0
+        while start < batch.num_rows:
+            part = batch.slice(start, min(rows, most))
+            yield part
+            start += part.num_rows
+            rows = min(2 * rows, MAX_BATCH_ROWS)
 
 
 def frames_of(column: pa.Array) -> list[bytes | None]:

@@ -37,7 +37,7 @@ from zmdp.workers.session import WorkerSession
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 PROGRAMS = Path(__file__).parents[2] / "examples" / "x1"
 PAGE = (DOCS / "x1.md").read_text()
-PAGES = PAGE + (DOCS / "links.md").read_text() + (DOCS / "rows.md").read_text()
+PAGES = PAGE + (DOCS / "links.md").read_text()
 EXAMPLES = re.findall(r"^```x1 (\S+)(?: (\S+))?\n(.*?)^```$", PAGES, re.MULTILINE | re.DOTALL)
 FIRST_ADDRESS, NEXT_FIRST_ADDRESS = 417, 5301
 """The first addresses of the broker and of the restarted broker."""
