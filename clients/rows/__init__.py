@@ -1,13 +1,11 @@
 """Send many rows to a service, one request for each: the engine of `Client.map` and `AsyncClient.map`."""
 
 from .calls import Caller, Connect, Keyed, Route, Row, RowOutcome, RowSettings, answer_rows, answer_rows_async
-from .packs import PackSize
 
 __all__ = [
     "Caller",
     "Connect",
     "Keyed",
-    "PackSize",
     "Route",
     "Row",
     "RowOutcome",
