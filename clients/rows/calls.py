@@ -179,7 +179,8 @@ class RowCalls:
         self._probe_sent_at = 0.0
         self._again: deque[Row] = deque()
         """Rows to be sent again as soon as the window allows it."""
-        self._waiter: asyncio.Future[None] | None = None
+        self._wake: Callable[[], None] | None = None
+        """Wakes what waits."""
         self._wake_below = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._availability = Availability(client, settings.timeout, loop)
@@ -212,16 +213,25 @@ class RowCalls:
         self._bytes += row.size
         self._begin(row)
 
-    async def wait(self, *, last: bool = False) -> None:
-        """Wait until the first row has its outcome; or, unless these are the `last`, until others may be sent."""
-        if self.rows[0].done:
-            return
+    def wait(self, *, last: bool = False) -> None:
+        """Run the event loop until the first row has its outcome; or, unless these are the `last`, until others may be
+        sent.
+        """
+        if not self.rows[0].done:
+            self._wake_when(last, self._loop.stop)
+            while self._wake is not None:
+                self._loop.run_forever()  # costs less than `run_until_complete`, which needs a task
+
+    async def wait_async(self, *, last: bool = False) -> None:
+        """Wait as `wait` does, in the running event loop."""
+        if not self.rows[0].done:
+            woken = asyncio.Event()
+            self._wake_when(last, woken.set)
+            await woken.wait()
+
+    def _wake_when(self, last: bool, wake: Callable[[], None]) -> None:
+        self._wake = wake
         self._wake_below = -1 if last else self._window * 3 // 4  # not for each row
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def take(self) -> Iterator[Row]:
         """Remove and yield the first rows, as far as they have their outcomes."""
@@ -343,11 +353,10 @@ class RowCalls:
         self._outstanding -= 1
         if self._again:
             self._loop.call_soon(self._send_again)
-        waiter = self._waiter
-        if waiter is not None and (self.rows[0].done or (self._outstanding <= self._wake_below and not self.full)):
-            self._waiter = None
-            if not waiter.done():
-                waiter.set_result(None)
+        wake = self._wake
+        if wake is not None and (self.rows[0].done or (self._outstanding <= self._wake_below and not self.full)):
+            self._wake = None
+            wake()
 
 
 def _row_error(row: Row, error: Exception) -> RequestError:
@@ -376,10 +385,10 @@ def answer_rows(
         for row in rows:
             calls.send(row)
             while calls.full:
-                loop.run_until_complete(calls.wait())
+                calls.wait()
                 yield from calls.take()
         while calls.rows:
-            loop.run_until_complete(calls.wait(last=True))
+            calls.wait(last=True)
             yield from calls.take()
     finally:
         try:
@@ -399,13 +408,13 @@ async def answer_rows_async(
         async for row in rows:
             calls.send(row)
             while calls.full or calls.rows[0].done:
-                await calls.wait()
+                await calls.wait_async()
                 for each in calls.take():
                     yield each
                 if not calls.rows:
                     break
         while calls.rows:
-            await calls.wait(last=True)
+            await calls.wait_async(last=True)
             for each in calls.take():
                 yield each
     finally:
