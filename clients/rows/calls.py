@@ -346,6 +346,8 @@ class RowCalls:
         """Set the outcome of a row."""
         row.outcome = outcome
         row.done = True
+        if row is self._probe:  # it has failed without being sent
+            self._probe = None
         if isinstance(outcome, list):
             size = len(outcome[0]) if len(outcome) == 1 else sum(map(len, outcome))
             row.size += size
