@@ -11,8 +11,12 @@ from .broker_connection import BrokerConnection
 
 RECONNECT_IVL_MS: Final = 3_600_000
 """ZeroMQ's own reconnection interval: so long that this client replaces the socket first."""
-MAX_UNREAD: Final = 8
-"""Messages that wait in libzmq's memory until they are read; each has many replies, or a large one."""
+MAX_UNREAD: Final = 64
+"""Messages that wait in libzmq's memory until they are read; each has many replies, or a large one.
+
+Reading them wakes libzmq's thread each time that half of these have been read, so few of them cost more."""
+MAX_UNREAD_LARGE: Final = 8
+"""The same, once megabytes have waited."""
 
 
 class BrokerSocket:
@@ -46,6 +50,10 @@ class BrokerSocket:
         except zmq.ZMQError:
             self.close()
             raise
+
+    def expect_large(self) -> None:
+        """Have libzmq read less ahead from now on: large replies come over this connection."""
+        self.socket.set(zmq.RCVHWM, MAX_UNREAD_LARGE)
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the socket.  The last messages may take so many milliseconds to leave."""

@@ -155,7 +155,10 @@ class ClientConnection:
                 return False  # the rest is for the connection that was left
             if not session.outstanding:
                 break  # no caller waits for anything else
-            if len(session.events) >= MAX_EVENTS or size >= MAX_BYTES:
+            if size >= MAX_BYTES:
+                here.expect_large()
+                return True
+            if len(session.events) >= MAX_EVENTS:
                 return True
         else:
             return True

@@ -13,7 +13,8 @@ from support.x1_broker import replies, requests
 from support.x1_client import DISCONNECT, HEARTBEAT
 
 from zmdp.clients import AsyncClient
-from zmdp.clients.connection import ClientConnection
+from zmdp.clients.broker_socket import MAX_UNREAD, MAX_UNREAD_LARGE
+from zmdp.clients.connection import MAX_BYTES, ClientConnection
 from zmdp.clients.session import ClientSession
 from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import RequestTimeout
@@ -117,6 +118,22 @@ def test_replies_are_delivered_before_many_more_are_received(router, connection,
         connection.step(time.monotonic())
         assert len(outcomes) - before <= 3
     assert outcomes == [[b"%d" % number] for number in range(100)]
+
+
+def test_libzmq_reads_less_ahead_once_large_replies_come(router, connection):
+    outcomes = []
+    for _ in range(4):
+        ask(connection, outcomes)
+    socket = connection._current.socket
+    connection.step(time.monotonic())
+    asked = take(router)
+    router.send_multipart(replies((asked[0], [b"small"])))
+    step_until(connection, lambda: outcomes)
+    assert socket.get(zmq.RCVHWM) == MAX_UNREAD
+    for each in asked[1:]:
+        router.send_multipart(replies((each, [bytes(MAX_BYTES)])))
+    step_until(connection, lambda: len(outcomes) == 4)
+    assert socket.get(zmq.RCVHWM) == MAX_UNREAD_LARGE
 
 
 def test_replies_that_arrived_while_the_process_was_held_up_are_not_late(router, connection, monkeypatch):
