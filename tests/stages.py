@@ -1,7 +1,8 @@
 """Run the tests in stages, and say what each stage shows: the program behind `make test` and its relatives.
 
-Stages run one after another, the jobs of a stage at the same time: those that mostly compute beside those that mostly
-wait.  What the tests print goes to files in `build/tests`; a failure is shown with the command that repeats it.
+Stages run one after another, the jobs of a stage at the same time, up to `AT_ONCE`: those that mostly compute beside
+those that mostly wait.  What the tests print goes to files in `build/tests`; a failure is shown with the command that
+repeats it.
 """
 
 import argparse
@@ -25,10 +26,14 @@ PYTHON = sys.executable
 PROGRESS_SECONDS = 30.0
 """How often a line shows the progress when the output is not a terminal."""
 POLL_SECONDS = 0.2
+AT_ONCE = 6
+"""Jobs that run at the same time: most of them wait, for processes and for time to pass."""
 END_SECONDS = 10.0
 """How long jobs may take to end after Ctrl-C."""
 MAX_SHOWN_LINES = 80
 """Lines of a failed test's report that are shown; its log has all."""
+QUIET = ("-q", "--no-header", "--color=no")
+"""What each run of pytest is told, because its output goes to a file."""
 NO_TESTS = 5
 """pytest's exit code when it has selected no test."""
 
@@ -50,7 +55,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Stage:
-    """Jobs that run at the same time, and commands that follow when all have succeeded."""
+    """Jobs that run at the same time, those that take longest first, and commands that follow when all succeeded."""
 
     name: str
     shows: str
@@ -76,13 +81,13 @@ class Results:
 
 def pytest(name: str, *arguments: str, pure: bool = False) -> Job:
     """A run of pytest."""
-    return Job(name, (PYTHON, "-m", "pytest", "-q", "--no-header", *arguments), pure, is_pytest=True)
+    return Job(name, (PYTHON, "-m", "pytest", *QUIET, *arguments), pure, is_pytest=True)
 
 
 def covered(name: str, *arguments: str) -> Job:
     """A run of pytest on Python alone that records which branches are taken."""
     coverage = (PYTHON, "-m", "coverage", "run", "-p", "--source=zmdp", "-m")
-    run = ("pytest", "-q", "--no-header", "--hypothesis-profile=covered", *arguments)
+    run = ("pytest", *QUIET, "--hypothesis-profile=covered", *arguments)
     return Job(name, (*coverage, *run), pure=True, is_pytest=True)
 
 
@@ -120,7 +125,8 @@ UNITS = found(
     *(f"tests/workers/test_{name}.py" for name in ("session", "states")),
     but=COUNTED,
 )
-BROKER = found("tests/mdp/broker/test_broker*.py", "tests/mdp/wire/test_wire*.py")
+UNIT_PARTS = 3
+"""How many processes share them."""
 PROTOCOL = ["tests/conformance", "tests/simulation"]
 PATCHED = ["tests/workers/test_crashes.py"]
 """Programs whose machines are patched, which cannot be done with compiled ones."""
@@ -135,10 +141,10 @@ SPARK = [
 END_TO_END = "tests/spark/test_end_to_end.py"
 """All of them that `make test` runs."""
 ELSEWHERE = [*UNITS, *COUNTED, *PROTOCOL]
+ROOMS = {"titanic": 4, "processes": 2, "clients": 3, "docs": 1, "workers": 1, "spark": 1, "mdp": 1}
+"""Rooms of the stage `programs`, those that take longest first, and how many processes share the files of each."""
 
 STEALING = ("--dist", "worksteal")
-IN_ORDER = ("--dist", "loadfile", "--no-loadscope-reorder")
-"""In the order of their names no long file is left for the end, as it would be in xdist's."""
 
 TYPES = command("types", "-m", "mypy", "-p", "zmdp")
 LINT = [
@@ -151,8 +157,7 @@ LINT = [
 
 def units() -> tuple[list[Job], list[Job]]:
     """Return the unit tests, with coverage, and the commands that judge the coverage."""
-    rest = [path for path in UNITS if path not in BROKER]
-    jobs = [covered("broker", *BROKER), covered("other units", *rest)]
+    jobs = [covered(f"units {part + 1}", *UNITS[part::UNIT_PARTS]) for part in range(UNIT_PARTS)]
     report = ("-m", "coverage", "report", "--fail-under=100", f"--include={','.join(COVERED)}")
     then = [
         command("coverage", "-m", "coverage", "combine", "-q"),
@@ -161,10 +166,25 @@ def units() -> tuple[list[Job], list[Job]]:
     return jobs, then
 
 
+def programs(but: Sequence[str]) -> list[Job]:
+    """Return the tests of all rooms, except the given paths.
+
+    Each process collects the files of its job only: with pytest-xdist, each would collect all of them.
+    """
+    chosen = ("-m", "not long")
+    jobs = []
+    for room, parts in ROOMS.items():
+        files = [path for path in found(f"tests/{room}/**/test_*.py", but=but) if f"tests/{room}" not in but]
+        for part in range(min(parts, len(files))):
+            name = room if parts == 1 else f"{room} {part + 1}"
+            jobs.append(pytest(name, *chosen, *files[part::parts]))
+    ignored = [f"--ignore={path}" for path in [*but, *(f"tests/{room}" for room in ROOMS)]]
+    return [*jobs, pytest("others", *chosen, "tests", *ignored)]
+
+
 def quick_stages() -> list[Stage]:
     """What every Python runs: all but Spark, and nothing twice."""
     others = [*UNITS, *COUNTED, "tests/simulation", "tests/spark", "tests/docs", "tests/bench"]
-    ignored = [f"--ignore={path}" for path in others]
     chosen = ("-m", "not long")
     return [
         Stage(
@@ -173,7 +193,7 @@ def quick_stages() -> list[Stage]:
         ),
         Stage(
             "programs", "clients, workers, broker, Titanic, gateways: real sockets, real processes that are killed",
-            [pytest("programs", "-n", "4", "--dist", "loadfile", *chosen, "tests", *ignored)],
+            programs(but=others),
         ),
     ]  # fmt: skip
 
@@ -181,7 +201,6 @@ def quick_stages() -> list[Stage]:
 def test_stages() -> list[Stage]:
     """What `make test` runs."""
     jobs, then = units()
-    ignored = [f"--ignore={path}" for path in [*ELSEWHERE, END_TO_END]]
     chosen = ("-m", "not long")
     return [
         Stage(
@@ -197,10 +216,7 @@ def test_stages() -> list[Stage]:
         ),
         Stage(
             "programs", "clients, workers, Titanic, gateways, Spark: real processes that are killed; documentation",
-            [
-                pytest("spark", *chosen, END_TO_END),
-                pytest("programs", "-n", "5", *chosen, *IN_ORDER, "tests", *ignored),
-            ],
+            [pytest("end to end", *chosen, END_TO_END), *programs(but=[*ELSEWHERE, END_TO_END])],
         ),
     ]  # fmt: skip
 
@@ -295,10 +311,12 @@ def run_stage(stage: Stage, results: Results) -> bool:
 
 
 def _run_jobs(stage: Stage, jobs: Sequence[Job], results: Results) -> bool:
-    running = [Running(stage, job) for job in jobs]
+    waiting, running = list(jobs), list[Running]()
     progress = Progress(running)
     try:
-        while any(each.process.poll() is None for each in running):
+        while waiting or any(each.process.poll() is None for each in running):
+            while waiting and sum(each.process.poll() is None for each in running) < AT_ONCE:
+                running.append(Running(stage, waiting.pop(0)))
             time.sleep(POLL_SECONDS)
             progress.show()
     except KeyboardInterrupt:
