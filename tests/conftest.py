@@ -15,10 +15,12 @@ from support.processes import TIMEOUT_SECONDS
 
 pytest_plugins = ["support.results"]
 
-hypothesis.settings.register_profile("zmdp", deadline=None)  # on a busy machine, the time of an example says nothing
+# There are no deadlines: on a busy machine, the time of an example says nothing.
+hypothesis.settings.register_profile("zmdp", deadline=None, max_examples=25)
 hypothesis.settings.register_profile(
-    "covered", deadline=None, derandomize=True
+    "covered", deadline=None, max_examples=25, derandomize=True
 )  # so that coverage is the same each time
+hypothesis.settings.register_profile("long", deadline=None)
 hypothesis.settings.load_profile("zmdp")
 
 # Shells start background jobs with SIGINT ignored, and the processes that tests interrupt would inherit that.

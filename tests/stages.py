@@ -130,6 +130,8 @@ UNIT_PARTS = 3
 PROTOCOL = ["tests/conformance", "tests/simulation"]
 PATCHED = ["tests/workers/test_crashes.py"]
 """Programs whose machines are patched, which cannot be done with compiled ones."""
+PROPERTIES = [path for path in found("tests/**/test_*.py") if "from hypothesis" in (ROOT / path).read_text()]
+"""Files with properties, of which `make test` tries a quarter as many examples as `make test-long`."""
 COMPILED_UNITS = found("tests/mdp/wire/test_*.py", "tests/mdp/transport/test_*.py")
 """Units whose code exists twice, or whose compiled form does more than mypyc's translation."""
 SPARK = [
@@ -226,8 +228,11 @@ def long_stages() -> list[Stage]:
     ignored = [f"--ignore={path}" for path in [*PROTOCOL, *SPARK]]
     return [
         Stage(
-            "units compiled", "every unit of the protocol's core, compiled",
-            [pytest("units", "-n", "3", *UNITS)],
+            "units compiled", "every unit of the protocol's core, compiled; more examples of each property",
+            [
+                pytest("units", "-n", "2", *UNITS),
+                pytest("properties", "-n", "2", "-m", "hypothesis", "--hypothesis-profile=long", *PROPERTIES),
+            ],
         ),
         Stage(
             "protocol at length", "hundreds of seeds, pure and compiled; each rule in pure Python too",
