@@ -21,7 +21,7 @@ from zmdp.mdp import compiled
 SEEDS = 600
 CHUNK = 25
 """Seeds per test, few enough for the timeout of a test on a busy machine."""
-QUICK = 50
+QUICK = 25
 """Seeds that `make test` runs in pure Python, beside those of `EXPLORED`, which it runs compiled."""
 EXPLORED = 100
 """Seeds in which every event in `RARE` must happen."""
