@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -381,9 +382,9 @@ def test_an_idle_broker_exits_with_0():
         (["/srv/app.py:worker"], "use app:worker with /srv as the current directory"),
         (["os:name"], "os:name is of type str: expected a zmdp.Services, a zmdp.Worker or AsyncWorker, or a"),
         (["os:getcwd"], "os:getcwd is a function: name the service that it offers with --service NAME"),
-        (["zmdp.workers.echo:worker", "--service", "mmi.x"], "service 'mmi.x' is reserved: the broker itself offers"),
+        (["sound:worker", "--service", "mmi.x"], "service 'mmi.x' is reserved: the broker itself offers"),
         (["zmdp.workers.echo:worker", "--concurrency", "0"], "a whole number of requests (greater than 0), got '0'"),
-        (["zmdp.workers.echo:worker", "--service", "a\tb"], "is not a valid service name"),
+        (["sound:worker", "--service", "a\tb"], "is not a valid service name"),
         (
             ["zmdp.workers.echo:worker", "--codec", "json"],
             "is a worker, which has its own codec: remove --codec",
@@ -392,21 +393,24 @@ def test_an_idle_broker_exits_with_0():
         (["zmdp.workers.echo:worker", "--protocol", "3"], "'3' is not one of 'X1', '0.2', '0.1'"),
         (["asyncio:sleep"], "asyncio:sleep is a function: name the service that it offers with --service NAME"),
         (["eager:worker"], "handler of 'x' is for asyncio: it needs an AsyncWorker"),
-        (["zmdp.workers.echo:worker", "--heartbeat", "0.001"], "heartbeat is 0.001: it must be 0.01 seconds or more"),
+        (["sound:worker", "--heartbeat", "0.001"], "heartbeat is 0.001: it must be 0.01 seconds or more"),
         (["broken:worker"], "SyntaxError"),
         (["raising:worker"], "raising.py:2)"),
     ],
 )
-def test_a_worker_that_cannot_be_used_is_one_line(tmp_path, arguments, told):
+def test_a_worker_that_cannot_be_used_is_one_line(tmp_path, monkeypatch, in_this_process, arguments, told):
     (tmp_path / "broken.py").write_text("def\n")
     (tmp_path / "raising.py").write_text("\n1/0\n")
     (tmp_path / "missing.py").write_text("import nowhere\n")
     text = "import asyncio\nfrom zmdp.workers import Worker\nworker = Worker('x', asyncio.sleep)\n"
     (tmp_path / "eager.py").write_text(text)
-    with process("mdworker", *arguments, cwd=tmp_path) as running:
-        assert running.wait() == 2
-        (line,) = running.stderr.splitlines()
-        assert told in line
+    (tmp_path / "sound.py").write_text("from zmdp.workers import Worker\nworker = Worker('echo', list)\n")
+    monkeypatch.delitem(sys.modules, "sound", raising=False)  # a worker can be started only once
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the command adds its directory
+    monkeypatch.chdir(tmp_path)
+    result = in_this_process("mdworker", *arguments)
+    assert result.returncode == 2
+    assert told in one_line(result)
 
 
 @pytest.mark.parametrize("command", ["mdp-broker", "mdclient", "mdworker", "titanic", "mdp-spark"])
