@@ -185,13 +185,16 @@ def programs(but: Sequence[str]) -> list[Job]:
 
 
 def quick_stages() -> list[Stage]:
-    """What every Python runs: all but Spark, and nothing twice."""
-    others = [*UNITS, *COUNTED, "tests/simulation", "tests/spark", "tests/docs", "tests/bench"]
+    """What every Python runs: all that could depend on it, except Spark, and nothing twice."""
+    same = [f"tests/{room}" for room in ("simulation", "spark", "docs", "bench", "attacks", "deploy", "soak")]
+    others = [*UNITS, *COUNTED, *same]
     chosen = ("-m", "not long")
     return [
         Stage(
-            "units", "types; the protocol's core, without sockets",
-            [TYPES, pytest("units", "-n", "2", "--dist", "loadfile", *chosen, *UNITS, pure=True)],
+            "units", "the protocol's core, without sockets",
+            [
+                pytest(f"units {part + 1}", *chosen, *UNITS[part::UNIT_PARTS], pure=True) for part in range(UNIT_PARTS)
+            ],
         ),
         Stage(
             "programs", "clients, workers, broker, Titanic, gateways: real sockets, real processes that are killed",
