@@ -207,7 +207,7 @@ def test_replies_become_columns():
     kind = pa.struct([("path", pa.string()), ("width", pa.int64())])
     columns = value_columns(Resize, kind)
     timeout = RequestTimeout("late", service="s")
-    outcomes = [b'{"path":"a"}', None, b'{"path":1}', timeout, b'{"path":"b","width":99999999999999999999}']
+    outcomes = [[b'{"path":"a"}'], None, [b'{"path":1}'], timeout, [b'{"path":"b","width":99999999999999999999}']]
     replies, codes, errors = (each.to_pylist() for each in columns(outcomes))
     assert replies == [{"path": "a", "width": 80}, None, None, None, None]
     assert codes == [200, None, 500, 408, 500]
@@ -241,7 +241,7 @@ def test_fields_that_a_reply_lacks_have_their_defaults():
         ]
     )
     replies, _, errors = value_columns(Outer, kind)(
-        [b'{"jobs":{"a":[{"path":"x"}]}}', b'{"jobs":{},"the kind":"blue"}']
+        [[b'{"jobs":{"a":[{"path":"x"}]}}'], [b'{"jobs":{},"the kind":"blue"}']]
     )
     assert replies.to_pylist() == [
         {
@@ -263,7 +263,7 @@ def test_values_of_every_type():
         UUID(int=7), Colour.RED, Level.HIGH, {"tag"}, [0.5], {"a": None}, Renamed(5), {"sizes": [None]},
     )  # fmt: skip
     made = value_columns(Everything, _arrow_type(reply_type(service)[0]))
-    replies, codes, _ = made(service.reply.encode(sent))
+    replies, codes, _ = made([service.reply.encode(sent)])
     assert codes.to_pylist() == [200]
     (reply,) = replies.to_pylist()
     assert list(reply.values()) == [
