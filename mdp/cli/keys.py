@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
-from ..access import LIMITS, MMI, load
+from ..access import LIMITS, MMI, Permissions, load
 from ..certificates import PUBLIC_SUFFIX, read_certificate
 from ..errors import SettingError
 from ..keys import create_keys
@@ -127,7 +127,7 @@ def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> No
     created = not access.exists()
     permissions = access_file.allow(access, role, keys, given).roles[role]
     added = f"added {', '.join(keys)}; it" if keys else "it"
-    _explain(f"role {role}: {added} may call {_listed(permissions.call)}, and offer {_listed(permissions.offer)}")
+    _explain(f"role {role}: {added} {_allowed(permissions)}")
     if not permissions.call and not permissions.offer and permissions.mmi != "all":
         _explain(f"role {role} may neither call nor offer any service yet: add --call or --offer")
     if created:
@@ -183,6 +183,19 @@ def ls(access: Path, as_json: bool) -> None:
     widths = {name: max((len(row[name]) for row in rows), default=0) for name in ("role", "name")}
     for row in rows:
         click.echo(f"{row['role']:{widths['role']}}  {row['name']:{widths['name']}}  {row['public_key']}")
+
+
+def _allowed(role: Permissions) -> str:
+    """Return what the role may do, limits aside."""
+    text = f"may call {_listed(role.call)}, and offer {_listed(role.offer)}"
+    others = {
+        f"mmi {role.mmi}": role.mmi != Permissions.mmi and not role.admin,  # which implies it
+        "admin": role.admin,
+        "on behalf": role.on_behalf,
+        "link": role.link,
+    }
+    named = [name for name, has in others.items() if has]
+    return f"{text}; {', '.join(named)}" if named else text
 
 
 def _listed(patterns: Sequence[str]) -> str:

@@ -112,6 +112,21 @@ def test_allow_warns_of_a_role_that_may_do_nothing(access, permission, warned):
     assert ("role ops may neither call nor offer any service yet: add --call or --offer" in err) == warned
 
 
+@pytest.mark.parametrize(
+    ("permissions", "told"),
+    [
+        (["--admin"], "offer nothing; admin\n"),
+        (["--mmi", "all", "--on-behalf", "--call", "a"], "may call a, and offer nothing; mmi all, on behalf\n"),
+        (["--link", "--offer", "*"], "may call nothing, and offer *; link\n"),
+        (["--mmi", "none", "--call", "a"], "may call a, and offer nothing; mmi none\n"),
+        (["--call", "a"], "may call a, and offer nothing\n"),
+    ],
+)
+def test_allow_tells_everything_that_the_role_may_do(access, permissions, told):
+    _, err = keys("allow", "ops", *permissions, "--access", "access.toml")
+    assert told in err
+
+
 def test_allow_takes_a_key_itself_and_keeps_files_relative_to_the_access_file(access, monkeypatch):
     folder = access.parent
     (folder / "elsewhere").mkdir()
