@@ -17,9 +17,10 @@ def as_text(access: Access) -> str:
     text = [_table(f"{access.path}", rows)]
     for name, role in access.roles.items():
         limits = [f"{getattr(role, each.name)} {_words(each.name)}" for each in LIMITS if getattr(role, each.name)]
+        tokens = _tokens(access, name)
         rows = [
-            ("keys", ", ".join(access.keys_of(name)) or "none: nobody has this role"),
-            ("tokens", ", ".join(f"{each[:SHOWN_DIGEST]}…" for each in _tokens(access, name)) or "none"),
+            ("keys", ", ".join(access.keys_of(name)) or ("none" if tokens else "none: nobody has this role")),
+            ("tokens", ", ".join(f"{each[:SHOWN_DIGEST]}…" for each in tokens) or "none"),
             ("may call", " ".join(role.call) or "nothing"),
             ("may offer", " ".join(role.offer) or "nothing"),
             ("mmi", role.mmi),

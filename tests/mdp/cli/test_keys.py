@@ -294,6 +294,11 @@ def test_check_prints_who_may_do_what(access):
     (digest,) = tomllib.loads(access.read_text())["roles"]["shop"]["tokens"]
     _, out, _ = check("--access", str(access))
     assert f"  tokens     {digest[:15]}…\n" in out
+    keys("revoke", "shop.key", "--access", "access.toml")
+    assert "  keys       none\n" in check("--access", str(access))[1]
+    keys("allow", "empty", "--call", "a", "--access", "access.toml")
+    assert "  keys       none: nobody has this role\n" in check("--access", str(access))[1]
+    keys("allow", "shop", "shop.key", "--access", "access.toml")
     code, out, _ = check("--json", "--access", str(access))
     assert code == 0
     assert json.loads(out)["roles"]["shop"]["tokens"] == [digest]
