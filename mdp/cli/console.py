@@ -175,7 +175,7 @@ def _explain(error: click.UsageError) -> str:
         text = f"No such option '{error.option_name}': use '{known.opts[0]} {known.make_metavar(error.ctx)}'"
     elif isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
         text = f"{text.rstrip('.')}: {error.param.help or ''}"
-    return f"{text.rstrip('.?')}. See '{error.ctx.command_path} --help'"
+    return f"{text if text.endswith('?') else text.rstrip('.') + '.'} See '{error.ctx.command_path} --help'"
 
 
 def _known_as(error: click.NoSuchOption) -> click.Parameter | None:
@@ -244,7 +244,7 @@ class Group(Command, click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError:
             near = get_close_matches(args[0], self.list_commands(ctx), 1, cutoff=0.75)
-            advice = f"did you mean {near[0]}" if near else self.advice_about(args[0])
+            advice = f"did you mean {near[0]}?" if near else self.advice_about(args[0])
             raise click.UsageError(f"No such command {args[0]!r}" + (f": {advice}" if advice else ""), ctx) from None
 
     def advice_about(self, word: str) -> str:

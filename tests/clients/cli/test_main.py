@@ -146,7 +146,7 @@ def test_a_request_whose_worker_is_lost(attempts, waits, hint):
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("echo", "`mdclient call echo` calls a service"), ("sevices", "did you mean services")]
+    ("word", "hint"), [("echo", "`mdclient call echo` calls a service"), ("sevices", "did you mean services?")]
 )
 def test_a_service_is_not_a_command(word, hint):
     with pytest.raises(click.UsageError) as caught:

@@ -289,7 +289,7 @@ def test_an_option_in_front_of_its_command(lazy, outcome):
 
 @pytest.mark.parametrize(("wrong", "meant"), [("lter", "later"), ("nw", "now")])
 def test_a_misspelt_command_of_a_lazy_group(lazy, outcome, wrong, meant):
-    assert outcome(lazy, wrong) == (2, f"prog: No such command '{wrong}': did you mean {meant}. See 'prog --help'\n")
+    assert outcome(lazy, wrong) == (2, f"prog: No such command '{wrong}': did you mean {meant}? See 'prog --help'\n")
 
 
 def test_several_options_are_added_in_their_order(outcome):
