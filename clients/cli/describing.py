@@ -55,7 +55,7 @@ def stub(*, services: tuple[str, ...], as_json: bool, **connection: Any) -> None
 def _lines(description: Description) -> list[str]:
     lines = [f"{description.service}: {_workers(description.workers)}"]
     for about in description.abouts:
-        told = [f"version {about.version}" if about.version else "", about.codec]
+        told = [f"version {about.version}" if about.version else "", f"codec {about.codec}" if about.codec else ""]
         if len(description.abouts) > 1:
             told.insert(0, _workers(about.workers))
         title = ", ".join(each for each in told if each)

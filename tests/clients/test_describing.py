@@ -92,8 +92,8 @@ def test_workers_at_all_brokers_describe_a_service():
                 assert asyncio.run(described()) == found
                 shown = run("describe", "echo", "--broker", at)
                 assert shown == (
-                    "echo: 4 workers\n\n2 workers, version 2, json\n\nGreet.\n\nrequest: str\nreply:   Any\n\n"
-                    "1 worker, version 3, json\n\nGreet.\n\nrequest: str\nreply:   Any\n\n"
+                    "echo: 4 workers\n\n2 workers, version 2, codec json\n\nGreet.\n\nrequest: str\nreply:   Any\n\n"
+                    "1 worker, version 3, codec json\n\nGreet.\n\nrequest: str\nreply:   Any\n\n"
                     "1 worker of these say nothing of it\n"
                 )
 
@@ -146,7 +146,7 @@ def test_services_describe_themselves():
     }  # fmt: skip
     assert json.loads(printed) == described.as_dict()
     assert shown == (
-        "double: 1 worker\n\nversion 1.4, json\n\nReturn twice the number.\n\nrequest: int\nreply:   int\n\n"
+        "double: 1 worker\n\nversion 1.4, codec json\n\nReturn twice the number.\n\nrequest: int\nreply:   int\n\n"
         "submission: retries=3, ttl=60.0\n"
     )
     assert json.loads(quoted) == {"code": code}
