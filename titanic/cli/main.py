@@ -89,6 +89,9 @@ def request(
     Once you have the UUID, the request is on disk: it survives any crash and will be executed as soon as a worker
     offers the service. Anyone who knows the UUID can fetch the reply and close the request, unless the broker has
     access control: then only the role that submitted it can, and admins.
+
+    A BODY is stored as it is, since there may be no worker yet that tells its types: for a service that takes a text
+    as JSON, write '"hello"', not hello.
     """
     frames = bodies.frames(body)
     ticket = _titanic(client).submit(service, *frames, headers=headers, **options)

@@ -42,6 +42,8 @@ def add(
 
     Several Titanics with the same database submit each occurrence once. When clocks change, --cron works as in
     Debian: what is skipped runs right after, and what comes twice runs once, unless its minutes or hours are *.
+
+    A BODY is stored as it is: for a service that takes a text as JSON, write '"hello"', not hello.
     """
     if options["cron"] is None and options["every"] is None:
         raise click.UsageError(_how_to_recur((service, *body)))
