@@ -26,7 +26,7 @@ PYTHON = sys.executable
 PROGRESS_SECONDS = 30.0
 """How often a line shows the progress when the output is not a terminal."""
 POLL_SECONDS = 0.2
-AT_ONCE = 8
+AT_ONCE = 6
 """Jobs that run at the same time: most of them wait, for processes and for time to pass."""
 END_SECONDS = 10.0
 """How long jobs may take to end after Ctrl-C."""

@@ -181,7 +181,7 @@ def test_a_stream_calls_once_for_each_key(spark, endpoint, counts, tmp_path):
         replies = call_service(keyed, "up", input="value", key="key", broker=endpoint)
         finish(
             replies.writeStream.foreachBatch(lambda frame, number: found.append(frame.collect()))
-            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         )  # fmt: skip
 
     found = []
@@ -254,7 +254,7 @@ def test_a_stream_writes_once_and_reads_again_what_spark_repeats(spark, db, tmp_
     """Spark repeats the micro-batch of either stream, as if it had died before it had noted its end."""
 
     def run(stream, name):
-        finish(stream.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True).start())
+        finish(stream.option("checkpointLocation", str(tmp_path / name)).trigger(availableNow=True))
 
     def write():
         lines = spark.readStream.format("text").load(str(tmp_path / "in")).selectExpr("value AS request")

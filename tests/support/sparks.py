@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -114,12 +115,25 @@ def task_pids(folder, tasks=2):
 # ── streams ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def finish(query):
-    """Wait until a streaming query has ended by itself."""
-    try:
-        assert query.awaitTermination(SPARK_TIMEOUT_SECONDS)
-    finally:
-        query.stop()
+def finish(stream):
+    """Start a streaming query, and wait until it has ended by itself.
+
+    Spark gives the Python process of a data source ten seconds to start, also on a busy machine.  A query that this has
+    ended continues from its checkpoint.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    until = time.monotonic() + SPARK_TIMEOUT_SECONDS
+    while True:
+        query = stream.start()
+        try:
+            assert query.awaitTermination(SPARK_TIMEOUT_SECONDS)
+            return
+        except StreamingQueryException as error:
+            if "Python worker failed to connect back" not in str(error) or time.monotonic() > until:
+                raise
+        finally:
+            query.stop()
 
 
 def forget_last_batch(checkpoint):

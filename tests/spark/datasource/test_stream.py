@@ -20,7 +20,7 @@ def run(spark, db, tmp_path):
         finish(
             spark.readStream.format("titanic").schema("id long, reply string").option("db", db.url).options(**options)
             .load().writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / checkpoint))
-            .trigger(availableNow=True).start()
+            .trigger(availableNow=True)
         )  # fmt: skip
         return batches
 

@@ -108,7 +108,7 @@ def stream(spark, db, tmp_path):
         finish(
             lines.selectExpr("value AS request").writeStream.format("titanic")
             .option("db", db.url).option("service", "s").option("checkpointLocation", str(tmp_path / checkpoint))
-            .options(**options).trigger(availableNow=True).start()
+            .options(**options).trigger(availableNow=True)
         )  # fmt: skip
 
     return run
