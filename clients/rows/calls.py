@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from ...mdp import wire
@@ -42,7 +41,6 @@ RowOutcome = list[bytes] | RequestError
 """The reply to a row, or why the row failed."""
 
 log = logging.getLogger("zmdp.client")
-_service_name = lru_cache(maxsize=1024)(wire.service_name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,8 +268,8 @@ class RowCalls:
             settings = self._settings
             try:
                 row.call = self._direct.begin(
-                    row, _service_name(row.service), (row.body,), timeout=settings.timeout, headers=settings.headers,
-                    retry=settings.retry, stream=False,
+                    row, wire.service_name(row.service), (row.body,), timeout=settings.timeout,
+                    headers=settings.headers, retry=settings.retry, stream=False,
                 )  # fmt: skip
             except ZmdpError as error:
                 self.answered(row, error)
@@ -367,7 +365,7 @@ def _row_error(row: Row, error: Exception) -> RequestError:
         return error.with_traceback(None)
     if isinstance(error, SettingError):
         return RequestRejected(str(error), service=row.service, code=Code.MALFORMED, text=str(error))
-    log.error("unexpected error in a request", exc_info=error)
+    log.error("unexpected error in a request to service %r", row.service, exc_info=error)
     return ServiceError(Code.FAILED, f"{type(error).__name__}: {error}", service=row.service)
 
 

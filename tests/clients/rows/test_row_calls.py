@@ -81,43 +81,34 @@ def test_answers_keep_the_order_of_rows(server):
         assert ask(server, [b"0", b"1", b"2", b"3"]) == [Answer(str(n), 200, None) for n in range(4)]
 
 
-@pytest.mark.parametrize("window", [1, 3])
-def test_the_window_limits_outstanding_requests(server, window):
-    most = [0]
+def most_outstanding(server, rows, concurrency=1, **settings):
+    """Return the maximum number of requests that the broker had at a time."""
+    most = 0
 
     def handler(request):
-        most[0] = max(most[0], len(server.broker.registry.numbered))
+        nonlocal most
+        most = max(most, len(server.broker.registry.numbered))
         return request
 
-    with worker(server, handler, concurrency=2):
-        ask(server, [b"x"] * 100, window=window)
-    assert 1 <= most[0] <= window
+    with worker(server, handler, concurrency=concurrency):
+        assert {answer.code for answer in ask(server, rows, **settings)} == {200}
+    return most
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_window_limits_outstanding_requests(server, window):
+    assert 1 <= most_outstanding(server, [b"x"] * 100, concurrency=2, window=window) <= window
 
 
 def test_the_window_grows_while_rows_are_answered_quickly(server, monkeypatch):
     monkeypatch.setattr(calls, "WINDOW_SECONDS", TIMEOUT_SECONDS)  # however busy the machine is
-    most = [0]
-
-    def handler(request):
-        most[0] = max(most[0], len(server.broker.registry.numbered))
-        return request
-
-    with worker(server, handler):
-        ask(server, [b"x"] * 1500, window=None, timeout=10 * TIMEOUT_SECONDS)
-    assert calls.MIN_WINDOW < most[0] <= calls.MAX_WINDOW
+    most = most_outstanding(server, [b"x"] * 1500, window=None, timeout=10 * TIMEOUT_SECONDS)
+    assert calls.MIN_WINDOW < most <= calls.MAX_WINDOW
 
 
 def test_the_window_stays_small_while_rows_are_slow(server, monkeypatch):
     monkeypatch.setattr(calls, "WINDOW_SECONDS", 0.0)
-    most = [0]
-
-    def handler(request):
-        most[0] = max(most[0], len(server.broker.registry.numbered))
-        return request
-
-    with worker(server, handler):
-        ask(server, [b"x"] * 2000, window=None)
-    assert most[0] <= calls.MIN_WINDOW
+    assert most_outstanding(server, [b"x"] * 2000, window=None) <= calls.MIN_WINDOW
 
 
 def test_a_window_that_has_grown_does_not_let_rows_time_out(server, monkeypatch):
@@ -308,13 +299,4 @@ def test_a_row_that_is_too_large_is_not_sent(server, monkeypatch):
 def test_outstanding_bytes_are_limited(server, monkeypatch):
     """The window alone would allow all ten rows."""
     monkeypatch.setattr(calls, "MAX_OUTSTANDING_BYTES", 25)
-    most = [0]
-
-    def handler(request):
-        most[0] = max(most[0], len(server.broker.registry.numbered))
-        return request
-
-    with worker(server, handler):
-        found = ask(server, [b"1234567890"] * 100, window=10)
-    assert {answer.code for answer in found} == {200}
-    assert most[0] in {2, 3}
+    assert most_outstanding(server, [b"1234567890"] * 100, window=10) in {2, 3}
