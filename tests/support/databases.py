@@ -72,8 +72,8 @@ class Database:
     def requests(self):
         """Return all stored requests, in order."""
         with self.engine.begin() as connection:
-            return [SimpleNamespace(**row) for row in connection.execute(
-                sa.select(tables.REQUESTS).order_by(tables.R.id)).mappings()]  # fmt: skip
+            rows = connection.execute(sa.select(tables.REQUESTS).order_by(tables.R.id)).mappings().all()
+        return [SimpleNamespace(**row) for row in rows]
 
     def count(self, table="titanic_requests"):
         return self.run(f"SELECT count(*) FROM {table}")[0][0]
