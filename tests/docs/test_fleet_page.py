@@ -23,7 +23,7 @@ def blocks(language):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_the_commands_of_the_page(tmp_path):
     skip_without_java()
     (module,) = blocks("python")

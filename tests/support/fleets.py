@@ -16,7 +16,7 @@ from zmdp.mdp.errors import ZmdpError
 from zmdp.spark import control
 
 HERE = Path(__file__).parents[1] / "spark"
-SPARK_TIMEOUT_SECONDS = 240.0
+SPARK_TIMEOUT_SECONDS = 600.0
 """How long tests wait for something that starts Spark, on a busy machine."""
 BEATS = ("--heartbeat", "0.2", "--liveness", "600")
 SMALL = (

@@ -16,7 +16,7 @@ from support.sparks import QUICK, task_pids
 
 from zmdp.clients import Client, RequestCancelled, ServiceError
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java"), pytest.mark.timeout(2400)]
 HERE = Path(__file__).parents[1]
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
 JOBS = [part for name in ("gated", "rows", "value") for part in ("--job", f"{name}=batch_jobs:{name}")]

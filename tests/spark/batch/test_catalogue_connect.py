@@ -35,7 +35,7 @@ CATALOGUE = """
 
 @pytest.mark.long
 @pytest.mark.usefixtures("java")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_tables_and_catalogs_on_connect(tmp_path, endpoint):
     (tmp_path / "people").mkdir()
     pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "people" / "a.parquet")

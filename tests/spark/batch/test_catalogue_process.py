@@ -9,7 +9,7 @@ from support.sparks import QUICK
 
 from zmdp.clients import Client, ServiceError
 
-pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(2400)]
 SMALL = (
     "--master", "local[1]", "--conf", "spark.ui.enabled=false",
     "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

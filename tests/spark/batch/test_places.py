@@ -15,7 +15,7 @@ from support.standalone import standalone
 from zmdp.clients import Client, ServiceError
 from zmdp.spark import control
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java"), pytest.mark.timeout(2400)]
 JOBS = [name for name, job in vars(place_jobs).items() if getattr(job, "__module__", "") == "place_jobs"]
 
 

@@ -317,7 +317,7 @@ def test_the_commands(callers):
 
 
 @pytest.mark.usefixtures("java")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_roles_on_connect(tmp_path):
     with connected(tmp_path) as session:
         port = session.client._builder.endpoint.rpartition(":")[2]

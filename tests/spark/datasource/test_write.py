@@ -175,7 +175,7 @@ rows.write.format("titanic").option("db", sys.argv[1]).option("service", "s").op
 """
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_a_killed_driver_writes_nothing_and_its_job_can_be_repeated(spark, db, write, tmp_path):
     driver = subprocess.Popen([sys.executable, "-c", DRIVER, db.url], cwd=tmp_path, start_new_session=True)
     try:

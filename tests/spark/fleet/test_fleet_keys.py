@@ -20,7 +20,7 @@ from zmdp.spark import control
 pytestmark = [
     pytest.mark.long,
     pytest.mark.usefixtures("java"),
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(2400),
 ]
 QUICK = ("--heartbeat", "0.2", "--liveness", "50")
 ONE_EXECUTOR = ("--master", "local-cluster[1,1,1024]", "--reserve", "0")

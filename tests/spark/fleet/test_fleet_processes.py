@@ -9,7 +9,7 @@ from support.sparks import QUICK
 
 from zmdp.spark import control
 
-pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(2400)]
 
 
 @pytest.mark.long

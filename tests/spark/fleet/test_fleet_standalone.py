@@ -11,7 +11,7 @@ from support.processes import alive, broker, eventually, process
 from support.sparks import QUICK
 from support.standalone import standalone
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("java"), pytest.mark.timeout(2400)]
 MEMORY = ("--conf", "spark.executor.memory=512m")
 HANDLERS = str(HERE / "fleet_handlers.py")
 

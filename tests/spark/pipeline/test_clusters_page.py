@@ -115,7 +115,7 @@ def test_the_secrets_of_kubernetes(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("java")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_a_standalone_cluster_with_keys(tmp_path):
     create_keys("A standalone cluster, with keys", tmp_path)
     (tmp_path / "words.py").write_text('def count(request): return b"%d" % len(request[0].split())\n')

@@ -10,7 +10,7 @@ from zmdp.mdp.errors import SettingError
 from zmdp.spark.pipeline import call_service, register_function
 from zmdp.workers import Worker
 
-pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(2400)]
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def run(*command):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("java")
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("how", [[], ["--durable"]])
 def test_the_example(example, tmp_path, how):
     out = tmp_path / "out"
