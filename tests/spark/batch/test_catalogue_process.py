@@ -28,7 +28,7 @@ def test_check_prints_a_line_for_each_and_exits_with_1_if_one_fails(tmp_path):
     config.write_text(f"{PEOPLE}\n[tables.missing]\nformat = 'csv'\npath = 'missing'\n[jobs]\none = 'some_jobs:one'")
     (tmp_path / "people.csv").write_text("ann\n")
     (tmp_path / "some_jobs.py").write_text("def one(spark, n: int = 1): return n\n")
-    done = run("mdp-spark", "batch", "--check", "--config", str(config), *SMALL)
+    done = run("mdp-spark", "batch", "--check", "--config", str(config), *SMALL, timeout=SPARK_TIMEOUT_SECONDS)
     first, second, third, *others = done.stdout.decode().splitlines()
     assert first == "ok       table people: name:string"
     assert second.startswith("failed   table missing: [PATH_NOT_FOUND]")

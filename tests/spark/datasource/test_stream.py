@@ -1,7 +1,6 @@
 """Spark reads Titanic's requests as a stream, also after it died; tests/titanic/test_offsets.py has the rules."""
 
 import pytest
-from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.sparks import finish, forget_last_batch
 
 pytestmark = pytest.mark.long
@@ -46,9 +45,9 @@ def test_a_restarted_stream_continues_and_repeats_its_last_batch(db, run, tmp_pa
 
 
 def test_errors_of_a_stream_say_what_to_do(spark, tmp_path):
-    query = (
+    stream = (
         spark.readStream.format("titanic").option("db", str(tmp_path / "nowhere.db")).load()
-        .writeStream.format("memory").queryName("nothing").start()
+        .writeStream.format("memory").queryName("nothing")
     )  # fmt: skip
     with pytest.raises(Exception, match=r"there is no database .*nowhere.db"):
-        query.awaitTermination(SPARK_TIMEOUT_SECONDS)
+        finish(stream)

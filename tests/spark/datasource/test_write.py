@@ -193,17 +193,14 @@ def test_a_killed_driver_writes_nothing_and_its_job_can_be_repeated(spark, db, w
     assert db.left_over == (0, 0)
 
 
-def test_from_rows_to_replies(spark, db, write, read, endpoint):
+def test_from_rows_to_replies(spark, db, write, endpoint, tmp_path):
     with serving(endpoint, db.url), Worker("upper", lambda request: request[0].upper(), broker=endpoint, **BEATS):
         write(spark.createDataFrame([("a",), ("b",), ("c",)], "request string"), service="upper")
-        query = (
-            spark.readStream.format("titanic").option("db", db.url).schema("request string, reply string, state string")
-            .load().writeStream.format("memory").queryName("ends").start()
-        )  # fmt: skip
-        try:
-            eventually(lambda: query.processAllAvailable() or spark.table("ends").count() == 3, SPARK_TIMEOUT_SECONDS)
-        finally:
-            query.stop()
-    assert sorted(tuple(row) for row in spark.table("ends").collect()) == [
-        ("a", "A", "done"), ("b", "B", "done"), ("c", "C", "done"),
-    ]  # fmt: skip
+        eventually(lambda: all(each.ended for each in db.requests()), SPARK_TIMEOUT_SECONDS)
+    found = []
+    finish(
+        spark.readStream.format("titanic").option("db", db.url).schema("request string, reply string, state string")
+        .load().writeStream.foreachBatch(lambda frame, number: found.extend(frame.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+    )  # fmt: skip
+    assert sorted(map(tuple, found)) == [("a", "A", "done"), ("b", "B", "done"), ("c", "C", "done")]
