@@ -163,7 +163,8 @@ test-loaded: java browser $(VENV)/dev.installed
 	@$(STAGES) test --load 4
 	@$(STAGES) test --load 4
 
-# Each other Python that is found, also by pyenv, gets a virtual environment of its own.
+# Each other Python that is found, also by pyenv, gets a virtual environment of its own, compiled quickly rather than
+# well.
 python = $(shell python$(1) -c 'import sys; print(sys.executable)' 2>/dev/null || \
 	ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$(1).*/bin/python$(1) 2>/dev/null | tail -1)
 PYTHONS := 3.11 3.12 3.13
@@ -173,7 +174,7 @@ test-pythons:
 	@for version in $(OTHERS); do $(MAKE) --no-print-directory test-python-$$version || exit 1; done
 test-python-%:
 	@echo "Python $*"
-	@$(MAKE) --no-print-directory PYTHON=$(call python,$*) VENV=.venv-$* quick
+	@MYPYC_OPT_LEVEL=0 $(MAKE) --no-print-directory PYTHON=$(call python,$*) VENV=.venv-$* quick
 
 quick: $(VENV)/dev.installed
 	@$(STAGES) quick

@@ -3,7 +3,7 @@
 Cython compiles `CYTHON`, of which `batch.py` also runs uncompiled; mypyc compiles `MACHINES`, which all do.  If a
 compiler is missing or fails, the build continues in pure Python and says so; with `ZMDP_PURE=0` it fails, so that a
 release has no wheel that is less than its name says.  With `ZMDP_PURE=1` nothing is compiled; `mdp-broker --version`
-reports what is in use.
+reports what is in use.  `MYPYC_OPT_LEVEL` is the C compiler's -O for the machines: with 0, tests start sooner.
 """
 
 import os
@@ -146,7 +146,7 @@ def _machines() -> list[Extension]:
             _moved(each)
             for each in mypycify(
                 ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", *MACHINES],
-                opt_level="2",
+                opt_level=os.environ.get("MYPYC_OPT_LEVEL", "2"),
                 debug_level="0",
                 group_name="zmdp.machines",
             )
