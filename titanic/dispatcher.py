@@ -166,7 +166,9 @@ class Dispatcher:
             self.abandon(running)
 
     def abandon(self, running: Running) -> None:
-        """Give up a request that belongs to another Titanic now, or was closed."""
+        """Give up a request that belongs to another Titanic now, or was closed, unless that was done before."""
+        if self._running.get(running.claimed.id) is not running:
+            return
         if running.attempt is None:
             running.lane.drop(running)
             self._forget(running)

@@ -1,11 +1,15 @@
 """What maintenance does about requests that the database has and this Titanic does not know."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
+from uuid import uuid4
 
 from support.titanics import rooms_of
 
 from zmdp.titanic import store
+
+NOTHING = store.Findings(held={}, services=[], next_due=None, waiting=None)
 
 
 def test_requests_that_this_titanic_does_not_know_are_put_back():
@@ -30,5 +34,26 @@ def test_requests_that_this_titanic_does_not_know_are_put_back():
         rooms.dispatcher._running[8] = None  # the answer to the first has made it known
         rooms.maintenance._put_back_strays({7: 1, 8: 1})
         assert put_back == [7]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_is_closed_during_a_round_is_given_up_once():
+    """Before it was sent to the broker: the close is committed with the round, which then does not find it either."""
+
+    async def scenario():
+        rooms = rooms_of()
+        lane = rooms.dispatcher.lane("echo")
+        closed, other = (
+            store.Claimed(number, uuid4(), "echo", "me", 1, 0, 0, 0, None, None, b"body", "") for number in (7, 8)
+        )
+        for each in (closed, other):
+            rooms.dispatcher._add(lane, each)
+        known = dict(rooms.dispatcher.running)
+        rooms.dispatcher.closed(closed.id)
+        rooms.maintenance._apply(replace(NOTHING, held={other.id: 1}), known)
+        assert [each.claimed for each in lane.buffer] == [other]
+        rooms.maintenance._apply(NOTHING, dict(rooms.dispatcher.running))  # the other one as well, by somebody else
+        assert (rooms.dispatcher.running, list(lane.buffer), rooms.dispatcher._bytes) == ({}, [], 0)
 
     asyncio.run(scenario())
