@@ -152,7 +152,7 @@ def test_show_names_the_titanic_that_runs_a_request(do, each):
 def test_the_partials_shown_are_those_of_the_latest_attempt(do, tables):
     first = tables.running()
     tables.do(store.add_partials, store.Partial(first.id, 1, 0, b"old"))
-    tables.maintain(NOW + 10)
+    tables.maintain(NOW + 10, holder="other")
     tables.claim()
     tables.do(store.add_partials, store.Partial(first.id, 2, 0, b"new"))
     assert do(admin.show, first.uuid)["partials"] == [b"new"]

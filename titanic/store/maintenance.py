@@ -67,12 +67,14 @@ def _maintain(connection: Connection, asked: MaintenanceRound) -> Findings:
         renew(connection, asked.lease, now)
     _shorten_leases(connection, now)
     living = sa.select(W.holder).where(W.lease > now)
+    # Whoever asks is alive, even if the clock was set ahead beyond the end of its lease.
+    orphaned = sa.and_(is_in("running"), R.holder != asked.lease.holder, R.holder.not_in(living))
     # A request may be delayed for years, but not a retry: its time comes from a clock that was ahead.
     far = sa.and_(is_in("delayed"), R.attempts > sa.literal_column("0"), R.due > now + 2 * MAX_BACKOFF_SECONDS)
     steps = [
         partial(_put_back, connection, sa.and_(is_in("delayed"), R.due <= now), R.due),
         partial(_put_back, connection, far, R.due),
-        partial(_put_back, connection, sa.and_(is_in("running"), R.holder.not_in(living)), R.holder),
+        partial(_put_back, connection, orphaned, R.holder),
         partial(_delete, connection, REQUESTS, [R.id], R.expires, now),
         partial(_delete, connection, KEYS, [K.service, K.key, K.owner], K.expires, now),
         partial(_delete, connection, HOLDERS, [W.holder], W.lease, now),

@@ -484,9 +484,10 @@ def test_a_lease_renewed_too_late_has_lost_its_requests(tables):
     assert tables.row(claimed.uuid).state == "pending"
 
 
-def test_an_owner_that_does_not_renew_loses_its_requests(tables):
-    tables.running()
-    assert tables.maintain(NOW + 60, until=NOW + 70).held == {}
+def test_a_clock_that_is_set_ahead_costs_the_titanic_that_finds_out_nothing(tables):
+    claimed, theirs = tables.running(), tables.running(holder="other")
+    assert tables.maintain(NOW + DAY).held == {claimed.id: 1}
+    assert [tables.row(each.uuid).state for each in (claimed, theirs)] == ["running", "pending"]
 
 
 def test_each_owner_has_its_own_lease(tables):
@@ -570,7 +571,7 @@ def later_attempt(tables, claimed):
 
 
 def own_later_attempt(tables, claimed):
-    tables.maintain(NOW + 10)
+    tables.maintain(NOW + 10, holder="other")
     (taken,) = tables.claim(until=NOW + 20)
     return taken
 
@@ -636,7 +637,7 @@ def test_the_outcome_of_a_closed_request_changes_no_other(tables):
 
 def test_one_late_outcome_among_others(tables):
     late, good = tables.running(), tables.running()
-    tables.maintain(NOW + 11, holder="me", until=NOW + 30)
+    tables.maintain(NOW + 11, holder="other")
     (taken, mine) = tables.claim(limit=2, holder="me")
     tables.do(store.finish, outcome(late, b"late"), outcome(mine, b"in time"))
     assert tables.row(late.uuid).state == "running"
@@ -713,7 +714,7 @@ def test_each_attempt_has_its_own_partials(tables):
 def test_partials_of_an_interrupted_attempt_are_deleted_by_the_next(tables):
     first, other = tables.running(), tables.running(service="other")
     tables.do(store.add_partials, part(first, 0), part(first, 1), part(other, 0, b"other's"))
-    tables.maintain(NOW + 10, until=NOW + 20)
+    tables.maintain(NOW + 10, holder="other")
     assert tables.do(store.fetch_partials, wanted(first)) == [[b"part", b"part"]]
     (second,) = tables.claim()
     assert tables.count(sql.PARTS) == 1
@@ -1183,7 +1184,7 @@ def test_progress_of_many_requests(tables):
     assert tables.do(store.progress, frozenset([waits.uuid, uuid4(), done.uuid, first.uuid]), frozenset()) == [
         {waits.uuid: ("pending", 0, None), done.uuid: ("done", 1, None), first.uuid: ("running", 1, 2)}, {},
     ]  # fmt: skip
-    tables.maintain(NOW + 10)
+    tables.maintain(NOW + 10, holder="other")
     (second,) = tables.claim("again")
     tables.do(store.add_partials, part(second, 0))
     (seen,) = tables.do(store.progress, frozenset([first.uuid]))
