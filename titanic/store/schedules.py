@@ -131,7 +131,7 @@ def catch_up(connection: Connection, batch: Sequence[Clock]) -> list[int]:
 
 def _catch_up(connection: Connection, now: float) -> int:
     advances = []
-    for row in connection.execute(_SCHEDULE.where(S.next > now)):
+    for row in connection.execute(_SCHEDULE.where(S.next > now).with_for_update()):
         schedule = Schedule(*row)
         with suppress(RecurrenceError):
             following = schedule.recurrence.after(now)

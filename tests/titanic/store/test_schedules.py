@@ -7,6 +7,7 @@ from uuid import UUID, uuid4
 
 import pytest
 import sqlalchemy as sa
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.titanic import schema, store
 from zmdp.titanic.schedules import parse_schedule
@@ -101,6 +102,20 @@ def test_a_clock_that_was_ahead_and_was_set_back(tables, add, edit, fire):
     fire(far)  # what was submitted is not submitted again
     assert len(keys(tables)) == before
     assert tables.do(store.catch_up, Clock(far)) == [0]
+
+
+@only_postgresql
+def test_a_schedule_that_is_paused_while_others_are_brought_back_stays_paused(tables, add, cluster, pool):
+    add(now=NOW + 1e8)
+    with tables.engine.begin() as connection:
+        store.edit_schedules(connection, [Edit("pause", "tick", "", NOW)])
+        caught_up = pool.submit(tables.do, store.catch_up, Clock(NOW))
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
+        )
+        eventually(lambda: cluster.execute(waiting) == [(1,)])
+    assert caught_up.result(TIMEOUT_SECONDS) == [0]
+    assert [row["next"] for row in listed(tables)] == [None]
 
 
 def test_schedules_of_services_without_room_wait(tables, add):
