@@ -84,7 +84,7 @@ def _finishing(ended: str) -> Bulk:
             reply = given.reply, code = given.code, error = given.error, ended = {ended},
             deaths = coalesce(given.deaths, r.deaths)
         FROM given WHERE {_OF_ATTEMPT}
-        RETURNING id
+        RETURNING id, attempts
         """,  # noqa: S608 - our own
         **_ATTEMPT,
         now="double precision",
@@ -130,8 +130,9 @@ def finish(connection: Connection, batch: Sequence[Outcome]) -> list[bool]:
     name = connection.dialect.name
     before = reserve_ended(connection, len(batch)) if name == "sqlite" else 0
     firsts = _firsts(batch)
-    stored = {id_ for (id_,) in _FINISH[name](connection, [(*each, before + at) for at, each in enumerate(firsts, 1)])}
-    return [each.id in stored for each in batch]
+    rows = [(*each, before + at) for at, each in enumerate(firsts, 1)]
+    stored = {(id_, attempt) for id_, attempt in _FINISH[name](connection, rows)}
+    return [(each.id, each.attempt) in stored for each in batch]
 
 
 class Reschedule(NamedTuple):

@@ -1444,3 +1444,11 @@ def test_finish_tells_which_outcomes_were_stored(tables):
     mine, others = tables.running(), tables.running(holder="other")
     assert tables.do(store.finish, outcome(mine), outcome(others)._replace(holder="me")) == [True, False]
     assert tables.do(store.finish, outcome(mine, b"again")) == [False]
+
+
+def test_finish_tells_late_outcomes_from_those_that_were_stored(tables):
+    first = tables.running()
+    tables.do(store.release, first.holder)
+    (second,) = tables.claim()
+    assert tables.do(store.finish, outcome(first, b"late"), outcome(second), outcome(second)) == [False, True, True]
+    assert tables.row(first.uuid).reply == b"reply"
