@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 from ..mdp.codes import Code
 from ..mdp.errors import TitanicError
 from .metrics import CommitMetrics
-from .schema import absolute, file_identity, shown
+from .schema import READ_ONLY_STATE, absolute, file_identity, shown
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -284,6 +284,8 @@ def _store_error(error: Exception) -> StoreError:
 
 
 def _is_away(error: sa.exc.DBAPIError) -> bool:
+    if getattr(error.orig, "sqlstate", "") == READ_ONLY_STATE:
+        return False  # it was reached
     return error.connection_invalidated or error.statement is None
 
 

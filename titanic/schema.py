@@ -27,6 +27,8 @@ BUSY_TIMEOUT_SECONDS: Final = 5
 """How long to wait for a lock, and for a connection."""
 WAL_BYTES: Final = 64 << 20
 """Size to which SQLite's write-ahead log shrinks again after a large transaction."""
+READ_ONLY_STATE: Final = "25006"
+"""PostgreSQL's SQLSTATE for a write in a transaction, or at a server, that only reads."""
 _DRIVERS: Final = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 _UPGRADE_LOCK: Final = 0x7A6D6470
 """Key of the PostgreSQL advisory lock that migrations take."""
@@ -103,9 +105,17 @@ def open_engine(
     # The tables grow and shrink, and the plan of a prepared statement would stay the same.
     settings = {"prepare_threshold": None, **_postgresql_settings(url, lock_timeout)}
     try:
-        return sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
+        engine = sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
     except ImportError as error:  # psycopg is missing, or the libpq that it needs
         raise SettingError(f"PostgreSQL needs psycopg: pip install 'zmdp[postgres]' ({error})") from None
+    sa.event.listen(engine, "handle_error", _give_up_reading_server)
+    return engine
+
+
+def _give_up_reading_server(context: sa.engine.ExceptionContext) -> None:
+    """Drop the connections if their server refuses to write: after a failover, others may lead to another server."""
+    if getattr(context.original_exception, "sqlstate", "") == READ_ONLY_STATE:
+        context.is_disconnect = True
 
 
 def _postgresql_settings(url: URL, lock_timeout: float) -> dict[str, Any]:

@@ -475,6 +475,24 @@ def test_a_restart_of_the_server_goes_unnoticed(tables, submission, cluster, how
     assert tables.count() == 2
 
 
+@only_postgresql
+def test_a_connection_to_a_server_that_only_reads_is_given_up(own_url, submission, cluster):
+    """As after a failover: another server accepts writes now."""
+    engine = schema.open_engine(schema.database_url(own_url))
+    of_database = f"ALTER DATABASE {engine.url.database}"
+
+    async def scenario():
+        async with batches(engine) as made:
+            cluster.execute(f"{of_database} SET default_transaction_read_only = on")  # of new connections
+            (refused,) = await gathered(made.submit(store.accept, submission()))
+            assert errors([refused]) == [refused.text]
+            assert "in a read-only transaction" in refused.text
+            cluster.execute(f"{of_database} RESET default_transaction_read_only")
+            await made.submit(store.accept, submission())
+
+    running(scenario)
+
+
 @only_sqlite
 def test_a_locked_file_fails_each_item_until_it_is_unlocked(own_url, submission):
     engine = schema.open_engine(schema.database_url(own_url), busy_timeout=0.05)
