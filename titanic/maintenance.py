@@ -17,6 +17,8 @@ from .retries import RetryPolicy
 
 MAINTENANCE_SECONDS: Final = 0.5
 """Interval of maintenance of the tables."""
+LOCKED_SECONDS: Final = 0.05
+"""Pause after a round that has left a request that is due to another transaction, which has locked it."""
 COUNT_SECONDS: Final = 60.0
 """Interval at which requests that have not ended are counted."""
 
@@ -77,10 +79,7 @@ class Maintenance:
                 renew_at = now + self._lease.seconds / 3 if now >= renew_at else renew_at
                 count_at = now + COUNT_SECONDS if count else count_at
                 self._apply(found, known)
-                if found.next_due is not None:
-                    pause = min(pause, max(0.0, found.next_due - self._database.clock.now()))
-                if found.more:
-                    pause = 0.0
+                pause = pause_after(found, self._database.clock.now())
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._backlog.look.wait()
@@ -110,6 +109,16 @@ class Maintenance:
             else:
                 putting_back = self._database.writer.submit(store.reschedule, self._retries.reschedule(id_, held[id_]))
                 putting_back.add_done_callback(_ignore_failure)
+
+
+def pause_after(found: store.Findings, now: float) -> float:
+    """Return how long to wait after a round that has found this."""
+    if found.more:
+        return 0.0
+    if found.next_due is None:
+        return MAINTENANCE_SECONDS
+    left = found.next_due - now
+    return min(left, MAINTENANCE_SECONDS) if left > 0 else LOCKED_SECONDS
 
 
 def _ignore_failure(done: "asyncio.Future[None]") -> None:

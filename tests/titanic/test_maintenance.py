@@ -5,11 +5,27 @@ from dataclasses import replace
 from types import SimpleNamespace
 from uuid import uuid4
 
+import pytest
 from support.titanics import rooms_of
 
-from zmdp.titanic import store
+from zmdp.titanic import maintenance, store
 
+NOW = 1_800_000_000.0
 NOTHING = store.Findings(held={}, services=[], next_due=None, waiting=None)
+
+
+@pytest.mark.parametrize(
+    ("found", "pause"),
+    [
+        ({}, maintenance.MAINTENANCE_SECONDS),
+        ({"next_due": NOW + 60}, maintenance.MAINTENANCE_SECONDS),
+        ({"next_due": NOW + 0.25}, 0.25),
+        ({"next_due": NOW - 60}, maintenance.LOCKED_SECONDS),  # somebody has locked it
+        ({"next_due": NOW - 60, "more": True}, 0.0),
+    ],
+)
+def test_the_pause_between_two_rounds(found, pause):
+    assert maintenance.pause_after(replace(NOTHING, **found), NOW) == pause
 
 
 def test_requests_that_this_titanic_does_not_know_are_put_back():
