@@ -120,10 +120,12 @@ def _give_up_reading_server(context: sa.engine.ExceptionContext) -> None:
 
 def _postgresql_settings(url: URL, lock_timeout: float) -> dict[str, Any]:
     """Return the parameters of a connection to PostgreSQL, other than those in `url`."""
-    # A commit must be on disk when it returns, whatever the server's default.  Another program's lock must not block
-    # Titanic forever; nor must its own locks block others if this host vanishes in the middle of a transaction.
+    # Whatever the server's defaults, a commit must be on disk when it returns, and what another transaction has changed
+    # meanwhile is no error.  Another program's lock must not block Titanic forever; nor must its own locks block others
+    # if this host vanishes in the middle of a transaction.
     ours = (
-        f"-c synchronous_commit=on -c lock_timeout={lock_timeout * 1000:.0f} "
+        r"-c synchronous_commit=on -c default_transaction_isolation=read\ committed "
+        f"-c lock_timeout={lock_timeout * 1000:.0f} "
         f"-c idle_in_transaction_session_timeout={BUSY_TIMEOUT_SECONDS * 1000}"
     )
     given = url.query.get("options", "")

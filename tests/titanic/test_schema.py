@@ -224,6 +224,13 @@ def test_postgresql_commits_are_synchronous(own, own_url, cluster):
 
 
 @only_postgresql
+def test_transactions_do_not_conflict_whatever_is_the_default(own, cluster):
+    cluster.execute(f"ALTER DATABASE {own.url.database} SET default_transaction_isolation = 'serializable'")
+    assert cluster.execute("SHOW transaction_isolation", db=own.url.database) == [("serializable",)]
+    assert run(own, "SHOW transaction_isolation") == [("read committed",)]
+
+
+@only_postgresql
 def test_settings_in_the_url_are_kept(opened, own_url):
     url = f"{own_url}&options=-csearch_path%3Dother%20-cwork_mem%3D5MB&application_name=ours&connect_timeout=9"
     engine = opened(url)
