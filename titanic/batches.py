@@ -33,6 +33,11 @@ CLOSE_POLL_SECONDS: Final = 0.005
 """Interval at which `close` checks whether the thread has ended."""
 LOCK_STATES: Final = frozenset({"40001", "40P01", "55P03"})
 """PostgreSQL's SQLSTATEs for conflicts with other transactions: they concern single items, not the database."""
+LOCK_TIMEOUT_STATE: Final = "55P03"
+"""The one of these for a lock that was waited for long enough."""
+SHORT_LOCK_MS: Final = 20
+"""How long each item waits for locks after a transaction with all of them has waited in vain.  If each waited as long
+again, the thread would be held up for so long that Titanic could not renew its lease."""
 DISK_FULL_STATE: Final = "53100"
 """PostgreSQL's SQLSTATE for a full disk."""
 
@@ -141,27 +146,28 @@ class BatchExecutor:
             outcomes = self._perform(groups)
             self._loop.call_soon_threadsafe(_deliver, outcomes)
 
-    def _perform(self, groups: _Groups) -> list[_Delivery]:
+    def _perform(self, groups: _Groups, *, waited: bool = False) -> list[_Delivery]:
+        """Perform work, and return its results.  `waited`, if it has waited for locks before."""
         try:
             try:
-                return self._transact(groups)
+                return self._transact(groups, waited=waited)
             except sa.exc.DBAPIError as error:
                 if not error.connection_invalidated:
                     raise
                 # The database was restarted, or the connection was lost.  All work is idempotent, so it can be repeated
                 # even if the transaction was committed and only the answer was lost.
-                return self._transact(groups)
+                return self._transact(groups, waited=waited)
         except Exception as error:  # noqa: BLE001 - every error goes to the callers
             self._metrics.failed()
             jobs = [job for work in self._in_order(groups) for job in groups[work]]
             if len(jobs) > 1 and _is_full(error):
                 return self._perform_smaller_half_first(jobs, error)
             as_a_whole = isinstance(error, sa.exc.OperationalError | sa.exc.InternalError | StoreError)
-            if as_a_whole and isinstance(error, sa.exc.DBAPIError):
-                as_a_whole = getattr(error.orig, "sqlstate", "") not in LOCK_STATES
-            if not as_a_whole and len(jobs) > 1:
+            state = getattr(error.orig, "sqlstate", "") if isinstance(error, sa.exc.DBAPIError) else ""
+            if (not as_a_whole or state in LOCK_STATES) and len(jobs) > 1:
                 # One broken job must not fail the others.
-                return [outcome for job in jobs for outcome in self._perform(_grouped([job]))]
+                waited = state == LOCK_TIMEOUT_STATE
+                return [outcome for job in jobs for outcome in self._perform(_grouped([job]), waited=waited)]
             return self._fail(jobs, error)
 
     def _perform_smaller_half_first(self, jobs: Sequence[_Job], error: Exception) -> list[_Delivery]:
@@ -184,7 +190,7 @@ class BatchExecutor:
     def _in_order(self, groups: _Groups) -> list[Work[Any, Any]]:
         return sorted(groups, key=self._order.__getitem__)
 
-    def _transact(self, groups: _Groups) -> list[_Delivery]:
+    def _transact(self, groups: _Groups, *, waited: bool) -> list[_Delivery]:
         outcomes: list[_Delivery] = []
         self._transactions += 1
         began, items_before = time.monotonic(), self._items
@@ -193,6 +199,8 @@ class BatchExecutor:
             self._connection = self._engine.connect()
         try:
             with self._connection.begin():
+                if waited:
+                    self._connection.exec_driver_sql(f"SET LOCAL lock_timeout = {SHORT_LOCK_MS}")
                 for work in self._in_order(groups):
                     items = [job.item for job in groups[work]]
                     self._items += len(items)

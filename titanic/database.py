@@ -61,12 +61,15 @@ class Database:
                 closing.push_async_callback(each.close)
 
 
-def prepare(url: URL, clock: store.Clock) -> tuple[Engine, str]:
+def prepare(url: URL, clock: store.Clock, lease: float) -> tuple[Engine, str]:
     """Return an engine that writes, and the database's identity, and set `clock` by the database's.
+
+    The engine waits for locks so briefly that a `lease` of so many seconds can be renewed meanwhile: it is renewed after
+    a third of it, and a transaction with locked rows may come before as well as after.
 
     A SQLite file is created and migrated.  Raises `SchemaError` if PostgreSQL's tables have another version.
     """
-    engine = schema.open_engine(url, create=True)
+    engine = schema.open_engine(url, create=True, lock_timeout=min(schema.BUSY_TIMEOUT_SECONDS, lease / 4))
     try:
         if schema.is_sqlite(url):
             before, now = schema.upgrade(engine)

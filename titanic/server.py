@@ -139,7 +139,7 @@ class Server:
         self._connection: dict[str, Any] = {"heartbeat": heartbeat, "liveness": liveness, "key": keys or ""}
         self._stopping = asyncio.Event()
         self._clock = store.Clock()
-        self._engine, identity = prepare(self.url, self._clock)
+        self._engine, identity = prepare(self.url, self._clock, lease)
         self._worker_name = WORKER_NAME + identity
         if schedules is not None:
             with self._engine.begin() as connection:

@@ -386,6 +386,32 @@ def test_an_item_with_a_locked_row_fails_alone(tables, submission, cluster):
 
 
 @only_postgresql
+def test_items_wait_for_locks_together_and_not_one_after_the_other(tables, cluster):
+    """Or else many locked rows would hold Titanic up until its lease has ended."""
+    seen = []
+
+    def finish(connection, batch):
+        seen.append((len(batch), connection.exec_driver_sql("SHOW lock_timeout").scalar()))
+        return store.finish(connection, batch)
+
+    async def scenario():
+        gate = Gate()
+        async with batches(engine, gate, finish) as made:
+            held = await gate.holding(made)
+            futures = [made.submit(finish, store.Outcome(each.id, "me", 1, NOW, b"reply")) for each in locked]
+            gate.open.set()
+            assert len(errors(await gathered(*futures))) == 3
+            await held
+
+    locked = [tables.running() for _ in range(3)]
+    engine = schema.open_engine(tables.engine.url, lock_timeout=0.1)
+    with locker(cluster, tables) as lock:
+        lock("SELECT 1 FROM titanic_requests FOR UPDATE")
+        running(scenario)
+    assert seen == [(3, "100ms"), *[(1, f"{batches_module.SHORT_LOCK_MS}ms")] * 3]
+
+
+@only_postgresql
 def test_the_loser_of_a_deadlock_is_repeated(tables, cluster):
     def finish(connection, batch):
         for each in batch:

@@ -19,7 +19,8 @@ from sqlalchemy.engine import make_url
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import SettingError
-from zmdp.titanic import schema
+from zmdp.titanic import schema, store
+from zmdp.titanic.database import prepare
 from zmdp.titanic.schema import SchemaError, database_url, file_identity, open_engine, shown
 from zmdp.titanic.store import tables
 from zmdp.titanic.store.models import VERSION_TABLE, Base
@@ -199,6 +200,14 @@ def test_a_folder_is_rejected(tmp_path, opened):
 @only_postgresql
 def test_lock_timeouts(own_url, opened):
     assert run(opened(own_url, lock_timeout=0.25), "SHOW lock_timeout") == [("250ms",)]
+
+
+@only_postgresql
+@pytest.mark.parametrize(("lease", "timeout"), [(2, "500ms"), (10, "2500ms"), (60, "5s")])
+def test_titanic_waits_for_locks_no_longer_than_its_lease_allows(own_url, lease, timeout):
+    engine, _ = prepare(schema.database_url(own_url), store.Clock(), lease)
+    assert run(engine, "SHOW lock_timeout") == [(timeout,)]
+    engine.dispose()
 
 
 @only_postgresql
