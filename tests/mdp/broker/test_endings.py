@@ -369,6 +369,20 @@ def test_nobody_is_told_when_it_has_left(lose):
     assert (broker.directory.clients, broker.registry.queued, broker.registry.request_bytes) == ({}, 0, 0)
 
 
+def test_what_a_worker_still_holds_is_forgotten_with_a_client_that_was_not_told():
+    broker = new_broker()
+    feed(broker, ready(credit=2), request(1), request(2, ttl=1000))
+    broker.congested(b"c")
+    feed(broker, cancel(1))
+    broker.tick(2)
+    turns.unreachable(broker, b"c", 0, 2)
+    everyone = broker.roles.everyone
+    assert (broker.registry.numbered, everyone.request_bytes, everyone.accepted - everyone.ended) == ([], 0, 0)
+    feed(broker, final(1), final(2), now=2)
+    assert (broker.registry.request_bytes, broker.registry.running) == (0, 0)
+    assert broker.stats.internal_errors == 0
+
+
 def test_the_broker_is_closed_when_everybody_is_told():
     broker = new_broker()
     waiting_in(broker, 3)
