@@ -9,10 +9,10 @@ registered, and it is told later: so no client that reads is dropped because its
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from .drops import Drop
-from .records import Client, Request, Service
+from .records import Attempt, Client, Request, Service
 from .requests import Requests
 from .shared import Shared
 
@@ -75,6 +75,17 @@ class Endings:
         """Drop the requests that wait for a service, one at a time."""
         while (request := self._registry.next_waiting(service, self._now)) is not None:
             self._requests.drop(request, reason, self._now)
+            yield
+
+    def drop_held(self, held: Mapping[int, Attempt]) -> Iterator[None]:
+        """Drop the requests that a worker or another broker holds because this broker closes, one at a time."""
+        for attempt in list(held.values()):
+            request = attempt.request
+            if request.attempt is attempt and not attempt.abandoned:  # else it has ended meanwhile
+                if request.number is None:
+                    self._registry.drop(request, self._now)  # nobody is told
+                else:
+                    self._requests.drop(request, Drop.CLOSING, self._now)
             yield
 
     def no_wait(self, service: Service, now: float) -> None:

@@ -366,19 +366,10 @@ class WorkerDialog:
 
     def dismiss(self, worker: Worker, now: float) -> Iterator[None]:
         """Send away a worker because the broker closes, after dropping what it holds, one request at a time."""
-        for attempt in list(worker.held.values()):
-            if attempt.request.attempt is attempt and not attempt.abandoned:  # else it has ended meanwhile
-                self._end_at(attempt, now)
-            yield
+        yield from self._endings.drop_held(worker.held)
         if self._directory.workers.get(worker.key) is worker:
             self._dismiss(worker, now)
         yield
-
-    def _end_at(self, attempt: Attempt, now: float) -> None:
-        if attempt.request.number is None:
-            self._registry.drop(attempt.request, now)  # nobody is told
-        else:
-            self._requests.drop(attempt.request, Drop.CLOSING, now)
 
     def _patience(self, worker: Worker) -> float:
         """Return the seconds of silence after which a worker is dead.

@@ -378,6 +378,17 @@ def test_a_closing_broker_returns_what_it_has():
     assert mesh.ask("a", b"mmi.brokers")["links"][0]["trouble"] == "the other broker has shut down"
 
 
+def test_a_closing_broker_ends_what_it_has_passed_on():
+    mesh = pair()
+    assert work(mesh.receive("a", request(7))["b"]) == [1001]
+    turns.drain(mesh["a"], mesh.now)
+    mesh.sent = {"a": [], "b": []}
+    mesh.route("a", turns.close(mesh["a"], mesh.now))
+    assert [each[:4] for each in mesh.sent["a"]] == [(b"c", "ERROR", 7, 503)]
+    assert mesh.sent["b"] == [withdraw(1001)]
+    assert mesh["a"].closed
+
+
 # ── trees ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
