@@ -38,7 +38,8 @@ class WorkerDialog:
         self._outgoing = shared.outgoing
         self._requests = requests
         self._endings = endings
-        self._beats: Timers[Worker] = Timers(shared.limits.heartbeat / 20)
+        self._beat_resolution = shared.limits.heartbeat / 20
+        self._beats: Timers[Worker] = Timers(self._beat_resolution)
         """When a worker is to be sent a HEARTBEAT, or is dead."""
         self._registered = 0
         """Number of workers that have registered so far."""
@@ -392,8 +393,9 @@ class WorkerDialog:
             self._send_heartbeat(worker, now)
             beats = now + self._limits.heartbeat
         due = min(beats, worker.last_seen + self._patience(worker))
-        # A time in the past means that it may have sent something which the broker has not read yet.
-        self._beats.set(worker, max(due, now))
+        # A time in the past means that it may have sent something which the broker has not read yet.  The next look is
+        # later than now: timers round, and `tick` would go on with what is due again already.
+        self._beats.set(worker, max(due, now + self._beat_resolution))
 
     def _lose(self, lost: Iterable[tuple[Worker, Loss]], now: float) -> None:
         """Forget workers; the requests that they held go to the front of the queue, and to other workers (C17)."""

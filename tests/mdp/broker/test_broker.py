@@ -368,6 +368,13 @@ def test_a_worker_is_silent_only_until_when_the_broker_has_heard_everybody(busy)
     assert broker.stats.lost == {Loss.SILENT: 1}
 
 
+def test_a_tick_ends_at_every_time():
+    # 2.15 is one of the times that are the end of their own bucket: 43 * 0.05 == 2.15, but 2.15 / 0.05 < 43
+    broker = broker_with(b"w", heartbeat=1, liveness=2)
+    assert turns.tick(broker, 2.15, 1.9) == [heartbeat()]
+    assert broker.deadline() > 2.15
+
+
 READY = {name: [*WORKERS[name][0], *WORKERS[name][1][0]] for name in ("0.2", "0.1", "X1")}
 
 
