@@ -91,8 +91,8 @@ def _parse_options(raw: bytes) -> Options | None:
     on_behalf, broker = values.get("on_behalf"), values.get("broker")
     if on_behalf is not None and not isinstance(on_behalf, str):
         return None
-    if broker is not None and not isinstance(broker, str):
-        return None
+    if broker is not None and not (isinstance(broker, str) and broker.isprintable()):
+        return None  # JSON can spell what UTF-8 cannot, and this name is written elsewhere
     return Options(raw, wait, not BROKERS.isdisjoint(values), on_behalf, broker)
 
 

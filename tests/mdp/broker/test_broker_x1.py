@@ -169,6 +169,7 @@ def test_numbers_that_ended_are_not_remembered_for_ever():
 MALFORMED = {
     "no body": (request_of(1, b"echo"), "no-body"),  # C19
     "bad options": (request_of(1, b"echo", b"x", options=b"[]"), "bad-options"),
+    "half a character": (request_of(1, b"echo", b"x", options=b'{"broker":"\\ud800"}'), "bad-options"),
     "bad service": (request_of(1, b"\n", b"x"), "bad-service-name"),
     "bad command": (record(99, 1), "unknown-command"),
     "a broker's command": (record(3, 1, body_of(b"x")), "unknown-command"),

@@ -591,6 +591,8 @@ BAD_OPTIONS = {
     "on_behalf a list": b'{"on_behalf":["a"]}',
     "broker a number": b'{"broker":1}',
     "broker a list": b'{"broker":["a"]}',
+    "broker half a character": b'{"broker":"\\ud800"}',
+    "broker with a line feed": b'{"broker":"a\\n"}',
     "too deep": nested(MAX_NESTING + 1),
     "much too deep": nested(500),
     "too deep for the parser": nested(30_000),
