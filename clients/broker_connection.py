@@ -1,5 +1,6 @@
 """One connection of an X1 client to a broker: the requests that are outstanding there, and the heartbeats."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ class BrokerConnection:
         """When the first unanswered HEARTBEAT was sent."""
         self.beat_at = 0.0
         """When to send the next HEARTBEAT, or to give up the broker."""
+        self.excused_until = -math.inf
+        """Until when silence proves nothing, because this process was held up."""
         self._limits: wire.Limits | None = None
         """What the broker accepts, once it has told."""
         self._large: dict[Any, Call] = {}
@@ -129,8 +132,17 @@ class BrokerConnection:
 
     # ── heartbeats ───────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def notice_delay(self, now: float) -> None:
+        """Find out whether this process was held up: then what the broker has sent is still to be read.
+
+        It may not even have reached the socket, because ZeroMQ's thread was held up too, or stops reading at its limit.
+        """
+        if now > self.beat_at + self._heartbeat and self.calls and self.lost is None:
+            self.excused_until = now + self._heartbeat
+
     def expect_sign_of_life(self, now: float) -> None:
         """Begin to wait for a sign of life: one has arrived, or there was no reason to expect one until now."""
+        self.notice_delay(now)
         self.beat_at = now + self._heartbeat
         self.asked_at = None
 
@@ -142,9 +154,7 @@ class BrokerConnection:
         if asked_at is None:
             asked_at = self.asked_at = now
         give_up_at = asked_at + self._patience
-        # If this tick comes more than an interval late, this process was held up, and ZeroMQ's thread too: what the
-        # broker sent may not have reached the socket yet.
-        if now >= give_up_at and now <= self.beat_at + self._heartbeat:
+        if now >= give_up_at and now >= self.excused_until:
             silence = f"silent for {self._patience + self._heartbeat:g} s"
             if self.heard:
                 return f"the broker has been {silence}"

@@ -406,9 +406,14 @@ class ClientSession:
 
     def tick(self, now: float) -> None:
         """Do what is due: end overdue requests, send heartbeats, give up a broker that has been silent for too long."""
+        for connection in (self.current, *self._old):
+            connection.notice_delay(now)
         for call in self._due.pop_due(now):
             if call.connection is self._pausing:
                 self._try_again(call, now)
+                continue
+            if now < call.connection.excused_until:
+                self._due.set(call, call.connection.excused_until)
                 continue
             call.connection.cancel(call)
             self._fail(call, self._overdue(call, now))

@@ -334,6 +334,8 @@ def test_closing_cancels_everywhere() -> None:
 def test_a_timeout_names_the_broker_that_has_the_request() -> None:
     session, _ = asking(timeout=5.0)
     left = leave(session)
+    for now in (102.0, 103.0, 104.0, 105.0):
+        session.receive(HEARTBEAT, now, left)
     session.tick(105.5)
     ((_, kind, text, *_),) = events(session)
     assert (kind, text) == (RequestTimeout, "no reply from service 'echo' through A within 5 s")

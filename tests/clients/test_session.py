@@ -702,6 +702,19 @@ def test_a_client_that_was_held_up_gives_up_a_broker_that_stays_silent() -> None
     assert session.lost == STRANGER.format(5)
 
 
+def test_a_client_that_was_held_up_waits_for_the_replies_that_are_unread() -> None:
+    # libzmq reads ahead only so many messages; it reads the next a moment after these have been taken
+    session, _ = asking(many=3, timeout=5.0)
+    session.receive(final(1, b"x"), 120.0)
+    session.tick(120.0)
+    assert events(session) == [(1, [b"x"], "echo", True)]
+    session.receive(final(2, b"y"), 120.9)
+    session.tick(120.9)
+    assert events(session) == [(2, [b"y"], "echo", True)]
+    wait(session, 121.1)
+    assert [(number, kind) for number, kind, *_ in events(session)] == [(3, RequestTimeout)]
+
+
 def test_the_lowest_liveness() -> None:
     session = connected(heartbeat=0.5, liveness=2)
     session.request(b"echo", [b"x"], 100.0)

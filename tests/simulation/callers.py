@@ -132,6 +132,7 @@ class CallerProcess(Process):
         self.session = ClientSession(
             Endpoints(list(self._networks)) if networks else None, heartbeat=heartbeat, liveness=liveness, rng=world.rng
         )
+        self.heartbeat = heartbeat
         self.replies = 0
         self._choose = choose
         self._pause = pause
@@ -454,9 +455,9 @@ class CallerProcess(Process):
         self._over(asked)
 
     def _check_punctual(self) -> None:
-        """Check that a call is over when its time has passed, or as soon as this process runs again."""
+        """Check that a call is over when its time has passed, or a heartbeat interval after this process runs again."""
         late = self.world.now - GRAIN - EPSILON
-        if late > self.hangs_until:
+        if late > self.hangs_until + self.heartbeat:
             for asked in self._open.values():
                 if late > asked.due:
                     number = asked.call.number
