@@ -85,12 +85,20 @@ class Announcements:
         for link in self._links.values():
             if link.state is not LinkState.UP:
                 continue
-            link.dirty.update(changed)
+            link.dirty.update((name, None) for name in changed if self._concerns(link, name))
             for name in list(islice(link.dirty, MAX_ANNOUNCED)):
                 if self._announce(link, name, free_too):
                     del link.dirty[name]
             if link.dirty:
                 self._dirty = True
+
+    def _concerns(self, link: Link, name: bytes) -> bool:
+        """Return whether there may be anything to announce of a service: clients can name any number of others."""
+        directory = self._directory
+        if name in link.announced or name in directory.reachable:
+            return True
+        service = directory.services.get(name)
+        return service is not None and service.available > 0
 
     def _announce(self, link: Link, name: bytes, free_too: bool) -> bool:
         """Announce what has changed of a service.  Return whether nothing is left to announce of it."""

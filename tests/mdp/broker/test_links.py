@@ -1258,6 +1258,15 @@ def test_what_is_left_to_announce_follows_by_itself():
     assert [len(other.wait()) for _ in range(3)] == [1000, 500, 0]
 
 
+def test_names_that_only_clients_use_do_not_delay_announcements():
+    mesh = pair()
+    mesh.receive("b", *(each for n in range(1500) for each in (request(n, service=b"%d" % n), cancel(n))))
+    mesh.receive("b", ready(b"v", b"new"))
+    mesh.wait()
+    assert set(mesh["a"].directory.reachable) == {b"echo", b"new", b"mmi.broker.b"}
+    assert [link.dirty for link in mesh["b"].links.by_identity.values()] == [{}]
+
+
 def test_the_deadline_is_when_something_can_be_announced():
     mesh = pair()
     mesh.receive("b", ready(b"w2", b"other"))
