@@ -178,8 +178,10 @@ class RowCalls:
         self._again: deque[Row] = deque()
         """Rows to be sent again as soon as the window allows it."""
         self._wake: Callable[[], None] | None = None
-        """Wakes what waits."""
+        """Wakes what waits for the first row."""
         self._wake_below = 0
+        self._room: asyncio.Event | None = None
+        """What waits, in a task of its own, until others may be sent."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._availability = Availability(client, settings.timeout, loop)
 
@@ -216,20 +218,36 @@ class RowCalls:
         sent.
         """
         if not self.rows[0].done:
-            self._wake_when(last, self._loop.stop)
+            self._wake = self._loop.stop
+            self._wake_below = -1 if last else self._window * 3 // 4  # not for each row
             while self._wake is not None:
                 self._loop.run_forever()  # costs less than `run_until_complete`, which needs a task
 
-    async def wait_async(self, *, last: bool = False) -> None:
-        """Wait as `wait` does, in the running event loop."""
-        if not self.rows[0].done:
+    async def feed(self, rows: AsyncIterable[Row]) -> None:
+        """Send rows as they come, in the running event loop, whenever others may be sent."""
+        try:
+            async for row in rows:
+                self.send(row)
+                if row is self.rows[0] and row.done:
+                    self.wake()
+                while self.full:
+                    self._room = asyncio.Event()
+                    await self._room.wait()
+        finally:
+            self.wake()
+
+    async def wait_async(self) -> None:
+        """Wait until the first row has its outcome, or `feed` ends."""
+        if not (self.rows and self.rows[0].done):
             woken = asyncio.Event()
-            self._wake_when(last, woken.set)
+            self._wake, self._wake_below = woken.set, -1
             await woken.wait()
 
-    def _wake_when(self, last: bool, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._wake_below = -1 if last else self._window * 3 // 4  # not for each row
+    def wake(self) -> None:
+        """Wake what waits for the first row."""
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
 
     def take(self) -> Iterator[Row]:
         """Remove and yield the first rows, as far as they have their outcomes."""
@@ -237,7 +255,15 @@ class RowCalls:
         while rows and rows[0].done:
             row = rows.popleft()
             self._bytes -= row.size
+            if self._room is not None:
+                self._tell_room(self._room)
             yield row
+
+    def _tell_room(self, room: asyncio.Event) -> None:
+        """Let others be sent, if there is room for some."""
+        if self._outstanding <= self._window * 3 // 4 and not self.full:
+            room.set()
+            self._room = None
 
     async def close(self) -> None:
         """Cancel everything that is outstanding."""
@@ -353,10 +379,10 @@ class RowCalls:
         self._outstanding -= 1
         if self._again:
             self._loop.call_soon(self._send_again)
-        wake = self._wake
-        if wake is not None and (self.rows[0].done or (self._outstanding <= self._wake_below and not self.full)):
-            self._wake = None
-            wake()
+        if self._wake is not None and (self.rows[0].done or (self._outstanding <= self._wake_below and not self.full)):
+            self.wake()
+        if self._room is not None:
+            self._tell_room(self._room)
 
 
 def _row_error(row: Row, error: Exception) -> RequestError:
@@ -401,21 +427,25 @@ def answer_rows(
 async def answer_rows_async(
     rows: AsyncIterable[Row], settings: RowSettings, client: Caller
 ) -> AsyncGenerator[Row, None]:
-    """Yield `rows` in order, with their outcomes, from requests over `client`.  See `answer_rows`."""
-    calls = RowCalls(client, settings, asyncio.get_running_loop())
+    """Yield `rows` in order, with their outcomes, from requests over `client`.  See `answer_rows`.
+
+    Rows are read in a task, so that an outcome does not wait until the next row is there.
+    """
+    loop = asyncio.get_running_loop()
+    calls = RowCalls(client, settings, loop)
     await calls.open()
+    feeding = loop.create_task(calls.feed(rows))
     try:
-        async for row in rows:
-            calls.send(row)
-            while calls.full or calls.rows[0].done:
-                await calls.wait_async()
-                for each in calls.take():
-                    yield each
+        while True:
+            if feeding.done():
+                feeding.result()  # raises what the source of the rows has raised
                 if not calls.rows:
                     break
-        while calls.rows:
-            await calls.wait_async(last=True)
             for each in calls.take():
                 yield each
+            if calls.rows or not feeding.done():
+                await calls.wait_async()
     finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
         await calls.close()

@@ -140,6 +140,50 @@ def test_rows_from_an_asynchronous_source(server):
         assert asyncio.run(run()) == [b"%d" % n for n in range(600)]
 
 
+def test_an_outcome_does_not_wait_for_the_next_row(server):
+    async def run():
+        answered = asyncio.Event()
+
+        async def rows():
+            yield b"a"
+            await asyncio.wait_for(answered.wait(), TIMEOUT_SECONDS)
+            yield b"b"
+
+        async with AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
+            async with aclosing(client.map("up", rows())) as found:
+                first = await anext(found)
+                answered.set()
+                return [first, *[each async for each in found]]
+
+    with worker(server, up):
+        assert asyncio.run(run()) == [[b"A"], [b"B"]]
+
+
+def test_a_source_that_fails_and_one_that_is_left(server):
+    async def run():
+        left = asyncio.Event()
+
+        async def rows(error=None):
+            try:
+                yield b"a"
+                if error is not None:
+                    raise error
+                await asyncio.Event().wait()
+            finally:
+                left.set()
+
+        async with AsyncClient(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
+            with pytest.raises(LookupError, match="no more"):
+                [each async for each in client.map("up", rows(LookupError("no more")))]
+            left.clear()
+            async with aclosing(client.map("up", rows())) as found:
+                assert await anext(found) == [b"A"]
+            assert left.is_set()
+
+    with worker(server, up):
+        asyncio.run(run())
+
+
 def test_within_an_event_loop(server):
     async def run():
         with Client(server.endpoints[0], timeout=TIMEOUT_SECONDS) as client:
