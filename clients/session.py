@@ -359,7 +359,7 @@ class ClientSession:
         if connection is self.current:
             self._leave("the broker drains", now, self.failover.drained(now))
         for call in refused:
-            if not call.ended:  # else the same message has ended it
+            if not call.ended and call.connection is connection:  # else the same message says something else of it
                 self._move(call, now)
 
     def _answered(self, call: Call, answer: wire.Reply, now: float) -> None:

@@ -25,6 +25,7 @@ from zmdp.clients.broker_connection import LARGE_REQUEST_BYTES, BrokerConnection
 from zmdp.clients.call import Call
 from zmdp.clients.failover import MAX_OLD_CONNECTIONS
 from zmdp.clients.reply import Reply
+from zmdp.clients.retry import Retry
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.endpoints import Endpoints
@@ -161,6 +162,22 @@ def test_a_refusal_that_is_followed_by_an_answer_counts_as_answered() -> None:
     assert session.deadline() is None
     connect(session, 101.0)
     assert sent(session) == []
+
+
+def test_a_request_that_is_refused_twice_is_sent_once() -> None:
+    session, _ = asking()
+    left = leave(session)
+    session.receive(together(draining(1), draining(1)), 102.0, left)
+    assert sent(session) == [request(1)]
+
+
+def test_a_request_that_is_refused_and_fails_is_retried_once() -> None:
+    session, _ = asking(retry=Retry(codes={500}, backoff=1.0))
+    session.receive(together(draining(1), error(1, 500, b"it broke")), 101.0)
+    connect(session, 101.0)
+    assert sent(session) == []
+    session.tick(103.0)
+    assert (sent(session), events(session)) == ([request(2)], [])
 
 
 def test_with_one_broker_nothing_changes() -> None:
