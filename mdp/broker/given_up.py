@@ -19,13 +19,14 @@ class GivenUp:
 
     def __init__(self) -> None:
         self._until: dict[PeerKey, float] = {}
-        """Until when each client that was given up is not answered."""
+        """Until when each client that was given up is not answered; the latest last."""
 
     def __len__(self) -> int:
         return len(self._until)
 
     def add(self, key: PeerKey, now: float) -> None:
         """Give up a peer."""
+        self._until.pop(key, None)  # the one that is forgotten first is the one that has been silent for longest
         self._until[key] = now + GIVEN_UP
         if len(self._until) > MAX_GIVEN_UP:
             del self._until[next(iter(self._until))]

@@ -1008,6 +1008,15 @@ def test_not_all_that_did_not_keep_up_are_remembered():
     assert feed(broker, client_heartbeat(b"c0"), client_heartbeat(b"c1")) == [beaten(b"c0")]
 
 
+def test_of_those_that_did_not_keep_up_the_one_that_still_speaks_is_remembered():
+    broker = broker_with()
+    for number in range(MAX_GIVEN_UP):
+        turns.gone(broker, b"c%d" % number, now=0)
+    assert feed(broker, client_heartbeat(b"c0")) == []
+    turns.gone(broker, b"d", now=0)
+    assert feed(broker, client_heartbeat(b"c0"), client_heartbeat(b"c1")) == [beaten(b"c1")]
+
+
 def test_a_worker_that_cannot_be_reached_with_a_cancel_is_gone():
     broker = broker_with(b"w")
     feed(broker, request(), cancel())
