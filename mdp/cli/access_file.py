@@ -15,6 +15,7 @@ from ..access import Access, load, parse
 from ..certificates import PUBLIC_SUFFIX, SECRET_SUFFIX, public_key
 from ..errors import AccessError, SettingError
 from ..keys import create_keys
+from ..spelling import spelling_hint
 
 BROKER_NAME: Final = "broker"
 """Name of the broker's own key, if it is made together with the access file."""
@@ -46,6 +47,23 @@ def allow(path: Path, role: str, keys: Sequence[str], settings: Mapping[str, Any
                 create_keys(BROKER_NAME, path.parent)
             return _replace(path, _BEGINNING, change)
         load(path)
+        return _replace(path, path.read_text(), change)
+
+
+def add_token(path: Path, role: str, digest: str) -> Access:
+    """Add `digest` to the tokens of `role`; return what the file says then.
+
+    Raises `SettingError`, also if there is no such role: a token of a misspelt one would open nothing.
+    """
+
+    def change(content: Any) -> None:
+        _extend(content["roles"][role], "tokens", [digest])
+
+    with _locked(path.parent):
+        roles = load(path).roles
+        if role not in roles:
+            hint = spelling_hint(role, list(roles)) if roles else "it has none"
+            raise SettingError(f"{path} has no role {role!r}: {hint} (mdp-keys allow adds a role)")
         return _replace(path, path.read_text(), change)
 
 

@@ -142,14 +142,14 @@ def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> No
 @click.argument("role")
 @_access_option
 def token(role: str, access: Path) -> None:
-    """Make a token for ROLE, print it, and add its digest to the access file.
+    """Make a token for ROLE, print it, and add its digest to the access file, which must have the role.
 
     A token lets people and programs look at the broker over HTTP (mdp-broker --http), if the role may ask for
     everything (--mmi all) or is an administrator. It is shown only now: the file has only its digest. To take it back,
     remove the digest from FILE.
     """
     secret, digest = new_token()
-    permissions = access_file.allow(access, role, [], {"tokens": (digest,)}).roles[role]
+    permissions = access_file.add_token(access, role, digest).roles[role]
     click.echo(secret)
     _explain(f"role {role}: added the token {digest[:15]}…, which is shown only now")
     if permissions.mmi != "all":

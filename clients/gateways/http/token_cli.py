@@ -31,15 +31,17 @@ def cli(role: str, access: Path) -> None:
     reads the file again on SIGHUP.
     """
     token, digest = new_token()
-    add(access, role, digest)
+    created = add(access, role, digest)
     click.echo(token)
+    if created:
+        click.echo(f"added the role {role}, which may call every service: edit its `call` in {access}", err=True)
 
 
-def add(path: Path, role: str, digest: str) -> None:
-    """Add the hash of a token to a role in the access file.  Raises `AccessError`."""
-    text = _BEGINNING
+def add(path: Path, role: str, digest: str) -> bool:
+    """Add the hash of a token to a role in the access file; return whether the role is new.  Raises `AccessError`."""
+    text, created = _BEGINNING, True
     if path.exists():
-        load(path)
+        created = role not in load(path).roles
         text = path.read_text()
     try:
         content = tomlkit.parse(text)
@@ -58,3 +60,4 @@ def add(path: Path, role: str, digest: str) -> None:
         beside.replace(path)
     except OSError as error:
         raise AccessError(f"cannot write the access file {path}: {error.strerror}") from None
+    return created

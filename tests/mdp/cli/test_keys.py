@@ -162,6 +162,8 @@ def test_comments_and_layout_survive(access):
         (("allow", "web", "web.key", "--connections", "0"), "expected a whole number of connections"),
         (("allow", "web"), "nothing to allow: name a KEY, or a permission such as --call"),
         (("revoke", "web.key"), r"has no key 'web\.key': mdp-keys ls lists its keys"),
+        (("token", "shpo"), r"has no role 'shpo': did you mean shop\? \(mdp-keys allow adds a role\)"),
+        (("token", "ops"), r"has no role 'ops': known are shop \(mdp-keys allow adds a role\)"),
     ],
 )
 def test_what_is_wrong_changes_nothing(access, arguments, expected):
@@ -175,10 +177,20 @@ def test_what_is_wrong_changes_nothing(access, arguments, expected):
 @pytest.mark.parametrize("text", ["roles = 3", "[roles]\nshop = 3", "[roles.shop]\nkeys = 3", "[roles.shop", "\0"])
 def test_an_invalid_file_is_not_edited(access, text):
     access.write_text(text)
-    for arguments in (("allow", "web", "web.key"), ("revoke", "shop.key")):
+    for arguments in (("allow", "web", "web.key"), ("revoke", "shop.key"), ("token", "shop")):
         with pytest.raises(SettingError):
             keys(*arguments, "--access", "access.toml")
     assert access.read_text() == text
+
+
+def test_a_token_needs_an_access_file_with_its_role(folder):
+    with pytest.raises(SettingError, match=r"cannot read .*access\.toml: No such file .*: mdp-keys allow creates it"):
+        keys("token", "shop", "--access", "access.toml")
+    assert list(folder.iterdir()) == []
+    keys("new", "broker")
+    (folder / "access.toml").write_text('secret_key = "broker.key_secret"\n')
+    with pytest.raises(SettingError, match=r"has no role 'shop': it has none \(mdp-keys allow adds a role\)"):
+        keys("token", "shop", "--access", "access.toml")
 
 
 def test_a_failed_write_leaves_the_file_as_it_was(access, monkeypatch):

@@ -62,9 +62,12 @@ def test_a_package_is_missing(in_process, monkeypatch):
 
 def test_a_token(in_process, tmp_path):
     path = str(tmp_path / "access.toml")
-    code, token, _ = in_process("token", "shop", "--access", path)
+    code, token, told = in_process("token", "shop", "--access", path)
     assert code == 0
     assert token.startswith("zmdp_")
+    assert told == f"added the role shop, which may call every service: edit its `call` in {path}\n"
+    assert in_process("token", "shop", "--access", path)[2] == ""  # no new role
+    assert in_process("token", "shpo", "--access", path)[2].startswith("added the role shpo")
 
 
 @pytest.fixture
