@@ -108,8 +108,8 @@ def create_keys(section, folder):
 
 def test_the_secrets_of_kubernetes(tmp_path):
     text = create_keys("Kubernetes", tmp_path)
-    named = set(re.findall(r"--from-file=(\S+)", text))
-    assert {"access.toml", "broker.key_secret"} < named <= {path.name for path in tmp_path.iterdir()}
+    named = set(re.findall(r"--from-file=([\w.]+)", text))
+    assert {"driver.key_secret", "driver.key", "shop.key"} < named <= {path.name for path in tmp_path.iterdir()}
     assert run("mdp-broker", "--check", "--access", str(tmp_path / "access.toml")).returncode == 0
 
 
