@@ -9,6 +9,7 @@ The process gets the listening socket, and a JSON object per line on stdin: wher
 may look and act; a new one after each reload.  It ends with its stdin, and so with the broker.
 """
 
+import fcntl
 import json
 import logging
 import os
@@ -18,7 +19,9 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -33,6 +36,7 @@ MODULE: Final = "zmdp.clients.dashboard"
 PACKAGES: Final = ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
 ROLE: Final = "(dashboard)"
 """The role of the process at a broker with access control; no role in a file can have such a name."""
+_FOLDER_PREFIX: Final = "zmdp-web-"
 RESTART_SECONDS: Final = (1.0, 60.0)
 """How long to wait before the process is restarted: at first, and at most."""
 END_SECONDS: Final = 0.5
@@ -65,7 +69,7 @@ class WebProcess:
 
     def __init__(self, host: str, port: int, *, log_level: str, log_format: str) -> None:
         self._listener = listen(host, port)
-        self._folder = tempfile.mkdtemp(prefix="zmdp-")  # only this user can enter it
+        self._folder, self._lock_of_folder = _make_folder()
         self._public, self._secret = zmq.curve_keypair()
         self._logging = [log_level, log_format]
         self._open = not is_loopback(host)
@@ -119,6 +123,7 @@ class WebProcess:
             self._watcher.join()
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock_of_folder)
 
     def _launch(self) -> None:
         with self._lock:
@@ -169,6 +174,35 @@ class WebProcess:
                 return
             delay = min(2 * delay, longest)
             self._launch()
+
+
+def _make_folder() -> tuple[Path, int]:
+    """Make a folder for a socket, which only this user can enter; return it, and the descriptor that locks it.
+
+    Brokers that were killed have left theirs.  Those are removed: nobody holds their locks any more.
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
+        lock = _locked(folder)
+    except OSError as error:
+        raise BindError(f"cannot make a folder for the socket of the web server: {error}: set TMPDIR") from None
+    for socket in folder.parent.glob(f"{_FOLDER_PREFIX}*/broker"):  # one without a socket may not be locked yet
+        with suppress(OSError):  # another broker's, or another user's
+            abandoned = _locked(socket.parent)
+            shutil.rmtree(socket.parent, ignore_errors=True)
+            os.close(abandoned)
+    return folder, lock
+
+
+def _locked(folder: Path) -> int:
+    """Return a descriptor that locks the folder.  Raises `OSError`, also if it is locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _visitors(access: Access | None) -> dict[str, Any] | None:

@@ -73,6 +73,24 @@ def test_a_web_server_does_not_outlive_its_broker(broker):
     eventually(lambda: not alive(server))
 
 
+def test_a_killed_brokers_folder_is_removed_at_the_next_start(tmp_path):
+    def folders():
+        return set(tmp_path.iterdir())
+
+    with web_broker(TMPDIR=str(tmp_path)):
+        lives = folders()
+        with web_broker(TMPDIR=str(tmp_path)) as killed:
+            (left,) = folders() - lives
+            killed.process.send_signal(signal.SIGKILL)
+            killed.process.wait()
+        with web_broker(TMPDIR=str(tmp_path)) as next_one:
+            (new,) = folders() - lives
+            assert lives < folders()
+            assert new != left
+            assert next_one.process.end() == 0
+        assert folders() == lives
+
+
 def test_a_port_in_use_is_one_line(plain):
     with process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--http", f"127.0.0.1:{plain.port}") as second:
         assert second.wait() == 1
