@@ -15,6 +15,8 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from ...pure import PURE
+from .. import compiled
 from ..access import Access, load
 from ..broker.link_ports import LinkTo
 from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
@@ -327,6 +329,7 @@ def cli(
                 web.start(server)
                 click.echo(web.url)
             sys.stdout.flush()
+            _log_build()
             _log_access(rules, insecure=insecure)
             pirates = [
                 f"; pirates at {endpoint} {do} {show(service)}"
@@ -362,6 +365,16 @@ def _check(path: Path, *, json: bool) -> int:
         return 1
     click.echo(as_json(access) if json else as_text(access))
     return 0
+
+
+def _log_build() -> None:
+    """Log that it is not compiled, unless the environment asks for that: pip does not say so."""
+    if not PURE and not all(compiled.parts().values()):
+        log.info(
+            "slower than it could be: not all of zmdp is compiled (%s); most systems have compiled wheels, and pip "
+            "install -v shows why a build did not compile",
+            compiled.summary(),
+        )  # fmt: skip
 
 
 def _log_access(access: Access | None, *, insecure: bool) -> None:

@@ -44,6 +44,17 @@ def test_compiled_modules_are_used():
         ]
 
 
+@pytest.mark.parametrize("pure", ["", "1"], ids=["as built", "asked for"])
+def test_a_broker_says_once_that_it_is_not_compiled_unless_that_was_asked_for(pure, monkeypatch):
+    monkeypatch.setenv("ZMDP_PURE", pure)
+    with broker(*QUICK) as (process, _):
+        process.line("ready on")
+        assert process.end() == 0
+        unexpected = not pure and not all(told(ZMDP_PURE="")[0].values())
+        assert process.stderr.count("INFO zmdp.broker") > 1
+        assert process.stderr.count("slower than it could be: not all of zmdp is compiled") == int(unexpected)
+
+
 @pytest.mark.parametrize("pure", ["", "1"], ids=["as built", "pure"])
 def test_large_bodies_arrive_unchanged(pure, monkeypatch):
     monkeypatch.setenv("ZMDP_PURE", pure)
