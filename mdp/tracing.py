@@ -91,9 +91,24 @@ def untraced(error: BaseException | None) -> None:
     del error
 
 
-def _calling_with_span(service: str, headers: Headers | None, ttl: float | None) -> tuple[Headers | None, Finish]:
+def continuing(service: str, headers: Headers | None) -> tuple[Headers | None, Finish]:
+    """Return the headers for a request to `service` on behalf of an earlier one, which had `headers`, and what to call
+    when it has ended.
+
+    With a span, that is a child of the earlier request's, and its trace context replaces that in `headers`.
+    """
+    if opentelemetry_trace() is None:
+        return headers, untraced
+    given = dict(headers or _no_headers)
+    carrier, finish = _calling_with_span(service, None, None, import_module("opentelemetry.propagate").extract(given))
+    return {**given, **(carrier or _no_headers)}, finish
+
+
+def _calling_with_span(
+    service: str, headers: Headers | None, ttl: float | None, parent: Any = None
+) -> tuple[Headers | None, Finish]:
     trace, propagate = opentelemetry_trace(), import_module("opentelemetry.propagate")
-    span = tracer().start_span(service, kind=trace.SpanKind.CLIENT, attributes=_attributes(service))
+    span = tracer().start_span(service, context=parent, kind=trace.SpanKind.CLIENT, attributes=_attributes(service))
     carrier: dict[str, str] = {}
     if span.get_span_context().is_valid:
         propagate.inject(carrier, context=trace.set_span_in_context(span))

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ..clients import AsyncClient, Reply, RequestError, SettingError, StreamInterrupted
+from ..clients import AsyncClient, Reply, RequestCancelled, RequestError, SettingError, StreamInterrupted
 from ..clients.call import Call, Outcome
 from ..mdp.codes import Code
-from ..mdp.tracing import REQUEST_ID
+from ..mdp.tracing import REQUEST_ID, Finish, continuing, untraced
 from . import store
 from .frames import pack, unpack
 from .metrics import Metrics
@@ -55,13 +55,17 @@ class Attempts:
 class Attempt:
     """One attempt to execute a request.  It receives the reply without a task of its own."""
 
-    __slots__ = ("_attempts", "_call", "_claimed", "_ended", "_parts", "_result", "_unstored", "_unstored_bytes")
+    __slots__ = (
+        "_attempts", "_call", "_claimed", "_ended", "_finish", "_parts", "_result", "_unstored", "_unstored_bytes",
+    )  # fmt: skip
 
     def __init__(self, attempts: Attempts, claimed: store.Claimed, ended: Callable[[AttemptResult], None]) -> None:
         self._attempts = attempts
         self._claimed = claimed
         self._ended: Callable[[AttemptResult], None] | None = ended
         self._call: Call | None = None
+        self._finish: Finish = untraced
+        """Ends the span."""
         self._parts = 0
         """How many PARTIALs have arrived."""
         self._unstored = 0
@@ -73,19 +77,22 @@ class Attempt:
         """Send the request."""
         claimed, retries = self._claimed, self._attempts.retries
         result: AttemptResult
+        failed: BaseException
         try:
             headers, options = _addressing(claimed)
+            headers, self._finish = continuing(claimed.service, headers)
             self._call = self._attempts.client.begin(
                 self, claimed.service, *unpack(claimed.body), headers=headers, options=options
             )
         except (ValueError, SettingError) as error:  # it can never be sent: another program may have written the row
-            result = retries.failure(claimed, Code.MALFORMED, str(error))
+            failed, result = error, retries.failure(claimed, Code.MALFORMED, str(error))
         except RequestError as error:
-            result = retries.after_error(claimed, error)
+            failed, result = error, retries.after_error(claimed, error)
         except Exception as error:  # noqa: BLE001 - one broken request must not stop the others
-            result = self._broken(error)
+            failed, result = error, self._broken(error)
         else:
             return
+        self._end_span(failed)
         asyncio.get_running_loop().call_soon(self._end, result)
 
     def put(self, outcome: Outcome) -> None:
@@ -95,6 +102,10 @@ class Attempt:
         except Exception as error:  # noqa: BLE001 - one broken request must not stop the others
             result = self._broken(error)
         if result is not None:
+            if isinstance(outcome, Reply):
+                self._end_span(None if outcome.final else RequestCancelled("given up: a PARTIAL cannot be stored"))
+            else:
+                self._end_span(outcome)
             self._end(result)
 
     def cancel(self) -> None:
@@ -102,6 +113,11 @@ class Attempt:
         self._ended = None
         if self._call is not None:
             self._attempts.client.cancel(self._call)
+            self._end_span(RequestCancelled("given up: its result is not wanted any more"))
+
+    def _end_span(self, error: BaseException | None) -> None:
+        finish, self._finish = self._finish, untraced
+        finish(error)
 
     def _after(self, outcome: Outcome) -> AttemptResult | None:
         """Return the result of the attempt, or None after a PARTIAL, which is being stored."""

@@ -20,6 +20,7 @@ from ..mdp import wire
 from ..mdp.errors import SettingError
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.services.submission import MAX_PRIORITY, MAX_RETRIES, MAX_SECONDS
+from ..mdp.tracing import TTL
 from ..mdp.wire import MMI, valid_service
 from .frames import pack
 from .uuids import new_uuid
@@ -470,4 +471,5 @@ def _parse_headers(value: Any) -> str | None:
     maximum = wire.MAX_OPTIONS - HEADERS_RESERVE_BYTES
     if size > maximum:
         raise MalformedRequest(f"headers must map text to text, in at most {maximum} bytes of JSON")
-    return json.dumps(value)
+    headers = {name: text for name, text in value.items() if name != TTL}  # how long the submission might take
+    return json.dumps(headers) if headers else None

@@ -11,10 +11,12 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from support.processes import TIMEOUT_SECONDS, eventually
+from support.titanics import serving
 
 from zmdp.clients import AsyncClient, Client, RequestTimeout, ServiceError, ZmdpError
 from zmdp.mdp import tracing
 from zmdp.testing import running_broker
+from zmdp.titanic import Titanic
 from zmdp.workers import AsyncWorker, Worker
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -405,6 +407,30 @@ def test_each_span_ends_however_its_request_ends(endpoint, spans):
                 ask()
     ended = [span.name for span in spans() if span.kind is SpanKind.CLIENT]
     assert sorted(ended) == ["inner", "inner", "inner", "inner", "nobody", "nobody", "nobody", "stop", "stop"]
+
+
+def test_each_attempt_of_titanic_is_a_child_of_the_submission(endpoint, spans, tmp_path):
+    received = []
+
+    def fails_once(request):
+        received.append(dict(request.headers))
+        if len(received) == 1:
+            raise ValueError("not yet")
+
+    with (
+        Worker("job", fails_once, broker=endpoint),
+        serving(endpoint, f"sqlite:///{tmp_path}/titanic.db"),
+        Client(endpoint, timeout=TIMEOUT_SECONDS) as client,
+    ):
+        ticket = Titanic(client).submit("job", headers={"a": "b"}, retries=1, backoff=0.001)
+        ticket.result(TIMEOUT_SECONDS)
+    (submission,) = (span for span in spans() if (span.kind, span.name) == (SpanKind.CLIENT, "titanic.request"))
+    attempts = [span for span in spans() if (span.kind, span.name) == (SpanKind.CLIENT, "job")]
+    handled = [span for span in spans() if (span.kind, span.name) == (SpanKind.SERVER, "job")]
+    assert [span.parent.span_id for span in attempts] == [submission.context.span_id] * 2
+    assert [span.parent.span_id for span in handled] == [span.context.span_id for span in attempts]
+    assert [span.status.status_code for span in attempts] == [StatusCode.ERROR, StatusCode.UNSET]
+    assert {name for headers in received for name in headers} == {"a", "request-id", "traceparent"}
 
 
 def test_tracing_works_without_the_sdk(endpoint):
