@@ -7,6 +7,7 @@ import zmq
 
 from ..mdp.keys import ClientKeys
 from ..mdp.transport.reach import HANDSHAKE_FAILED
+from ..mdp.transport.sockets import use_family
 from .broker_connection import BrokerConnection
 
 RECONNECT_IVL_MS: Final = 3_600_000
@@ -46,6 +47,7 @@ class BrokerSocket:
             self.socket.close(0)
             raise
         try:
+            use_family(self.socket, endpoint)
             self.socket.connect(endpoint)
         except zmq.ZMQError:
             self.close()

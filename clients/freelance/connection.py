@@ -13,6 +13,7 @@ from ...mdp.keys import ClientKeys
 from ...mdp.limits import Limits
 from ...mdp.transport.multipart import receive, send
 from ...mdp.transport.reach import HANDSHAKE_FAILED, why_refused
+from ...mdp.transport.sockets import use_family
 from .session import FreelanceSession
 
 MAX_MESSAGES: Final = 100
@@ -94,6 +95,7 @@ class FreelanceConnection:
             raise
         for endpoint in dict.fromkeys(endpoints):
             try:
+                use_family(self._socket, endpoint)
                 self._socket.connect(endpoint)
             except zmq.ZMQError as error:
                 self.close()
@@ -141,6 +143,7 @@ class FreelanceConnection:
         """Connect to a server again, without anything that waits to be sent to it."""
         with suppress(zmq.ZMQError):  # ZeroMQ has given the endpoint up
             self._socket.disconnect(endpoint)
+        use_family(self._socket, endpoint)
         self._socket.connect(endpoint)
 
     def _end_connections(self, now: float) -> None:

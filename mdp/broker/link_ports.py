@@ -11,6 +11,7 @@ from ..errors import SettingError
 from ..keys import ClientKeys
 from ..transport.multipart import receive, send
 from ..transport.reach import HANDSHAKE_FAILED, why_refused
+from ..transport.sockets import use_family
 from ..wire import Message
 from .door import Door
 from .machine import Broker
@@ -74,6 +75,7 @@ class LinkPort(Port):
             self._socket.close(0)
             raise
         try:
+            use_family(socket, endpoint)
             socket.connect(endpoint)
         except zmq.ZMQError:
             self.close()

@@ -20,6 +20,7 @@ from ..access import Access
 from ..errors import BindError
 from ..limits import Limits
 from ..transport.multipart import Unsent, receive, send
+from ..transport.sockets import use_family
 from ..wire import Message
 from .connections import Connections
 from .machine import Broker
@@ -198,6 +199,7 @@ class RouterPort(Port):
             if endpoint.startswith("ipc://"):
                 self._bind_ipc(endpoint, ipc_mode)
             else:
+                use_family(self.socket, endpoint)
                 self.socket.bind(endpoint)
         except zmq.ZMQError as error:
             hint = zmq.strerror(error.errno or 0)

@@ -76,6 +76,14 @@ def check_local(endpoint: str) -> None:
         )
 
 
+def use_family(socket: Socket, endpoint: str) -> None:
+    """Let `socket` use IPv6 for `endpoint`, the next that it binds or connects to, if that has an IPv6 address.
+
+    With the option, libzmq would look up names for IPv6 first, and not find a broker that listens on 127.0.0.1.
+    """
+    socket.set(zmq.IPV6, int("://[" in endpoint))
+
+
 def dealer(
     context: Context,
     endpoint: str,
@@ -98,6 +106,7 @@ def dealer(
             keys.at(endpoint).apply(socket)
         if monitored:
             monitor = socket.get_monitor_socket(monitored)
+        use_family(socket, endpoint)
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         if monitor is not None:

@@ -19,7 +19,7 @@ from ...mdp.errors import BindError, SettingError
 from ...mdp.limits import Limits
 from ...mdp.logs import fields_of
 from ...mdp.transport.multipart import Unsent, receive, send
-from ...mdp.transport.sockets import Context, check_local, checked_endpoint
+from ...mdp.transport.sockets import Context, check_local, checked_endpoint, use_family
 from ..handling import Failed
 from ..request import Request
 from .session import UNKNOWN_KEY, FreelanceServerSession
@@ -203,6 +203,7 @@ class FreelanceServerConnection:
         try:
             if bind.startswith("ipc://") and _in_use(bind.removeprefix("ipc://")):
                 raise zmq.ZMQError(EADDRINUSE)  # libzmq would take the path over
+            use_family(self._socket, bind)
             self._socket.bind(_numeric(bind))
         except zmq.ZMQError as error:
             hint = zmq.strerror(error.errno or 0)
