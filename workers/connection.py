@@ -404,8 +404,8 @@ class WorkerConnection:
             level = self._level
             if end.refused and level == logging.WARNING:
                 level = logging.ERROR
-            elif self._broker_restarts and not session.heartbeats.heard:
-                level = logging.DEBUG
+            elif self._waiting or (self._broker_restarts and not session.heartbeats.heard):
+                level = logging.DEBUG  # it was logged that there is no broker
             elif end.dismissed:
                 level = min(level, logging.INFO)
             self._broker_restarts = end.dismissed

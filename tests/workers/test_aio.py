@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 import zmq
 from support.peers import body_of, record
-from support.processes import eventually, process
+from support.processes import eventually, free_endpoint, process
 from support.router import Router
 from support.x1_broker import Peer
 
@@ -466,6 +466,24 @@ def test_a_worker_whose_broker_was_never_there():
             assert worker.started
 
     asyncio.run(scenario())
+
+
+def test_a_worker_without_a_broker_warns_once(caplog):
+    def since_it_waits():
+        said = [(each.levelname, each.message) for each in caplog.records]
+        return said[next((at for at, (_, text) in enumerate(said) if "waiting for a broker" in text), len(said)) :]
+
+    async def scenario():
+        async with AsyncWorker("echo", echo, broker=free_endpoint(), heartbeat=0.05, liveness=2):
+            while len(since_it_waits()) < 3:
+                await asyncio.sleep(0.01)
+
+    caplog.set_level("DEBUG", "zmdp.worker")
+    asyncio.run(scenario())
+    (level, _), *others = since_it_waits()
+    assert level == "WARNING"
+    assert {level for level, _ in others} == {"DEBUG"}
+    assert any("has been silent" in text for _, text in others)
 
 
 INTERRUPTED = """
