@@ -134,10 +134,15 @@ def write_pair(name: str, folder: Path, public: bytes, secret: bytes, metadata: 
 
 def _create(path: Path, mode: int, lines: list[str]) -> None:
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write("\n".join([*lines, ""]))
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with open(descriptor, "w") as file:
+                file.write("\n".join([*lines, ""]))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink()  # part of a key, such as nothing on a full disk, would stand in the way of the next attempt
+            raise
     except OSError as error:
         raise SettingError(f"cannot write {path}: {error.strerror}") from None
 

@@ -59,5 +59,6 @@ def add(path: Path, role: str, digest: str) -> bool:
             beside.chmod(path.stat().st_mode)
         beside.replace(path)
     except OSError as error:
+        beside.unlink(missing_ok=True)
         raise AccessError(f"cannot write the access file {path}: {error.strerror}") from None
     return created

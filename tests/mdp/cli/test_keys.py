@@ -12,7 +12,7 @@ import tomllib
 import pytest
 import zmq
 from click.testing import CliRunner
-from support.processes import TIMEOUT_MS, broker, run
+from support.processes import BIN, TIMEOUT_MS, broker, run
 
 from zmdp.mdp.access import load
 from zmdp.mdp.certificates import read_certificate
@@ -181,6 +181,22 @@ def test_an_invalid_file_is_not_edited(access, text):
         with pytest.raises(SettingError):
             keys(*arguments, "--access", "access.toml")
     assert access.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "mdp-keys new shop",
+        "mdp-keys allow shop --call a --access access.toml",
+        "mdp-gateway token shop --access access.toml",
+    ],
+)
+def test_on_a_full_disk_nothing_is_left_of_what_cannot_be_written(folder, command):
+    limited = subprocess.run(["sh", "-c", f"ulimit -f 0; exec {BIN}/{command}"], capture_output=True, check=False)
+    assert limited.returncode == 2
+    assert b": File too large\n" in limited.stderr
+    assert list(folder.iterdir()) == []
+    assert run(*command.split()).returncode == 0
 
 
 def test_a_token_needs_an_access_file_with_its_role(folder):
