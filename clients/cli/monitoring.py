@@ -88,7 +88,7 @@ def _asks(client: Client, on: str | None, seconds: float) -> Question:
     until = time.monotonic() + seconds
 
     def question(service: str, body: bytes) -> bytes | None:
-        left = until - time.monotonic()
+        left = round(until - time.monotonic(), 2)  # it is shown
         if left <= 0:
             raise RequestTimeout(f"no answer to {service}", service=service)
         try:

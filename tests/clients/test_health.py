@@ -129,7 +129,7 @@ def test_a_draining_broker():
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (["--broker", "tcp://127.0.0.1:1", "--timeout", "0.3"], 5, "nothing is listening there"),
+        (["--broker", "tcp://127.0.0.1:1", "--timeout", "0.3"], 5, "within 0.3 s: nothing is listening there"),
         (["--min-workers", "2"], 2, "--min-workers needs a SERVICE"),
         (["--max-age", "-1"], 2, "expected a number of seconds (0 or more)"),
     ],
