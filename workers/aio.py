@@ -220,7 +220,7 @@ class _AsyncConnection(WorkerConnection):
 
     def leave(self) -> None:
         """Take no more requests, and end when those in progress are finished."""
-        self.session.leave(time.monotonic())
+        self.disconnect(time.monotonic())
         self._turn()
 
     def abort(self) -> None:

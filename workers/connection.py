@@ -87,7 +87,7 @@ class WorkerConnection:
     broker is logged too, and when the worker begins to serve.  Not thread-safe.
 
     With several brokers, a monitor reports when the connection ends, and the session moves on.  With one, ZeroMQ
-    reconnects.
+    reconnects, unless the worker is leaving.
     """
 
     def __init__(
@@ -150,10 +150,18 @@ class WorkerConnection:
         self._connected = False
         self._announce_at = math.inf
         if monitored:
-            self._monitor = self._socket.get_monitor_socket()
-            self.monitor_descriptor = int(self._monitor.get(zmq.FD))
-            self.opened(self.monitor_descriptor)
+            self._open_monitor(self._socket, monitored)
         self.session.connected(time.monotonic())
+
+    def disconnect(self, now: float) -> None:
+        """Take no more requests, and disconnect for good when those in progress are finished.
+
+        From now on a monitor tells whether the broker is gone: it is not waited for until it counts as silent.
+        """
+        self.session.leave(now)
+        if self._socket is not None and self._monitor is None:
+            with suppress(zmq.ZMQError):  # too many sockets, or the context was terminated
+                self._open_monitor(self._socket, MONITORED | int(zmq.Event.DISCONNECTED))
 
     def step(self, now: float) -> None:
         """Do everything that is due: connect, send, and receive.
@@ -305,7 +313,8 @@ class WorkerConnection:
             event = parse_monitor_message(message)
             refusal = why_refused(event["event"], event["value"], self._keys, self._endpoint)
             if self._connected:
-                if event["event"] == zmq.Event.DISCONNECTED and socket is not None:
+                ended = zmq.Event.DISCONNECTED, zmq.Event.CONNECT_RETRIED  # the latter if the monitor came too late
+                if event["event"] in ended and socket is not None:
                     while session.state.connected and (last := receive(socket)):  # what arrived before the end
                         session.receive(last, now)
                     if session.state.connected:
@@ -366,6 +375,12 @@ class WorkerConnection:
         if probe is not None:
             self.closing(probe.descriptor)
             probe.close()
+
+    def _open_monitor(self, socket: "zmq.Socket[bytes]", events: int) -> None:
+        self._monitor = socket.get_monitor_socket(events)
+        self.monitor_descriptor = int(self._monitor.get(zmq.FD))
+        self.opened(self.monitor_descriptor)
+        self.monitor_reported = True  # its descriptor signals what arrives after it was asked
 
     def _end_monitor(self) -> None:
         monitor, self._monitor = self._monitor, None

@@ -102,7 +102,7 @@ class Supervisor:
     def unfinished(self) -> str:
         """Return which processes still run."""
         pids = [str(process.pid) for process in list(self._processes())]
-        return f"worker processes {', '.join(pids)}" if pids else "waiting for the broker"
+        return f"worker processes {', '.join(pids)}" if pids else "waiting for the broker, which does not answer"
 
     def run(self) -> int:
         """Run until all processes have ended after `stop`.  Return the first exit code that is not 0, or 0.

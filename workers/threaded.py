@@ -126,7 +126,7 @@ class ThreadedConnection(WorkerConnection):
         """Disconnect without a reply to `request`, so that another worker gets it."""
         with self._lock:
             now = time.monotonic()
-            self.session.leave(now)
+            self.disconnect(now)
             self.session.abandon(request, now)
             self._step(now)
 
@@ -245,7 +245,7 @@ class ThreadedConnection(WorkerConnection):
 
     def _step(self, now: float) -> None:
         if self.stopping and not self.session.state.leaving:
-            self.session.leave(now)
+            self.disconnect(now)
             self._release()
         self.step(now)
         if self.ended:

@@ -16,6 +16,8 @@ Handler = Callable[[Any], AsyncGenerator[Any, None]]
 
 CONCURRENCY: Final = 1000
 """Requests to one service that its peer may have at the same time: some may be streams without end."""
+NOTHING_IN_PROGRESS: Final = "waiting for the broker, which does not answer; no request was in progress"
+"""What a gateway gives up at its limit if it was not given more to do."""
 MAX_SOCKETS: Final = 60_000
 """Sockets of all workers, some for each."""
 

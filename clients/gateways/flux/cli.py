@@ -28,6 +28,7 @@ from ....mdp.errors import SettingError
 from ....mdp.keys import ClientKeys
 from ....mdp.logs import counted
 from .. import control
+from ..upstream import NOTHING_IN_PROGRESS
 from .framing import MAX_MESSAGE
 from .instance import MAX_SERVICES
 from .server import MAX_MEMORY, MAX_UNREAD, FluxGateway, FluxSettings
@@ -155,7 +156,7 @@ async def _serve(gateway: FluxGateway, name: str | None, drain_timeout: float) -
 
     def unfinished() -> str:
         left = gateway.in_progress
-        return f"{counted(left, 'request')} of programs or to them" if left else "waiting for the broker"
+        return f"{counted(left, 'request')} of programs or to them" if left else NOTHING_IN_PROGRESS
 
     with (
         Shutdown(in_loop(stop), in_loop(end), limit=drain_timeout, unfinished=unfinished, logger=log),

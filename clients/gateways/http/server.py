@@ -14,6 +14,7 @@ from ....mdp.cli.shutdown import Shutdown, in_loop
 from ....mdp.errors import AccessError
 from ....mdp.http.server import Server
 from ....mdp.logs import counted
+from ..upstream import NOTHING_IN_PROGRESS
 from .access import load
 from .app import application
 from .gateway import Gateway
@@ -59,7 +60,7 @@ async def serve(gateway: Gateway, server: Server) -> int:
 
     def unfinished() -> str:
         open_ = len(server.connections)
-        return f"the requests of {counted(open_, 'connection')}" if open_ else "waiting for the broker"
+        return f"the requests of {counted(open_, 'connection')}" if open_ else NOTHING_IN_PROGRESS
 
     stop = in_loop(server.stop)
     with Shutdown(stop, stop, limit=gateway.settings.drain_timeout, unfinished=unfinished, logger=log):
