@@ -14,7 +14,7 @@ def listen(path: str, mode: int) -> socket.socket:
 
     Raises `BindError` if another program listens there, or if something else is in the way.
     """
-    _check_free(path)
+    check_free(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     umask = os.umask(0o777 & ~mode)
     try:
@@ -31,10 +31,13 @@ def listen(path: str, mode: int) -> socket.socket:
     return listener
 
 
-def _check_free(path: str) -> None:
+def check_free(path: str) -> None:
+    """Raise `BindError` if no socket can be created at `path`: there is no folder, or something is in the way."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
+        if not os.path.isdir(folder := os.path.dirname(path)):
+            raise BindError(f"cannot listen on {path}: there is no folder {folder}") from None
         return
     if not stat.S_ISSOCK(mode):
         raise BindError(f"cannot listen on {path}: it exists and is not a socket")

@@ -22,7 +22,7 @@ from .departures import Departures
 from .events import EVENTS, Publisher, Subscription
 from .framing import MAX_MESSAGE
 from .instance import MAX_SERVICES, Instance
-from .listener import listen, remove
+from .listener import check_free, listen, remove
 from .messages import EAGAIN, EPERM, ROLE_LOCAL, ROLE_USER
 from .output import OWNER
 from .session import FluxSession
@@ -105,6 +105,7 @@ class FluxGateway:
         self._close_listener: Callable[[], object] = lambda: None
 
     async def __aenter__(self) -> Self:
+        check_free(self.settings.path)  # now, because the broker may have to be waited for
         async with AsyncExitStack() as stack:
             self.upstream = upstream = await stack.enter_async_context(Upstream(self._broker, keys=self._keys))
             self._departures = Departures(upstream.client)
