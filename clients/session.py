@@ -33,7 +33,7 @@ from ..mdp.errors import (
 )
 from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
 from ..mdp.timers import Timers
-from ..mdp.wire import Message, batch, x1
+from ..mdp.wire import MMI, Message, batch, x1
 from .broker_connection import BrokerConnection
 from .call import Call, Outcome, encode_options, error_of, interruption, is_refused
 from .failover import Failover
@@ -445,6 +445,8 @@ class ClientSession:
         passed = call.deadline is not None and now >= call.deadline
         waited = call.timeout if passed else call.silence
         text = f"no reply from service {service!r} through {connection.endpoint} within {waited:g} s"
+        if call.service.startswith(MMI):  # mdclient asks these before it calls a service, without being told
+            text = f"the broker at {connection.endpoint} has not answered {service} within {waited:g} s"
         if call.streamed:
             text = f"the stream of service {service!r} stopped: nothing arrived for {waited:g} s after a part"
             if passed:

@@ -548,6 +548,15 @@ def test_a_timeout_while_no_broker_answers() -> None:
     assert sent(session) == []
 
 
+def test_a_question_to_the_broker_itself_that_is_not_answered() -> None:
+    session = connected()
+    session.request(b"mmi.describe", [b"echo"], 100.0, timeout=2.0)
+    session.receive(HEARTBEAT, 101.0)
+    session.tick(102.5)
+    text = "the broker at tcp://here has not answered mmi.describe within 2 s"
+    assert events(session) == [(1, RequestTimeout, text, "mmi.describe", None)]
+
+
 def test_a_timeout_after_the_connection_was_lost() -> None:
     session, _ = asking(timeout=1.0)
     session.lose("refused", 100.2)
