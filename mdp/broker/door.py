@@ -8,6 +8,7 @@ import zmq
 
 from ..access import SETTLE_SECONDS, Access, FileState, state_of
 from ..errors import AccessError
+from ..logs import counted
 from .machine import Broker
 from .ports import Port
 from .roles import Role
@@ -119,7 +120,8 @@ class Door:
         self._grant(access, now)
         if self.on_reload is not None:
             self.on_reload(access)
-        log.info("reloaded %s: %d roles, %d keys", access.path, len(access.roles), len(access.keys))
+        roles, keys = counted(len(access.roles), "role"), counted(len(access.keys), "key")
+        log.info("reloaded %s: %s, %s", access.path, roles, keys)
 
     def close(self) -> None:
         """Answer no more handshakes.  Idempotent."""

@@ -24,6 +24,7 @@ from ..certificates import public_key
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import AccessError, SettingError
 from ..limits import Limits
+from ..logs import counted
 from ..spelling import spelling_hint
 from ..wire import service_name, show
 from . import notify
@@ -380,8 +381,8 @@ def _log_build() -> None:
 def _log_access(access: Access | None, *, insecure: bool) -> None:
     if access is not None:
         log.info(
-            "access control by %s: %d roles, %d keys; the broker's public key is %s",
-            access.path, len(access.roles), len(access.keys), access.public_key.decode(),
+            "access control by %s: %s, %s; the broker's public key is %s", access.path,
+            counted(len(access.roles), "role"), counted(len(access.keys), "key"), access.public_key.decode(),
         )  # fmt: skip
     elif insecure:
         log.warning("--insecure: whoever can connect may do everything")

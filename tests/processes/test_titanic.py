@@ -498,7 +498,7 @@ def test_stats(operator):
     header, *_, last, rest = done(titanic("stats")).decode().splitlines()
     assert header.split() == ["SERVICE", "DELAYED", "PENDING", "RUNNING", "DONE", "FAILED", "OLDEST"]
     assert last.split() == ["1"] * 5
-    assert rest == "3 PARTIALs, 1 keys"
+    assert rest == "3 PARTIALs, 1 key"
 
 
 # ── the tables ───────────────────────────────────────────────────────────────────────────────────────────────────────

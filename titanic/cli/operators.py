@@ -17,6 +17,7 @@ from sqlalchemy.engine import Connection
 from ...clients import bodies
 from ...mdp.cli.console import EXIT_CODES, Group, Number, printable, with_default
 from ...mdp.errors import SettingError, UnknownTicket
+from ...mdp.logs import counted
 from .. import admin, schema
 from ..frames import unpack
 from ..store.models import NOT_ENDED, STATES
@@ -402,7 +403,7 @@ def stats(*, db: str, as_json: bool) -> None:
         waited = counts.get("oldest_waiting_seconds")
         oldest = "" if waited is None else shown_age(waited)
         click.echo(f"{name:{width}}" + "".join(f"  {counts[state]:9}" for state in STATES) + f"  {oldest:>7}".rstrip())
-    click.echo(f"{found['partials']} PARTIALs, {found['keys']} keys")
+    click.echo(f"{counted(found['partials'], 'PARTIAL')}, {counted(found['keys'], 'key')}")
 
 
 def _count(read: Begin, which: admin.Filter) -> int:

@@ -51,7 +51,7 @@ def _read_again(gateway: Gateway, path: Path, seen: FileState) -> None:
         log.error("what the access file said before still applies: %s", error)
     else:
         gateway.access = access
-        log.info("read the access file again: %d roles", len(access.roles))
+        log.info("read the access file again: %s", counted(len(access.roles), "role"))
 
 
 async def serve(gateway: Gateway, server: Server) -> int:

@@ -72,7 +72,7 @@ def test_a_reload_admits_new_keys_and_refuses_revoked_ones(folder, keys, context
             assert shop.recv_multipart()
         write(folder, '[roles.web]\nkeys = ["web.key"]\n')
         server.reload()
-        assert logged("1 roles, 1 keys")
+        assert logged("1 role, 1 key")
         with client(context, endpoint, keys["web"]) as web:
             assert web.recv_multipart()
         with client(context, endpoint, keys["shop"]):
@@ -94,7 +94,7 @@ def test_the_open_connections_of_a_revoked_key_end(folder, keys, context, logged
                 assert shop.recv_multipart()
             write(folder, "[roles.shop]\nkeys = []\n")
             server.reload()
-            assert logged("1 roles, 0 keys")
+            assert logged("1 role, 0 keys")
             assert monitor.poll(TIMEOUT_MS)
             assert recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED
             shop.disable_monitor()
