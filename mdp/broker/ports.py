@@ -10,7 +10,7 @@ import os
 import secrets
 import socket as sockets
 from collections.abc import Collection
-from errno import EADDRINUSE, EHOSTUNREACH
+from errno import EADDRINUSE, EADDRNOTAVAIL, EHOSTUNREACH, ENODEV
 from pathlib import Path
 from typing import Any, Final
 
@@ -205,6 +205,8 @@ class RouterPort(Port):
             hint = zmq.strerror(error.errno or 0)
             if error.errno == EADDRINUSE:
                 hint = "another program is listening there, perhaps another broker: choose another endpoint"
+            elif error.errno in {ENODEV, EADDRNOTAVAIL}:
+                hint = "that is not an address of this machine, nor the name of a network interface"
             raise BindError(f"cannot listen on {endpoint}: {hint}") from None
         bound = self.socket.get(zmq.LAST_ENDPOINT)
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
@@ -364,8 +366,13 @@ def _randomise_routing_ids() -> None:
 def _check_free(endpoint: str) -> None:
     """Raise if the path is in use or is not a socket, since libzmq would silently replace it."""
     path = Path(endpoint.removeprefix("ipc://"))
-    if str(path) == "*" or str(path).startswith("@") or not path.exists():
+    if str(path) == "*" or str(path).startswith("@"):
         return
+    try:
+        if not path.exists():
+            return
+    except OSError as error:  # such as a folder that this user may not enter
+        raise BindError(f"cannot listen on {endpoint}: {error.strerror}") from None
     if not path.is_socket():
         raise BindError(f"cannot listen on {endpoint}: {path} exists and is not a socket")
     with sockets.socket(sockets.AF_UNIX) as probe:

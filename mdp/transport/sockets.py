@@ -54,14 +54,17 @@ def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
 
 
 def port_problem(endpoint: str) -> str | None:
-    """Return what is wrong with the port of a tcp:// endpoint, or None."""
+    """Return what is wrong with the port of a tcp:// endpoint, or with how its IPv6 address is written, or None."""
     if not endpoint.startswith("tcp://"):
         return None
-    _, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
+    host, colon, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not colon or port.endswith("]"):  # of an IPv6 address
         return "it has no port, such as :5555 at its end"
     if port != "*" and not (port.isdecimal() and int(port) <= _MAX_PORT):
         return f"its port is {port!r}, but a port is a number up to {_MAX_PORT}"
+    host = host.rpartition(";")[2]  # after a source address
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        return "an IPv6 address is written in brackets, as in tcp://[::1]:5555"
     return None
 
 

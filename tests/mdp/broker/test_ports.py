@@ -221,6 +221,20 @@ def test_endpoints_and_services_are_checked(pirates, error, text):
         Server((TCP,), ServerSettings(pirates=pirates))
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "why"),
+    [
+        ("tcp://nosuch.invalid:*", "that is not an address of this machine, nor the name of a network interface"),
+        ("tcp://192.0.2.1:*", "that is not an address of this machine, nor the name of a network interface"),
+        (f"ipc:///tmp/{'x' * 300}", "File name too long"),
+    ],
+)
+def test_why_a_broker_cannot_listen(endpoint, why):
+    with pytest.raises(BindError) as raised:
+        Server((endpoint,), ServerSettings(insecure=True))
+    assert str(raised.value) == f"cannot listen on {endpoint}: {why}"
+
+
 def test_an_endpoint_in_use():
     with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server:
         for given in ((server.endpoints[0], "x"), (server.pirate_endpoints[0], "x")):

@@ -149,6 +149,8 @@ def test_endpoints_in_the_environment_are_separated_by_commas_or_spaces(outcome,
     ("given", "problem"),
     [
         ("tcp://h", "'tcp://h' is not a valid endpoint: it has no port, such as :5555 at its end"),
+        ("tcp://::1:5555", "an IPv6 address is written in brackets, as in tcp://[::1]:5555"),
+        ("tcp://[::1:5555", "an IPv6 address is written in brackets, as in tcp://[::1]:5555"),
         ("tcp://[::1]", "'tcp://[::1]' is not a valid endpoint: it has no port, such as :5555 at its end"),
         ("tcp://h:", "'tcp://h:' is not a valid endpoint: its port is '', but a port is a number up to 65535"),
         ("tcp://h:x", "'tcp://h:x' is not a valid endpoint: its port is 'x', but a port is a number up to 65535"),
