@@ -1,7 +1,9 @@
 """Find the header of a message and the route before it; check the frames that all dialects share (C8, C22)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .commands import (
     C01,
@@ -26,18 +28,37 @@ from .commands import (
 )
 from .names import MAX_NAME
 
+if TYPE_CHECKING:
+    from mypy_extensions import i64  # to mypyc, a C integer
+
 HEADER: Final = 6
 """Bytes of a header."""
 MAX_ENVELOPE: Final = 16
 """Frames an envelope may have, its empty one included (C22)."""
+SHORT_ID: Final = 0 if __file__.endswith(".py") else 18
+"""How many digits of an id are read one by one, if this is compiled: as many always fit a C integer of 64 bits."""
 
 
 def id_of(frame: bytes) -> int | bytes:
     """Return the id in `frame`: an integer if it is decimal without leading zeros and fits 64 bits, else the frame."""
-    if not 1 <= len(frame) <= 20 or not frame.isdigit() or (frame[0] == 48 and len(frame) > 1):
+    size = len(frame)
+    if not 1 <= size <= 20 or (frame[0] == 48 and size > 1):
         return frame
-    number = int(frame)
-    return number if number < 1 << 64 else frame
+    if size > SHORT_ID:
+        if not frame.isdigit():
+            return frame
+        large = int(frame)
+        return large if large < 1 << 64 else frame
+    number: i64 = 0
+    at: i64 = 0
+    end: i64 = size
+    while at < end:
+        digit: i64 = frame[at]
+        if not 48 <= digit <= 57:
+            return frame
+        number = 10 * number + digit - 48
+        at += 1
+    return number
 
 
 def frame_of(id: RequestId) -> bytes:  # noqa: A002 - the wire's word
@@ -64,8 +85,26 @@ NO_HEADER: Final = (Reason.ENVELOPE_TOO_DEEP, Reason.TOO_FEW_FRAMES, Reason.NO_H
 """The reasons for the negative results of `header_at`, which index this tuple from its end."""
 
 
-def _is_header(frame: Any) -> bool:
-    return len(frame) == HEADER and frame in (C02, CX1, WX1, W02, C01, W01, CL1, WL1)
+def header_of(frame: Any) -> bytes:
+    """Return the constant that equals `frame`; an empty one if it is no header."""
+    if not isinstance(frame, bytes) or len(frame) != HEADER:
+        return EMPTY
+    # Compiled, comparisons take less time than a look-up.
+    if frame == C02:
+        return C02
+    if frame == W02:
+        return W02
+    if frame == CX1:
+        return CX1
+    if frame == WX1:
+        return WX1
+    if frame == C01:
+        return C01
+    if frame == W01:
+        return W01
+    if frame == CL1:
+        return CL1
+    return WL1 if frame == WL1 else EMPTY
 
 
 def header_at(message: Message, start: int) -> int:
@@ -77,7 +116,7 @@ def header_at(message: Message, start: int) -> int:
     count = len(frames)
     if count <= start:
         return -2
-    if _is_header(frames[start]):
+    if header_of(frames[start]):
         return start
     # C22: an envelope is every frame up to and including one empty frame.  Its frames are addresses.
     for at in range(start, min(count, start + MAX_ENVELOPE)):
@@ -87,7 +126,7 @@ def header_at(message: Message, start: int) -> int:
         if size == 0:
             if at + 1 == count:
                 return -2
-            return at + 1 if _is_header(frames[at + 1]) else -1
+            return at + 1 if header_of(frames[at + 1]) else -1
     return -3 if count > start + MAX_ENVELOPE else -1
 
 

@@ -13,11 +13,13 @@ from .commands import (
     CX1,
     EMPTY,
     FINAL,
+    FINAL_02,
     KINDS,
     PARTIAL,
     READY,
     REQUEST,
     W01,
+    W02,
     WL1,
     WPP,
     WSP,
@@ -34,7 +36,7 @@ from .commands import (
     RequestId,
     Route,
 )
-from .envelope import bare, check_addressed, frame_of, id_of, route_before
+from .envelope import HEADER, bare, check_addressed, frame_of, id_of, route_before
 from .names import MAX_NAME, valid_service
 from .options import NO_OPTIONS
 from .x1 import disconnect_record, limits_record
@@ -62,29 +64,31 @@ def from_client(message: Message, at: int, header: bytes) -> FromPeer | Invalid:
     return Request(route_before(message, at), header, service, body)
 
 
-def from_worker(message: Message, at: int) -> FromPeer | Invalid:
+def from_worker(message: Message, at: int, header: bytes) -> FromPeer | Invalid:
     """Decode `MDPW02 01 service`, `MDPW02 03|04 address "" body+` or `MDPW02 05|06` (C7), or the like of 0.1 (C24)."""
-    header = message[at]
     if len(message) < at + 2:
         return Invalid(Reason.TOO_FEW_FRAMES)
-    kind = KINDS[header].get(message[at + 1])
+    command = message[at + 1]
+    if header == W02 and command == FINAL_02:  # the most frequent one
+        return _worker_reply(message, at, header, final=True)
+    kind = KINDS[header].get(command)
     if kind is FINAL or kind is PARTIAL:
-        return _worker_reply(message, at, final=kind is FINAL)
+        return _worker_reply(message, at, header, final=kind is FINAL)
     if kind is READY:
         return _worker_ready(message, at)
     return bare(message, at, kind)
 
 
-def _worker_reply(message: Message, at: int, *, final: bool) -> Reply | Invalid:
+def _worker_reply(message: Message, at: int, header: bytes, *, final: bool) -> Reply | Invalid:
     body_at = at + 4
-    if message[at] == W01 and len(message) > at + 3 and message[at + 3]:
+    if header == W01 and len(message) > at + 3 and message[at + 3]:
         body_at = at + 3  # C33: the Guide's PHP worker leaves out the empty frame
         wrong = None if 1 <= len(message[at + 2]) <= MAX_NAME else Invalid(Reason.BAD_ADDRESS)
     else:
         wrong = check_addressed(message, at)
     if wrong is not None:
         return wrong
-    return Reply(route_before(message, at), message[at], final, id_of(message[at + 2]), message[body_at:])
+    return Reply(route_before(message, at), header, final, id_of(message[at + 2]), message[body_at:])
 
 
 def _worker_ready(message: Message, at: int) -> Ready | Invalid:
@@ -160,7 +164,7 @@ def ready(route: Route, header: bytes, service: bytes) -> Message:
 def request_to_worker(route: Route, header: bytes, address: RequestId, body: Sequence[Any]) -> Message:
     """Encode the broker's REQUEST to a worker (C7).  The body may contain memoryviews."""
     client = frame_of(address)
-    if header in {WPP, WSP}:
+    if len(header) != HEADER:  # WPP or WSP
         return [*route, client, EMPTY, *body]
     if len(body) == 1 and len(route) == 1:  # a fast path for the common case
         return [route[0], header, b"\x02", client, EMPTY, body[0]]

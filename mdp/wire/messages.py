@@ -9,15 +9,12 @@ from .commands import (
     BATCH,
     C01,
     C02,
-    CL1,
-    CX1,
+    EMPTY,
     FINAL,
     KINDS,
     PARTIAL,
     W01,
     W02,
-    WL1,
-    WX1,
     Batched,
     FromBroker,
     FromPeer,
@@ -28,7 +25,7 @@ from .commands import (
     Reply,
     Request,
 )
-from .envelope import NO_HEADER, header_at, id_of, route_before, size_of
+from .envelope import NO_HEADER, header_at, header_of, id_of, route_before, size_of
 from .mdp import from_client, from_worker, to_client_01, to_client_02, to_worker
 from .names import MAX_NAME, MMI
 from .options import MAX_OPTIONS
@@ -45,11 +42,11 @@ def decode_peer(message: Message, max_message: int, max_frames: int) -> FromPeer
 
     Frames of `SHARED` bytes or more may be memoryviews; those of a body are passed on as they are.
     """
+    frames: list[Any] = message  # compiled code would reject memoryviews in a list of bytes
     at = header_at(message, 1)
-    if at > 0:
-        batched = _batched(message, at)
-        if batched is not None:
-            return batched
+    header = header_of(frames[at]) if at > 0 else EMPTY
+    if at > 0 and header not in (C02, W02, C01, W01):
+        return _batched(message, at, header)
     size = size_of(message)
     heads = message if size < SHARED else without_shared(message)
     if len(message) > max_frames:
@@ -58,17 +55,10 @@ def decode_peer(message: Message, max_message: int, max_frames: int) -> FromPeer
         return _over_limit(heads, at, Reason.TOO_LARGE)
     if at < 0:
         return Invalid(NO_HEADER[at])
-    command = _decode_peer(heads, at)
+    command = from_client(heads, at, header) if header in (C02, C01) else from_worker(heads, at, header)
     if heads is not message and isinstance(command, Request | Reply):
         _restore_body(command, message)
     return command
-
-
-def _decode_peer(message: Message, at: int) -> FromPeer | Invalid:
-    header = message[at]
-    if header in (W02, W01):
-        return from_worker(message, at)
-    return from_client(message, at, C02 if header == C02 else C01)  # a constant: waiting requests must not keep frames
 
 
 def without_shared(message: Message) -> Message:
@@ -84,20 +74,9 @@ def _restore_body(command: Request | Reply, whole: Message) -> None:
     # else the broker itself reads the body, and OVERLONG names no service
 
 
-def _batched(message: Message, at: int) -> Batched | Invalid | None:
-    """Return the message if it is in X1.  Limits then apply to each record, not to the message."""
-    frames: list[Any] = message  # compiled code would reject memoryviews in a list of bytes
-    header = frames[at]
-    if header == CX1:
-        header = CX1
-    elif header == WX1:
-        header = WX1
-    elif header == CL1:
-        header = CL1
-    elif header == WL1:
-        header = WL1
-    else:
-        return None
+def _batched(message: Message, at: int, header: bytes) -> Batched | Invalid:
+    """Return a message in X1, whose header is at index `at`.  Limits then apply to each record, not to the message."""
+    frames: list[Any] = message
     bare = len(frames) == at + 1
     if bare or frames[at + 1] == BATCH:
         return Batched(route_before(message, at), header, at, bare)
@@ -109,15 +88,14 @@ def decode_broker(message: Message) -> FromBroker | Batched | Invalid:
     at = header_at(message, 0)
     if at < 0:
         return Invalid(NO_HEADER[at])
-    batched = _batched(message, at)
-    if batched is not None:
-        return batched
-    header = message[at]
+    header = header_of(message[at])
     if header in (W02, W01):
         return to_worker(message, at)
     if header == C02:
         return to_client_02(message, at)
-    return to_client_01(message, at)
+    if header == C01:
+        return to_client_01(message, at)
+    return _batched(message, at, header)
 
 
 def _over_limit(message: Message, at: int, reason: Reason) -> Invalid | Oversized:

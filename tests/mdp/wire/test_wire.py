@@ -21,6 +21,7 @@ from zmdp.mdp.wire import (
     WX1,
     Invalid,
     Reason,
+    envelope,
     names,
     x1,
 )  # fmt: skip
@@ -136,10 +137,17 @@ def test_what_is_no_command_has_a_reason(frames, reason):  # C15
     assert from_peer(*frames) == Invalid(reason)
 
 
-INTEGERS = {b"0": 0, b"7": 7, b"4611686018427387904": 1 << 62, b"9223372036854775808": 1 << 63}
+@pytest.fixture(params=[0, 18], ids=["at once", "by digits"])
+def how_ids_are_read(request, monkeypatch):
+    """What is compiled reads the digits of an id one by one; this makes the interpreter do so as well."""
+    monkeypatch.setattr(envelope, "SHORT_ID", request.param)
+
+
+INTEGERS = {b"0": 0, b"7": 7, b"9" * 18: 10**18 - 1, b"4611686018427387904": 1 << 62, b"9223372036854775808": 1 << 63}
 INTEGERS[b"18446744073709551615"] = (1 << 64) - 1
 
 
+@pytest.mark.usefixtures("how_ids_are_read")
 @pytest.mark.parametrize(("frame", "address"), INTEGERS.items())
 def test_an_address_is_an_integer_of_64_bits(frame, address):  # C32
     assert wire.id_of(frame) == address
@@ -149,10 +157,11 @@ def test_an_address_is_an_integer_of_64_bits(frame, address):  # C32
 
 OTHER_ADDRESSES = [
     b"", b"00", b"07", b"-1", b"+1", b" 1", b"1 ", b"1.0", b"0x1", b"1_0", b"18446744073709551616", b"9" * 20,
-    b"9" * 21, b"1" * 5000, b"a", b"\0", "٥".encode(), "٥".encode("utf-16"),
+    b"9" * 21, b"1" * 17 + b"/", b"1" * 17 + b":", b"1" * 5000, b"a", b"\0", "٥".encode(), "٥".encode("utf-16"),
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("how_ids_are_read")
 @pytest.mark.parametrize("frame", OTHER_ADDRESSES, ids=lambda frame: repr(frame[:30]))
 def test_any_other_address_is_its_frame(frame):  # C32
     assert wire.id_of(frame) is frame
