@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..linked_lists import LinkedList
 from ..timers import TimerNode
-from ..wire import CX1, EMPTY, NO_OPTIONS, Options, Route, signed, size_of
+from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, signed, size_of
 from ..wire.names import show
 from .metrics import UNCOUNTED, ServiceMetrics
 from .roles import Role
@@ -238,11 +238,12 @@ class Attempt:
 
     __slots__ = ("abandoned", "address", "collected", "doubtful", "request", "streamed", "turn", "worker")
 
-    def __init__(self, request: Request, worker: Worker, address: int, turn: int, *, doubtful: bool) -> None:
+    def __init__(self, request: Request, worker: Worker, address: Any, turn: int, *, doubtful: bool) -> None:
         self.request = request
         self.worker = worker
         self.address = address
-        """The client address that the worker was given; it is never used again (C32)."""
+        """The client address that the worker was given, an integer; it is never used again (C32).  Declared as one,
+        compiled code would make it an object each time that it is looked up."""
         self.turn = turn
         """The broker's turn in which it was sent."""
         self.doubtful = doubtful
@@ -307,7 +308,7 @@ class Worker(TimerNode):
         """What it says of its service; None if it says nothing, or the broker has no room for it."""
         self.dialect = False
         """Whether it wants to know the dialect of clients that do not speak X1."""
-        self.held: dict[int, Attempt] = {}
+        self.held: dict[RequestId, Attempt] = {}
         """The requests that it holds, by address."""
         self.done = 0
         """Number of requests that it has answered."""
@@ -491,7 +492,7 @@ class Link:
         """The open batch of requests to the other broker, which is sent at the end of the broker's turn."""
         self.remotes: dict[bytes, Remote] = {}
         """What can be reached there, by service."""
-        self.attempts: dict[int, Attempt] = {}
+        self.attempts: dict[RequestId, Attempt] = {}
         """The requests that are there, by address."""
         self.announced: dict[bytes, tuple[int, int, int]] = {}
         """The credit, free credit and hops announced for each service."""

@@ -13,7 +13,7 @@ No frames, no clock, no socket.  Every operation takes constant time, whatever t
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 from ..timers import Timers
 from ..wire import show, size_of
@@ -185,7 +185,7 @@ class Registry:
         self.queued -= 1
 
     def assign(
-        self, request: Request, worker: Worker, address: int, turn: int, now: float, *, doubtful: bool
+        self, request: Request, worker: Worker, address: Any, turn: int, now: float, *, doubtful: bool
     ) -> Attempt:
         """Give a request, which is not queued, to a worker."""
         attempt = Attempt(request, worker, address, turn, doubtful=doubtful)

@@ -136,8 +136,8 @@ class Requests:
             self.finish(request, Drop.OPTIONS_TOO_LONG, now)
             return
         self._stats.dispatched += 1
-        address = self.next_address
-        self.next_address = address + 1
+        address: Any = self.next_address
+        self.next_address += 1
         # Simple Pirates send no heartbeats: their silence says nothing.
         doubtful = now - worker.last_seen > self._doubtful_after and worker.header != wire.WSP
         self._registry.assign(request, worker, address, self.turn, now, doubtful=doubtful)
@@ -202,8 +202,7 @@ class Requests:
             body = attempt.collected.frames
         self._outgoing.reply(request, True, body)
         metrics = request.service.metrics
-        frames: Any = body  # compiled code would reject memoryviews, as which large frames arrive
-        metrics.reply_bytes += len(frames[0]) if len(frames) == 1 else size_of(body)
+        metrics.reply_bytes += size_of(body)
         times = metrics.at_worker
         ticks = int(seconds * TICKS_PER_SECOND)
         if ticks < TICKS_PER_SECOND:  # as below, without two calls

@@ -180,7 +180,7 @@ class WorkerDialog:
         worker = None if self._is_foreign(command, role) else self._worker(command.route, role)
         if worker is None or worker.header != command.header:
             return
-        attempt = worker.held.get(command.id) if isinstance(command.id, int) else None
+        attempt = worker.held.get(command.id)
         if attempt is None:
             return
         request = attempt.request
@@ -227,10 +227,10 @@ class WorkerDialog:
         if worker is None:
             return None
         address = command.id
+        attempt = worker.held.get(address)
+        if attempt is not None:
+            return attempt
         if isinstance(address, int):
-            attempt = worker.held.get(address)
-            if attempt is not None:
-                return attempt
             if self._shared.first_address <= address < self._requests.next_address:
                 self._stats.late += 1  # C32: late or duplicated; it matches no live request
                 return None
