@@ -21,7 +21,7 @@ from ..access import Access
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
 from ..limits import Limits
-from ..transport.multipart import milliseconds, receive
+from ..transport.multipart import receive
 from ..transport.sockets import check_local
 from ..wire import service_name
 from .backlog import Backlog
@@ -40,6 +40,10 @@ DEFAULT_DRAIN: Final = 10.0
 DEFAULT_IPC_MODE: Final = 0o600
 MAX_TURN_MESSAGES: Final = 100
 """Maximum number of messages taken in at one socket before the replies are sent."""
+DUE_INTERVAL: Final = 0.001
+"""Seconds between two checks for what is due while messages keep coming."""
+MAX_WAIT: Final = 3600.0
+"""The longest that the loop sleeps, in seconds."""
 MONITOR_INTERVAL: Final = 0.01
 """Seconds between two checks for ended connections while messages keep coming."""
 PEER_MESSAGES: Final = 1000
@@ -103,6 +107,7 @@ class Server:
         _check(binds, settings, access)
         self._settings = settings
         self.limits = _with_connections(settings.limits)
+        self._stall_seconds = STALL_INTERVALS * self.limits.heartbeat
         name = settings.name or default_name(binds)
         self.broker = Broker(self.limits, now=time.monotonic(), name=name, logger=log, slow=settings.slow)
         self.cut_off = False
@@ -113,8 +118,9 @@ class Server:
         self._close_at = math.inf
         """When the broker gives up the requests that have not ended."""
         self._closing = False
-        self._turn_at = self._tick_at = self._look_at = self.broker.started
-        """When the last turn began, and when the machine's next tick, and the next look at the monitors, may be."""
+        self._turn_at = self._due_at = self._tick_at = self._look_at = self.broker.started
+        """When the last turn began, and when the next check for what is due, the machine's next tick, and the next look
+        at the monitors, may be."""
         self._backlog = Backlog(self.broker.started)
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
@@ -176,23 +182,30 @@ class Server:
     def _turn(self, now: float) -> bool:
         """Tell the machine what has happened, and do what it says.  Return whether there may be more to do."""
         more = self._receive(now)
-        if now - self._turn_at > STALL_INTERVALS * self.limits.heartbeat:
+        if now - self._turn_at > self._stall_seconds:
             # This process was held up, and heartbeats wait in its socket: read them before declaring anybody dead.
             self._tick_at = now + self.limits.heartbeat
         self._turn_at = now
         if self._delivery.gone:
             more |= self._report_lost(now, drained=not more)
+        if now >= self._due_at:
+            more |= self._do_due(now)
+        more |= self._end_turn(now)
+        if self._stops:
+            more |= self._stop(now)
+        return more
+
+    def _do_due(self, now: float) -> bool:
+        """Do what is due.  Return whether there may be more to do."""
+        self._due_at = now + DUE_INTERVAL
+        more = False
         deadline = self._deadline()
         if deadline is not None and deadline <= now:
             self.broker.tick(now, self._backlog.heard)
             more = True
         more |= self._tend(now)
         more |= self.door.tend(now)
-        more |= self._retry(now)
-        more |= self._end_turn(now)
-        if self._stops:
-            more |= self._stop(now)
-        return more
+        return self._retry(now) or more
 
     def _receive(self, now: float) -> bool:
         """Have the machine take in messages that have arrived.  Return whether there may be more."""
@@ -266,8 +279,9 @@ class Server:
         for identity in self._sockets.take_ended():
             self._delivery.note_gone(identity, self.broker.turn)
         messages = self.broker.take_messages()
-        for identity in self._delivery.send(messages, self.broker.turn - 1):
-            self.broker.gone(identity, now)
+        if messages:
+            for identity in self._delivery.send(messages, self.broker.turn - 1):
+                self.broker.gone(identity, now)
         events = self.broker.take_events()
         for event in events:
             self._act(event, now)
@@ -312,12 +326,17 @@ class Server:
         for each in (due, stop, self._delivery.deadline(), self.door.deadline(), self._sockets.deadline()):
             if each is not None and each < until:
                 until = each
-        return None if until == math.inf else milliseconds(until - now)
+        if until == math.inf:
+            return None
+        wait = max(until, self._due_at) - now
+        return math.ceil(1000 * min(max(wait, 0.0), MAX_WAIT))  # not negative, and not too long for a C int
 
     def _sleep(self, now: float) -> None:
         if self._sockets.wait(self._wait(now)):
             self._sockets.look(time.monotonic())
             self._links.look_at_once()
+        if not self._sockets.only_messages:
+            self._due_at = now
 
     # ── what other threads ask for ───────────────────────────────────────────────────────────────────────────────────
 

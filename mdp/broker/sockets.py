@@ -105,6 +105,11 @@ class Sockets:
             self.waker.clear()
         return has_events
 
+    @property
+    def only_messages(self) -> bool:
+        """Whether the last wait ended because of messages at the main ROUTER, and nothing else."""
+        return self._poller.only_messages
+
     def close(self) -> None:
         """Close everything.  Idempotent."""
         if self._closed:
@@ -126,6 +131,9 @@ class _Poller:
     def __init__(self, main: RouterPort, waker: int) -> None:
         self.woken = False
         """Whether the descriptor `waker` was readable after the last wait."""
+        self.only_messages = False
+        """Whether the main ROUTER was the only one that was ready then."""
+        self._main = main.descriptor
         self._waker = waker
         self._monitor = main.monitor
         self._ports: dict[int, Port] = {}
@@ -168,7 +176,11 @@ class _Poller:
     def wait(self, timeout: int | None) -> bool:
         """Wait at most `timeout` milliseconds.  Return whether a monitor has events."""
         has_events = self.woken = False
-        for descriptor, _ in self._poll.poll(timeout):
+        ready = self._poll.poll(timeout)
+        self.only_messages = len(ready) == 1 and ready[0][0] == self._main
+        if self.only_messages:
+            return False
+        for descriptor, _ in ready:
             if descriptor == self._monitor:
                 has_events = True
             elif descriptor == self._waker:
