@@ -154,8 +154,14 @@ def _machines() -> list[Extension]:
 
 
 def _moved(extension: Extension) -> Extension:
-    """Return an extension with its paths relative to this folder, and without mypyc's -Werror."""
+    """Return an extension with its paths relative to this folder, and without mypyc's -Werror.
+
+    Other libraries need none of its symbols, but Python's entry point.  Hidden, functions that are called from within
+    can be inlined, and are called directly.
+    """
     extension.extra_compile_args = [each for each in extension.extra_compile_args if each != "-Werror"]
+    if os.name == "posix":
+        extension.extra_compile_args.append("-fvisibility=hidden")
     extension.sources = [str(STAGE / source) for source in extension.sources]
     extension.depends = [str(STAGE / source) for source in extension.depends]
     extension.include_dirs = [each if os.path.isabs(each) else str(STAGE / each) for each in extension.include_dirs]
