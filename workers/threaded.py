@@ -31,7 +31,7 @@ class ThreadedConnection(WorkerConnection):
     it to another thread.  The other idle threads follow.  While handlers are fast, no follower takes the lead from a
     thread that is handling a request: the two would only compete for the interpreter.  If the leader does not return
     within `TAKEOVER_SECONDS`, the I/O thread leads: it keeps the connection alive, and wakes followers for waiting
-    requests.
+    requests.  It takes the lock only to lead, so that handler threads need not wait for it.
     """
 
     def __init__(
@@ -48,8 +48,9 @@ class ThreadedConnection(WorkerConnection):
         self._lock = threading.Lock()
         self._followers = threading.Condition(self._lock)
         self._following = 0
-        self._io = threading.Condition(self._lock)
-        self._io_waits = False  # for a handler to begin
+        self._io_waits = False  # until a handler begins, which then releases the gate
+        self._io_gate = threading.Lock()
+        self._io_gate.acquire()
         self._io_leads = False
         self._leads = False  # whether a handler thread leads
         self._progress = 0  # counts requests begun and ended, PARTIALs, and turns of a leader
@@ -143,7 +144,8 @@ class ThreadedConnection(WorkerConnection):
     def _notify_io(self) -> None:
         """Wake the I/O thread: handler threads no longer lead."""
         if self._io_waits:
-            self._io.notify()
+            self._io_waits = False
+            self._io_gate.release()
 
     def _follow(self, seconds: float) -> None:
         if self._io_leads:
@@ -173,17 +175,28 @@ class ThreadedConnection(WorkerConnection):
             progress = -1
             while not self.ended:
                 try:
-                    if self._progress != progress:
-                        progress = self._progress
-                        self._io.wait(TAKEOVER_SECONDS)
-                    elif self._leads:
-                        self._io_waits = True
-                        self._io.wait()
-                        self._io_waits = False
-                    else:
+                    if self._progress == progress and not self._leads:
                         self._stand_in()
+                    else:
+                        self._io_waits = self._progress == progress
+                        progress = self._await_standstill()
                 except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
                     self.reset(error, time.monotonic())
+
+    def _await_standstill(self) -> int:
+        """Sleep with the lock released until there is no progress.  Return its count."""
+        waits = self._io_waits
+        self._lock.release()
+        try:
+            if waits:
+                self._io_gate.acquire()
+            progress = -1
+            while self._progress != progress:
+                progress = self._progress
+                time.sleep(TAKEOVER_SECONDS)
+            return progress
+        finally:
+            self._lock.acquire()
 
     def _stand_in(self) -> None:
         now = time.monotonic()
@@ -194,7 +207,7 @@ class ThreadedConnection(WorkerConnection):
         if self._following:
             self._followers.notify()  # to begin a waiting request, or to lead
             if not self.session.waiting:
-                self._io.wait(TAKEOVER_SECONDS)
+                self._progress += 1  # gives the follower as long as a handler
                 return
             due = min(due, now + TAKEOVER_SECONDS)
         self._io_leads = True
@@ -248,7 +261,7 @@ class ThreadedConnection(WorkerConnection):
             self.disconnect(now)
             self._release()
         self.step(now)
-        if self.ended:
+        if self._socket is None and self.ended:
             self._release()
 
     def stuck(self, request: Request) -> None:
@@ -262,5 +275,5 @@ class ThreadedConnection(WorkerConnection):
     def _release(self) -> None:
         """Wake all threads: no more requests will come, or the connection has ended."""
         self._followers.notify_all()
-        self._io.notify_all()
+        self._notify_io()
         self.wake()
