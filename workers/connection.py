@@ -178,11 +178,10 @@ class WorkerConnection:
                 self._reopen(now)
             while True:
                 self.flush(now)
-                while self._socket is not None and session.state.connected and (message := receive(self._socket)):
-                    session.receive(message, now)
+                self._receive(now)
                 if self._monitor is not None and (not self._connected or self.monitor_reported):
                     self._ask_monitor(self._monitor, now)
-                if (session.heartbeats.heard or now >= self._announce_at) and self._announce_at < math.inf:
+                if self._announce_at < math.inf and (session.heartbeats.heard or now >= self._announce_at):
                     self._announce()
                 if self._probe is not None:
                     self._ask_probe(self._probe, now)
@@ -194,6 +193,25 @@ class WorkerConnection:
             self.tell(now)
         except zmq.ContextTerminated:
             self._terminated(now)
+
+    def receive_requests(self, now: float) -> bool:
+        """Receive what has arrived.  Return whether a handler can begin: then `step` is due when it has ended.
+
+        If it returns False, `step` is due immediately.
+        """
+        if self._announce_at < math.inf:
+            return False
+        self.flushed_at = now  # the replies to these requests are sent together
+        try:
+            self._receive(now)
+        except zmq.ContextTerminated:  # `step` ends the connection
+            return False
+        return self.session.to_begin > 0
+
+    def _receive(self, now: float) -> None:
+        session = self.session
+        while self._socket is not None and session.state.connected and (message := receive(self._socket)):
+            session.receive(message, now)
 
     def flush(self, now: float) -> None:
         """Send as much as the broker accepts.  Close the socket if the connection has ended."""
@@ -211,7 +229,8 @@ class WorkerConnection:
                 self._terminated(now)
                 return
             del unsent[:sent]
-            self._note_progress(bool(sent), now)
+            if unsent or self.stalled:
+                self._note_progress(bool(sent), now)
         if session.state.connected:
             return
         self.tell(now)
@@ -291,9 +310,12 @@ class WorkerConnection:
         """Return when to call `step` if nothing arrives earlier; inf for never."""
         if self.stalled:
             return self.flushed_at + SEND_RETRY_SECONDS
-        due = self.session.deadline()
-        until = None if self._probe is None else self._probe.deadline()
-        return min(math.inf if due is None else due, math.inf if until is None else until, self._announce_at)
+        due = self._announce_at
+        for each in (self.session, self._probe):
+            until = None if each is None else each.deadline()
+            if until is not None and until < due:
+                due = until
+        return due
 
     def close(self) -> None:
         """Close the socket immediately, without telling the broker."""

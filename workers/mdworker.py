@@ -201,7 +201,7 @@ class Worker(BaseWorker[Handler]):
         try:
             with handling(request):
                 result = handler(self._adapter.argument(request))
-                if isinstance(result, Iterator):
+                if hasattr(result, "__next__") and isinstance(result, Iterator):  # isinstance alone takes longer
                     result = self._stream(connection, result, request)
                 outcome = self._adapter.frames(result)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on

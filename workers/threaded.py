@@ -162,6 +162,8 @@ class ThreadedConnection(WorkerConnection):
         try:
             if seconds > 0 and not self.session.unsent:
                 self._poll(seconds)
+                if self.receive_requests(time.monotonic()):
+                    return
             self._step(time.monotonic())
         finally:
             self._leads = False

@@ -57,4 +57,6 @@ if COMPILED:
 
 def milliseconds(seconds: float) -> int:
     """Return `seconds` as a timeout for polling: not negative, rounded up, and at most an hour, to fit into a C int."""
-    return math.ceil(min(max(0.0, seconds), 3600.0) * 1000)
+    if 0.0 < seconds < 3600.0:
+        return math.ceil(seconds * 1000)
+    return 0 if seconds <= 0.0 else 3_600_000
