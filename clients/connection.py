@@ -138,7 +138,8 @@ class ClientConnection:
         connection = session.current
         if connection.unsent or connection.lost is not None:
             more |= self._send(now)  # sending may have hidden from the descriptor that something has arrived
-            self.deliver()
+            if session.events:
+                self.deliver()
         return more
 
     def _receive(self, here: BrokerSocket, now: float) -> bool:
@@ -149,12 +150,12 @@ class ClientConnection:
             message = receive(socket)
             if message is None:
                 break
-            size += sum(map(len, message))
             session.receive(message, now)
             if session.current is not connection:
                 return False  # the rest is for the connection that was left
             if not session.outstanding:
                 break  # no caller waits for anything else
+            size += sum(map(len, message))
             if size >= MAX_BYTES:
                 here.expect_large()
                 return True

@@ -151,16 +151,21 @@ class SharedConnection:
         slot: _Slot | None = None
         while True:
             with self.lock:
-                self.check_open()
-                if self.session.outstanding < self._max_outstanding:
+                if self.closed:
+                    self.check_open()
+                free = self.session.outstanding < self._max_outstanding
+                if free:
                     if slot is not None and timeout is not None:
                         timeout -= slot.waited()
                     receiver.call = self.session.request(
                         ask.service, ask.body, time.monotonic(), timeout=timeout, silence=silence, stream=stream,
                         wait=ask.wait, headers=headers, options=ask.options, retry=ask.retry, receiver=receiver,
                     )  # fmt: skip
-                    self.wake()
-                    return
+                asleep = self._asleep
+            if free:
+                if asleep:
+                    self.wake()  # without the lock, for which the driver would have to wait
+                return
             if slot is None:
                 slot = _Slot(self.session, self._max_outstanding, timeout or silence)
             self._await_slot(slot, ask.service.decode())
@@ -282,8 +287,10 @@ class SharedConnection:
                 else:
                     return
         finally:
-            with suppress(ValueError):  # Ctrl-C came before it was added
+            try:  # noqa: SIM105 - faster than `suppress`, and this is for every request
                 self._waiting.remove(waiter)
+            except ValueError:  # Ctrl-C came before it was added
+                pass
             if self.driver == thread:
                 self.driver = None
             if self.driver is None and self._waiting:
