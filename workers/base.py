@@ -55,8 +55,8 @@ class ThreadedSource(RequestSource, Protocol):
     def partial(self, request: Request, body: Sequence[bytes]) -> bool:
         """Send a PARTIAL.  Return False if the reply is no longer wanted."""
 
-    def end(self, request: Request, outcome: Outcome) -> None:
-        """End `request` with its FINAL, or with the handler's failure."""
+    def end(self, request: Request, outcome: Outcome) -> Request | None:
+        """End `request` with its FINAL, or with the handler's failure.  Return the next one if it has arrived."""
 
     def fail(self, request: Request, error: BaseException) -> None:
         """End `request` after an error in our own code."""

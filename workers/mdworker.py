@@ -189,14 +189,19 @@ class Worker(BaseWorker[Handler]):
         self.wait()
 
     def _serve(self, connection: ThreadedSource, handler: Handler) -> None:
-        while (request := connection.receive()) is not None:
+        request = connection.receive()
+        while request is not None:
+            following = None
             try:
-                self._handle(connection, handler, request)
+                following = self._handle(connection, handler, request)
             except Exception as error:  # noqa: BLE001 - an error in our own code: the caller gets it
                 connection.fail(request, error)
-            del request  # its body may be large, and the next one be long in coming
+            request = following  # the body of the last one may be large, and the next one be long in coming
+            if request is None:
+                request = connection.receive()
 
-    def _handle(self, connection: ThreadedSource, handler: Handler, request: Request) -> None:
+    def _handle(self, connection: ThreadedSource, handler: Handler, request: Request) -> Request | None:
+        """Handle a request.  Return the next one if it has arrived."""
         outcome: Outcome
         try:
             with handling(request):
@@ -206,7 +211,7 @@ class Worker(BaseWorker[Handler]):
                 outcome = self._adapter.frames(result)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
             outcome = failed(error, request)
-        connection.end(request, outcome)
+        return connection.end(request, outcome)
 
     def _stream(self, connection: ThreadedSource, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs.  Return its return value, or the `Last` that it yields."""
@@ -252,10 +257,13 @@ class Worker(BaseWorker[Handler]):
         if not self._connections:
             self._open(0)
         (connection,) = self._connections
+        request = None
         if self._current is not None:
-            connection.end(self._current, self._adapter.frames(reply))
-        self._current = connection.receive(math.inf if timeout is None else time.monotonic() + timeout)
-        return self._current
+            request = connection.end(self._current, self._adapter.frames(reply))
+        if request is None:
+            request = connection.receive(math.inf if timeout is None else time.monotonic() + timeout)
+        self._current = request
+        return request
 
     def send_partial(self, part: Frames) -> bool:
         """Send a PARTIAL of the request that `recv` returned.

@@ -108,14 +108,15 @@ class ThreadedConnection(WorkerConnection):
                 self._step(time.monotonic())
         return accepted
 
-    def end(self, request: Request, outcome: list[bytes] | Failed) -> None:
-        """End `request`.  Its reply may wait a moment for others, to be sent in one batch."""
+    def end(self, request: Request, outcome: list[bytes] | Failed) -> Request | None:
+        """End `request`, and return the next one.  Its reply may wait a moment for others, to be sent in one batch."""
         with self._lock:
             now = time.monotonic()
             self.finish(request, outcome, now)
             self._progress += 1
             if not self.session.waiting or now - self.flushed_at >= FLUSH_SECONDS:
                 self._step(now)
+            return self._begin(now) if self.session.waiting and not self.stopping else None
 
     def fail(self, request: Request, error: BaseException) -> None:
         """End `request` after an error in our own code."""
