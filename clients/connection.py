@@ -121,7 +121,8 @@ class ClientConnection:
         reports changes only, will report what arrives from now on.
         """
         session = self.session
-        self._awaited = self._awaited if self._outcomes else session.outstanding
+        if not self._outcomes:
+            self._awaited = session.outstanding
         more = self._several and self._step_others(now)
         connection = session.current
         if connection.unsent or connection.lost is not None:
@@ -129,7 +130,7 @@ class ClientConnection:
         here = self._current
         if here is not None:
             more |= self._receive(here, now)
-        self._outcomes += max(1, len(session.events))
+        self._outcomes += len(session.events) or 1
         if not more or self._tick_is_overdue(now):
             self._ticked_at, self._outcomes = now, 0
             session.tick(now)

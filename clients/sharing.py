@@ -70,7 +70,7 @@ class SingleOutcome(Waiter):
     """The outcome of a request that is not streamed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        Waiter.__init__(self)  # faster than super()
         self.call: Call | None = None
         self._outcome: Outcome | None = None
 
