@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 RESERVED: Final = frozenset({"ttl", "headers"})
 """Names that options cannot have, because they are arguments of a request.  `wait` is allowed if it is true."""
+# Not Final: mypyc (2.4) takes a Final of several floats for unset.
+GRACE: tuple[float, float] = (0.05, 0.5)
+"""How long the client waits beyond a request's timeout for the broker's ERROR, which is more informative than silence:
+this fraction of the timeout, but at most this many seconds."""
+FRAME_OVERHEAD_BYTES: Final = 100
+"""Memory charged for each frame that is kept, in addition to its content."""
 _NO_WAIT: Final = wire.encode_options({"wait": False})
 
 Outcome = Reply | ZmdpError
@@ -33,32 +39,69 @@ class Call(TimerNode):
     connection: "BrokerConnection"
     """Where it is outstanding, or waits for a connection."""
 
-    def __init__(self, number: int, service: bytes, body: Sequence[bytes], options: bytes) -> None:
+    def __init__(
+        self,
+        number: int,
+        service: bytes,
+        body: Sequence[bytes],
+        options: bytes,
+        *,
+        stream: bool,
+        receiver: Any,
+        timeout: float | None,
+        silence: float | None,
+        retry: Retry | None,
+    ) -> None:
         super().__init__()
         self.number = number
         self.service = service
         self.body = body
         self.options = options
         """The encoded options."""
-        self.stream = False
+        self.stream = stream
         """Each PARTIAL is delivered as it arrives; otherwise all are collected."""
-        self.receiver: Any = None
+        self.receiver = receiver
         """Where the outcomes are delivered.  The session does not use it."""
         self.streamed = False
         """A PARTIAL has been delivered, so the request cannot be sent again."""
         self.collected: list[bytes] | None = None
         """The frames of the PARTIALs, if any has arrived."""
         self.collected_bytes = 0
-        self.timeout: float | None = None
-        self.silence: float | None = None
+        self.timeout = timeout
+        self.silence = silence
         self.deadline: float | None = None
         """When its ttl expires."""
         self.due = math.inf
         """When it fails if nothing more arrives."""
-        self.retry: Retry | None = None
+        self.retry = retry
         self.attempts = 1
         """Number of times that it has been sent: 1, plus the retries after errors."""
         self.ended = False
+
+    def wait_from(self, now: float) -> bool:
+        """Set `due`, since something has happened.  Return whether there is such a time."""
+        due = math.inf
+        if self.deadline is not None and self.timeout is not None:
+            due = self.deadline + min(self.timeout * GRACE[0], GRACE[1])
+        if self.silence is not None and now + self.silence < due:
+            due = now + self.silence
+        self.due = due
+        return due < math.inf
+
+    def collect(self, body: Sequence[bytes]) -> None:
+        """Keep the frames of a PARTIAL for the reply."""
+        if self.collected is None:
+            self.collected = []
+        self.collected += body
+        self.collected_bytes += wire.size_of(body) + FRAME_OVERHEAD_BYTES * len(body)
+
+    def complete(self, body: Sequence[bytes]) -> Reply:
+        """Return the reply: what was collected, and the body of the FINAL."""
+        reply = Reply(body, service=self.service.decode(), final=True)
+        if self.collected is not None:
+            reply[:0] = self.collected
+            reply.collected = len(self.collected)
+        return reply
 
 
 def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:

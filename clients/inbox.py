@@ -4,9 +4,8 @@ from collections import deque
 from typing import Final
 
 from ..mdp.errors import StreamInterrupted, ZmdpError
-from .call import Outcome
+from .call import FRAME_OVERHEAD_BYTES, Outcome
 from .reply import Reply
-from .session import FRAME_OVERHEAD_BYTES
 
 MAX_UNREAD_BYTES: Final = 64 << 20
 """Maximum size of the parts of a stream that have arrived and have not been taken."""

@@ -15,7 +15,7 @@ connection.  A request is outstanding at one connection only, so an answer that 
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from ..mdp import wire
 from ..mdp.codes import Code
@@ -40,14 +40,8 @@ from .failover import Failover
 from .reply import Reply
 from .retry import Retry, pause_after
 
-# Not Final: mypyc (2.4) takes a Final of several floats for unset.
-GRACE: tuple[float, float] = (0.05, 0.5)
-"""How long the client waits beyond a request's timeout for the broker's ERROR, which is more informative than silence:
-this fraction of the timeout, but at most this many seconds."""
 MAX_REPLY_BYTES = Limits().max_message
 """Maximum size of the collected PARTIALs of one reply; a stream has no limit."""
-FRAME_OVERHEAD_BYTES: Final = 100
-"""Memory charged for each frame that is kept, in addition to its content."""
 
 
 class ClientSession:
@@ -139,12 +133,10 @@ class ClientSession:
         if refused is not None:
             raise _too_large(service, refused)
         self._last_number += 1
-        call = Call(self._last_number, service, body, raw)
-        call.stream = stream
-        call.receiver = receiver
-        call.timeout = timeout
-        call.silence = silence
-        call.retry = retry
+        call = Call(
+            self._last_number, service, body, raw,
+            stream=stream, receiver=receiver, timeout=timeout, silence=silence, retry=retry,
+        )  # fmt: skip
         if timeout is not None:
             call.deadline = now + timeout
         self._set_due(call, now)
@@ -155,15 +147,8 @@ class ClientSession:
         return call
 
     def _set_due(self, call: Call, now: float) -> None:
-        due = math.inf
-        timeout, deadline, silence = call.timeout, call.deadline, call.silence
-        if deadline is not None and timeout is not None:
-            due = deadline + min(timeout * GRACE[0], GRACE[1])
-        if silence is not None and now + silence < due:
-            due = now + silence
-        call.due = due
-        if due < math.inf:
-            self._due.set(call, due)
+        if call.wait_from(now):
+            self._due.set(call, call.due)
 
     def cancel(self, call: Call) -> None:
         """Abandon a request and tell the broker.  Nothing more is delivered for it."""
@@ -371,11 +356,7 @@ class ClientSession:
                 self._failed(call, ServiceError(failure[0], failure[1], service=service), now)
                 return
             self._forget(call)
-            reply = Reply(body, service=service, final=True)
-            if call.collected is not None:
-                reply[:0] = call.collected
-                reply.collected = len(call.collected)
-            self.events.append((call, reply))
+            self.events.append((call, call.complete(body)))
             return
         if call.silence is not None:
             self._due.clear(call)
@@ -384,10 +365,7 @@ class ClientSession:
             call.streamed = True
             self.events.append((call, Reply(body, service=service, final=False)))
             return
-        if call.collected is None:
-            call.collected = []
-        call.collected += body
-        call.collected_bytes += wire.size_of(body) + FRAME_OVERHEAD_BYTES * len(body)
+        call.collect(body)
         if call.collected_bytes > MAX_REPLY_BYTES:
             text = f"the parts of the reply of service {service!r} exceed {MAX_REPLY_BYTES} bytes: use stream()"
             call.connection.cancel(call)
