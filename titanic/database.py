@@ -64,8 +64,8 @@ class Database:
 def prepare(url: URL, clock: store.Clock, lease: float) -> tuple[Engine, str]:
     """Return an engine that writes, and the database's identity, and set `clock` by the database's.
 
-    The engine waits for locks so briefly that a `lease` of so many seconds can be renewed meanwhile: it is renewed after
-    a third of it, and a transaction with locked rows may come before as well as after.
+    The engine waits for locks so briefly that a `lease` of so many seconds can be renewed meanwhile, which is due after
+    a third of it: a transaction with locked rows may come before as well as after.
 
     A SQLite file is created and migrated.  Raises `SchemaError` if PostgreSQL's tables have another version.
     """

@@ -9,7 +9,7 @@ registered, and it is told later: so no client that reads is dropped because its
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from .drops import Drop
 from .records import Attempt, Client, Request, Service
@@ -77,9 +77,9 @@ class Endings:
             self._requests.drop(request, reason, self._now)
             yield
 
-    def drop_held(self, held: Mapping[int, Attempt]) -> Iterator[None]:
+    def drop_held(self, held: Iterable[Attempt]) -> Iterator[None]:
         """Drop the requests that a worker or another broker holds because this broker closes, one at a time."""
-        for attempt in list(held.values()):
+        for attempt in list(held):
             request = attempt.request
             if request.attempt is attempt and not attempt.abandoned:  # else it has ended meanwhile
                 if request.number is None:

@@ -343,7 +343,7 @@ class Broker:
         for worker in list(self.directory.workers.values()):
             yield from self._workers.dismiss(worker, self._now)
         for link in list(self.links.by_identity.values()):
-            yield from self._endings.drop_held(link.attempts)
+            yield from self._endings.drop_held(link.attempts.values())
         yield from self._end_waiting()  # what has come back meanwhile
         for link in self.links.by_identity.values():
             if link.state is LinkState.UP:

@@ -367,7 +367,7 @@ class WorkerDialog:
 
     def dismiss(self, worker: Worker, now: float) -> Iterator[None]:
         """Send away a worker because the broker closes, after dropping what it holds, one request at a time."""
-        yield from self._endings.drop_held(worker.held)
+        yield from self._endings.drop_held(worker.held.values())
         if self._directory.workers.get(worker.key) is worker:
             self._dismiss(worker, now)
         yield
