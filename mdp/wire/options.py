@@ -120,7 +120,7 @@ def encode_options(values: Mapping[str, Any]) -> bytes:
     if len(raw) > MAX_OPTIONS or parse_options(raw) is None:
         raise SettingError(
             f"options {raw[:200]!r} are invalid: wait must be true or false, headers must map strings "
-            f"to strings; limits: {MAX_OPTIONS} bytes, {MAX_NESTING} levels"
+            f"to strings, broker must be printable; limits: {MAX_OPTIONS} bytes, {MAX_NESTING} levels"
         )
     return raw
 

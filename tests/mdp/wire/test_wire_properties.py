@@ -75,8 +75,9 @@ json_values = st.recursive(
     lambda values: st.lists(values, max_size=3) | st.dictionaries(text, values, max_size=3),
     max_leaves=8,
 )
+headers = st.dictionaries(text, text, max_size=3)
 known_options = st.fixed_dictionaries(
-    {}, optional={"wait": st.booleans(), "headers": st.dictionaries(text, text, max_size=3), "broker": text}
+    {}, optional={"wait": st.booleans(), "headers": headers, "broker": text.filter(str.isprintable)}
 )
 other_options = st.dictionaries(
     text.filter(lambda key: key not in {"wait", "headers", "broker", "on_behalf"}), json_values, max_size=3
