@@ -6,7 +6,7 @@ from typing import Final
 import zmq
 
 from ..mdp.keys import ClientKeys
-from ..mdp.transport.reach import HANDSHAKE_FAILED
+from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED
 from ..mdp.transport.sockets import use_family
 from .broker_connection import BrokerConnection
 
@@ -41,7 +41,7 @@ class BrokerSocket:
             self.socket.set(zmq.SNDHWM, 0)  # max_outstanding limits what is sent
             if keys is not None:
                 keys.at(endpoint).apply(self.socket)
-            self.monitor = self.socket.get_monitor_socket(zmq.Event.DISCONNECTED | zmq.Event.CLOSED | HANDSHAKE_FAILED)
+            self.monitor = self.socket.get_monitor_socket(ENDED | HANDSHAKE_FAILED)
             """Readable when the connection has ended or could not be established."""
         except zmq.ZMQError:
             self.socket.close(0)

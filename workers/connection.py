@@ -22,7 +22,7 @@ from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
-from ..mdp.transport.reach import HANDSHAKE_FAILED, REFUSED, why_refused
+from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED, NOT_BEGUN, REFUSED, why_refused
 from ..mdp.transport.sockets import Context, dealer
 from ..mdp.wire import Message
 from ..mdp.wire.about import MAX_ABOUT, encode_about
@@ -40,8 +40,8 @@ FLUSH_SECONDS: Final = 0.0005
 """Time after which replies are sent even if more are about to follow."""
 REFUSAL_SECONDS: Final = 1.0
 """How long a broker may take to refuse a worker, which then says that it serves; brokers do not answer READY."""
-MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CONNECT_RETRIED) | HANDSHAKE_FAILED
-"""Events that show whether a broker is there: the connection is established, or an attempt has failed."""
+MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | ENDED | HANDSHAKE_FAILED
+"""Events that show whether a broker is there: the connection is established, an attempt has failed, or it has ended."""
 RECONNECT_IVL_MS: Final = 3_600_000
 """ZeroMQ's own reconnection interval, with several brokers: so long that the next one is tried first."""
 
@@ -142,7 +142,7 @@ class WorkerConnection:
         monitored = MONITORED if self._level == logging.WARNING else 0
         options: dict[int, int] = {zmq.LINGER: LINGER_MS}
         if self._several:
-            monitored, options[zmq.RECONNECT_IVL] = MONITORED | int(zmq.Event.DISCONNECTED), RECONNECT_IVL_MS
+            monitored, options[zmq.RECONNECT_IVL] = MONITORED, RECONNECT_IVL_MS
         self._endpoint = self.session.failover.endpoints.current
         self._socket = dealer(self._context, self._endpoint, options, keys=self._keys, monitored=monitored)
         self._descriptor = int(self._socket.get(zmq.FD))
@@ -161,7 +161,7 @@ class WorkerConnection:
         self.session.leave(now)
         if self._socket is not None and self._monitor is None:
             with suppress(zmq.ZMQError):  # too many sockets, or the context was terminated
-                self._open_monitor(self._socket, MONITORED | int(zmq.Event.DISCONNECTED))
+                self._open_monitor(self._socket, MONITORED)
 
     def step(self, now: float) -> None:
         """Do everything that is due: connect, send, and receive.
@@ -334,9 +334,10 @@ class WorkerConnection:
         while self._monitor is not None and session.state.connected and (message := receive(monitor)):
             event = parse_monitor_message(message)
             refusal = why_refused(event["event"], event["value"], self._keys, self._endpoint)
+            if event["event"] == zmq.Event.CONNECT_RETRIED:  # and nothing before, which would have been told
+                refusal = NOT_BEGUN
             if self._connected:
-                ended = zmq.Event.DISCONNECTED, zmq.Event.CONNECT_RETRIED  # the latter if the monitor came too late
-                if event["event"] in ended and socket is not None:
+                if event["event"] & ENDED and socket is not None:  # or an attempt to connect again has failed
                     while session.state.connected and (last := receive(socket)):  # what arrived before the end
                         session.receive(last, now)
                     if session.state.connected:

@@ -30,6 +30,10 @@ REFUSED: Final = int(zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILE
 """Events of a monitor: a broker refused this program.  ZeroMQ does not connect again after one of these."""
 HANDSHAKE_FAILED: Final = REFUSED | int(zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 """Events of a monitor that `why_refused` explains."""
+ENDED: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED | zmq.Event.CONNECT_RETRIED)
+"""Events of a monitor: a connection has ended, or could not be established."""
+NOT_BEGUN: Final = "cannot connect: is the name of the host right?"
+"""What CONNECT_RETRIED means if no other event came before it: there was not even a socket."""
 _NOT_ADMITTED: Final = 400
 
 _NEEDS_KEY: Final = "this broker admits only known keys: pass --key and --broker-key (in Python, key and broker_key)"

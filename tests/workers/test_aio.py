@@ -486,6 +486,23 @@ def test_a_worker_without_a_broker_warns_once(caplog):
     assert any("has been silent" in text for _, text in others)
 
 
+def test_a_host_that_does_not_exist_is_told(caplog):
+    async def scenario():
+        at = "tcp://nosuch.invalid:5555"
+        async with AsyncWorker("echo", echo, broker=at), AsyncClient(at, timeout=60) as client:
+            asking = asyncio.ensure_future(client.request("echo"))
+            while sum("is the name of the host right?" in text for text in caplog.messages) < 2:
+                await asyncio.sleep(0.01)
+            asking.cancel()
+
+    caplog.set_level("INFO", "zmdp")
+    asyncio.run(scenario())
+    waiting = [text for text in caplog.messages if text.startswith("echo: waiting for a broker")]
+    assert waiting == [
+        "echo: waiting for a broker at tcp://nosuch.invalid:5555: cannot connect: is the name of the host right?"
+    ]
+
+
 INTERRUPTED = """
 import asyncio, contextlib, pathlib, sys
 from zmdp.workers import AsyncWorker
