@@ -20,6 +20,9 @@ from .session import WorkerSession
 
 TAKEOVER_SECONDS: Final = 0.001
 """Time without progress after which the I/O thread takes over."""
+IDLE_TURNS: Final = 4
+"""How often this time must pass, while a thread waits for messages, until the I/O thread waits to be woken by the next
+request.  Waking it costs as much as several of its turns, and delays the request."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -193,10 +196,12 @@ class ThreadedConnection(WorkerConnection):
         try:
             if waits:
                 self._io_gate.acquire()
-            progress = -1
-            while self._progress != progress:
-                progress = self._progress
+            progress, turns = self._progress, 0
+            while turns < (IDLE_TURNS if self._leads else 1):
                 time.sleep(TAKEOVER_SECONDS)
+                turns += 1
+                if self._progress != progress:
+                    progress, turns = self._progress, 0
             return progress
         finally:
             self._lock.acquire()
