@@ -120,6 +120,23 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
         assert server.broker.stats.internal_errors == 1
 
 
+def test_what_is_due_is_looked_for_after_a_wait_that_not_only_messages_ended():
+    with zmq.Context() as context, Server(("inproc://server",), context=context) as server:
+        server._turn(time.monotonic())
+        server._due_at = math.inf
+        with context.socket(zmq.DEALER) as peer:
+            peer.connect("inproc://server")
+            peer.send_multipart([b"MDPC02", b"\x01", b"mmi.fence", b""])
+            server._sleep(time.monotonic())
+            assert server._due_at == math.inf
+            server._turn(time.monotonic())
+            assert peer.poll(TIMEOUT_MS)
+            server._turn(time.monotonic())
+            server._sockets.waker.wake()
+            server._sleep(1.0)
+            assert server._due_at == 1.0
+
+
 def turn(server):
     assert router(server).poll(TIMEOUT_MS)
     server._turn(time.monotonic())
