@@ -332,7 +332,7 @@ def test_a_stream_has_a_deadline_only_if_it_is_given_one(x1):
 
 
 def test_an_expired_ttl_cancels_the_request(x1, holding, monkeypatch):
-    monkeypatch.setattr("zmdp.clients.session.GRACE", (100, 100))  # so that the broker is the first to tell
+    monkeypatch.setattr("zmdp.clients.call.GRACE", (100, 100))  # so that the broker is the first to tell
 
     def expires():
         with pytest.raises(RequestTimeout, match=r"\(408\)") as caught:

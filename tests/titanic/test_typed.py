@@ -107,8 +107,10 @@ def test_a_service_has_defaults_for_its_submissions(endpoint, database):
             return await AsyncTitanic(client).submit(Service("later", int, int, priority=7), 1, delay=60)
 
     assert row(url, asyncio.run(submit()).uuid)["priority"] == 7
-    with sa.create_engine(url).begin() as connection:
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
         uuid = enqueue(connection, declared, 1, delay=60)
+    engine.dispose()
     assert row(url, uuid)["retries"] == 3
 
 
