@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 from zmdp.clients.broker_connection import BrokerConnection
-from zmdp.clients.call import Call, Outcome
+from zmdp.clients.call import GRACE, Call, Outcome
 from zmdp.clients.reply import Reply
-from zmdp.clients.session import GRACE, ClientSession
+from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
 from zmdp.mdp.codes import Code
 from zmdp.mdp.endpoints import Endpoints
