@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Final
 
 from ..mdp.errors import ClosedError, ZmdpError
 from .call import Call, Outcome
@@ -17,17 +17,35 @@ from .sharing import SharedConnection, Waiter
 Callback = Callable[[Future[Any]], Any]
 Convert = Callable[[Reply], Any]
 
+PENDING: Final = object()
+
 log = logging.getLogger("zmdp.client")
 
 
 class ReplyFuture(Future[Any]):
-    """The future of a reply, or of the value that `convert` makes of it.  Cancelling it cancels the request."""
+    """The future of a reply, or of the value that `convert` makes of it.  Cancelling it cancels the request.
 
-    def __init__(self, futures: "Futures", convert: Convert | None) -> None:
-        super().__init__()
+    The state of a `Future`, a condition among it, costs more than all else that `Client.submit` does.  So it is created
+    when it is needed: not for a future that is done before anyone waits for it.
+    """
+
+    def __init__(self, futures: "Futures", convert: Convert | None) -> None:  # without super(): see `__getattr__`
         self.call: Call | None = None
         self._futures = futures
         self._convert = convert
+        self._outcome: Any = PENDING
+        """The value or the error, if it came before there was a state."""
+        self._has_state = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Create the state, of which an attribute was not found."""
+        with self._futures.state_lock:
+            if not self._has_state:
+                future: Future[Any] = Future()
+                if self._outcome is not PENDING:
+                    _settle(future, self._outcome)
+                vars(self).update(vars(future), _has_state=True)  # at once: Ctrl-C leaves all of it or nothing
+        return super().__getattribute__(name)
 
     def put(self, outcome: Outcome) -> bool:
         """Settle the future, unless it was cancelled.  Return False: see `Receiver`."""
@@ -38,14 +56,24 @@ class ReplyFuture(Future[Any]):
                 found = self._convert(outcome)
             except ZmdpError as error:
                 found = error
+        with self._futures.state_lock:
+            if not self._has_state:
+                self._outcome = found
+                return False
         try:
-            if isinstance(found, ZmdpError):
-                self.set_exception(found)
-            else:
-                self.set_result(found)
+            _settle(self, found)
         except InvalidStateError:  # it was cancelled
             self.set_running_or_notify_cancel()
         return False
+
+    def done(self) -> bool:
+        """Return whether the reply or an error has arrived, or the request was cancelled."""
+        return self._outcome is not PENDING or (self._has_state and super().done())
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the reply and return it, or raise the request's error."""
+        outcome = self._outcome
+        return super().result(timeout) if outcome is PENDING or isinstance(outcome, ZmdpError) else outcome
 
     def cancel(self) -> bool:
         """Cancel the request.  Return False if its outcome has arrived."""
@@ -62,6 +90,13 @@ class ReplyFuture(Future[Any]):
             super().add_done_callback(partial(self._futures.call_back, fn))
 
 
+def _settle(future: Future[Any], found: Any) -> None:
+    if isinstance(found, ZmdpError):
+        future.set_exception(found)
+    else:
+        future.set_result(found)
+
+
 class Futures(Waiter):
     """The futures that are pending, and two threads, which are started with the first.
 
@@ -73,6 +108,9 @@ class Futures(Waiter):
         super().__init__()
         self.pending: set[ReplyFuture] = set()
         """Futures that are neither settled nor cancelled."""
+        self.state_lock = threading.RLock()
+        """Held while a future gets a state.  One that a thread may hold twice, because what the garbage collector frees
+        may use futures."""
         self._callbacks: SimpleQueue[tuple[Callback, Future[Any]] | None] = SimpleQueue()
         """What is to be called; None ends the thread."""
         self._shared = shared

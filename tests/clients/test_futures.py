@@ -41,6 +41,10 @@ def answer(router, asked):
     router.reply(*((each, each.body) for each in asked))
 
 
+async def awaited(future):
+    return await asyncio.wrap_future(future)
+
+
 # ── a Future ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -60,6 +64,46 @@ def test_the_life_of_a_future(client, router):
     assert "state=finished returned Reply" in repr(future)
 
 
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda future: future.result(0),
+        lambda future: wait([future], 0).done.pop().result(0),
+        lambda future: next(as_completed([future], 0)).result(0),
+        lambda future: future.exception(0) or future.result(0),
+        lambda future: future.cancel() or future.cancelled() or future.running() or future.result(0),
+        lambda future: asyncio.run(awaited(future)),
+    ],
+    ids=["result", "wait", "as_completed", "exception", "cancel", "asyncio"],
+)
+def test_a_future_that_was_done_before_anyone_asked(client, router, ask):
+    (future,), asked = submit(client, router)
+    answer(router, asked)
+    eventually(future.done)
+    assert ask(future) == [b"0"]
+    assert future.done()
+    assert "state=finished returned Reply" in repr(future)
+    assert not hasattr(future, "other")
+
+
+def test_an_error_that_came_before_anyone_asked(client):
+    future = client.submit("echo", timeout=0.05, retries=0)
+    eventually(future.done)
+    for _ in range(2):
+        with pytest.raises(RequestTimeout) as caught:
+            future.result(0)
+    assert future.exception(0) is caught.value
+
+
+def test_threads_that_ask_first_while_the_reply_arrives(client, router, pool):
+    for _ in range(50):
+        futures, asked = submit(client, router, 8)
+        asking = [pool.submit(ask, TIMEOUT_SECONDS) for each in futures for ask in (each.result, each.exception)]
+        answer(router, asked)
+        expected = [found for number in range(8) for found in ([b"%d" % number], None)]
+        assert [each.result(TIMEOUT_SECONDS) for each in asking] == expected
+
+
 def test_a_future_that_fails(client):
     future = client.submit("echo", timeout=0.05, retries=0)
     assert isinstance(future.exception(TIMEOUT_SECONDS), RequestTimeout)
@@ -70,9 +114,10 @@ def test_a_future_that_fails(client):
 def test_only_the_client_settles_a_future(client, router):
     (future,), asked = submit(client, router)
     answer(router, asked)
-    future.result(TIMEOUT_SECONDS)
+    eventually(future.done)
     with pytest.raises(InvalidStateError):
         future.set_result([b"another"])
+    assert future.result(TIMEOUT_SECONDS) == [b"0"]
 
 
 def test_wait_and_as_completed(client, router):
