@@ -32,7 +32,7 @@ TELL_SECONDS = 60.0
 FAULT_SECONDS = 6.0
 """The mean time between two faults."""
 CHAOS = 0.8
-"""The part of a half in which faults are injected; the rest is for recovery and for the replacement."""
+"""The part of a half in which faults are injected; the rest is for recovery, for the replacement, and without faults."""
 
 
 class Run:
@@ -82,9 +82,9 @@ class Run:
             time.sleep(TICK_SECONDS)
 
     def half(self, side: str) -> None:
-        """Disturb a side and the network, let everything recover, and replace it."""
-        until = time.monotonic() + CHAOS * self._seconds / 2
-        while time.monotonic() < until:
+        """Disturb a side and the network, let everything recover, replace it, and go on without faults."""
+        until = time.monotonic() + self._seconds / 2
+        while time.monotonic() < until - (1 - CHAOS) * self._seconds / 2:
             self.wait(self._rng.expovariate(1 / FAULT_SECONDS))
             self.site.disturb(side)
         self.site.recover(self.look)
@@ -95,6 +95,7 @@ class Run:
         except AssertionError as error:
             self.site.broken.append(f"the replacement did not end: {error}")
         self._replaced.append((began, time.monotonic()))
+        self.wait(until - time.monotonic())
 
     def end(self) -> Soak:
         """End the callers, judge, and end everything."""

@@ -13,6 +13,8 @@ from .referee import SHOWN, Verdict
 MB = 1e6
 LONG_ENOUGH_SECONDS = 60.0
 """Processes that lived shorter are counted, but have no row."""
+SPARSE = 6
+"""Every which sample of memory is in the JSON."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,14 @@ def _facts(soak: Soak) -> dict[str, Any]:
     return {
         "seconds": round(soak.seconds), "seed": soak.seed, "counts": soak.verdict.counts, "broken": soak.broken,
         "faults": [{"at": round(each.at - soak.began, 1), "what": each.what} for each in soak.faults],
+        "memory, MB": [
+            {
+                "process": each.name,
+                "by second": {round(used.at - soak.began): round(used.rss / MB, 2) for used in each.usage[::SPARSE]},
+            }
+            for each in soak.monitor.series.values()
+            if each.seconds >= LONG_ENOUGH_SECONDS
+        ],
     }  # fmt: skip
 
 
