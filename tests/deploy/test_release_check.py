@@ -52,7 +52,9 @@ def test_the_workflows_run_make_targets_that_exist():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     run = [step["run"] for name in WORKFLOWS for step in steps(name) if "run" in step]
     named = {word for line in run for word in re.findall(r"make ([\w-]+)", line)}
-    assert named >= {"lint", "test", "quick", "release-check", "compatibility"}
+    nightly = WORKFLOWS["nightly"]["jobs"]["at-length"]["strategy"]["matrix"]["target"]
+    named |= {target.split()[0] for target in nightly}
+    assert named >= {"lint", "test", "quick", "release-check", "compatibility", "test-long", "test-loaded", "soak"}
     assert named <= targets
     for script in re.findall(r"python (tests/\S+\.py)", "\n".join(run)):
         assert (ROOT / script).is_file()
