@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ..clients import AsyncClient, Reply, RequestCancelled, RequestError, SettingError, StreamInterrupted
+from ..clients import AsyncClient, Reply, RequestCancelled, RequestError, ServiceError, SettingError, StreamInterrupted
 from ..clients.call import Call, Outcome
 from ..mdp.codes import Code
 from ..mdp.tracing import REQUEST_ID, Finish, continuing, untraced
@@ -23,7 +23,7 @@ from .retries import AttemptResult, RetryPolicy, fits, log_fields, request_id, t
 MAX_PARTIALS: Final = 1_000_000
 """Maximum number of PARTIALs of one reply."""
 MAX_UNSTORED_BYTES: Final = 64 << 20
-"""Size of the unstored PARTIALs of one reply above which the attempt fails: they arrive faster than they are stored."""
+"""Size of the unstored PARTIALs of one reply above which the attempt ends: they arrive faster than they are stored."""
 
 log = logging.getLogger("zmdp.titanic")
 
@@ -138,8 +138,7 @@ class Attempt:
         elif not fits(part):
             result = retries.failure(claimed, Code.TOO_LARGE, f"PARTIAL {number} is too large to be fetched")
         elif self._unstored_bytes > MAX_UNSTORED_BYTES:
-            text = f"the stream arrives faster than it is stored ({self._unstored_bytes} bytes unstored)"
-            result = retries.after_error(claimed, StreamInterrupted(text, service=claimed.service))
+            result = retries.after_error(claimed, self._overrun())
         else:
             saved = store.Partial(claimed.id, claimed.attempt, number, pack(part))
             self._parts += 1
@@ -150,6 +149,15 @@ class Attempt:
         if self._call is not None:
             self._attempts.client.cancel(self._call)
         return result
+
+    def _overrun(self) -> RequestError:
+        """Return the error of a stream that is not stored in time: its own if the database accepts what it can."""
+        service, unstored = self._claimed.service, f"{self._unstored_bytes} bytes are unstored"
+        if self._attempts.results.failing:
+            return StreamInterrupted(f"the database fails, and the stream goes on: {unstored}", service=service)
+        text = f"the stream arrives faster than the database stores it: {unstored}"
+        remedy = "yield less, or store large data elsewhere and yield references"
+        return ServiceError(Code.TOO_LARGE, f"{text}; {remedy}", service=service)
 
     def _stored(self, size: int) -> None:
         """Record that a PARTIAL of this size was stored."""

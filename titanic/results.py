@@ -39,6 +39,8 @@ class Results:
         """Results that are not stored yet."""
         self.unstored_bytes = 0
         """Size of their replies."""
+        self.failing = False
+        """Whether the database has failed to store the last result or PARTIAL."""
 
     def store_result(self, claimed: store.Claimed, result: AttemptResult, stored: Callable[[], None]) -> None:
         """Store the result of an attempt.  `stored` is called afterwards."""
@@ -80,7 +82,8 @@ class Results:
         tries: int,
         storing: "asyncio.Future[Any]",
     ) -> None:
-        if storing.exception() is None:
+        self.failing = storing.exception() is not None
+        if not self.failing:
             stored(storing.result())
         else:
             pause = jittered(*RETRY_SECONDS, tries)

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, connected, lease, row, running_bench, serving, state, stored
 
-from zmdp.clients import Client, SettingError
+from zmdp.clients import Client, ServiceError, SettingError
 from zmdp.testing import running_broker
-from zmdp.titanic import Titanic, TitanicError, schema
+from zmdp.titanic import Titanic, TitanicError, attempts, schema
 from zmdp.titanic.schema import SchemaError
 from zmdp.titanic.server import Server
 from zmdp.workers import Worker
@@ -193,6 +193,49 @@ def test_a_running_request_outlives_an_outage_that_is_longer_than_its_lease(benc
         assert [part[0] for part in ticket.partials()] == [b"%d" % number for number in range(100)]
         assert row(own_url, ticket.uuid)["attempts"] == 1
         worker.nothing()
+
+
+@on_sqlite
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_stream_that_arrives_faster_than_it_is_stored_fails(bench, own_url, client, monkeypatch, impatient, retries):
+    impatient(TIMEOUT_SECONDS)
+    monkeypatch.setattr(attempts, "MAX_UNSTORED_BYTES", 100_000)
+    with serving(bench.endpoint, own_url):
+        ticket = Titanic(client).submit("count", b"body", retries=retries, backoff=0.01)
+        worker = bench.x1_worker(b"count")
+        for _ in range(1 + retries):
+            flood(own_url, worker)
+        with pytest.raises(ServiceError, match=r"413: the stream arrives faster than the database stores it: 1\d{5} b"):
+            ticket.result(timeout=TIMEOUT_SECONDS)
+        assert row(own_url, ticket.uuid)["attempts"] == 1 + retries
+        worker.nothing()
+
+
+@on_sqlite
+def test_a_stream_that_is_not_stored_because_the_database_fails_is_repeated(
+    bench, own_url, client, monkeypatch, impatient, caplog
+):
+    impatient(0.05)
+    monkeypatch.setattr(attempts, "MAX_UNSTORED_BYTES", 100_000)
+    with serving(bench.endpoint, own_url):
+        ticket = Titanic(client).submit("count", b"body")
+        worker = bench.x1_worker(b"count")
+        flood(own_url, worker, lambda: eventually(lambda: "database is locked" in caplog.text))
+        address, _ = worker.request(b"body")
+        worker.final(address, b"end")
+        assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"end"]
+
+
+def flood(url, worker, wait=lambda: None):
+    """Let the worker answer its next request with more than can be stored while another program writes."""
+    address, _ = worker.request(b"body")
+    with locked(url):
+        worker.partial(address, bytes(20_000))
+        wait()
+        for _ in range(9):
+            worker.partial(address, bytes(20_000))
+        assert worker.command()[2] == worker.CANCEL
+    worker.final(address, b"cancelled")
 
 
 @contextmanager
