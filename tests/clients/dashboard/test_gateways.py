@@ -29,7 +29,9 @@ def broker():
 @pytest.fixture(scope="module")
 def gateway(broker):
     """An HTTP gateway, and where it listens."""
-    with process("mdp-gateway", "http", "--bind", "127.0.0.1:0", "--broker", broker.endpoint, "--name", "shop") as it:
+    at = ("--bind", "127.0.0.1:0", "--broker", broker.endpoint, "--name", "shop")
+    patient = ("--keep-alive", "3600", "--header-timeout", "3600")  # idle connections stay until they have been seen
+    with process("mdp-gateway", "http", *at, *patient) as it:
         url = it.line("http://", "stdout")
         eventually(lambda: "shop" in broker.text_of("/gateways").split())
         yield url
