@@ -106,8 +106,8 @@ class Session:
         self._may_read.set()
 
     def _identify(self) -> None:
-        self._access = self._gateway.access
         self._caller: Caller = self._gateway.identify(*self._credentials)
+        self._access = self._gateway.access  # last: as long as the client is unknown, each request asks again
         self._connection.role = self._caller.role or ""
 
     # ── the client ───────────────────────────────────────────────────────────────────────────────────────────────────
