@@ -101,6 +101,8 @@ class Application:
         try:
             if asked.json:
                 outcome.about = await gateway.descriptions.of(service.decode())
+                if connection_of(scope).disconnected:
+                    raise Disconnected
                 frames = encoded(outcome.about, body)
             if asked.stream:
                 await self._stream(scope, send, service, frames, asked, options, outcome.about)

@@ -8,9 +8,10 @@ import pytest
 from support import browser as browsers
 from support.http_gateways import http_gateway
 from support.offered import offered
-from support.processes import TIMEOUT_SECONDS, eventually
+from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
 
 from zmdp import Services
+from zmdp.clients.gateways.http import descriptions
 from zmdp.testing import running_broker
 
 JSON = {"content-type": "application/json; charset=utf-8"}
@@ -130,3 +131,16 @@ def test_people_try_services_on_the_page(gateway, tmp_path):
         page.evaluate("document.querySelector('details form button').click()")
         result = "document.querySelector('details form pre').textContent"
         eventually(lambda: page.evaluate(result) == '200\n{"first":2,"second":0}')
+
+
+def test_a_client_that_disconnects_before_the_service_is_known(monkeypatch):
+    """Its request is not made."""
+    monkeypatch.setattr(descriptions, "TIMEOUT_SECONDS", 0.5)
+    with http_gateway(free_endpoint()) as gateway:
+        with gateway.connect() as client:
+            client.send(
+                b"POST /services/packed HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+                b"request-timeout: 3600\r\ncontent-length: 2\r\n\r\n{}"
+            )
+            eventually(lambda: gateway.gateway.outstanding == 1)
+        eventually(lambda: gateway.gateway.outstanding == 0)
