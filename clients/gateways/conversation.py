@@ -241,8 +241,11 @@ class Conversation:
         self._last_asked = number = self._last_asked + 1
         incoming = self._asked[number] = _Incoming()
         try:
-            self._serving.asked(number, request)
-            self.act()
+            if self._ended:  # after the worker had begun to handle it
+                incoming.give_up()
+            else:
+                self._serving.asked(number, request)
+                self.act()
             while not incoming.ended:
                 answer = await incoming.take()
                 self._answers -= 1

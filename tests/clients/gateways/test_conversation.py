@@ -276,6 +276,29 @@ def test_a_service_is_withdrawn():
     run(story)
 
 
+class Waiting(asyncio.Future):
+    """Gets the outcome of a request."""
+
+    put = asyncio.Future.set_result
+
+
+def test_requests_that_arrive_while_the_connection_ends_go_to_another_worker():
+    """One that the worker has just begun to handle is among them."""
+
+    async def story():
+        async with scene() as played, AsyncClient(played.endpoint, timeout=TIMEOUT_SECONDS) as client:
+            played.do(Offer("peer"))
+            outcomes = [Waiting() for _ in range(3)]  # in one message
+            for each in outcomes:
+                client.begin(each, "peer", b"question")
+            await played.told("asked")
+            played.conversation.lost()
+            async with AsyncWorker("peer", echo, broker=played.endpoint):
+                assert [list(await each) for each in outcomes] == [[b"question"]] * 3
+
+    run(story)
+
+
 def test_a_service_that_cannot_be_offered_is_refused_and_nothing_else_suffers(monkeypatch):
     monkeypatch.setattr(upstream, "MAX_SOCKETS", 20)
 
