@@ -126,9 +126,7 @@ class _Jobs:
         return Asked(request.scope["headers"], settings.timeout, settings.max_timeout)
 
     def _titanic(self, caller: Caller) -> AsyncTitanic:
-        gateway = self._gateway
-        client, unread = gateway.upstream.client, gateway.settings.max_unread
-        return TitanicClient(client, self._registered, gateway.options(caller), unread).titanic()
+        return TitanicClient(self._gateway, self._registered, self._gateway.options(caller)).titanic()
 
 
 # ── replies ──────────────────────────────────────────────────────────────────────────────────────────────────────────

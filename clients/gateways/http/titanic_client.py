@@ -11,6 +11,7 @@ from ....titanic.client import AsyncTitanic
 from ...aio import AsyncClient
 from ...call import Call, Outcome
 from ...reply import Reply
+from .gateway import Gateway
 
 OVERHEAD_BYTES: Final = 100
 """Memory charged for each part that waits, in addition to its frames."""
@@ -27,16 +28,14 @@ class TitanicClient:
     """What `AsyncTitanic` uses of an `AsyncClient`.
 
     It adds options to each request, says at once if there has never been a Titanic, and keeps at most `max_unread`
-    bytes of a stream.
+    bytes of a stream, and no more than the memory that the gateway has left.
     """
 
-    def __init__(
-        self, client: AsyncClient, registered: Registered, options: Mapping[str, Any] | None, max_unread: int
-    ) -> None:
-        self._client = client
+    def __init__(self, gateway: Gateway, registered: Registered, options: Mapping[str, Any] | None) -> None:
+        self._gateway = gateway
+        self._client = gateway.upstream.client
         self._registered = registered
         self._options = options or {}
-        self._max_unread = max_unread
 
     def titanic(self) -> AsyncTitanic:
         """Return an `AsyncTitanic` that uses this client."""
@@ -80,7 +79,7 @@ class TitanicClient:
 
         Raises `StreamInterrupted` if the parts are not taken in time; Titanic then streams again from that part on.
         """
-        inbox = _Inbox(self._client, service, self._max_unread)
+        inbox = _Inbox(self._gateway, service)
         call = inbox.call = self._client.begin(
             inbox, service, *frames, timeout=timeout, options={**options, **self._options}
         )
@@ -92,16 +91,16 @@ class TitanicClient:
                     break
         finally:
             self._client.cancel(call)
+            inbox.discard()
 
 
 class _Inbox:
-    """The outcomes of a stream that have not been taken."""
+    """The outcomes of a stream that have not been taken.  They count as memory of the gateway."""
 
-    def __init__(self, client: AsyncClient, service: str, max_unread: int) -> None:
+    def __init__(self, gateway: Gateway, service: str) -> None:
         self.call: Call | None = None
-        self._client = client
+        self._gateway = gateway
         self._service = service
-        self._max_unread = max_unread
         self._unread = 0
         self._outcomes: deque[Outcome] = deque()
         self._arrived = asyncio.Event()
@@ -109,9 +108,9 @@ class _Inbox:
     def put(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
         if isinstance(outcome, Reply):
-            self._unread += _size(outcome)
-            if self._unread > self._max_unread and not outcome.final and self.call is not None:
-                self._client.cancel(self.call)
+            self._count(_size(outcome))
+            if self._is_full() and not outcome.final and self.call is not None:
+                self._gateway.upstream.client.cancel(self.call)
                 self._outcomes.append(StreamInterrupted("it is not read in time", service=self._service))
         self._arrived.set()
 
@@ -122,8 +121,20 @@ class _Inbox:
         outcome = self._outcomes.popleft()
         if isinstance(outcome, ZmdpError):
             raise outcome
-        self._unread -= _size(outcome)
+        self._count(-_size(outcome))
         return outcome
+
+    def discard(self) -> None:
+        """Forget what was not taken."""
+        self._count(-self._unread)
+
+    def _count(self, change: int) -> None:
+        self._unread += change
+        self._gateway.memory += change
+
+    def _is_full(self) -> bool:
+        settings = self._gateway.settings
+        return self._unread > settings.max_unread or self._gateway.memory > settings.max_memory
 
 
 def _size(reply: Reply) -> int:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 from support.access import Folder
+from support.gateways import Raw
 from support.http_gateways import TITANIC, await_services, http_gateway
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import row, serving, state
@@ -394,6 +395,29 @@ def test_a_stream_larger_than_what_may_wait_is_complete(endpoint, http):
         with streamed(http, job) as events:
             heard = [int(each["data"].split()[0]) for each in events if each["event"] == "partial"]
     assert heard == list(range(500))
+
+
+def test_events_that_are_not_read_count_as_memory(endpoint, db):
+    def large(request):
+        for _ in range(100):
+            yield bytes(100_000)
+
+    limit = 1_000_000
+    with (
+        Worker("large", large, broker=endpoint),
+        http_gateway(endpoint, max_memory=limit) as gateway,
+        httpx.Client(base_url=gateway.url, timeout=TIMEOUT_SECONDS) as http,
+    ):
+        job = submitted(http, "large")
+        with Raw(gateway.port, receive_buffer=4096) as client:
+            client.send(f"GET {job} HTTP/1.1\r\nhost: x\r\naccept: text/event-stream\r\n\r\n".encode())
+            client.until(b"event: partial\n")
+
+            def is_used_up():  # or it was, and the connection has been closed for that
+                return gateway.gateway.memory > limit or not gateway.gateway.outstanding
+
+            eventually(lambda: gateway.call(is_used_up))
+        eventually(lambda: gateway.gateway.memory == 0)
 
 
 # ── roles ────────────────────────────────────────────────────────────────────────────────────────────────────────────
