@@ -34,7 +34,7 @@ def is_json(data: bytes) -> bool:
 def encoded(about: About, text: bytes) -> list[bytes]:
     """Return the body of a request with a value that is given as JSON; as it is, if the service does not use msgpack.
 
-    Raises `CodecError` if it is not JSON.
+    Raises `CodecError` if it is not JSON, or has a number that msgpack has not.
     """
     if about.codec != "msgpack" or about.request == RAW or not text:
         return [text]
@@ -42,6 +42,8 @@ def encoded(about: About, text: bytes) -> list[bytes]:
         return [msgspec.msgpack.encode(msgspec.json.decode(text))]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CodecError(f"the body cannot be read as json: {error}") from None
+    except OverflowError as error:
+        raise CodecError(f"the body cannot be sent as msgpack: {error}") from None
 
 
 def json_of(about: About, frames: Sequence[bytes]) -> bytes | None:

@@ -43,6 +43,9 @@ def test_who_says_that_it_is_json_must_send_json():
     for wrong in (b"{", b"\xff", b"[" * 100_000):
         with pytest.raises(CodecError, match="the body cannot be read as json"):
             encoded(PACKED, wrong)
+    assert encoded(PACKED, b"%d" % (2**64 - 1)) == [packed(2**64 - 1)]
+    with pytest.raises(CodecError, match="the body cannot be sent as msgpack"):
+        encoded(PACKED, b"[%d]" % (2**64))
 
 
 @pytest.mark.parametrize(
