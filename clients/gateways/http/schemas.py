@@ -62,7 +62,7 @@ def _moved(value: Any, names: Mapping[str, str], *, keywords: bool = True) -> An
             if str(each) in names:
                 moved[key] = _COMPONENT + names[str(each)]
         elif key == "discriminator" and isinstance(each, dict) and isinstance(each.get("mapping"), dict):
-            mapping = {tag: _COMPONENT + names[to] for tag, to in each["mapping"].items() if to in names}
+            mapping = {tag: _COMPONENT + names[str(to)] for tag, to in each["mapping"].items() if str(to) in names}
             moved[key] = {**each, "mapping": mapping}
         elif key not in _LEFT_OUT:
             moved[key] = _moved(each, names, keywords=key not in _WITH_SCHEMAS)

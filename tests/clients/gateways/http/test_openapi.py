@@ -139,7 +139,9 @@ def test_different_types_of_the_same_name_are_different_components():
 def test_references_of_workers_lead_nowhere_else():
     hostile = {
         "$ref": "http://evil.example/schema", "$id": "x", "items": {"$ref": "#/components/schemas/Problem"},
-        "discriminator": {"propertyName": "a", "mapping": {"b": "http://evil.example", "c": "#/$defs/none"}},
+        "discriminator": {
+            "propertyName": "a", "mapping": {"b": "http://evil.example", "c": "#/$defs/none", "d": ["#/$defs/none"]},
+        },
     }  # fmt: skip
     found = described(request=hostile, reply={})
     content = found["paths"]["/services/images.resize"]["post"]["requestBody"]["content"]["application/json"]
