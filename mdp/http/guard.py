@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect
+from uvicorn.protocols.utils import ClientDisconnected
 
 from .checks import check_request, has_body, header_bytes_of
 from .connection import CONNECTION, LINGER_SECONDS, Connection
@@ -85,6 +86,8 @@ class _WebSocket:
         if message.get("status") == 401:
             await self._guard.hold_up(self._connection)
         await self._send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            raise ClientDisconnected  # to uvicorn, an application that ends without a handshake has a bug
 
     async def answer(self, problem: Problem) -> None:
         """Refuse to open the WebSocket."""

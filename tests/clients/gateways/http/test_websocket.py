@@ -423,6 +423,12 @@ def test_the_origin_of_a_page(gateway):
         assert refusal(gateway, origin=origin) == (403, "origin-not-allowed")
 
 
+def test_a_refusal_is_not_logged_as_an_error(endpoint, caplog):
+    with http_gateway(endpoint) as gateway:
+        assert refusal(gateway, origin=ORIGIN) == (403, "origin-not-allowed")
+    assert [each.getMessage() for each in caplog.records if each.name == "uvicorn.error"] == []
+
+
 def test_a_subprotocol_that_is_unknown_is_not_selected(gateway):
     with opened(gateway, subprotocols=["other"]) as ws:
         assert ws.connection.subprotocol is None
