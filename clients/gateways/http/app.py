@@ -100,9 +100,10 @@ class Application:
         outcome = _Outcome(gateway, asked)
         try:
             if asked.json:
-                outcome.about = await gateway.descriptions.of(service.decode())
+                outcome.about = await gateway.descriptions.of(service.decode(), asked.timeout)
                 if connection_of(scope).disconnected:
                     raise Disconnected
+                asked.timeout = outcome.time_left()
                 frames = encoded(outcome.about, body)
             if asked.stream:
                 await self._stream(scope, send, service, frames, asked, options, outcome.about)
@@ -186,6 +187,10 @@ class _Outcome:
         """The response, or None if the client has disconnected.  Never an exception, which would keep the reply."""
         self.size = 0
         """Bytes of the reply, which count as memory of the gateway until the response is written."""
+
+    def time_left(self) -> float:
+        """Return how many seconds the reply may still take."""
+        return max(self._deadline - monotonic(), 0.001)
 
     def put(self, outcome: Outcome) -> None:
         if self.future.done():

@@ -27,8 +27,11 @@ class Descriptions:
         self._known: dict[str, tuple[float, asyncio.Future[About]]] = {}
         """By service, in the order in which they were asked about: until when to believe it."""
 
-    async def of(self, service: str) -> About:
-        """Return what most workers say of a service; an empty `About` if they say nothing, or the broker does not."""
+    async def of(self, service: str, timeout: float | None = None) -> About:
+        """Return what most workers say of a service; an empty `About` if they say nothing, or the broker does not.
+
+        The broker may take up to `timeout` seconds, and at most `TIMEOUT_SECONDS`.
+        """
         known = self._known.get(service)
         if known is None or known[0] < time.monotonic():
             self._known.pop(service, None)
@@ -36,7 +39,10 @@ class Descriptions:
                 del self._known[next(iter(self._known))]
             known = time.monotonic() + FRESH_SECONDS, asyncio.ensure_future(self._ask(service))
             self._known[service] = known
-        return await asyncio.shield(known[1])
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                return await asyncio.shield(known[1])
+        return About()
 
     async def of_all(self, services: Iterable[str]) -> dict[str, About]:
         """Return what workers say of each of these services."""

@@ -144,3 +144,11 @@ def test_a_client_that_disconnects_before_the_service_is_known(monkeypatch):
             )
             eventually(lambda: gateway.gateway.outstanding == 1)
         eventually(lambda: gateway.gateway.outstanding == 0)
+
+
+@pytest.mark.parametrize("accept", ["*/*", "text/event-stream"])
+def test_the_time_for_a_request_passes_while_its_service_is_asked_about(monkeypatch, accept):
+    monkeypatch.setattr(descriptions, "TIMEOUT_SECONDS", 10 * TIMEOUT_SECONDS)
+    with http_gateway(free_endpoint()) as gateway:
+        answer = post(gateway, "packed", b"{}", **JSON, accept=accept, **{"request-timeout": "0.1"})
+        assert answer.status_code in {503, 504}
