@@ -4,6 +4,7 @@ msgspec does the work: it knows dataclasses, TypedDicts, Structs, attrs classes,
 Models of Pydantic, recognized by their methods, validate themselves.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -46,7 +47,7 @@ class ValueType:
             self._schema = dict(RAW) if self.raw else _schema(self.kind)
             self._encoder = module.Encoder(enc_hook=_to_builtin)
             self._decoder = module.Decoder(self.kind, dec_hook=_from_builtin)
-        except (TypeError, NotImplementedError) as error:
+        except (TypeError, NotImplementedError, NameError, SyntaxError) as error:  # the last: annotations as text
             raise SettingError(f"values of type {show(kind)} cannot be sent: {error}") from None
 
         self.nothing = [b"" if self.raw else self._encoder.encode(None)]
@@ -154,4 +155,16 @@ def _schema(kind: Any) -> dict[str, Any]:
     schema = msgspec.json.schema(kind, schema_hook=of_model)
     if inner:
         schema["$defs"] = {**inner, **schema.get("$defs", {})}
+    _leave_out_defaults(schema)
     return schema
+
+
+def _leave_out_defaults(schema: Any) -> None:
+    """Remove the defaults that are not JSON, which has no infinity, for example."""
+    for each in schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _leave_out_defaults(each)
+    if isinstance(schema, dict) and "default" in schema:
+        try:
+            json.dumps(schema["default"], allow_nan=False)
+        except (TypeError, ValueError):
+            del schema["default"]

@@ -3,6 +3,7 @@
 import datetime
 import enum
 import json
+import math
 import uuid
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -121,7 +122,17 @@ def test_unknown_fields_are_ignored_so_that_types_can_grow():
     assert ValueType(Point).decode([b'{"x": 1, "new": true}']) == Point(1)
 
 
-@pytest.mark.parametrize("kind", [object, int | str | Point | Struct, type])
+@dataclass
+class Unresolved:
+    value: "Nowhere"  # noqa: F821
+
+
+@dataclass
+class Misspelt:
+    value: "int |"  # noqa: F722
+
+
+@pytest.mark.parametrize("kind", [object, int | str | Point | Struct, type, Unresolved, list[Misspelt]])
 def test_a_type_that_cannot_be_sent_is_refused_when_it_is_declared(kind):
     with pytest.raises(SettingError, match=r"values of type .* cannot be sent"):
         ValueType(kind)
@@ -160,6 +171,21 @@ def test_schemas():
         "required": ["x"],
     }
     assert ValueType(Any).schema() == {}
+
+
+@dataclass
+class Limits:
+    least: float = -math.inf
+    most: float = math.inf
+    unknown: list[float] | float = math.nan
+    default: float = 0.5
+
+
+def test_a_default_that_is_not_json_is_not_told():
+    properties = ValueType(list[Limits]).schema()["$defs"]["Limits"]["properties"]
+    assert properties["least"] == properties["most"] == {"type": "number"}
+    assert "default" not in properties["unknown"]
+    assert properties["default"] == {"type": "number", "default": 0.5}
 
 
 def test_a_decoded_value_is_converted():
