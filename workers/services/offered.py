@@ -6,6 +6,7 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from ...mdp.errors import CodecError, SettingError
+from ...mdp.functions import underlying
 from ...mdp.services import About, BaseService, Service, Streaming
 from ...mdp.services.schedule import checked_schedule
 from ...mdp.services.submission import SubmissionDefaults
@@ -90,7 +91,7 @@ class _Offered(BaseService[In, Out], Generic[In, Out, Function]):
         request, reply = self.request.schema(), self.reply.schema()
         return About(
             version=self.settings.get("version", ""),
-            description=(inspect.getdoc(self.function) or "")[:MAX_DESCRIPTION],
+            description=(inspect.getdoc(underlying(self.function)) or "")[:MAX_DESCRIPTION],
             codec=self.request.codec,
             request=request,
             reply=None if self.signature.streaming else reply,

@@ -2,13 +2,13 @@
 
 import inspect
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
 from ...mdp.errors import SettingError
-from ...mdp.functions import is_async, name_of
+from ...mdp.functions import is_async, name_of, underlying
 
 _ITERATORS: Final = (Iterator, Generator)
 _ASYNC_ITERATORS: Final = (AsyncIterator, AsyncGenerator)
@@ -33,7 +33,7 @@ def signature_of(handler: Callable[..., Any], *, batch: bool = False) -> Signatu
     """Return what the signature of `handler` says.  Raises `SettingError` if it cannot be a service."""
     name = name_of(handler)
     hints = _hints(handler, name)
-    parameters = [each for each in inspect.signature(handler).parameters.values() if each.default is each.empty]
+    parameters = [each for each in _parameters(handler, name) if each.default is each.empty]
     if len(parameters) > 1 or any(each.kind not in _POSITIONAL for each in parameters):
         raise SettingError(
             f"{name} takes {len(parameters)} arguments: a service takes one value or none; use a dataclass for several"
@@ -41,7 +41,8 @@ def signature_of(handler: Callable[..., Any], *, batch: bool = False) -> Signatu
     request = hints.get(parameters[0].name, Any) if parameters else None
     reply = hints.get("return", Any)
     origin = get_origin(reply) or reply
-    streaming = inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)
+    called = underlying(handler)
+    streaming = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
     asynchronous = is_async(handler)
     if origin in _ITERATORS or origin in _ASYNC_ITERATORS:
         streaming, asynchronous = True, origin in _ASYNC_ITERATORS
@@ -56,11 +57,20 @@ def signature_of(handler: Callable[..., Any], *, batch: bool = False) -> Signatu
 
 def _hints(handler: Callable[..., Any], name: str) -> dict[str, Any]:
     try:
-        return typing.get_type_hints(handler, include_extras=True)
+        return typing.get_type_hints(underlying(handler), include_extras=True)
     except NameError as error:
         raise SettingError(
             f"an annotation of {name} cannot be resolved: {error}; define types of services at the top of a module"
         ) from None
+    except (AttributeError, SyntaxError, TypeError) as error:
+        raise SettingError(f"an annotation of {name} cannot be resolved: {error}") from None
+
+
+def _parameters(handler: Callable[..., Any], name: str) -> Iterable[inspect.Parameter]:
+    try:
+        return inspect.signature(handler).parameters.values()
+    except ValueError as error:
+        raise SettingError(f"{name} cannot be a service: {error}") from None
 
 
 def _element(kind: Any, problem: str) -> Any:

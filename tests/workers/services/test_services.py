@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 from support.processes import TIMEOUT_SECONDS
@@ -259,6 +260,47 @@ def test_the_wrong_way_of_calling_says_which_is_right():
 
 
 # ── lifespan and middleware ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, value: int) -> int:
+        """Scale a number."""
+        return self.factor * value
+
+
+class AsyncScaled(Scaled):
+    async def __call__(self, value: int) -> int:
+        """Scale a number."""
+        return self.factor * value
+
+
+class ScaledTwice(Scaled):
+    def __call__(self, value: int) -> Iterator[int]:
+        """Scale a number."""
+        yield self.factor * value
+        yield self.factor * value
+
+
+def scaled(factor: int, value: int) -> int:
+    """Scale a number."""
+    return factor * value
+
+
+@pytest.mark.parametrize(
+    ("function", "replies"),
+    [(Scaled(3), [6]), (AsyncScaled(3), [6]), (ScaledTwice(3), [6, 6]), (partial(scaled, 3), [6])],
+)
+def test_objects_that_can_be_called_and_partial(function, replies):
+    services = Services()
+    offered = services.service("scaled")(function)
+    assert offered.about().description == "Scale a number."
+    with services.test_client() as client:
+        assert list(client.stream("scaled", 2)) == replies
+        with pytest.raises(ServiceError, match="expected int"):
+            client.call("scaled", "2")
 
 
 def test_a_functions_own_attributes_do_not_replace_those_of_its_service():
@@ -561,6 +603,10 @@ def unresolved(a: "Nowhere") -> int:  # noqa: F821
     return a
 
 
+def misspelt(a: "int |") -> int:  # noqa: F722
+    return a
+
+
 def unsendable(a: object) -> int:
     return a
 
@@ -571,6 +617,8 @@ def unsendable(a: object) -> int:
         (two, {}, "two takes 2 arguments: a service takes one value or none"),
         (lambda *values: 1, {}, "takes 1 arguments: a service takes one value or none"),
         (unresolved, {}, "an annotation of unresolved cannot be resolved"),
+        (misspelt, {}, "an annotation of misspelt cannot be resolved"),
+        (int, {}, "int cannot be a service"),
         (unsendable, {}, "unsendable: values of type object cannot be sent"),
         (5, {}, "it needs a function"),
         (lambda: 1, {"batch": 3}, "handles batches: it takes a list of values"),
