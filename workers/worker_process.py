@@ -63,7 +63,10 @@ class WorkerProcess:
     def end(self) -> str:
         """How it has ended."""
         code = self._process.returncode
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        if code >= 0:
+            return f"exited with {code}"
+        named = -code in {*signal.Signals}  # most real-time signals have no names
+        return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
 
     def read_reports(self) -> list[str]:
         """Return why it is to be replaced, as reported since the last call; notice that it is ready."""

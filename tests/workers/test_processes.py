@@ -1,6 +1,8 @@
 """The supervisor of worker processes, where processes cannot be started, or take long."""
 
 import math
+import os
+import signal
 import sys
 import threading
 from contextlib import contextmanager
@@ -27,6 +29,9 @@ def lifespan():
 services = Services(lifespan=lifespan)
 services.service("now")(lambda: 0)
 """
+
+NONE = "waiting for the broker, which does not answer"
+"""What a supervisor without processes says that it waits for."""
 
 
 @contextmanager
@@ -82,3 +87,17 @@ def test_a_process_that_takes_long_to_start_is_told_and_replaces_the_old_one_at_
         (tmp_path / "held").unlink()
         eventually(lambda: "all worker processes have been replaced" in caplog.text)
     assert caplog.text.count("does not serve after") == 1
+
+
+def test_a_process_that_a_signal_without_a_name_kills_is_restarted(caplog):
+    with running_broker() as server:
+        arguments = ("zmdp.workers.echo:worker", "--broker", server.endpoints[0])
+        with supervising(*arguments) as (supervisor, _, codes):
+            eventually(lambda: supervisor.served)
+            running = supervisor.unfinished()
+            killed = int(running.removeprefix("worker processes "))
+            os.kill(killed, signal.SIGRTMIN + 6)
+            eventually(lambda: supervisor.unfinished() not in {running, NONE})
+            assert f"worker process {killed} was killed by signal {signal.SIGRTMIN + 6}" in caplog.text
+            supervisor.stop()
+            eventually(lambda: codes == [0])
