@@ -32,6 +32,7 @@ BACKOFF: tuple[float, float] = (0.1, 5.0)
 """The shortest and the longest pause, in seconds, between attempts to connect to a broker that does not answer."""
 
 
+_NOT_ALLOWED: Final = "role %s may not link brokers: it needs link = true in %s broker's access file"
 _REVERSE: Final = {LinkKind.PEER: LinkKind.PEER, LinkKind.PARENT: LinkKind.CHILD, LinkKind.CHILD: LinkKind.PARENT}
 
 
@@ -90,6 +91,9 @@ class Links:
         link = self.by_identity[identity]
         if role is not None:
             link.role = role
+        if not _may_link(link.role):
+            self._refused(link, _NOT_ALLOWED % (link.role.name, "this"), now)
+            return
         link.client = Client(identity, link.role, link)  # the requests of the one before may still have to be dropped
         link.state = LinkState.OPENING
         link.last_seen = now
@@ -137,9 +141,8 @@ class Links:
         hello = _parse(bytes(body[0]))
         if hello is None or not isinstance(identity, bytes):
             return None, "malformed request for a link, or one through a proxy"
-        if role.restricted and not role.link:
-            text = f"role {role.name} may not link brokers: it needs link = true in the broker's access file"
-            return None, text
+        if not _may_link(role):
+            return None, _NOT_ALLOWED % (role.name, "the")
         if client.requests or identity in self.by_identity:
             return None, "a connection that is a link already, or has outstanding requests, cannot become a link"
         if len(self.by_identity) >= self._limits.max_links:
@@ -331,6 +334,10 @@ class Links:
         """Return when `tick` has something to do, or something is to be announced; None if never."""
         due = self.announcements.deadline()
         return self._due if due is None or (self._due is not None and self._due < due) else due
+
+
+def _may_link(role: Role) -> bool:
+    return role.link or not role.restricted
 
 
 def _key(link: Link) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import signal
 import socket
 import threading
 from contextlib import ExitStack, contextmanager
@@ -202,6 +203,15 @@ def test_a_key_without_link(folder):
             why = "role brokers may not link brokers: it needs link = true in the broker's access file"
             told(running, at, why, folder)
         there.line(f"refused a link: {why}")
+
+
+def test_a_key_that_is_revoked_where_the_link_is_opened(folder):
+    with keyed(folder, "b") as (_, other):
+        with keyed(folder, "a", "--peer", f"{other}={folder.path}/driver.key") as (running, at):
+            running.line("linked to broker b")
+            folder.write(PEOPLE)
+            running.send_signal(signal.SIGHUP)
+            told(running, at, "role (none) may not link brokers: it needs link = true in this broker's", folder)
 
 
 def test_no_key(folder):

@@ -659,7 +659,8 @@ def test_a_broker_refuses_what_its_own_file_does_not_allow():
 
 
 def test_only_a_role_with_link_may_link():
-    mesh = Mesh("a", "b", permissions={**ACCESS, "brokers": Permissions("brokers", call=("*",))})
+    mesh = Mesh("a", "b", permissions=ACCESS)
+    turns.grant(mesh["b"], {**ACCESS, "brokers": Permissions("brokers", call=("*",))}, mesh.now)
     mesh.link("a", "b", role="brokers")
     assert trouble_of(mesh) == ["role brokers may not link brokers: it needs link = true in the broker's access file"]
 
@@ -680,6 +681,36 @@ def test_a_link_ends_with_its_role():
     others = {name: role for name, role in ACCESS.items() if name != "brokers"}
     mesh.route("b", turns.grant(mesh["b"], others, mesh.now))
     assert "may not link" in trouble_of(mesh)[0]
+
+
+WITHOUT_LINK = {**ACCESS, "brokers": Permissions("brokers", offer=("*",))}
+
+
+def test_a_link_whose_role_lost_the_right_is_not_opened_again_until_it_has_it_back():
+    other = Other(permissions=ACCESS, opens=True)
+    turns.grant(other.broker, WITHOUT_LINK, other.now)
+    assert other.link.trouble == "role brokers may not link brokers any longer"
+    for _ in range(2):
+        other.now = other.link.retry_at
+        assert turns.link_opened(other.broker, b"x", other.now, other.role) == []  # it does not even ask
+        assert other.link.state is LinkState.DOWN
+        text = "role brokers may not link brokers: it needs link = true in this broker's access file"
+        assert other.link.trouble == text
+    turns.grant(other.broker, ACCESS, other.now)
+    other.now = other.link.retry_at
+    other.open()
+    assert other.link.state is LinkState.UP
+
+
+def test_a_link_whose_role_loses_the_right_before_the_answer_is_not_established():
+    broker = Broker(now=NOW, name="a")
+    turns.grant(broker, ACCESS, NOW)
+    role = broker.roles.named("brokers")
+    broker.add_link("peer", role, "tcp://x", b"x")
+    turns.link_opened(broker, b"x", NOW)
+    turns.grant(broker, WITHOUT_LINK, NOW)
+    turns.receive(broker, granted(hello("x")), NOW, role)
+    assert broker.links.at(b"x") is None
 
 
 def test_a_client_cannot_write_what_only_brokers_can():
