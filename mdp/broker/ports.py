@@ -378,6 +378,8 @@ def _check_free(endpoint: str) -> None:
     with sockets.socket(sockets.AF_UNIX) as probe:
         try:
             probe.connect(os.fspath(path))
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return  # left behind by a process that is gone
+        except OSError as error:  # such as another user's, or a socket for datagrams
+            raise BindError(f"cannot listen on {endpoint}: {error.strerror or error}") from None
         raise zmq.ZMQError(EADDRINUSE)

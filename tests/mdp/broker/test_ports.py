@@ -1,6 +1,7 @@
 """The server's loop with several sockets."""
 
 import select
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -240,3 +241,16 @@ def test_an_endpoint_in_use():
         for given in ((server.endpoints[0], "x"), (server.pirate_endpoints[0], "x")):
             with pytest.raises(BindError, match="another program is listening there"):
                 Server((TCP,), ServerSettings(pirates=[given]))
+
+
+def test_a_socket_of_another_kind_is_not_replaced(tmp_path):
+    path = str(tmp_path / "log")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+    ):
+        other.bind(path)
+        with pytest.raises(BindError, match="Protocol wrong type for socket"):
+            Server((f"ipc://{path}",))
+        sender.sendto(b"hello", path)
+        assert other.recv(10) == b"hello"
