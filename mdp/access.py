@@ -148,7 +148,7 @@ def read_toml(text: str, path: Path) -> dict[str, Any]:
     """Return the content of an access file.  Raises `AccessError`."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not all are TOMLDecodeErrors: a number may have too many digits
         raise AccessError(f"{path} is not valid TOML: {error}") from None
 
 

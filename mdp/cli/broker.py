@@ -140,7 +140,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
         return None
     try:
         values = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not valid TOML: {error}"
         raise click.BadParameter(f"cannot read {path}: {reason}") from None
     known = {p.name for p in context.command.params if p.name} - NOT_SETTINGS

@@ -169,6 +169,8 @@ def test_a_key_loses_its_role_if_it_is_gone_or_has_another_one(folder):
         ("[roles.shop]\nrequest_bytes = 1.5", "request_bytes is 1.5: it must be a whole number of bytes above 0"),
         ("[roles.shop]\noutstanding = true", "outstanding is True: it must be a whole number of requests above 0"),
         ("[roles.shop", "is not valid TOML"),
+        (f"[roles.shop]\nkeys = {'[' * 10_000}", "is not valid TOML"),
+        (f"[roles.shop]\nconnections = {'9' * 10_000}", "is not valid TOML"),
     ],
 )
 def test_what_is_wrong_with_a_role(folder, text, expected):

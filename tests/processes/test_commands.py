@@ -332,6 +332,7 @@ def test_a_broker_listens_on_several_endpoints(tmp_path, separator):
         ([], {}, "max_queues = 3", "there is no setting 'max_queues': did you mean max-queue"),
         ([], {}, "zzz = 3", "there is no setting 'zzz': known are access, bind, busy-grace, drain-timeout"),
         ([], {}, "liveness", "not valid TOML"),
+        ([], {}, "liveness = " + "9" * 10_000, "not valid TOML"),
         (["--config", "/no/such"], {}, "", "cannot read /no/such: No such file or directory"),
         (["--config", "/"], {}, "", "cannot read /: Is a directory"),
     ],
