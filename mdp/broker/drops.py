@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from ..codes import Code
 from ..limits import Limits
+from ..wire import BROKER
 from .records import Request
 
 
@@ -114,9 +115,7 @@ REPORTS: Final[dict[Drop, Report]] = {
         "the reply exceeds the limits of {limits.max_message} bytes and {limits.max_frames} frames",
     ),
     Drop.NO_WORKER: Report(Code.NO_WORKER.value, "no worker offers the service", quiet=True),
-    Drop.NO_BROKER: Report(
-        Code.WORKER_LOST.value, "broker {request.options.broker} cannot be reached from here", quiet=True
-    ),
+    Drop.NO_BROKER: Report(Code.WORKER_LOST.value, "broker {broker} cannot be reached from here", quiet=True),
     Drop.LINKS_LOST: Report(
         Code.WORKER_LOST.value,
         "the links over which it was passed to other brokers broke {request.way.losses} times (max_attempts)",
@@ -153,6 +152,8 @@ def text_of(drop: Drop, request: Request, limits: Limits, given_up: str | None =
     text = REPORTS[drop].text
     if "{" not in text:
         return text
+    if drop is Drop.NO_BROKER:
+        return text.format(broker=request.service.name.removeprefix(BROKER).decode())
     if drop not in {Drop.EXPIRED, Drop.TTL_PASSED}:
         return text.format(request=request, limits=limits)
     if request.attempt is not None:

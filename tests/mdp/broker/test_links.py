@@ -1681,6 +1681,14 @@ def test_workers_here_are_described_here():
     assert found["abouts"] == [{"workers": 1, "about": {"version": "2"}}]
 
 
+def test_a_question_about_a_service_names_the_broker_that_is_lost():
+    other = Other(opens=True)
+    other.say(AS_WORKER, offers(), offers(b"mmi.broker.x"))
+    other.receive(request(service=b"mmi.describe", body=b"echo"))
+    other.lose()
+    assert other.sent == [error(502, "broker x cannot be reached from here")]
+
+
 def test_a_draining_broker_describes_without_others():
     mesh = pair()
     turns.drain(mesh["a"], mesh.now)
