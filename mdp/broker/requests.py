@@ -358,8 +358,15 @@ class Requests:
         else:
             self._outgoing.release(client, number)
         self._stats.dropped[reason] += 1
-        self._announcements.repeat(link, request.service.name)
+        self._announcements.repeat(link, self._passed_on_as(request))
         return True
+
+    def _passed_on_as(self, request: Request) -> bytes:
+        """Return what another broker had found announced here when it passed a request on: a service, or a broker."""
+        broker = request.options.broker
+        if broker is None and request.name == wire.DESCRIBE:
+            broker = self._name
+        return request.name if broker is None else wire.BROKER + broker.encode()
 
     def count_invalid(self, reason: Reason, now: float) -> None:
         """Count and log an invalid message (C15)."""

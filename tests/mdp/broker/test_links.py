@@ -1689,6 +1689,20 @@ def test_a_question_about_a_service_names_the_broker_that_is_lost():
     assert other.sent == [error(502, "broker x cannot be reached from here")]
 
 
+def test_a_question_that_comes_back_does_not_cut_off_the_broker_that_returned_it():
+    mesh = described_tree(b1={"version": "1"})
+    (there,) = (identity for identity, link in mesh["r"].links.by_identity.items() if link.name == "b")
+    del mesh._ends["r", there]  # so that the question is on its way when the link breaks
+    mesh.receive("a", request(service=b"mmi.describe", body=b"echo"))
+    mesh.route("r", turns.unreachable(mesh["r"], there, mesh["r"].turn, mesh.now))
+    assert mesh["a"].registry.queued == 1  # r has returned it
+    sent = [*mesh.wait()["a"], *mesh.wait()["a"]]
+    assert sent == [answer(body=b"404")]
+    assert mesh.receive("a", request(2, service=b"mmi.service", body=b"echo", broker="r"))["a"] == [
+        answer(2, body=b"404")
+    ]
+
+
 def test_a_draining_broker_describes_without_others():
     mesh = pair()
     turns.drain(mesh["a"], mesh.now)
