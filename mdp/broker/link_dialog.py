@@ -9,6 +9,7 @@ from typing import cast
 from .. import wire
 from ..codes import Code
 from ..wire import BROKER, Message, Reason, batch, x1
+from ..wire.names import displayed
 from ..wire.options import MAX_HOPS
 from .admission import Admission
 from .drops import Drop
@@ -130,7 +131,7 @@ class LinkDialog:
         why = "the other broker has shut down"
         if command.text:
             self._links.ended(link, now)
-            why = f"the other broker has ended it: {command.text.decode(errors='replace')}"
+            why = f"the other broker has ended it: {displayed(command.text.decode(errors='replace'))}"
         self.lose(link, why, now)
 
     def end(self, link: Link, why: str, now: float) -> None:

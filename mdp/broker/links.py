@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from .. import wire
 from ..wire import BROKER, HELLO, Message, batch
+from ..wire.names import displayed
 from .announcements import Announcements
 from .events import CloseLink, OpenLink
 from .records import Attempt, Client, Link, LinkKind, LinkState
@@ -119,7 +120,7 @@ class Links:
         said = batch.from_worker(message, found.at + 1, (), limits.max_message, limits.max_frames)
         command = next(iter(said), None)
         if isinstance(command, wire.Error):
-            self._refused(link, command.text.decode(errors="replace"), now)
+            self._refused(link, displayed(command.text.decode(errors="replace")), now)
         elif isinstance(command, wire.Reply) and command.final:
             hello = _parse(bytes(command.body[0]))
             if hello is None:

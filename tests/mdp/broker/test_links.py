@@ -538,10 +538,18 @@ def test_a_broker_is_known_by_name_however_many_services_it_announces():
     assert [each["name"] for each in mesh.ask("a", b"mmi.brokers")["brokers"]] == ["b"]
 
 
-def test_a_long_text_at_the_end_of_a_link_is_not_kept():
-    mesh = pair()
-    mesh.receive("a", ends(b"x" * 10_000, mesh.identity))
-    assert trouble(mesh, "a") == ["the other broker has ended it: " + "x" * 1000]
+def test_why_another_broker_ends_or_refuses_a_link_is_safe_to_log(caplog):
+    other = Other(opens=True)
+    other.receive(ends(b"x" * 10_000))
+    assert other.link.trouble == "the other broker has ended it: " + "x" * 255
+    for said, kept in (("x" * 10_000, "x" * 255), ("no\n12:00 ERROR \x1b[31m", "no?12:00 ERROR ?[31m")):
+        turns.link_opened(other.broker, b"x", other.now)
+        other.take(denied(said))
+        assert other.link.trouble == kept
+    other.open()
+    other.receive(ends("schließt\n12:00 ERROR".encode()))
+    assert other.link.trouble == "the other broker has ended it: schließt?12:00 ERROR"
+    assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
 def test_a_request_addressed_to_this_broker_does_not_count_on_the_credit_of_others():
