@@ -4,7 +4,8 @@
 """
 
 import logging
-from typing import cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 from .. import wire
 from ..codes import Code
@@ -15,7 +16,7 @@ from .admission import Admission
 from .drops import Drop
 from .endings import Endings
 from .links import Links
-from .records import NEVER, Attempt, Link, Request, Service
+from .records import NEVER, Attempt, Link, LinkState, Request, Service
 from .requests import Requests
 from .roles import Role
 from .shared import Shared
@@ -76,6 +77,16 @@ class LinkDialog:
             self.lose(replaced, "the other broker has opened another connection", now)
         self._links.up(link, now)
 
+    def answered(self, link: Link, message: Message, now: float) -> None:
+        """Take in the answer of another broker that was asked for a link, and what it says after that."""
+        found = wire.decode_broker(message[1:])
+        if not isinstance(found, wire.Batched) or found.bare or found.header != wire.WL1:
+            return
+        said = iter(batch.from_worker(message, found.at + 1, (), self._max_message, self._max_frames))
+        self._links.answered(link, next(said, None), now)
+        if link.state is LinkState.UP:
+            self._receive_as_worker(link, said, now)
+
     def receive(self, message: Message, found: wire.Batched, role: Role, now: float) -> None:
         """Take in what another broker says, as a client of this one or as a worker."""
         link = self._links.at(message[0])
@@ -93,7 +104,8 @@ class LinkDialog:
         if found.header == wire.CL1:
             self._receive_as_client(link, message, found, now)
         else:
-            self._receive_as_worker(link, message, found, now)
+            said = batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames)
+            self._receive_as_worker(link, said, now)
 
     def _ends(self, message: Message, found: wire.Batched) -> bool:
         """Return whether a message says that the link has ended."""
@@ -111,8 +123,8 @@ class LinkDialog:
             else:
                 self._invalid_on_link(link, command, now)
 
-    def _receive_as_worker(self, link: Link, message: Message, found: wire.Batched, now: float) -> None:
-        for command in batch.from_worker(message, found.at, found.route, self._max_message, self._max_frames):
+    def _receive_as_worker(self, link: Link, said: Iterable[Any], now: float) -> None:
+        for command in said:
             if isinstance(command, wire.Reply | wire.Error | wire.Release | wire.Oversized):
                 self._answered_by(link, command, now)
             elif isinstance(command, wire.Disconnect):

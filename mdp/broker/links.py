@@ -15,7 +15,7 @@ import random
 from typing import Any, Final
 
 from .. import wire
-from ..wire import BROKER, HELLO, Message, batch
+from ..wire import BROKER, HELLO, batch
 from ..wire.names import displayed
 from .announcements import Announcements
 from .events import CloseLink, OpenLink
@@ -111,14 +111,8 @@ class Links:
     def _hello(self) -> dict[str, Any]:
         return {"name": self.name, "instance": self.instance, "heartbeat": self._limits.heartbeat}
 
-    def answered(self, link: Link, message: Message, now: float) -> None:
-        """Take in the answer to the request for a link."""
-        found = wire.decode_broker(message[1:])
-        if not isinstance(found, wire.Batched) or found.bare or found.header != wire.WL1:
-            return
-        limits = self._limits
-        said = batch.from_worker(message, found.at + 1, (), limits.max_message, limits.max_frames)
-        command = next(iter(said), None)
+    def answered(self, link: Link, command: Any, now: float) -> None:
+        """Take in the answer to the request for a link, if `command` is one."""
         if isinstance(command, wire.Error):
             self._refused(link, displayed(command.text.decode(errors="replace")), now)
         elif isinstance(command, wire.Reply) and command.final:

@@ -105,7 +105,7 @@ class Broker:
             role = self.roles.everyone
         try:
             if self._opening and message[0] in self._opening:
-                self.links.answered(self._opening[message[0]], message, now)
+                self._link_dialog.answered(self._opening[message[0]], message, now)
                 return
             command = wire.decode_peer(message, self._max_message, self._max_frames)
             if not isinstance(command, wire.Batched):

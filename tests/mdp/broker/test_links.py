@@ -1413,6 +1413,17 @@ def test_only_the_answer_establishes_a_link():
     assert mesh["a"].links.at(identity).name == "x"
 
 
+def test_what_follows_the_answer_in_the_same_message_is_taken_in():
+    broker = Broker(now=NOW, name="a")
+    broker.add_link("peer", None, "tcp://x", b"x")
+    turns.link_opened(broker, b"x", NOW)
+    said = batch.Batch(X, AS_WORKER)
+    said.reply(4, 1, [hello("x")])
+    said.ready(1, b"echo", b'{"hops":1,"free":1}')
+    turns.receive(broker, said.messages()[0], NOW)
+    assert list(broker.directory.reachable) == [b"echo"]
+
+
 def test_a_link_that_is_down_takes_no_messages():
     other = Other(opens=True)
     assert other.broker.links.at(b"x") is other.link
