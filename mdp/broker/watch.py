@@ -119,7 +119,7 @@ class Watch:
         and of these, each client's oldest are shown.
         """
         services = self._services(name, sees)
-        running = list(islice(_running(services), most))
+        running = list(islice(self._running(services), most))
         waiting = list(islice(_waiting(services, most), most))
         more = 0
         if len(running) + len(waiting) > most or sum(each.waiting for each in services) > len(waiting):
@@ -139,7 +139,7 @@ class Watch:
         in neither.
         """
         services = self._services(name, sees)
-        found = list(islice(chain(_running(services), _waiting(services, _ALL)), skip, skip + most))
+        found = list(islice(chain(self._running(services), _waiting(services, _ALL)), skip, skip + most))
         total = sum(each.running + each.waiting for each in services)
         more = max(total - skip - len(found), 0) if len(found) == most else 0
         return [self._row(request, now) for request in found], more
@@ -150,6 +150,18 @@ class Watch:
         known = {**directory.reachable, **directory.services}
         services = [known[name]] if name in known else [] if name else list(known.values())
         return [service for service in services if sees(service.name)]
+
+    def _running(self, services: list[Service]) -> Iterator[Request]:
+        """Yield the requests that workers hold, here or at other brokers, unless their clients no longer wait."""
+        for service in services:
+            left = service.running
+            for worker in (*service.workers, *service.schedule.remotes):
+                left -= worker.load
+                yield from _of(worker.held.values())
+            if left:  # at brokers that have withdrawn the service, such as those that drain
+                for client in self._directory.linked.values():
+                    there = () if client.link is None else client.link.attempts.values()
+                    yield from _of([each for each in there if each.worker.leaving and each.worker.service is service])
 
     def _row(self, request: Request, now: float) -> dict[str, Any]:
         id_ = self.id_of(request)
@@ -274,13 +286,10 @@ def _age(row: dict[str, Any]) -> float:
     return age
 
 
-def _running(services: list[Service]) -> Iterator[Request]:
-    """Yield the requests that workers hold, here or at other brokers, unless their clients no longer wait for them."""
-    for service in services:
-        for worker in (*service.workers, *service.schedule.remotes):
-            for attempt in worker.held.values():
-                if not attempt.abandoned:
-                    yield attempt.request
+def _of(attempts: Iterable[Attempt]) -> Iterator[Request]:
+    for attempt in attempts:
+        if not attempt.abandoned:
+            yield attempt.request
 
 
 def _waiting(services: list[Service], most: int) -> Iterator[Request]:

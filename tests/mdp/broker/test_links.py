@@ -1575,6 +1575,20 @@ def test_a_request_that_was_passed_on_is_listed_at_both_brokers():
     assert there == {**here, "id": "1001", "client": "broker a", "worker": 1, "broker": None}
 
 
+def test_what_a_draining_broker_still_does_is_listed():
+    mesh = done_at_b()
+    before = mesh.ask("a", b"mmi.requests")
+    mesh.route("b", turns.drain(mesh["b"], mesh.now))
+    mesh.wait(0.0)
+    mesh.wait(0.1)
+    assert mesh["a"].directory.reachable == {}
+    (row,) = mesh.ask("a", b"mmi.requests", b"echo")["requests"]
+    assert without(row, "age_seconds", "state_seconds") == without(
+        before["requests"][0], "age_seconds", "state_seconds"
+    )
+    assert mesh.ask("a", b"mmi.requests", b"other")["requests"] == []
+
+
 @pytest.mark.parametrize(("where", "id_"), [("a", b"1"), ("b", b"1001")])
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_request_that_was_passed_on_is_cancelled_at_either_broker(where, id_, listed):
