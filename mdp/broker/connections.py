@@ -11,7 +11,6 @@ from somebody else, who must not receive or continue anything (C39).
 """
 
 import errno
-import ipaddress
 import logging
 import os
 import resource
@@ -26,6 +25,7 @@ from typing import Any, Final
 import zmq
 
 from ..transport.multipart import receive
+from ..transport.tcp import is_loopback
 from .journal import Journal
 from .unfinished import Inflow, Unfinished
 
@@ -543,4 +543,4 @@ def _address_of(descriptor: int) -> str:
     if not isinstance(peer, tuple):
         return _LOCAL  # a UNIX socket
     address = str(peer[0])
-    return _LOCAL if ipaddress.ip_address(address.partition("%")[0]).is_loopback else address
+    return _LOCAL if is_loopback(address) else address

@@ -39,9 +39,11 @@ def listen(host: str, port: int) -> socket.socket:
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach the address."""
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        address = ipaddress.ip_address(host.strip("[]"))
     except ValueError:
         return host == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback  # mapped: an IPv4 peer of a socket that listens for both
 
 
 def shown_address(listener: socket.socket) -> str:

@@ -15,6 +15,7 @@ from support.zmtp import RawPeer
 from zmdp.mdp.broker.connections import PROBES, Connections, default_max_connections
 from zmdp.mdp.broker.unfinished import FIND_SECONDS, Unfinished
 from zmdp.mdp.transport.multipart import receive, send
+from zmdp.mdp.transport.sockets import use_family
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection has received")
 
@@ -41,7 +42,9 @@ class Port:
             per_address=per_address,
             logger=logging.getLogger("zmdp.broker"),
         )
-        self.endpoint = f"tcp://{host}:{self.router.bind_to_random_port(f'tcp://{host}')}"
+        use_family(self.router, f"tcp://{host}")
+        number = self.router.bind_to_random_port(f"tcp://{host}")
+        self.endpoint = f"tcp://{host.replace('[::]', '127.0.0.1')}:{number}"
 
     @property
     def ended(self):
@@ -348,8 +351,9 @@ def test_connections_over_the_limit_are_ended(start, caplog):
         each.close()
 
 
-def test_loopback_has_no_share(start):
-    port = start(maximum=9, per_address=1)
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::]"])
+def test_loopback_has_no_share(start, host):
+    port = start(maximum=9, per_address=1, host=host)
     kept = [port.speak(b"") for _ in range(3)]
     for _ in kept:
         port.receive()
