@@ -30,7 +30,7 @@ from .delivery import Delivery
 from .door import Door
 from .events import CloseLink, Event, OpenLink, WorkerForgotten
 from .link_ports import LinkPorts, LinkTo
-from .links import valid_name
+from .links import MAX_BROKER_NAME, valid_name
 from .machine import Broker
 from .ports import PiratePort, Port, RouterPort
 from .sockets import Sockets
@@ -439,13 +439,17 @@ def _check(binds: Sequence[str], settings: ServerSettings, access: Access | None
 
 
 def default_name(binds: Sequence[str]) -> str:
-    """Return the name of a broker that was given none: the host's name, and the first port that it listens on."""
-    host = socket.gethostname()
+    """Return the name of a broker that was given none: the host's name, and the first port that it listens on.
+
+    Of a long host name, it has the end, by which those that a program has made up differ.
+    """
+    end = f"-{os.getpid()}"
     for endpoint in binds:
         port = endpoint.rpartition(":")[2]
         if endpoint.startswith("tcp://") and port.isdigit():
-            return f"{host}:{port}"
-    return f"{host}-{os.getpid()}"
+            end = f":{port}"
+            break
+    return f"{socket.gethostname()[len(end) - MAX_BROKER_NAME :]}{end}"
 
 
 def _with_connections(limits: Limits) -> Limits:

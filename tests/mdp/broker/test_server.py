@@ -2,6 +2,8 @@
 
 import ctypes
 import math
+import os
+import socket
 import threading
 import time
 from contextlib import ExitStack
@@ -20,7 +22,7 @@ from support.zmtp import RawPeer
 from zmdp.mdp.broker.backlog import Backlog
 from zmdp.mdp.broker.connections import default_max_connections
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.broker.server import Server, ServerSettings
+from zmdp.mdp.broker.server import Server, ServerSettings, default_name
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.transport.multipart import send
 
@@ -74,6 +76,17 @@ def test_it_has_as_many_connections_as_the_limit_of_open_files_allows():
         assert server.broker.limits is server.limits
     with Server(("inproc://server",), ServerSettings(limits=Limits(max_connections=7))) as server:
         assert (server.limits.max_connections, server.limits.max_connections_per_address) == (7, 3)
+
+
+def test_its_default_name_is_valid_however_long_that_of_its_host_is(monkeypatch):
+    host = "zmdp-broker-of-the-team-for-image-processing-6c9f7d8b5-x2v4q.eu"  # the longest of a pod has 63 characters
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    assert default_name(["ipc://x", "tcp://127.0.0.1:5555"]) == f"{host[-59:]}:5555"
+    with Server(["tcp://127.0.0.1:*"]) as server:
+        assert host.endswith(server.broker.name.partition(f"-{os.getpid()}")[0])
+    monkeypatch.setattr(socket, "gethostname", lambda: "left")
+    assert default_name(["tcp://127.0.0.1:5555"]) == "left:5555"
+    assert default_name(["tcp://127.0.0.1:*"]) == f"left-{os.getpid()}"
 
 
 def test_it_warns_if_there_are_not_enough_descriptors(caplog):
