@@ -16,7 +16,7 @@ from .formats import link, seconds
 from .lists import Listing, Lists
 from .observer import Observer, Unavailable, until_changed
 from .shell import Action, NotFoundError, Page, Section, View
-from .snapshot import Change, Snapshot, change, change_of, levels_of, point_between
+from .snapshot import NOTHING, Change, Snapshot, change, change_of, levels_of, point_between
 from .tables import Column, Table, table
 from .trials import Trials, beginning
 
@@ -175,6 +175,9 @@ class BrokerSection:
         observer = self._observer
         latest, earlier = observer.latest, observer.earlier
         row = latest.services.get(name) if latest is not None else None
+        elsewhere = (await self._elsewhere()).get(name, {})
+        if row is None and elsewhere:  # this broker has counted nothing yet
+            row = {**NOTHING, "name": name}
         if latest is None or earlier is None or row is None:
             raise NotFoundError(f"The broker knows no service {name!r}. Perhaps its last worker has left.")
         now = change_of(earlier, latest, name)
@@ -194,6 +197,7 @@ class BrokerSection:
             "failures": await self._failures(name) if view.visitor.act else [],
             "workers": self._worker_table(workers, view, paged=False),
             "requests": self._request_table(requests, view, paged=False), "no_requests": trouble, "cancelled": "",
+            "elsewhere": elsewhere,
         }  # fmt: skip
 
     async def _failures(self, service: str = "") -> list[Mapping[str, Any]]:

@@ -8,11 +8,12 @@ from typing import Any, Final
 from ...mdp.histogram import Histogram, sum_of, times_in
 
 OK: Final = "ok"
-_NOTHING: Final[Mapping[str, Any]] = {
+NOTHING: Final[Mapping[str, Any]] = {
     "name": "", "workers": 0, "idle": 0, "credit": 0, "running": 0, "queued": 0, "oldest_seconds": 0.0,
     "outcomes": {}, "queue_seconds": {"buckets": [], "seconds": 0.0}, "worker_seconds": {"buckets": [], "seconds": 0.0},
     "redispatched": 0, "request_bytes": 0, "reply_bytes": 0, "served": False,
 }  # fmt: skip
+"""The row of a service of which nothing has been counted."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Snapshot:
     bounds: Sequence[float]
     services: Mapping[str, Mapping[str, Any]]
     """The rows of `mmi.metrics`, by name."""
-    others: Mapping[str, Any] = field(default_factory=lambda: dict(_NOTHING))
+    others: Mapping[str, Any] = field(default_factory=lambda: dict(NOTHING))
     """The counts of services that are long gone."""
     roles: Sequence[Mapping[str, Any]] = ()
 
@@ -101,7 +102,7 @@ def change(before: Snapshot, after: Snapshot) -> Change:
 
 def change_of(before: Snapshot, after: Snapshot, name: str) -> Change:
     """Return what happened to one service."""
-    first, last = before.services.get(name, _NOTHING), after.services.get(name, _NOTHING)
+    first, last = before.services.get(name, NOTHING), after.services.get(name, NOTHING)
     return Change(
         after.at - before.at,
         _more(first["outcomes"], last["outcomes"]),

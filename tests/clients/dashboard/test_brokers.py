@@ -47,3 +47,14 @@ def test_the_services_of_linked_brokers_are_on_one_page():
         assert "Control services of gateways and Spark's drivers: 1" in page
         assert "<title>Services · mine</title>" in page
         assert "<title>near · Services · mine</title>" in broker.get("/service?name=near").text
+
+
+def test_a_service_that_only_other_brokers_have_has_a_page():
+    with (
+        plain_broker("--name", "other") as (_, endpoint),
+        web_broker("--name", "mine", "--peer", endpoint) as broker,
+        serving(endpoint, "far", list),
+    ):
+        broker.shows("/services", "far")
+        at = "Its workers are at other brokers, 1 hop away: they take 1 at a time."
+        assert "No request has ended yet" in broker.shows("/service?name=far", at)
