@@ -188,7 +188,11 @@ MAX_DRAWN: Final = 40
 
 def drawing(brokers: Mapping[str, Any]) -> Drawing:
     """Draw the brokers that can be reached: nearest first, from left to right."""
-    links = {link["broker"] or link["endpoint"]: link for link in brokers["links"]}
+    links: dict[str, Mapping[str, Any]] = {}
+    for link in brokers["links"]:
+        name = link["broker"] or link["endpoint"]
+        if name not in links or link["state"] == "up":  # of several to the same broker, one is used
+            links[name] = link
     columns: dict[int, list[tuple[str, str, str, str]]] = {}
     for name, link in links.items():
         columns.setdefault(1, []).append((name, link["kind"], link["state"], ""))

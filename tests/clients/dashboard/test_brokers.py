@@ -27,6 +27,17 @@ def test_a_link_and_what_passes_over_it():
         broker.shows("/", "mine")
 
 
+def test_of_two_links_to_a_broker_the_one_that_is_used_is_drawn():
+    with (
+        plain_broker("--name", "other") as (_, endpoint),
+        web_broker("--name", "mine", "--peer", endpoint, "--peer", endpoint) as broker,
+    ):
+        page = eventually(lambda: "standby" in (text := broker.get("/brokers").text) and text)
+        assert [page.count(f'<span class="state {state}">') for state in ("up", "standby")] == [1, 1]
+        assert '<g class="node peer up">' in page
+        assert "<title>peer: up</title>" in page
+
+
 def test_the_services_of_linked_brokers_are_on_one_page():
     with (
         plain_broker("--name", "other") as (_, endpoint),
