@@ -1,7 +1,6 @@
 """Values of services as JSON, by the codec that their workers tell: for people, and for programs without the types."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 
@@ -62,16 +61,14 @@ def json_of(about: About, frames: Sequence[bytes]) -> bytes | None:
 def body_for(about: About, frames: Sequence[bytes]) -> Sequence[bytes]:
     """Return the body of a request with a value that somebody has typed: JSON, or a text for a service that takes one.
 
-    What is neither is returned as it is: the service says what it expects.
+    What is not text, such as a file of MessagePack, is returned as it is.  Raises `CodecError` if a text cannot be put
+    into the service's codec.
     """
-    if not about.codec or about.request == RAW or len(frames) != 1 or not frames[0]:
+    if not about.codec or about.request == RAW or len(frames) != 1 or not is_text(text := bytes(frames[0])):
         return frames
-    text = bytes(frames[0])
-    with suppress(CodecError, UnicodeDecodeError):
-        if (about.request or {}).get("type") == "string" and not (text.lstrip()[:1] == b'"' and is_json(text)):
-            text = msgspec.json.encode(text.decode())
-        return encoded(about, text)
-    return frames
+    if text and (about.request or {}).get("type") == "string" and not (text.lstrip()[:1] == b'"' and is_json(text)):
+        text = msgspec.json.encode(text.decode())
+    return encoded(about, text)
 
 
 def readable(about: About, reply: Reply) -> Reply:

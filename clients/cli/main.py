@@ -19,7 +19,7 @@ from ...mdp.cli.console import (
     version_option,
     with_default,
 )
-from ...mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, ServiceNotFound
+from ...mdp.errors import BrokerUnreachable, CodecError, RequestRejected, RequestTimeout, ServiceNotFound
 from ...mdp.services import About
 from ...mdp.transport.reach import check_listening
 from .. import bodies, brokers
@@ -424,7 +424,10 @@ def _body_for(about: About, service: str, frames: Sequence[bytes]) -> Sequence[b
     if about.codec and len(frames) > 1:
         text = f"{service} takes one value, and got {len(frames)}: put quotes around a text that has spaces"
         raise click.UsageError(f"{text}; several values are one JSON object or list")
-    return body_for(about, frames)
+    try:
+        return body_for(about, frames)
+    except CodecError as error:
+        raise click.UsageError(f"{service}: {error}") from None
 
 
 def _about(client: Client, service: str) -> About:

@@ -38,6 +38,12 @@ def test_what_somebody_types_is_sent_as_the_service_wants_it(about, typed, sent)
     assert body_for(about, typed) == sent
 
 
+@pytest.mark.parametrize("typed", [b"hello", b"x", b'{"a": x}'])
+def test_a_text_that_is_not_json_is_not_taken_for_msgpack(typed):
+    with pytest.raises(CodecError, match="the body cannot be read as json"):
+        body_for(PACKED, [typed])
+
+
 def test_who_says_that_it_is_json_must_send_json():
     assert encoded(JSON, b"{") == [b"{"], "the service itself says so"
     for wrong in (b"{", b"\xff", b"[" * 100_000):
