@@ -221,7 +221,7 @@ def cli(
     \b
     Exit codes:
       0  stopped, all requests were finished
-      1  stopped before that, by --drain-timeout or a second signal; or --freelance cannot listen
+      1  stopped before that, by --drain-timeout or a second signal; a lifespan failed; or --freelance cannot listen
       2  invalid usage, or MODULE:NAME cannot be used
     """
     log_to_stderr(log_level)

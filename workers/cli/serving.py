@@ -7,7 +7,9 @@ from functools import partial
 from typing import Final
 
 from ...mdp.cli import notify
+from ...mdp.cli.console import EXIT_FAILED
 from ...mdp.cli.shutdown import Shutdown
+from ...mdp.errors import SettingError
 from ...mdp.logs import counted, fields_of
 from ..aio import AsyncWorker
 from ..freelance import AsyncFreelanceWorker, FreelanceWorker
@@ -42,8 +44,8 @@ def serve(worker: Offering, drain_timeout: float, link: SupervisorLink | None, l
             os.environ.pop(notify.ADDRESS, None)  # the supervisor tells
             link.watch(worker, limits, orphaned)
         if isinstance(worker, ServicesWorker):
-            asyncio.run(_serve_services(worker, started))
-        elif isinstance(worker, AsyncWorker):
+            return asyncio.run(_serve_services(worker, started))
+        if isinstance(worker, AsyncWorker):
             asyncio.run(_serve_async(worker, started))
         else:
             worker.start()
@@ -70,11 +72,23 @@ async def _serve_async(worker: AsyncWorker, started: str) -> None:
     await worker.wait()
 
 
-async def _serve_services(worker: ServicesWorker, started: str) -> None:
-    await worker.start()
+async def _serve_services(worker: ServicesWorker, started: str) -> int:
+    """Serve, and return the exit code.  What a lifespan raises is logged, as is what a handler raises."""
+    try:
+        await worker.start()
+    except SettingError:
+        raise
+    except Exception:
+        log.exception("the lifespan failed at the start, so nothing is served")
+        return EXIT_FAILED
     log.info(started)
     notify.ready(notify.event_loop(), lambda: worker.registered)
-    await worker.wait()
+    try:
+        await worker.wait()
+    except Exception:
+        log.exception("the lifespan failed at the end")
+        return EXIT_FAILED
+    return 0
 
 
 def _unfinished(worker: Offering) -> str:

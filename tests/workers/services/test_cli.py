@@ -1,5 +1,7 @@
 """`mdworker` with services."""
 
+import json
+
 import pytest
 from support.processes import broker, process, run
 
@@ -47,6 +49,24 @@ async def watch(box: str) -> AsyncIterator[Letter]:
 async def later() -> int:
     return 1
 """
+LIFESPANS = """
+from contextlib import contextmanager
+from zmdp import Services
+
+@contextmanager
+def no_begin():
+    raise ConnectionRefusedError("no database")
+    yield
+
+@contextmanager
+def no_end():
+    yield
+    raise ConnectionResetError("gone")
+
+begins, ends = Services(lifespan=no_begin), Services(lifespan=no_end)
+begins.service("a")(lambda: 0)
+ends.service("a")(lambda: 0)
+"""
 TABLE = """\
 SERVICE     REQUEST  REPLY             RUNS IN     CONCURRENCY
 pid         None     int               threads     1
@@ -60,6 +80,7 @@ mail.watch  str      stream of Letter  event loop  64
 def folder(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(SERVICES)
     (tmp_path / "more.py").write_text(OTHERS)
+    (tmp_path / "lifespans.py").write_text(LIFESPANS)
     (tmp_path / "broken.py").write_text("import nothing_like_it")
     monkeypatch.chdir(tmp_path)
 
@@ -132,3 +153,16 @@ def test_wrong_usage(arguments, problem):
     done = run("mdworker", *arguments)
     assert done.returncode == 2
     assert problem in " ".join(done.stderr.decode().split())
+
+
+def test_a_lifespan_that_fails_is_in_the_log():
+    done = run("mdworker", "lifespans:begins", "--log-format", "json")
+    (logged,) = map(json.loads, done.stderr.splitlines())
+    assert done.returncode == 1
+    assert logged["message"] == "the lifespan failed at the start, so nothing is served"
+    assert logged["exception"].endswith("ConnectionRefusedError: no database")
+    with process("mdworker", "lifespans:ends", "--log-format", "json") as worker:
+        worker.line("offering a")
+        assert worker.end() == 1
+        logged = json.loads(worker.line("the lifespan failed at the end"))
+    assert logged["exception"].endswith("ConnectionResetError: gone")
