@@ -44,7 +44,7 @@ def load(target: str, example: str) -> object:
             found = getattr(found, part)
     except SettingError as error:
         raise SettingError(f"cannot use {target}: {error}") from None
-    except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything, or exit
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if isinstance(error, AttributeError) and error.obj is sys.modules.get(module):
             reason = f"module {module} has no {error.name!r}{_hint(module, str(error.name))}"
@@ -88,7 +88,7 @@ def _hint(module: str, name: str) -> str:
     return f": it has {', '.join(found[:MAX_NAMES])}" if found else ""
 
 
-def _in_one_line(error: Exception) -> str:
+def _in_one_line(error: BaseException) -> str:
     """Return the exception and its location in the user's code."""
     text = traceback.format_exception_only(error)[-1].strip()
     if isinstance(error, SyntaxError):

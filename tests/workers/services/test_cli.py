@@ -166,3 +166,10 @@ def test_a_lifespan_that_fails_is_in_the_log():
         assert worker.end() == 1
         logged = json.loads(worker.line("the lifespan failed at the end"))
     assert logged["exception"].endswith("ConnectionResetError: gone")
+
+
+def test_a_module_that_exits(tmp_path):
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(0)")
+    done = run("mdworker", "leaving:services")
+    assert done.returncode == 2
+    assert b"mdworker: cannot use leaving:services: SystemExit: 0 (" in done.stderr
