@@ -22,7 +22,7 @@ from ..broker.link_ports import LinkTo
 from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
 from ..certificates import public_key
 from ..defaults import DEFAULT_ENDPOINT
-from ..errors import AccessError, SettingError
+from ..errors import SettingError
 from ..limits import Limits
 from ..logs import counted
 from ..spelling import spelling_hint
@@ -40,7 +40,6 @@ from .console import (
     log_format,
     log_level_option,
     log_to_stderr,
-    printable,
     run,
     version_option,
     with_default,
@@ -219,7 +218,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     "--check",
     is_flag=True,
     allow_from_autoenv=False,
-    help="Check the access file, print who may do what, and exit: with 1 if the file is invalid.",
+    help="Check the access file, print who may do what, and exit: with 2 if the file is invalid.",
 )
 @click.option("--json", "json", is_flag=True, allow_from_autoenv=False, help="With --check, print JSON.")
 @click.option(
@@ -296,7 +295,9 @@ def cli(
     if (check and access is None) or (json and not check):
         raise click.UsageError("--check requires --access" if check else "--json requires --check")
     if check and access is not None:
-        return _check(access, json=json)
+        found = load(access)
+        click.echo(as_json(found) if json else as_text(found))
+        return 0
     rules = load(access) if access else None
     settings = ServerSettings(
         limits=Limits(**limits), pirates=pirate, pirate_workers=pirate_workers, name=name or default_name(bind),
@@ -355,17 +356,6 @@ def cli(
 def _unfinished(server: Server) -> str:
     registry = server.broker.registry
     return f"{registry.running} running and {registry.queued} waiting requests"
-
-
-def _check(path: Path, *, json: bool) -> int:
-    """Print what an access file says, or what is wrong with it.  Return the exit code."""
-    try:
-        access = load(path)
-    except AccessError as error:
-        click.echo(f"mdp-broker: {printable(str(error))}", err=True)
-        return 1
-    click.echo(as_json(access) if json else as_text(access))
-    return 0
 
 
 def _log_build() -> None:

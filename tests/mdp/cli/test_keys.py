@@ -340,8 +340,10 @@ def test_check_prints_who_may_do_what(access):
 def test_check_says_what_is_wrong(access):
     access.write_text(access.read_text().replace("call", "calls"))
     code, out, err = check("--access", str(access))
-    assert (code, out) == (1, "")
-    assert err == f"mdp-broker: {access}, role shop: there is no setting 'calls': did you mean call?\n"
+    message = f"{access}, role shop: there is no setting 'calls': did you mean call?"
+    assert (code, out, err) == (2, "", f"mdp-broker: {message}\n"), "as without --check"
+    _, _, err = check("--access", str(access), "--log-format", "json")
+    assert json.loads(err)["message"] == message
 
 
 @pytest.mark.parametrize(
