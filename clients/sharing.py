@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Final, Protocol
 
 from ..mdp.errors import ClosedError, RequestTimeout
@@ -119,7 +120,7 @@ class SharedConnection:
         self._unwanted: deque[Call] = deque()
         """Calls that were given up and are still to be cancelled."""
         self._slots: deque[_Slot] = deque()
-        """Requests that wait for their turn."""
+        """Requests that wait for their turn, or have been woken and not begun yet, in order."""
         self._max_outstanding = settings.max_outstanding
         self._gather_until = 0.0
         """Until then, the next requests of several threads are expected."""
@@ -149,40 +150,47 @@ class SharedConnection:
         replace those of `ask`.
         """
         slot: _Slot | None = None
-        while True:
-            with self.lock:
-                if self.closed:
-                    self.check_open()
-                free = self.session.outstanding < self._max_outstanding
-                if free:
-                    if slot is not None and timeout is not None:
-                        timeout -= slot.waited()
-                    receiver.call = self.session.request(
-                        ask.service, ask.body, time.monotonic(), timeout=timeout, silence=silence, stream=stream,
-                        wait=ask.wait, headers=headers, options=ask.options, retry=ask.retry, receiver=receiver,
-                    )  # fmt: skip
-                asleep = self._asleep
-            if free:
-                if asleep:
-                    self.wake()  # without the lock, for which the driver would have to wait
-                return
-            if slot is None:
-                slot = _Slot(self.session, self._max_outstanding, timeout or silence)
-            self._await_slot(slot, ask.service.decode())
+        try:
+            while True:
+                with self.lock:
+                    if self.closed:
+                        self.check_open()
+                    # Nobody overtakes those that wait, not even those that have been woken and are about to begin.
+                    if slot is not None or self.session.outstanding + len(self._slots) < self._max_outstanding:
+                        if slot is not None and timeout is not None:
+                            timeout -= slot.waited()
+                        receiver.call = self.session.request(
+                            ask.service, ask.body, time.monotonic(), timeout=timeout, silence=silence, stream=stream,
+                            wait=ask.wait, headers=headers, options=ask.options, retry=ask.retry, receiver=receiver,
+                        )  # fmt: skip
+                        asleep = self._asleep
+                        break
+                    slot = _Slot(timeout or silence)
+                    self._slots.append(slot)
+                self._await_slot(slot, ask.service.decode())
+        finally:
+            if slot is not None:
+                with self.lock:
+                    self._slots.remove(slot)
+                    self._grant_slots()
+        if asleep:
+            self.wake()  # without the lock, for which the driver would have to wait
 
     def _await_slot(self, slot: "_Slot", service: str) -> None:
         """Wait until another request may be outstanding."""
-        self._slots.append(slot)
-        try:
-            self.wait(slot, slot.until)
-        finally:
-            self._slots.remove(slot)
+        self.wait(slot, slot.until)
         if not slot and not self.closed:
             text = (
                 f"the request to service {service!r} was not sent: {self._max_outstanding} others (max_outstanding) "
                 f"were outstanding for {slot.limit:g} s"
             )
             raise RequestTimeout(text, service=service)
+
+    def _grant_slots(self) -> None:
+        """Wake the requests whose turn it is.  Under the lock."""
+        for slot in islice(self._slots, max(0, self._max_outstanding - self.session.outstanding)):
+            slot.granted = True
+            slot.wake()
 
     def send(self) -> None:
         """Send what is unsent: the driver does, or this thread if there is no driver."""
@@ -334,9 +342,7 @@ class SharedConnection:
         if self._polled != self.connection.changes:
             self._watch()
         if self._slots:
-            free = self._max_outstanding - self.session.outstanding
-            for slot in list(self._slots)[:free]:
-                slot.wake()
+            self._grant_slots()
         return more
 
     def _sleep(self, seconds: float) -> None:
@@ -368,16 +374,16 @@ class SharedConnection:
 class _Slot(Waiter):
     """The wait of a request for its turn, because `max_outstanding` others are outstanding."""
 
-    def __init__(self, session: ClientSession, max_outstanding: int, limit: float | None) -> None:
+    def __init__(self, limit: float | None) -> None:
         super().__init__()
         self.limit = limit
+        self.granted = False
+        """It is its turn."""
         self._began = time.monotonic()
         self.until = None if limit is None else self._began + limit
-        self._session = session
-        self._max_outstanding = max_outstanding
 
     def __bool__(self) -> bool:
-        return self._session.outstanding < self._max_outstanding
+        return self.granted
 
     def waited(self) -> float:
         """Return for how many seconds it has waited."""

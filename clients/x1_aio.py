@@ -48,6 +48,8 @@ class X1AsyncDialog:
         """There is more to receive."""
         self._waiting: deque[asyncio.Future[None]] = deque()
         """Requests that wait because `max_outstanding` others are outstanding."""
+        self._granted: set[asyncio.Future[None]] = set()
+        """Those whose turn it is, and whose tasks are about to begin them: nobody may overtake them."""
 
     @property
     def endpoint(self) -> str:
@@ -74,7 +76,7 @@ class X1AsyncDialog:
         call: Call | None = None
         try:
             while (call := self.start(service, body, timeout, wait, headers, options, retry)) is None:
-                timeout = await self._await_slot(service, timeout)
+                timeout = await self._await_slot(service, timeout)  # then it begins, before any other task runs
             if call.receiver.done():
                 await asyncio.sleep(0)
             reply: Reply = await call.receiver
@@ -104,7 +106,7 @@ class X1AsyncDialog:
         """
         loop = self.open()
         session = self._session
-        if session.outstanding >= self.max_outstanding:
+        if session.outstanding + len(self._granted) >= self.max_outstanding:
             return None
         call = session.request(
             service, body, monotonic(), timeout=timeout, wait=wait, headers=headers, options=options, retry=retry,
@@ -131,7 +133,7 @@ class X1AsyncDialog:
         call: Call | None = None
         try:
             self.open()
-            if self._session.outstanding >= self.max_outstanding:
+            if self._session.outstanding + len(self._granted) >= self.max_outstanding:
                 deadline = await self._await_slot(service, deadline, timeout)
             call = self._session.request(
                 service, body, monotonic(), timeout=deadline, silence=timeout, stream=True, wait=wait, headers=headers,
@@ -180,6 +182,7 @@ class X1AsyncDialog:
         if not call.ended:
             self._session.cancel(call)
             if not self._closed:
+                self._grant_slots()
                 self._flush_soon()
 
     async def _await_slot(self, service: bytes, timeout: float | None, silence: float | None = None) -> float | None:
@@ -188,7 +191,7 @@ class X1AsyncDialog:
         began = monotonic()
         try:
             async with asyncio.timeout(limit):
-                while self._session.outstanding >= self.max_outstanding:
+                while self._session.outstanding + len(self._granted) >= self.max_outstanding:
                     await self._take_slot()
                     self.open()
         except TimeoutError:
@@ -205,19 +208,20 @@ class X1AsyncDialog:
         try:
             await slot
         except BaseException:
-            if slot.cancelled() or not slot.done():
-                with suppress(ValueError):
-                    self._waiting.remove(slot)
-            else:  # it was granted, but this request no longer wants it
-                self._grant_slots()
+            with suppress(ValueError):
+                self._waiting.remove(slot)
+            self._granted.discard(slot)
+            self._grant_slots()  # it may have been this request's turn
             raise
+        self._granted.discard(slot)
 
     def _grant_slots(self) -> None:
-        free = self.max_outstanding - self._session.outstanding
+        free = self.max_outstanding - self._session.outstanding - len(self._granted)
         while self._waiting and free > 0:
             slot = self._waiting.popleft()
             if not slot.done():
                 slot.set_result(None)
+                self._granted.add(slot)
                 free -= 1
 
     def open(self) -> asyncio.AbstractEventLoop:

@@ -503,6 +503,28 @@ def test_max_outstanding_is_respected(endpoint):
     assert most[0] <= 4
 
 
+def test_requests_that_wait_for_a_slot_are_not_overtaken(endpoint, holding):
+    holding.let_go()
+
+    async def scenario(client):
+        async def ask(name, many):
+            for _ in range(many):
+                await client.request("hold", name)
+
+        await asyncio.gather(ask(b"first", 10), ask(b"second", 10))
+        assert [request[0] for request in holding.taken] == [b"first", b"second"] * 10
+        # A turn passes to the next if the request no longer wants it, and when another is cancelled.
+        holding.taken.clear()
+        tasks = [asyncio.create_task(ask(b"%d" % number, 1)) for number in range(5)]
+        await asyncio.sleep(0)
+        for cancelled in (tasks[0], tasks[2]):
+            cancelled.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert [request[0] for request in holding.taken if request[0] != b"0"] == [b"1", b"3", b"4"]
+
+    with_client(endpoint, scenario, max_outstanding=1)
+
+
 def test_requests_that_wait_for_a_slot_when_the_client_is_closed(endpoint, holding):
     async def scenario():
         client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, max_outstanding=1)

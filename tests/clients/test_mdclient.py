@@ -487,6 +487,27 @@ def test_max_outstanding_is_respected(endpoint, pool):
     assert most[0] == 2
 
 
+def test_requests_that_wait_for_a_slot_are_not_overtaken(endpoint, holding, pool):
+    with Client(endpoint, timeout=TIMEOUT_SECONDS, max_outstanding=1) as few:
+
+        def ask(*names):
+            for name in names:
+                few.request("hold", name)
+
+        first = pool.submit(ask, b"1", b"4", b"5")
+        holding.wait_taken()
+        second = pool.submit(ask, b"2")
+        eventually(lambda: len(few._dialog._shared._slots) == 1)
+        third = pool.submit(ask, b"3")
+        eventually(lambda: len(few._dialog._shared._slots) == 2)
+        with pytest.raises(RequestTimeout, match="was not sent"):
+            few.request("hold", timeout=0.05, retries=0)
+        holding.let_go()
+        for each in (first, second, third):
+            each.result(TIMEOUT_SECONDS)
+    assert [request[0] for request in holding.taken] == [b"1", b"2", b"3", b"4", b"5"]
+
+
 def test_a_request_that_waits_for_a_slot_when_the_client_is_closed(endpoint, holding, pool):
     client = Client(endpoint, timeout=TIMEOUT_SECONDS, max_outstanding=1)
     first = pool.submit(client.request, "hold")
