@@ -105,6 +105,9 @@ class BaseService(Generic[In, Out]):
             return self.reply.decode(frames)
         except CodecError as error:
             raise type(error)(f"the reply of service {self.name!r} does not fit: {error}") from None
+        except Exception as error:  # whatever a value's own methods raise
+            text = f"the reply of service {self.name!r} does not fit: {type(error).__name__}: {error}"
+            raise CodecError(text) from error
 
 
 class Service(BaseService[In, Out]):

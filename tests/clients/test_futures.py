@@ -10,6 +10,7 @@ from concurrent.futures import (
     as_completed,
     wait,
 )
+from dataclasses import dataclass
 
 import pytest
 import zmq
@@ -17,6 +18,8 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.x1_broker import X1Router, requests
 
 from zmdp.clients import Client, ClosedError, RequestTimeout
+from zmdp.mdp.errors import CodecError
+from zmdp.mdp.services import Service
 
 
 @pytest.fixture
@@ -109,6 +112,22 @@ def test_a_future_that_fails(client):
     assert isinstance(future.exception(TIMEOUT_SECONDS), RequestTimeout)
     with pytest.raises(RequestTimeout):
         future.result()
+
+
+def test_a_value_that_cannot_be_made_concerns_its_own_future_only(client, router):
+    @dataclass
+    class Failing:
+        x: int
+
+        def __post_init__(self):
+            raise KeyError(self.x)
+
+    futures = [client.submit(Service("echo", int, Failing), 1), client.submit("echo", b"{}")]
+    asked = router.requests(2)
+    router.reply((asked[0], [b'{"x": 1}']), (asked[1], [b"other"]))
+    with pytest.raises(CodecError, match="KeyError: 1"):
+        futures[0].result(TIMEOUT_SECONDS)
+    assert futures[1].result(TIMEOUT_SECONDS) == [b"other"]
 
 
 def test_only_the_client_settles_a_future(client, router):

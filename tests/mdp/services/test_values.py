@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.results import package
 
 from zmdp.mdp.errors import CodecError, SettingError
+from zmdp.mdp.services import Service
 from zmdp.mdp.services.values import Misfit, ValueType, converted
 
 
@@ -193,6 +194,20 @@ def test_a_decoded_value_is_converted():
     assert converted("2026-01-02", datetime.date) == datetime.date(2026, 1, 2)
     with pytest.raises(Misfit, match=r"\$.x: expected int, got str"):
         converted({"x": "1"}, Point)
+
+
+def test_a_reply_whose_type_fails_to_take_it():
+    @dataclass
+    class Failing:
+        x: int
+
+        def __post_init__(self) -> None:
+            raise KeyError(self.x)
+
+    with pytest.raises(CodecError, match="the reply of service 'fail' does not fit: KeyError: 1"):
+        Service("fail", None, Failing).decode_reply([b'{"x": 1}'])
+    with pytest.raises(CodecError, match="no value of type .*Failing can be made: KeyError: 1"):
+        converted({"x": 1}, Failing)
 
 
 def test_models_of_pydantic():
