@@ -124,6 +124,8 @@ class Futures(Waiter):
         self, ask: Ask, headers: Mapping[str, str] | None, timeout: float, convert: Convert | None = None
     ) -> ReplyFuture:
         """Begin a request and return its future."""
+        if len(self._threads) < 2:
+            self._start()  # before anything is asked, because there may be too many threads
         future = ReplyFuture(self, convert)
         self.pending.add(future)
         try:
@@ -131,20 +133,17 @@ class Futures(Waiter):
         except BaseException:
             self.pending.discard(future)
             raise
-        if not self._threads:
-            self._start()
         self.wake()
         return future
 
     def _start(self) -> None:
+        threads = [("zmdp-client-io", self._drive), ("zmdp-client", self._run_callbacks)]
         with self._shared.lock:
-            if not self._threads and not self._shared.closed:
-                self._threads = [
-                    threading.Thread(target=self._drive, name="zmdp-client-io", daemon=True),
-                    threading.Thread(target=self._run_callbacks, name="zmdp-client", daemon=True),
-                ]
-                for thread in self._threads:
+            if not self._shared.closed:
+                for name, target in threads[len(self._threads) :]:
+                    thread = threading.Thread(target=target, name=name, daemon=True)
                     thread.start()
+                    self._threads.append(thread)
 
     def cancelled(self, future: ReplyFuture) -> None:
         """Cancel the request of a future, unless another thread has done so."""

@@ -130,6 +130,23 @@ def test_a_value_that_cannot_be_made_concerns_its_own_future_only(client, router
     assert futures[1].result(TIMEOUT_SECONDS) == [b"other"]
 
 
+@pytest.mark.parametrize("started", [0, 1])
+def test_a_thread_that_cannot_be_started(client, router, monkeypatch, started):
+    def start(thread):
+        if thread.name in ("zmdp-client-io", "zmdp-client")[started:]:
+            raise RuntimeError("can't start new thread")
+        original(thread)
+
+    original = threading.Thread.start
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError):
+            client.submit("echo")
+    (future,), asked = submit(client, router)
+    answer(router, asked)
+    assert future.result(TIMEOUT_SECONDS) == [b"0"]
+
+
 def test_only_the_client_settles_a_future(client, router):
     (future,), asked = submit(client, router)
     answer(router, asked)
