@@ -95,12 +95,21 @@ class LegacyAsyncDialog:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
         check_legacy(wait, headers, options, deadline, retry)
         session = self._new_session()
-        async with self._connections:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._connections.acquire()
+        except TimeoutError:
+            name = service.decode()
+            text = f"the request to service {name!r} was not sent: all connections were in use for {timeout:g} s"
+            raise RequestTimeout(text, service=name) from None
+        try:
             limit = math.inf if timeout is None else timeout
             session.request(service, body, time.monotonic(), timeout=limit, stream=True)
             async with aclosing(self._exchange(session)) as parts:
                 async for part in parts:
                     yield part
+        finally:
+            self._connections.release()
 
     def _new_session(self) -> LegacySession:
         return LegacySession(self._settings.protocol, envelope=self._settings.envelope)

@@ -414,6 +414,18 @@ def test_requests_beyond_max_outstanding_wait_for_a_connection(endpoint):
     with_client(endpoint, scenario, protocol="0.2", max_outstanding=3)
 
 
+def test_a_stream_waits_for_a_connection_no_longer_than_its_timeout(endpoint, begun):
+    async def scenario(client):
+        async with aclosing(client.stream(begun)) as first:
+            assert await anext(first) == [b"first"]
+            with pytest.raises(RequestTimeout, match="'echo' was not sent"):
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    await collect(client.stream("echo", timeout=0.05))
+        assert await collect(client.stream("echo", b"x")) == [[b"x"]]
+
+    with_client(endpoint, scenario, protocol="0.2", max_outstanding=1)
+
+
 # ── X1 ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
