@@ -140,13 +140,16 @@ class Service:
             with self._callers.fetching(partials=wanted.partials) if wanted.wait else nullcontext() as waiter:
                 if waiter is not None:
                     waiter.watch(wanted.uuid)
+                found: store.Fetched | None = None
                 while True:
-                    found = await self._fetch(request, wanted.uuid)
-                    if found is not None and wanted.partials:
+                    before, found = found, await self._fetch(request, wanted.uuid)
+                    if found is not None and wanted.partials and not _same_end(found, before):
                         while parts := await self._parts(found, sent):
                             for part in parts:
                                 sent += 1
                                 yield unpack(part)
+                        if found.ended:
+                            continue  # if it is closed or retried meanwhile, some PARTIALs were not there any more
                     if found is None or found.ended or waiter is None or waiter.dismissed:
                         break
                     await waiter.change()
@@ -176,6 +179,11 @@ def _lookup(request: Request, uuid: UUID) -> store.Lookup:
     """Return the look-up of the request with this UUID that `request` asks for."""
     user, admin = request.user, request.admin
     return store.Lookup(uuid, None if admin else user)
+
+
+def _same_end(found: store.Fetched, before: store.Fetched | None) -> bool:
+    """Return whether a request has ended, and had ended in the same way `before`."""
+    return before is not None and before.ended and before[:4] == found[:4]
 
 
 def _final(request: Request, found: store.Fetched | None) -> list[bytes]:

@@ -34,6 +34,7 @@ from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic, admin, maintenance, retries
 from zmdp.titanic import callers as callers_module
+from zmdp.titanic.store import replies
 from zmdp.workers import Worker
 
 PROCESSES = Path(__file__).parents[1] / "processes"
@@ -325,6 +326,42 @@ def test_a_reader_that_stops_reading_does_not_block_others(bench, titanic, url):
     for number in range(3000):
         idle.partial(b"titanic.reply", b"%d" % number, large)
     idle.final(b"titanic.reply", b"200", b"end")
+
+
+@pytest.mark.parametrize("change", ["close", "retry"])
+def test_a_reader_does_not_take_partials_that_went_away_for_the_end(bench, titanic, url, monkeypatch, change):
+    worker, reader = bench.x1_worker(b"count"), bench.x1_client()
+    ticket = titanic.submit("count")
+    address, _ = given(worker)
+    last = replies.MAX_PARTIALS  # the only one that is not fetched with the first
+    for number in range(last + 1):
+        worker.partial(address, b"%d" % number)
+    worker.error(address, b"500", b"broken", b"")
+    assert failed(ticket).text == "broken"
+    fetch = replies._fetch_partials
+
+    def fetch_and_change(connection, wanted):
+        found = fetch(connection, wanted)
+        if wanted.start == 0 and change == "close":
+            ticket.close()
+        elif wanted.start == 0:
+            operate(url, admin.retry, ticket.uuid)
+            eventually(lambda: row(url, ticket.uuid)["attempts"] == 2)
+        return found
+
+    monkeypatch.setattr(replies, "_fetch_partials", fetch_and_change)
+    follow(reader, ticket)
+    for number in range(last):
+        reader.partial(b"titanic.reply", b"%d" % number)
+    if change == "close":
+        reader.final(b"titanic.reply", b"400 unknown uuid")
+        return
+    address, _ = given(worker)
+    for number in range(last + 1):
+        worker.partial(address, b"again %d" % number)
+    reader.partial(b"titanic.reply", b"again %d" % last)
+    worker.final(address, b"end")
+    reader.final(b"titanic.reply", b"200", b"end")
 
 
 @pytest.mark.usefixtures("quick_retries")
