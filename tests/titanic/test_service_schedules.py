@@ -156,3 +156,15 @@ def test_workers_neither_take_the_name_of_another_schedule_nor_fill_the_database
         "the schedule of service b is ignored: there are 1 schedules already: remove some first",
     ]]  # fmt: skip
     assert names(tables) == {"service:a": 3600.0}
+
+
+def test_workers_do_not_change_what_a_file_has_taken_over(tables):
+    tables.do(store.declare_service_schedules, store.Declared({"a": schedule("a")}, NOW, None))
+    with tables.engine.begin() as connection:
+        store.declare_schedules(connection, [schedule("a", 3600)])
+    (problems,) = tables.do(store.declare_service_schedules, store.Declared({"a": schedule("a")}, NOW + 1, None))
+    assert problems == [
+        "the schedule of service a is ignored: there is another schedule service:a already: remove it first"
+    ]
+    tables.do(store.declare_service_schedules, store.Declared({"a": None}, NOW + 2, NOW + 2))
+    assert names(tables) == {"service:a": 3600.0}

@@ -251,7 +251,7 @@ def declare_schedules(connection: Connection, schedules: Sequence[Schedule]) -> 
         if _insert(connection, schedule, declared=True):
             continue
         (found,) = _find(connection, schedule.name, schedule.owner)
-        _replace(connection, found, schedule, declared=True)
+        _replace(connection, found, schedule, declared=True, seen=None)
     kept = {(each.name, each.owner) for each in schedules}
     for name, owner in connection.execute(sa.select(S.name, S.owner).where(S.declared)).all():
         if (name, owner) not in kept:
