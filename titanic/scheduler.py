@@ -21,6 +21,7 @@ from .database import Database
 from .schedules import parse_name, parse_schedule
 from .service import OK, rejection, status_frame
 from .submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
+from .uuids import new_uuid
 
 SET_BACK_SECONDS: Final = 1.0
 """A clock that loses so much against the monotonic one within a step was set back."""
@@ -128,7 +129,7 @@ class Scheduler:
         name, uuid = parse_name(request[1]), request.options.get("uuid")
         edit = store.Edit(
             action, name, _owner(request), self._database.clock.now(),
-            uuid=None if uuid is None else UUID_OPTION.from_wire("uuid", uuid), full=full_services,
+            uuid=new_uuid() if uuid is None else UUID_OPTION.from_wire("uuid", uuid), full=full_services,
         )  # fmt: skip
         edited = await self._edit(edit)
         if edited.full_service:

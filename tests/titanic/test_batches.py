@@ -17,6 +17,7 @@ from zmdp.titanic import batches as batches_module
 from zmdp.titanic import schema, store
 from zmdp.titanic.batches import MAX_REASON_CHARS, BatchExecutor, StoreError
 from zmdp.titanic.database import READS, WRITES
+from zmdp.titanic.schedules import parse_schedule
 from zmdp.titanic.store import tables as sql
 
 NOW = 1_800_000_000.0
@@ -698,8 +699,16 @@ def closing(tables, submission):
     return [(store.close, store.Lookup(tables.add().uuid))], [None]
 
 
+def running_a_schedule(tables, submission):
+    made = parse_schedule([b"tick", b"echo", b"body"], {"every": 10_000}, NOW)
+    tables.do(store.edit_schedules, store.Edit("add", "tick", "", NOW, made))
+    edit = store.Edit("run", "tick", "", NOW)
+    expected = made.submission(NOW, NOW)._replace(uuid=edit.uuid, key=None, key_expires=None)
+    return [(store.edit_schedules, edit)], [store.Edited(submission=expected)]
+
+
 @only_postgresql
-@pytest.mark.parametrize("what", [accepting, ending, putting_back, closing])
+@pytest.mark.parametrize("what", [accepting, ending, putting_back, closing, running_a_schedule])
 def test_a_lost_answer_to_a_commit_does_not_repeat_the_work(tables, submission, cluster, monkeypatch, what):
     jobs, expected = what(tables, submission)
     commits = []

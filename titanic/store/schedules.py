@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -13,6 +13,7 @@ from sqlalchemy.engine import Connection
 from ...mdp.services.recurrence import RecurrenceError
 from ..schedules import Due, Schedule, due
 from ..submission import Submission
+from ..uuids import new_uuid
 from .acceptance import accept
 from .clock import Clock
 from .tables import REQUESTS, SCHEDULES, R, S, for_both_dialects
@@ -157,8 +158,8 @@ class Edit:
     now: float
     schedule: Schedule | None = None
     """What to add."""
-    uuid: UUID | None = None
-    """The UUID of the request, for `run`."""
+    uuid: UUID = field(default_factory=new_uuid)
+    """The UUID of the request, for `run`: the same if it is repeated."""
     full: frozenset[str] = frozenset()
     """The services for which `run` finds no room."""
 
@@ -229,8 +230,8 @@ def _change(connection: Connection, edit: Edit) -> Edited:
     elif edit.action == "run" and schedule.service in edit.full:
         return Edited(full_service=schedule.service)
     elif edit.action == "run":
-        submission = schedule.submission(edit.now, edit.now)._replace(key=None, key_expires=None)
-        submission = submission if edit.uuid is None else submission._replace(uuid=edit.uuid)
+        occurrence = schedule.submission(edit.now, edit.now)
+        submission = occurrence._replace(uuid=edit.uuid, key=None, key_expires=None)
         (uuid,) = accept(connection, [submission])
         if uuid is None:
             return Edited("uuid cannot be used: choose another")
