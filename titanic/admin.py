@@ -19,6 +19,8 @@ from .store.tables import REQUESTS, P, R, is_in
 
 MAX_SEARCHED: Final = 100_000
 """Requests in which a text is searched for."""
+MAX_EXPORTED_BYTES: Final = 16 << 20
+"""Size of bodies and replies from which no more are read at a time."""
 _LISTED: Final = (
     R.uuid, R.service, R.owner, R.state, R.priority, R.created, R.due, R.started, R.finished, R.attempts, R.failures,
     R.deaths, R.code, R.error, R.key,
@@ -116,12 +118,17 @@ def failures(connection: Connection, which: Filter, limit: int) -> list[dict[str
 
 
 def export(connection: Connection, which: Filter, after: int, limit: int) -> list[dict[str, Any]]:
-    """Return everything but the PARTIALs of the next `limit` matching requests whose `id` is above `after`.
+    """Return everything but the PARTIALs of the next matching requests whose `id` is above `after`.
 
-    `body` and `reply` are packed frames.
+    There are at most `limit`, and about `MAX_EXPORTED_BYTES`.  `body` and `reply` are packed frames.
     """
-    some = sa.select(*_SHOWN).where(*which.conditions(), R.id > after).order_by(R.id).limit(limit)
-    return [{**row, "uuid": row["uuid"].hex} for row in connection.execute(some).mappings()]
+    size = sa.func.length(R.body) + sa.func.coalesce(sa.func.length(R.reply), 0)
+    some = sa.select(R.id, size.label("size")).where(*which.conditions(), R.id > after).order_by(R.id).limit(limit)
+    each = some.subquery()
+    sizes = sa.select(each.c.id, (sa.func.sum(each.c.size).over(order_by=each.c.id) - each.c.size).label("before"))
+    first = sizes.subquery()
+    found = sa.select(*_SHOWN).join(first, R.id == first.c.id).where(first.c.before < MAX_EXPORTED_BYTES)
+    return [{**row, "uuid": row["uuid"].hex} for row in connection.execute(found.order_by(R.id)).mappings()]
 
 
 def retry(connection: Connection, uuids: Sequence[UUID], now: float) -> list[UUID]:

@@ -7,6 +7,7 @@ import pytest
 
 from zmdp.titanic import admin, store
 from zmdp.titanic.admin import Filter
+from zmdp.titanic.frames import pack
 from zmdp.titanic.store import tables as sql
 from zmdp.titanic.store.models import STATES
 
@@ -431,3 +432,12 @@ def test_requests_are_exported_in_chunks(do, tables):
     assert "ended" not in rows[0]
     done = do(admin.export, Filter(states=("done",)), 0, 4)
     assert [row["uuid"] for row in done] == hexes([asked[0], asked[-1]])
+
+
+def test_large_requests_are_exported_few_at_a_time(do, tables):
+    half = pack([bytes(admin.MAX_EXPORTED_BYTES // 2)])
+    asked = [tables.done(half), tables.add(body=half), tables.add(body=2 * half), tables.add(), tables.add(body=half)]
+    chunks, last = [], 0
+    while chunk := do(admin.export, Filter(), last, 3):
+        chunks, last = [*chunks, [row["uuid"] for row in chunk]], chunk[-1]["id"]
+    assert chunks == [hexes(asked[:2]), hexes(asked[2:3]), hexes(asked[3:])]
