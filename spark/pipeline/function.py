@@ -53,6 +53,8 @@ def call_series(batches: Iterator[tuple[Any, ...]], settings: CallSettings) -> I
 
 def _checked(series: Any, role: str, kinds: Any, hint: str = " or binary, or use to_json()") -> list[Any]:
     """Return the values of a series, which must be of these types or None.  Raises `SettingError`."""
+    if series.ndim > 1:  # PySpark passes structs as a frame
+        raise SettingError(f"the {role} is a struct; cast it to string{hint}")
     values: list[Any] = list(series)
     wrong = next((each for each in values if each is not None and not isinstance(each, kinds)), None)
     if wrong is not None:

@@ -76,3 +76,13 @@ def test_rows_with_keys_are_executed_once(endpoint, handled, tmp_path):
 def test_types_that_end_the_query(given, message):
     with pytest.raises(SettingError, match=message):
         called("tcp://127.0.0.1:1", given)
+
+
+@pytest.mark.parametrize(("at", "role"), [(0, "service"), (1, "input"), (2, "key")])
+def test_structs_end_the_query(endpoint, handled, at, role):
+    columns = [pd.Series(["up", "up"]), pd.Series(["a", "b"]), pd.Series(["k1", "k2"])]
+    columns[at] = pd.DataFrame({"one": ["a", "b"], "other": ["c", "d"]})
+    settings = CallSettings(broker=endpoint, window=4, timeout=SPARK_TIMEOUT_SECONDS)
+    with pytest.raises(SettingError, match=f"the {role} is a struct"):
+        list(call_series(iter([tuple(columns)]), settings))
+    assert handled == []
