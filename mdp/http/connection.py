@@ -146,6 +146,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell uvicorn, and whoever is working on a reply."""
+        self.frames = None  # the application may still take messages, which must not be counted again
         self._connections.leave(self)
         self._block(None, 0)
         self.inner.connection_lost(exc)

@@ -333,6 +333,19 @@ def test_a_message_for_which_there_is_no_memory(endpoint):
         assert (1013).to_bytes(2, "big") in received(peer)
 
 
+def test_messages_that_arrive_together_with_the_end_of_the_connection(endpoint):
+    """A PING that cannot be answered ends it, before the messages behind that PING are taken."""
+    sent = threading.Event()
+    with http_gateway(endpoint) as gateway, raw(gateway) as peer:
+        gateway.loop.call_soon_threadsafe(sent.wait, TIMEOUT_SECONDS)
+        peer.sendall(frame(b"", opcode=9) + frame(b"{}") * 2)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+        sent.set()
+        eventually(lambda: not connections(gateway) and not gateway.gateway.sessions)
+        assert gateway.gateway.memory == 0
+
+
 def test_messages_that_are_never_finished(endpoint):
     """Those that have sent most are ended; others go on."""
     with http_gateway(endpoint, max_memory=16 << 20) as gateway, ExitStack() as stack:
