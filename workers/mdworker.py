@@ -255,11 +255,16 @@ class Worker(BaseWorker[Handler]):
         if self._handler is not None:
             raise ClosedError("this worker has a handler: use run(), or make a worker without one")
         if not self._connections:
-            self._open(0)
+            try:
+                self._open(0)
+            except BaseException:
+                self._give_up_start()
+                raise
         (connection,) = self._connections
         request = None
         if self._current is not None:
             request = connection.end(self._current, self._adapter.frames(reply))
+            self._current = request
         if request is None:
             request = connection.receive(math.inf if timeout is None else time.monotonic() + timeout)
         self._current = request
@@ -293,8 +298,9 @@ class Worker(BaseWorker[Handler]):
         """
         self.stop()
         if self._handler is None:
-            if self._current is not None:
-                self._connections[0].abandon(self._current)
+            for connection in self._connections:
+                for request in connection.requests:  # of which Ctrl-C may have kept `recv` from returning one
+                    connection.abandon(request)
             self.wait()
 
     def _end(self) -> None:

@@ -80,22 +80,24 @@ class ThreadedConnection(WorkerConnection):
     def receive(self, until: float = math.inf) -> Request | None:
         """Wait for a request.  Return None at the time `until`, or when no more requests will arrive."""
         with self._lock:
-            while True:
-                now = time.monotonic()
-                try:
-                    request = None if self.stopping else self._begin(now)
-                    if request is not None:
-                        return request
-                    if now >= until or self.stopping or self.session.state.leaving:
-                        self._step(now)
-                        self._notify_io()
-                        return None
-                    if self._leads or self._io_leads:
-                        self._follow(until - now)
-                    else:
-                        self._lead(min(self.due(), until) - now)
-                except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
-                    self.reset(error, now)
+            try:
+                while True:
+                    now = time.monotonic()
+                    try:
+                        request = None if self.stopping else self._begin(now)
+                        if request is not None:
+                            return request
+                        if now >= until or self.stopping or self.session.state.leaving:
+                            self._step(now)
+                            return None
+                        if self._leads or self._io_leads:
+                            self._follow(until - now)
+                        else:
+                            self._lead(min(self.due(), until) - now)
+                    except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
+                        self.reset(error, now)
+            finally:
+                self._notify_io()  # also after Ctrl-C, which is raised here if this is the main thread
 
     def partial(self, request: Request, body: Sequence[bytes]) -> bool:
         """Send a PARTIAL, and wait if the broker does not keep up.  Return False if the request was lost."""

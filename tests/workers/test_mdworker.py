@@ -4,6 +4,7 @@ import functools
 import gc
 import json
 import math
+import signal
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from zmdp.workers import (
     echo,
     sleep,
 )
+from zmdp.workers.threaded import ThreadedConnection
 
 ALL = ["X1", "0.2", "0.1"]
 
@@ -209,6 +211,73 @@ def test_the_guides_loop_streams_and_beats_between_two_calls(client, endpoint, p
             eventually(lambda: json.loads(other.request("mmi.stats")[0])["heartbeats"] >= before + 5)
         assert worker.recv(b"two", timeout=0.01) is None
         assert next(parts) == [b"two"]
+
+
+def serve_until_ctrl_c(worker, pool, requests):
+    """Answer so many requests in the Guide's loop, and press Ctrl-C while it waits for another."""
+
+    def interrupt():
+        eventually(lambda: worker._connections and worker._connections[0]._io_waits and worker.served == requests)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    reply, interrupting = None, pool.submit(interrupt)
+    try:
+        while (request := worker.recv(reply)) is not None:
+            reply = request
+    except KeyboardInterrupt:
+        interrupting.result()
+    else:
+        pytest.fail("there was no Ctrl-C")
+
+
+@pytest.mark.parametrize("requests", [0, 1])
+def test_ctrl_c_ends_the_guides_loop(client, endpoint, pool, requests):
+    worker = Worker("echo", broker=endpoint)
+    asked = [client.submit("echo", b"x") for _ in range(requests)]
+    serve_until_ctrl_c(worker, pool, requests)
+    assert [future.result() for future in asked] == [[b"x"]] * requests
+    pool.submit(worker.close).result(TIMEOUT_SECONDS)
+
+
+def test_the_guides_loop_goes_on_after_ctrl_c(client, endpoint, pool, caplog):
+    asked = client.submit("echo", b"x")
+    with Worker("echo", broker=endpoint) as worker:
+        serve_until_ctrl_c(worker, pool, 1)
+        assert asked.result() == [b"x"]
+        assert worker.recv(b"x", timeout=0.0) is None
+        assert worker.served == 1
+    assert "late reply" not in caplog.text
+
+
+def test_a_request_that_ctrl_c_kept_from_being_returned_goes_to_another(client, endpoint, pool, monkeypatch):
+    begin = ThreadedConnection._begin
+
+    def interrupted(self, now):
+        if begin(self, now) is not None:
+            raise KeyboardInterrupt
+
+    asked = client.submit("echo", b"x")
+    worker = Worker("echo", broker=endpoint)
+    monkeypatch.setattr(ThreadedConnection, "_begin", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        worker.recv()
+    monkeypatch.undo()
+    pool.submit(worker.close).result(TIMEOUT_SECONDS)
+    with Worker("echo", echo.echo, broker=endpoint):
+        assert asked.result() == [b"x"]
+
+
+def test_the_guides_loop_without_a_thread(endpoint, monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    worker = Worker("echo", broker=endpoint)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start"):
+        worker.recv(timeout=0.0)
+    monkeypatch.undo()
+    worker.stop()
+    assert worker.wait(TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize(
