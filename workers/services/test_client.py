@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from ...mdp import wire
 from ...mdp.codes import Code, request_error
-from ...mdp.errors import ServiceNotFound, ZmdpError
+from ...mdp.errors import ClosedError, ServiceNotFound, ZmdpError
 from ...mdp.services import BaseService, Service, Streaming
 from ...mdp.tracing import handling
 from ..handling import Failed, Last, failed
@@ -92,6 +92,7 @@ class TestClient:
 
         Raises:
             RequestError: As from `Client.call`: what the function raises becomes a `ServiceError`.
+            ClosedError: The function is a coroutine function, and the client's `with` block has not begun or has ended.
         """
         *_, last = self._replies(service, value, headers)
         return last
@@ -119,6 +120,7 @@ class TestClient:
 
         Raises:
             RequestError: As from `Client.stream`.
+            ClosedError: As from `call`.
         """
         return self._replies(service, value, headers)
 
@@ -185,17 +187,19 @@ class TestClient:
         try:
             with handling(request):
                 result = self._handlers[request.service](request)
-                while not isinstance(result, list):
-                    try:
-                        yield next(result), False
-                    except StopIteration as end:
-                        result = end.value
+            final = isinstance(result, list)
+            if final:
                 yield result, True
+            while not final:
+                part, final = _next_part(request, result)
+                yield part, final
         except BaseException as error:
             raise _as_client_sees(error, request) from error
 
     def _async_parts(self, request: Request) -> Generator[Part, None, None]:
         """Yield what a coroutine function replies, which runs in the event loop."""
+        if not self._thread.is_alive():
+            raise ClosedError("coroutine functions run only within the test client's `with` block")
         with handling(request):
             result = self._handlers[request.service](request)
         try:
@@ -209,7 +213,7 @@ class TestClient:
         except BaseException as error:
             raise _as_client_sees(error, request) from error
         finally:
-            if hasattr(result, "aclose"):
+            if hasattr(result, "aclose") and self._thread.is_alive():
                 self._wait(_within(request, result.aclose()))
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -219,6 +223,15 @@ class TestClient:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _next_part(request: Request, parts: Generator[list[bytes], None, list[bytes]]) -> Part:
+    """Return the next part of a stream.  Between two parts, `request` is not the current one."""
+    with handling(request):
+        try:
+            return next(parts), False
+        except StopIteration as end:
+            return end.value, True
 
 
 async def _within(request: Request, work: Any) -> Any:

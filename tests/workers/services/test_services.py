@@ -12,7 +12,7 @@ import pytest
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp import AsyncClient, Client, Service, ServiceError, Services, Streaming
-from zmdp.clients import CodecError, RequestRejected, ServiceNotFound, SettingError
+from zmdp.clients import ClosedError, CodecError, RequestRejected, ServiceNotFound, SettingError
 from zmdp.testing import running_broker
 from zmdp.workers import Worker, current_request
 
@@ -644,3 +644,31 @@ def test_the_test_client_knows_only_what_is_declared():
     services, _ = declared()
     with services.test_client() as client, pytest.raises(ServiceNotFound, match="not declared here; there are resize"):
         client.call("other")
+
+
+def test_the_test_client_leaves_no_current_request_between_parts():
+    services, named = declared()
+    with services.test_client() as client:
+        streams = [client.stream(named["count"], 2), client.stream(named["count"], 2)]
+        for n in range(2):
+            assert [next(stream) for stream in streams] == [n, n]
+            with pytest.raises(LookupError):
+                current_request()
+        assert [list(stream) for stream in streams] == [[], []]
+    with pytest.raises(LookupError):
+        current_request()
+
+
+def test_the_test_client_outside_of_its_block():
+    services, named = declared()
+    client = services.test_client()
+    for service, value in ((named["fetch"], "a"), (named["find"], "a")):
+        with pytest.raises(ClosedError, match="within the test client's `with` block"):
+            list(client.stream(service.name, value))
+    with client:
+        begun = client.stream(named["find"], "ab")
+        assert next(begun) == Size(0, 0)
+    begun.close()
+    with pytest.raises(ClosedError):
+        client.call(named["fetch"], "a")
+    assert client.call(named["plain"], 1) == 1
