@@ -309,7 +309,8 @@ class _AsyncConnection(WorkerConnection):
         """Note that the latest handler waits, if it has begun and has not ended."""
         if self._latest is not None:
             task, request = self._latest
-            self._running[id(request)] = task
+            if not task.done():  # else it was cancelled, although its handler has not waited
+                self._running[id(request)] = task
             self._latest, self._handlers_wait = None, True
 
     def cancelled(self, request: Request) -> None:

@@ -18,7 +18,7 @@ from support.processes import eventually, free_endpoint, process
 from support.router import Router
 from support.x1_broker import Peer
 
-from zmdp.clients import AsyncClient, Client
+from zmdp.clients import AsyncClient, Client, WorkerLost
 from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
@@ -374,6 +374,18 @@ def test_a_handler_that_cancels_itself(endpoint, protocol):
                 await client.request("work")
 
     serving(endpoint, scenario, AsyncWorker("work", work, protocol=protocol))
+
+
+def test_a_worker_ends_after_a_handler_that_has_cancelled_its_task(endpoint):
+    async def work(request):
+        asyncio.current_task().cancel()
+        raise asyncio.CancelledError
+
+    async def scenario(client):
+        with pytest.raises(WorkerLost):  # each time, the request goes to another worker
+            await client.request("work")
+
+    serving(endpoint, scenario, AsyncWorker("work", work))
 
 
 def test_a_stuck_handler_is_cancelled_and_its_request_goes_to_another(endpoint, logged):
