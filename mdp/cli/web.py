@@ -23,7 +23,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 import zmq
 
@@ -75,9 +75,12 @@ class WebProcess:
         self._open = not is_loopback(host)
         self._settings: dict[str, Any] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._told = threading.Condition()
+        """Guards the process and its settings; notified when the process is to be told something, or at the end."""
+        self._untold = False
         self._stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="zmdp-web", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="zmdp-web-settings", daemon=True)
 
     @property
     def endpoint(self) -> str:
@@ -104,6 +107,7 @@ class WebProcess:
         server.door.on_reload = self._reload
         self._launch()
         self._watcher.start()
+        self._writer.start()
 
     def __enter__(self) -> Self:
         return self
@@ -111,48 +115,62 @@ class WebProcess:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stopping.set()
-        process = self._process
+        with self._told:
+            self._stopping.set()  # no process is started from now on
+            self._told.notify()
+            process = self._process
         if process is not None:
-            if process.stdin is not None:
-                process.stdin.close()
             try:
                 process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
             self._watcher.join()
+            self._writer.join()
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock_of_folder)
 
     def _launch(self) -> None:
-        with self._lock:
-            process = subprocess.Popen(  # noqa: S603 - our own module
+        with self._told:
+            if self._stopping.is_set():
+                return
+            self._process = subprocess.Popen(  # noqa: S603 - our own module
                 [sys.executable, "-P", "-m", MODULE, str(self._listener.fileno()), *self._logging],
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[self._listener.fileno()],
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0, pass_fds=[self._listener.fileno()],
                 start_new_session=True,  # Ctrl-C is for the broker, which may still have requests to finish
             )  # fmt: skip
-            assert process.stdin is not None  # noqa: S101 - a pipe
-            os.set_blocking(process.stdin.fileno(), False)
-            self._process = process
             self._tell()
 
     def _tell(self) -> None:
-        process = self._process
-        if process is None or process.stdin is None:
-            return
-        line = json.dumps(self._settings).encode() + b"\n"
-        try:
-            complete = os.write(process.stdin.fileno(), line) == len(line)
-        except OSError:
-            complete = False
-        if not complete:
-            process.kill()  # it does not read; the next one gets everything
+        self._untold = True
+        self._told.notify()
 
     def _reload(self, access: Access) -> None:
-        with self._lock:
+        with self._told:
             self._settings["access"] = _visitors(access)
             self._tell()
+
+    def _write(self) -> None:
+        """Tell each process its settings, and the latest when they have changed.
+
+        In a thread of its own: a process may take long to read them, or never do so.
+        """
+        pipe: IO[bytes] | None = None
+        while True:
+            with self._told:
+                self._told.wait_for(lambda: self._untold or self._stopping.is_set())
+                self._untold = False
+                process, left = self._process, json.dumps(self._settings).encode() + b"\n"
+            assert process is not None and process.stdin is not None  # noqa: S101, PT018 - it was launched, with a pipe
+            if pipe is not None and pipe is not process.stdin:
+                pipe.close()
+            pipe = process.stdin
+            if self._stopping.is_set():
+                pipe.close()
+                return
+            with suppress(OSError):  # it has ended; the next one gets everything
+                while left:
+                    left = left[pipe.write(left) :]
 
     def _watch(self) -> None:
         """Restart the process when it ends."""
@@ -168,12 +186,13 @@ class WebProcess:
             if time.monotonic() - began > longest:
                 delay = shortest
             log.error("the web server has ended with code %d; it restarts in %g s", code, delay)
-            if process.stdin is not None:
-                process.stdin.close()
             if self._stopping.wait(delay):
                 return
             delay = min(2 * delay, longest)
-            self._launch()
+            try:
+                self._launch()
+            except OSError as error:  # such as too many open files
+                log.error("cannot start the web server: %s", error)
 
 
 def _make_folder() -> tuple[Path, int]:

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import sys
 import threading
 
+import httpx
 import pytest
 from support.processes import TIMEOUT_SECONDS, alive, eventually, process
 from support.web import serving, web_broker, web_server_of
@@ -12,6 +14,8 @@ from support.web import serving, web_broker, web_server_of
 from zmdp.clients import Client
 from zmdp.clients.dashboard.broker import DEAD_SECONDS, BrokerSection
 from zmdp.clients.dashboard.observer import Unavailable
+from zmdp.mdp.cli.web import WebProcess
+from zmdp.testing import running_broker
 
 
 @pytest.fixture
@@ -65,6 +69,31 @@ def test_a_web_server_that_dies_is_started_again_and_the_broker_goes_on(plain):
         assert client.request("mmi.service", b"x") == [b"404"]
     eventually(lambda: plain.get("/readyz").status_code == 200)
     assert web_server_of(plain.process.pid) not in {None, first}
+
+
+def test_a_web_server_that_cannot_be_started_is_tried_again(monkeypatch, caplog):
+    with (
+        WebProcess("127.0.0.1", 0, log_level="info", log_format="text") as web,
+        running_broker("tcp://127.0.0.1:*", web.endpoint) as broker,
+    ):
+        web.start(broker)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", "/no/such/file")
+            web._process.kill()
+            eventually(lambda: "cannot start the web server" in caplog.text)
+        eventually(lambda: reachable(f"{web.url}readyz"))
+        last = web._process
+    web._launch()
+    assert web._process is last  # none is started at the end
+    assert last.returncode is not None
+    assert last.stdin.closed
+
+
+def reachable(url):
+    try:
+        return httpx.get(url, timeout=TIMEOUT_SECONDS).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def test_a_web_server_does_not_outlive_its_broker(broker):

@@ -1,11 +1,16 @@
 """Who may look and act: tokens, sessions, forged forms, headers."""
 
+import os
+import signal
+
+import httpx
 import pytest
 import tomlkit
 from support.processes import TIMEOUT_SECONDS, eventually, run
-from support.web import form_token, web_broker
+from support.web import form_token, web_broker, web_server_of
 
 from zmdp.clients import Client
+from zmdp.mdp.tokens import digest_of, written
 
 COOKIE = "zmdp_"
 
@@ -117,6 +122,34 @@ def test_a_token_that_was_taken_back_is_refused_after_a_reload(guarded, tokens, 
         eventually(lambda: person.get("/").status_code == 303)
     assert guarded.get("/metrics", headers=with_token(tokens["lost"])).status_code == 401
     assert guarded.get("/metrics", headers=with_token(tokens["look"])).status_code == 200
+
+
+def test_a_reload_while_there_is_no_web_server_is_told_to_the_next(tmp_path):
+    token_for(tmp_path, "ops", "--admin")
+    with web_broker("--access", f"{tmp_path}/access.toml") as broker:
+        new = token_for(tmp_path, "viewer", "--mmi", "all")
+        os.kill(web_server_of(broker.process.pid), signal.SIGKILL)
+        broker.process.send_signal(signal.SIGHUP)
+        broker.process.line("reloaded ")
+        eventually(lambda: answers(broker, "/metrics", headers=with_token(new)) == 200)
+
+
+def test_any_number_of_tokens_is_told_to_the_web_server(tmp_path):
+    token = token_for(tmp_path, "ops", "--admin")
+    others = [written(digest_of(b"%d" % number)) for number in range(1000)]  # more than a pipe holds
+    with open(tmp_path / "access.toml", "a") as file:
+        file.write(f"[roles.viewer]\nmmi = 'all'\ntokens = {others}\n")
+    with web_broker("--access", f"{tmp_path}/access.toml") as broker:
+        assert broker.get("/metrics", headers=with_token(token)).status_code == 200
+        assert broker.get("/metrics", headers=with_token("999")).status_code == 200
+
+
+def answers(broker, path, **settings):
+    """Return the status with which the web server answers, if there is one."""
+    try:
+        return broker.get(path, **settings).status_code
+    except httpx.HTTPError:
+        return None
 
 
 def test_a_broker_without_tokens_says_so(folder):
