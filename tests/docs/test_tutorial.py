@@ -1,13 +1,14 @@
 """The pages with whole programs: who follows them gets what they show; the tutorial makes the finished example."""
 
 import json
+import re
 import subprocess
 from contextlib import ExitStack
 from urllib.request import urlopen
 
 import pytest
 from support.pages import DOCS, Reader, write_files
-from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
+from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint, run
 
 from zmdp.clients import Client
 
@@ -99,3 +100,10 @@ def test_the_pages_make_the_finished_example(tmp_path):
     (tmp_path / "try_it.py").unlink()
     made = {file.name: f"# {file.name}\n{file.read_text()}" for file in tmp_path.iterdir()}
     assert made == {file.name: file.read_text() for file in FINISHED.glob("*.py")}
+
+
+def test_the_unit_of_its_workers_is_valid():
+    pytest.importorskip("PIL.Image")
+    (command,) = re.findall(r"^ExecStart=\S*/(mdworker .*?) --key", (DOCS / "how-to" / "deploy.md").read_text(), re.M)
+    done = run(*command.split(), "--check", cwd=FINISHED, PYTHONDONTWRITEBYTECODE="1")
+    assert done.returncode == 0, done.stderr

@@ -102,8 +102,8 @@ class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
     "--processes",
     type=_Processes(),
     help="Supervise so many worker processes, also one: they are restarted if they die, and SIGHUP replaces them one "
-    "by one, with new code, without a failed call. MIN-MAX, such as 1-8, scales with the load.  "
-    "[default: serve in this process]",
+    "by one, with new code, without a failed call. MIN-MAX, such as 1-8, scales a worker or a function, "
+    "which has one service, with the load.  [default: serve in this process]",
 )
 @click.option(
     "--idle",
