@@ -134,6 +134,8 @@ class ClientConnection:
         if not more or self._tick_is_overdue(now):
             self._ticked_at, self._outcomes = now, 0
             session.tick(now)
+        if self._old:
+            more |= self._flush_old(now)
         if session.events:
             self.deliver()
         connection = session.current
@@ -180,10 +182,10 @@ class ClientConnection:
         return self._outcomes > self._awaited and now - self._ticked_at > MAX_TICK_DELAY_SECONDS
 
     def _step_others(self, now: float) -> bool:
-        """Send and receive over old connections, and probe the first broker.  Return whether to step again soon."""
+        """Receive over old connections, and probe the first broker.  Return whether to step again soon."""
         session, more = self.session, False
-        for each in self._old[:]:
-            more |= self._step_old(each, now)
+        for each in self._old:
+            more |= self._receive_old(each, now)
         if self._probe is None:
             endpoint = session.take_probe(now)
             if endpoint is None:
@@ -200,27 +202,29 @@ class ClientConnection:
             session.probed(answered, now)
         return more
 
-    def _step_old(self, old: BrokerSocket, now: float) -> bool:
+    def _receive_old(self, old: BrokerSocket, now: float) -> bool:
+        """Receive over a connection that the session has left.  Return whether there may be more."""
         session, connection, socket = self.session, old.connection, old.socket
         for _ in range(MAX_MESSAGES):
             message = receive(socket)
             if message is None:
                 if old.ended:
                     session.lose("the broker closed the connection", now, connection)
-                    break
+                    return False
                 old.ended = bool(int(old.monitor.get(zmq.EVENTS)) & zmq.POLLIN)
-                if old.ended:
-                    return True  # what arrived before the end may only now be there
-                break
+                return old.ended  # what arrived before the end may only now be there
             session.receive(message, now, connection)
-        else:
-            return True
-        sent = self._send_over(old, now)
-        if connection.lost is not None:
-            self._old.remove(old)
-            self._close_socket(old, LINGER_MS)
-            return False
-        return sent  # sending may have hidden from the descriptor that something has arrived
+        return True
+
+    def _flush_old(self, now: float) -> bool:
+        """Send what is unsent over old connections, and close those that are lost.  Return whether to step again."""
+        sent = False
+        for old in self._old[:]:
+            sent |= self._send_over(old, now)  # sending may have hidden from the descriptor that something has arrived
+            if old.connection.lost is not None:
+                self._old.remove(old)
+                self._close_socket(old, LINGER_MS)
+        return sent
 
     @property
     def unsent(self) -> bool:
@@ -231,8 +235,7 @@ class ClientConnection:
     def flush(self, now: float) -> None:
         """Send what is unsent, reconnect if that is due, and deliver.  `step` must be called soon afterwards."""
         self._send(now)
-        for old in self._old:
-            self._send_over(old, now)
+        self._flush_old(now)
         self.deliver()
 
     def _send(self, now: float) -> bool:

@@ -10,7 +10,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 from support.x1_broker import X1Router
 from support.x1_client import DISCONNECT, HEARTBEAT
 
-from zmdp.clients import AsyncClient, Client, RetryLater
+from zmdp.clients import AsyncClient, Client, RequestTimeout, RetryLater
 from zmdp.mdp import wire
 from zmdp.mdp.wire import batch, x1
 
@@ -59,8 +59,8 @@ class Threads:
     def ask(self, body):
         return self._pool.submit(self._client.request, "echo", body)
 
-    def stream(self):
-        return self._pool.submit(lambda: [list(part) for part in self._client.stream("echo", b"x")])
+    def stream(self, **how):
+        return self._pool.submit(lambda: [list(part) for part in self._client.stream("echo", b"x", **how)])
 
     def close(self):
         self._client.close()
@@ -96,9 +96,9 @@ class Asyncio:
     def ask(self, body):
         return asyncio.run_coroutine_threadsafe(self._client.request("echo", body), self._loop)
 
-    def stream(self):
+    def stream(self, **how):
         async def collect():
-            return [list(part) async for part in self._client.stream("echo", b"x")]
+            return [list(part) async for part in self._client.stream("echo", b"x", **how)]
 
         return asyncio.run_coroutine_threadsafe(collect(), self._loop)
 
@@ -184,6 +184,20 @@ def test_a_stream_goes_on_at_the_draining_broker(kind, routers):
         first.reply((asked, [b"2"]), final=False)
         first.reply((asked, [b"3"]))
         assert parts.result(TIMEOUT_SECONDS) == [[b"1"], [b"2"], [b"3"]]
+
+
+@every_kind
+def test_a_stream_that_times_out_at_the_draining_broker_is_cancelled_there(kind, routers):
+    first, second = routers
+    with client_of(kind, [first.endpoint, second.endpoint]) as client:
+        stream = client.stream(timeout=0.2)
+        (asked,) = first.requests(1)
+        first.send(asked.sender, *DISCONNECT)
+        assert isinstance(stream.exception(TIMEOUT_SECONDS), RequestTimeout)
+        while (message := first.recv())[1:] == HEARTBEAT:
+            pass
+        (cancel,) = batch.from_client(message, 2, (asked.sender, b""), 1 << 30, 1 << 30)
+        assert (type(cancel), cancel.id) == (wire.Cancel, asked.number)
 
 
 @every_kind
