@@ -73,7 +73,10 @@ class ReplyFuture(Future[Any]):
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the reply and return it, or raise the request's error."""
         outcome = self._outcome
-        return super().result(timeout) if outcome is PENDING or isinstance(outcome, ZmdpError) else outcome
+        try:
+            return super().result(timeout) if outcome is PENDING or isinstance(outcome, ZmdpError) else outcome
+        finally:
+            del self, outcome  # an error's traceback refers to this frame, and both to the error
 
     def cancel(self) -> bool:
         """Cancel the request.  Return False if its outcome has arrived."""

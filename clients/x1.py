@@ -74,6 +74,7 @@ class X1Dialog:
         finally:
             shared.cancel(parts)
             finish(error)
+            error = None  # its traceback refers to this frame
 
     def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
         """Send a request and return the future of its reply, or of what `convert` makes of it."""

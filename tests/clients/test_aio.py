@@ -1,10 +1,11 @@
 """The asyncio client, against a real broker and real workers in this process."""
 
 import asyncio
+import gc
 import logging
 import threading
 import time
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
 
 import pytest
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS
@@ -15,6 +16,7 @@ from zmdp.clients import (
     BrokerUnreachable,
     ClosedError,
     CodecError,
+    RequestError,
     RequestRejected,
     RequestTimeout,
     RetryLater,
@@ -23,6 +25,7 @@ from zmdp.clients import (
     SettingError,
     StreamInterrupted,
 )
+from zmdp.clients.call import Call
 from zmdp.mdp.transport.multipart import receive
 from zmdp.testing import running_broker
 from zmdp.workers import AsyncWorker, Worker
@@ -439,6 +442,32 @@ def test_values_in_a_stream(endpoint):
             await client.request("sum", b"{")
 
     with_client(endpoint, scenario)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, body: client.request("fail", body),
+        lambda client, body: collect(client.stream("fail.late", body)),
+    ],
+    ids=["request", "stream"],
+)
+def test_nothing_is_left_of_a_request_that_fails(endpoint, ask):
+    """Its body may be large: it is freed with the last reference, without the garbage collector."""
+    body = b"nothing is left of this"
+
+    async def scenario(client):
+        with suppress(RequestError):
+            await ask(client, body)
+        await asyncio.sleep(0)  # the event loop itself refers to what it does in this turn
+        assert not any(type(each) is Call and body in each.body for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        with_client(endpoint, scenario)
+    finally:
+        gc.enable()
 
 
 def test_requests_within_a_stream_and_streams_side_by_side(endpoint):
