@@ -54,6 +54,12 @@ def test_a_reason_alone_selects_nothing(db):
     assert b"expected UUIDs, or --all (optionally with --service, --older-than, --code, --error)" in done.stderr
 
 
+@pytest.mark.parametrize("code", ["-1", "1000", "40000", str(10**20)])
+def test_a_code_that_no_request_has(db, code):
+    done = run("titanic", "failures", "--code", code, TITANIC_DB=db.url)
+    assert (done.returncode, b"0<=x<=999" in done.stderr) == (2, True)
+
+
 def test_a_request_as_people_read_it(titanic, db):
     uuid = db.done("echo", b"\xfe" * 1000, "größe\n".encode(), reply=(b"\xfe" * 17,)).uuid.hex
     shown = dict(line.split(maxsplit=1) for line in titanic("show", uuid).splitlines())
