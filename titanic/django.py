@@ -21,7 +21,7 @@ import msgspec
 from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.exceptions import ImproperlyConfigured
-from django.db import close_old_connections, connections
+from django.db import close_old_connections, connections, transaction
 from django.utils import timezone
 from django.utils.module_loading import import_string
 from sqlalchemy.engine import Connection, Engine, make_url
@@ -147,7 +147,7 @@ class TitanicBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no ty
         run_after = task.run_after
         if run_after is not None and timezone.is_naive(run_after):
             run_after = timezone.make_aware(run_after)
-        with connection_to(self.database) as connection:
+        with _borrowed(self.database) as connection:
             uuid = enqueue(
                 connection, _service(self.prefix + task.queue_name), request, owner=self.owner, at=run_after,
                 priority=_priority(task.priority), **self.submission,
@@ -161,7 +161,7 @@ class TitanicBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has no ty
         uuid = read_uuid(result_id)
         row = None
         if uuid is not None:
-            with connection_to(self.database) as connection:
+            with _borrowed(self.database) as connection:
                 row = admin.show(connection, uuid)
         if row is None or not row["service"].startswith(self.prefix):
             raise TaskResultDoesNotExist(result_id)
@@ -270,10 +270,17 @@ def __getattr__(name: str) -> Any:
 def connection_to(alias: str = "default") -> Iterator[Connection]:
     """Open a SQLAlchemy connection over Django's to the database `alias`, for `enqueue`.
 
-    Django alone begins and ends transactions: what is executed is part of the current `transaction.atomic()`.
+    What is executed is part of the current `transaction.atomic()`, or without one, a transaction of its own.
 
     Raises Django's own exceptions for errors of the database.
     """
+    with transaction.atomic(alias), _borrowed(alias) as connection:  # a request and its key are stored together
+        yield connection
+
+
+@contextmanager
+def _borrowed(alias: str) -> Iterator[Connection]:
+    """Open such a connection without a transaction: Django alone begins and ends them."""
     wrapper = connections[alias]
     wrapper.ensure_connection()
     engine = _engine(alias, wrapper.vendor, wrapper.Database.__name__)

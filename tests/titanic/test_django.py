@@ -281,6 +281,19 @@ def test_any_request_can_be_part_of_a_transaction_of_django(shop):
         assert Titanic(client).ticket(uuid, Service("echo", str, str)).result(TIMEOUT_SECONDS) == "hello"
 
 
+def test_a_key_is_not_stored_without_its_request(shop, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("the power fails")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("zmdp.titanic.store.acceptance._ACCEPT", SimpleNamespace(count=broken))
+        with pytest.raises(RuntimeError, match="the power fails"), shop.module.connection_to() as connection:
+            enqueue(connection, "nobody", key=f"again-{shop.endpoint}")
+    with shop.module.connection_to() as connection:
+        uuid = enqueue(connection, "nobody", key=f"again-{shop.endpoint}")
+        assert admin.show(connection, UUID(uuid))["state"] == "pending"
+
+
 def test_errors_of_the_database_are_those_of_django(shop):
     from django.db import DatabaseError
 
