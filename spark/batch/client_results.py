@@ -18,6 +18,7 @@ import click
 from ...clients import Client, ServiceNotFound, bodies
 from ...mdp.cli.console import Decorator, with_default
 from ...mdp.codes import Code
+from ...mdp.errors import SettingError
 from ...titanic.cli.parameters import client_options
 from .. import control
 from ..client.requests import copy_rows
@@ -48,7 +49,10 @@ def fetch(*, job: str, output: str, format_: str, client: Client) -> int:
             import pyarrow.parquet  # noqa: F401, PLC0415 - optional dependency
         except ImportError:
             raise click.UsageError("--format parquet needs PyArrow: pip install 'zmdp[arrow]'") from None
-    driver, _ = _find(client, job)
+    driver, record = _find(client, job)
+    is_value = record["format"] == "value"
+    if is_value and format_ != "json":
+        raise SettingError(f"job {job} returned a value: use --format json")
     with _opened(output) as file:
         if format_ == "parquet":
             with TemporaryFile() as arrow:
@@ -57,7 +61,7 @@ def fetch(*, job: str, output: str, format_: str, client: Client) -> int:
         else:
             rows = copy_rows(client, driver, job, format_, file)
     if output != "-":
-        click.echo(f"wrote {rows} rows to {output}", err=True)
+        click.echo(f"wrote {'a value' if is_value else f'{rows} rows'} to {output}", err=True)
     return 0
 
 

@@ -8,8 +8,9 @@ from support.processes import process, run
 from support.sparks import BEATS
 from support.titanics import serving
 
-from zmdp.spark.batch import client_commands
+from zmdp.spark.batch import client_commands, fetching
 from zmdp.spark.batch.history import History
+from zmdp.spark.control import control_service
 from zmdp.workers import Worker
 
 NOWHERE = ("--broker", "tcp://127.0.0.1:9")
@@ -88,3 +89,22 @@ def test_a_key_belongs_to_one_request(endpoint, tmp_path):
             f"mdp-spark: --idempotency-key k: it belongs to request {uuid}, which differs: than is 4, and was 3; "
             "limit is 1, and was None"
         ]
+
+
+def test_a_large_value_is_fetched_as_json_only(endpoint, tmp_path):
+    (tmp_path / "value.json").write_text('{"a": 1}')
+    output = tmp_path / "out"
+    with closing(History(None, "batch")) as records:
+        records.begin("a", user="", service="job", what="value()")
+        records.end("a", "done", format="value", path=str(tmp_path / "value.json"))
+        operations = {"history": lambda arguments, request: {"jobs": records.rows(request, arguments["job"])}}
+        fetch = Worker("spark.fetch.batch", lambda request: fetching.handle(request, records), broker=endpoint, **BEATS)
+        with control_service("batch", operations, broker=endpoint), fetch:
+            for format_ in ("csv", "arrow", "parquet"):
+                options = ("--format", format_, "--output", str(output), "--broker", endpoint)
+                done = run("mdp-spark", "fetch", "a", *options)
+                assert (done.returncode, done.stderr) == (2, b"mdp-spark: job a returned a value: use --format json\n")
+                assert not output.exists()
+            done = run("mdp-spark", "fetch", "a", "--output", str(output), "--broker", endpoint)
+            assert done.stderr.decode() == f"wrote a value to {output}\n"
+    assert output.read_text() == '{"a": 1}'
