@@ -14,6 +14,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import click
+import msgspec
 
 from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, ServiceNotFound, bodies
 from ...clients.asking import BROKER
@@ -68,10 +69,9 @@ _submit_options = options(
 
 
 def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    with suppress(msgspec.MsgspecError, ValueError):
+        return msgspec.json.decode(text)  # unlike Python's own, it does not take NaN and Infinity for numbers
+    return text
 
 
 ARGS = click.option(

@@ -8,7 +8,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from ...clients import Client, Reply
-from ...mdp.errors import ServiceError
+from ...mdp.errors import ServiceError, SettingError
 from ...titanic import Ticket
 
 FETCH_PREFIX: Final = "spark.fetch."
@@ -18,14 +18,26 @@ STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
 
 
 def sql_frames(query: str | bytes, args: Any, format_: str) -> list[bytes]:
-    """Return the body of a request to `spark.sql`; `args` are the values of the query's parameters, if it has any."""
+    """Return the body of a request to `spark.sql`; `args` are the values of the query's parameters, if it has any.
+
+    Raises `SettingError` for a number that JSON cannot represent.
+    """
     settings = {"format": format_} | ({"args": args} if args else {})
-    return [query.encode() if isinstance(query, str) else query, msgspec.json.encode(settings)]
+    return [query.encode() if isinstance(query, str) else query, _encoded(settings)]
 
 
 def job_frames(name: str, arguments: Mapping[str, Any], format_: str) -> list[bytes]:
-    """Return the body of a request to `spark.job`."""
-    return [name.encode(), msgspec.json.encode(arguments), msgspec.json.encode({"format": format_})]
+    """Return the body of a request to `spark.job`.  Raises `SettingError` for a number that JSON cannot represent."""
+    return [name.encode(), _encoded(arguments), _encoded({"format": format_})]
+
+
+def _encoded(value: Any) -> bytes:
+    """Return values as JSON.  Raises `SettingError` for NaN and infinities, of which msgspec would make null."""
+    plain = msgspec.to_builtins(value, str_keys=True)
+    try:
+        return json.dumps(plain, allow_nan=False).encode()
+    except ValueError:
+        raise SettingError("JSON has no NaN and no infinity; send them as strings, or None for NULL") from None
 
 
 def parse_result(reply: Reply) -> tuple[dict[str, Any], bytes]:

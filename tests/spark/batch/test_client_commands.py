@@ -76,6 +76,21 @@ def test_submit_waits_for_a_batch_that_starts(endpoint):
     assert b"start one with `mdp-spark batch`, or use --wait" in done.stderr
 
 
+def test_arguments_are_json_and_otherwise_strings(endpoint):
+    def reply(request):
+        return [b'{"format": "value", "path": null}', request[1]]
+
+    given = {"i": "123456789012345678901", "n": "NaN", "f": "-Infinity", "l": "[1.5, null]", "s": "{", "q": '"1"'}
+    options = [each for name, text in given.items() for each in ("--arg", f"{name}={text}")]
+    with Worker("spark.job", reply, broker=endpoint, **BEATS):
+        done = run("mdp-spark", "submit", "job", "x", *options, "--broker", endpoint)
+        assert json.loads(done.stdout) == {
+            "i": 123456789012345678901, "n": "NaN", "f": "-Infinity", "l": [1.5, None], "s": "{", "q": "1"
+        }  # fmt: skip
+        done = run("mdp-spark", "submit", "job", "x", '{"f": Infinity}', "--broker", endpoint)
+        assert (done.returncode, b"JSON has no NaN and no infinity" in done.stderr) == (2, True)
+
+
 def test_a_key_belongs_to_one_request(endpoint, tmp_path):
     options = ("--durable", "--detach", "--idempotency-key", "k", "--broker", endpoint)
     with serving(endpoint, str(tmp_path / "t.db"), **BEATS):

@@ -68,6 +68,18 @@ def test_without_a_batch_there_is_no_waiting(endpoint):
         SparkJobs(client).sql("SELECT 1")
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("-inf")])
+def test_numbers_that_json_does_not_have(endpoint, number):
+    with Client(endpoint) as client:
+        for call in (
+            lambda jobs: jobs.sql("SELECT :x", x=number),
+            lambda jobs: jobs.sql("SELECT ?", number),
+            lambda jobs: jobs.run("value", x={1: [number]}),
+        ):
+            with pytest.raises(SettingError, match="JSON has no NaN and no infinity"):
+                call(SparkJobs(client))
+
+
 # ── on a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
