@@ -43,11 +43,14 @@ def collect(table: "DataFrame", inline: int, path: str | None) -> Collected:
         if _returns_little(table):
             found = table.toArrow()
             return Collected(found.num_rows, found.nbytes, found)
+        if path is None:  # any partition may have all that can be sent; `_TOO_MUCH` limits them together
+            return _collect(table, inline, None, inline, alike=True)
         return _collect(table, inline, path, min(inline, MOST_PASSED_BYTES))
     except Exception as error:
         if _TOO_MUCH not in str(error):
             raise
-    return _collect(table, inline, path, 0)  # Spark has aborted the job: a limit is lower, or there are many partitions
+    # Spark has aborted the job: a limit is lower, or there are many partitions.
+    return Collected(0, inline + 1) if path is None else _collect(table, inline, path, 0)
 
 
 def write(table: "pa.Table", path: str, like: "DataFrame") -> None:
@@ -77,14 +80,14 @@ def _returns_little(table: "DataFrame") -> bool:
     return int(str(plan.stats().sizeInBytes())) <= FEW_BYTES and "Generate" not in str(plan)
 
 
-def _collect(table: "DataFrame", inline: int, path: str | None, most: int) -> Collected:
+def _collect(table: "DataFrame", inline: int, path: str | None, most: int, *, alike: bool = False) -> Collected:
     """Run the query in one Spark job and put together what its tasks return."""
     if path is not None and is_url(path):
         return _collect_to_url(table, inline, path, most)
     staging = None if path is None else Path(path, _STAGING)
     unwanted = path
     try:
-        pieces = _run(table, most, staging)
+        pieces = _run(table, most, staging, alike=alike)
         rows, size = (sum(piece[each] for piece in pieces) for each in ("rows", "bytes"))
         if size <= inline and all(piece["data"] or piece["file"] for piece in pieces):
             return Collected(rows, size, _read(pieces, staging, _arrow_schema(table)))
@@ -112,13 +115,13 @@ def _collect_to_url(table: "DataFrame", inline: int, path: str, most: int) -> Co
         table.unpersist()
 
 
-def _run(table: "DataFrame", most: int, staging: Path | None) -> list[dict[str, Any]]:
+def _run(table: "DataFrame", most: int, staging: Path | None, *, alike: bool) -> list[dict[str, Any]]:
     """Return what the tasks return, in the order of the partitions; see `PIECES`."""
     from pyspark import cloudpickle  # noqa: PLC0415
 
     cloudpickle.register_pickle_by_value(tasks)  # type: ignore[no-untyped-call]  # executors may not have zmdp
     schema = _arrow_schema(table).serialize().to_pybytes()
-    run = tasks.returning(schema, most, None if staging is None else str(staging))
+    run = tasks.returning(schema, most, None if staging is None else str(staging), alike=alike)
     # Names may be repeated in a result, but not here.
     numbered = table.toDF(*(f"c{number}" for number in range(len(table.columns))))
     pieces = numbered.mapInArrow(run, tasks.PIECES).toArrow().to_pylist()

@@ -85,14 +85,15 @@ class Results:
         repeated = len({each["name"].lower() for each in columns}) < len(columns)
         path = None if self.folder is None or repeated else os.path.join(self.folder, job)
         collected = collect(table, self.inline, path)
-        found = collected.table
+        found, size = collected.table, collected.bytes
         description = {"job": job, "format": format, "rows": collected.rows, "columns": columns, "path": None}
         if found is not None and found.nbytes <= 4 * self.inline:
             data = stream([found], found.schema) if format == "arrow" else json_rows(found)
             if len(data) <= self.inline:
                 return [_json(description), data]
+            size = max(size, len(data))
         if self.folder is None:
-            raise self._too_large(collected.bytes)
+            raise self._too_large(size)
         if path is None:
             raise unprocessable("two columns have the same name, which Parquet cannot represent; rename one with AS")
         if found is not None:

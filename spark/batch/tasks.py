@@ -32,7 +32,7 @@ def passed_bytes(part: int, most: int) -> int:
 
 
 def returning(
-    schema: bytes, most: int, folder: str | None
+    schema: bytes, most: int, folder: str | None, *, alike: bool = False
 ) -> Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]:
     """Return the function for `mapInArrow`, whose result has the columns of `PIECES`.
 
@@ -40,6 +40,7 @@ def returning(
         schema: the Arrow schema of the result and of files, serialized.
         most: maximum number of bytes that a partition may pass to the driver.
         folder: where larger partitions are written as Parquet; None to leave them out.
+        alike: whether each partition may pass `most` bytes, rather than later ones less.
     """
 
     def run(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -50,7 +51,7 @@ def returning(
         target = pa.ipc.read_schema(pa.py_buffer(schema))
         context: Any = TaskContext.get()
         part, attempt = context.partitionId(), context.taskAttemptId()
-        limit = passed_bytes(part, most)
+        limit = most if alike else passed_bytes(part, most)
         kept: list[pa.Table] = []
         size = rows = 0
         file = writer = None

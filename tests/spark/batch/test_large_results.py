@@ -1,6 +1,7 @@
 """Results that are too large to send: how Spark collects them, and how they are fetched."""
 
 import json
+import re
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,24 @@ def test_a_result_in_files_that_is_small_after_all_is_sent(spark, tmp_path):
     described, data = collected(results, table)
     assert [row["id"] for row in json.loads(data)] == list(range(3059))
     assert (described["path"], list(tmp_path.glob("results/*"))) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("inline", "first", "rows"),
+    [(1 << 20, 16, 60_000), (16 << 20, 0, 600_000)],  # a large partition after small ones, and a very large one
+)
+def test_what_can_be_sent_needs_no_folder(spark, inline, first, rows):
+    table = spark.range(0, first, 1, max(1, first)).union(spark.range(first, rows, 1, 1))
+    described, data = collected(Results(None, inline), table)
+    assert (described["rows"], described["path"]) == (rows, None)
+    assert [row["id"] for row in json.loads(data)] == list(range(rows))
+
+
+@pytest.mark.parametrize("rows", [10_000, 100_000])
+def test_the_size_of_what_is_refused_is_too_large(spark, rows):
+    with pytest.raises(ServiceError, match="at most 100000 bytes can be sent") as failed:
+        collected(Results(None, 100_000), spark.range(rows))  # as Arrow, the smaller one could be sent
+    assert int(re.search(r"the result has (\d+) bytes or more", failed.value.text)[1]) > 100_000
 
 
 @pytest.mark.parametrize("format_", ["json", "arrow"])
