@@ -253,7 +253,8 @@ class Simulation(Scenario):
         assert self.broker is not None
         connections = [worker.route for worker in self.workers]
         lost = self.broker.machine.stats.lost.copy()
-        # A third-party worker that is busy and silent is lost when its grace is over (C34), however well all else is.
+        # A third-party worker that is busy and silent is lost when its grace is over (C34), or when a HEARTBEAT cannot
+        # reach it, however well all else is.
         silent = sum(bool(seat.held) and not seat.x1 for seat in self.broker.referee.ledger.seats.values())
         self.world.note("all is well")
         for client in self.clients:
@@ -271,7 +272,10 @@ class Simulation(Scenario):
         caller.check_answered(set())
         check(connections == [worker.route for worker in self.workers], "C13: a worker reconnected without need")
         rogues = self.broker.machine.stats.lost - lost
-        rogues[Loss.SILENT] -= min(silent, rogues[Loss.SILENT])
+        for loss in (Loss.SILENT, Loss.UNREACHABLE):
+            expected = min(silent, rogues[loss])
+            rogues[loss] -= expected
+            silent -= expected
         check(not +rogues, f"C13: workers were lost without need: {dict(rogues)}")
 
     def _end(self) -> None:
