@@ -215,18 +215,19 @@ class Worker(BaseWorker[Handler]):
 
     def _stream(self, connection: ThreadedSource, parts: Iterator[Any], request: Request) -> Any:
         """Send what a generator yields as PARTIALs.  Return its return value, or the `Last` that it yields."""
-        close = parts.close if isinstance(parts, Generator) else lambda: None
-        while True:
-            try:
-                part = next(parts)
-            except StopIteration as end:
-                return end.value
-            if isinstance(part, Last):
-                close()
-                return part
-            if request.cancelled or not connection.partial(request, self._adapter.frames(part)):
-                close()
-                raise RequestCancelled("the client no longer wants the stream")
+        try:
+            while True:
+                try:
+                    part = next(parts)
+                except StopIteration as end:
+                    return end.value
+                if isinstance(part, Last):
+                    return part
+                if request.cancelled or not connection.partial(request, self._adapter.frames(part)):
+                    raise RequestCancelled("the client no longer wants the stream")
+        finally:
+            if isinstance(parts, Generator):
+                parts.close()
 
     # ── the Guide's loop ─────────────────────────────────────────────────────────────────────────────────────────────
 

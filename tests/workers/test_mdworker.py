@@ -500,6 +500,23 @@ def test_a_generator_is_closed_when_its_request_is_cancelled(client, endpoint, p
         assert logged("endless: a request was cancelled")
 
 
+def test_a_generator_is_closed_when_a_part_cannot_be_sent(client, endpoint, caplog):
+    """At once and within its request, even if the log keeps the traceback, and with it the generator."""
+    closed_in = []
+
+    def wrong(request):
+        try:
+            yield 5
+        finally:
+            closed_in.append(current_request())
+
+    with Worker("wrong", wrong, broker=endpoint):
+        with pytest.raises(ServiceError, match="a handler returned 5"):
+            client.request("wrong", b"x")
+        assert closed_in == [[b"x"]]
+    assert any(record.exc_info for record in caplog.records)
+
+
 # ── failures and codecs ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
