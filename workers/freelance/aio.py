@@ -91,6 +91,8 @@ class AsyncServer(FreelanceServerConnection):
         self._tasks.discard(task)
         if task.cancelled():  # perhaps before it began
             self.session.abandon(request)
+        if self.closed and not self._tasks:
+            self.done.set()
         self._schedule()
 
     def _timer_fired(self) -> None:
@@ -104,7 +106,8 @@ class AsyncServer(FreelanceServerConnection):
             if handle is not None:
                 handle.cancel()
         self.close()
-        self.done.set()
+        if not self._tasks:
+            self.done.set()
 
     def handled(self, request: Request, outcome: Outcome | None) -> None:
         """End a request whose handler has ended; the outcome is None if its task was cancelled."""

@@ -166,6 +166,32 @@ def test_asyncio_run_can_be_cancelled(endpoint):
     asyncio.run(main())
 
 
+def test_asyncio_abort_waits_for_the_handlers_that_it_cancels(endpoint):
+    ended, cleaned = [], asyncio.Event()
+
+    async def hold(request):
+        try:
+            await asyncio.sleep(TIMEOUT_SECONDS)
+        finally:
+            await cleaned.wait()
+            ended.append(request)
+
+    async def scenario():
+        worker = AsyncFreelanceWorker(endpoint, hold)
+        worker.start()
+        async with AsyncFreelanceClient(endpoint, timeout=TIMEOUT_SECONDS) as client:
+            asked = asyncio.create_task(client.request(b"x"))
+            while not worker.requests:
+                await asyncio.sleep(0.01)
+            worker.abort()
+            asyncio.get_running_loop().call_later(0.05, cleaned.set)
+            await worker.wait()
+            assert ended == [[b"x"]]
+            asked.cancel()
+
+    asyncio.run(scenario())
+
+
 async def echo(request):
     return request
 
