@@ -148,7 +148,7 @@ class Supervisor:
     def _start(self, *, quiet: bool = False) -> WorkerProcess | None:
         try:
             return WorkerProcess(self._arguments, self._stderr, quiet=quiet)
-        except OSError as error:  # the system has no memory left, or no process
+        except OSError as error:
             log.error("cannot start a worker process: %s", error)
             return None
 

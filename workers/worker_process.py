@@ -24,6 +24,8 @@ class WorkerProcess:
         arguments: Those of `mdworker`.
         stderr: The descriptor to which its stderr is passed on, also by itself if the supervisor has died.
         quiet: Pass on nothing until it is ready: the processes before it have died with the same lines.
+
+    Raises `OSError` if the system has no memory left, or no process or thread.
     """
 
     def __init__(self, arguments: Sequence[str], stderr: int, *, quiet: bool = False) -> None:
@@ -52,7 +54,13 @@ class WorkerProcess:
             os.close(reports)
         self.pid = self._process.pid
         self._copier = threading.Thread(target=self._copy, name=f"stderr of {self.pid}", daemon=True)
-        self._copier.start()
+        try:
+            self._copier.start()
+        except RuntimeError as error:
+            self._process.kill()
+            self._process.communicate()  # closes the pipe
+            os.close(self._reports)
+            raise OSError(f"{error}, which is to read its stderr") from None
 
     @property
     def exit_code(self) -> int | None:

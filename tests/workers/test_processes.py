@@ -7,7 +7,7 @@ import sys
 import threading
 from contextlib import contextmanager
 
-from support.processes import eventually
+from support.processes import eventually, free_endpoint
 
 from zmdp.testing import running_broker
 from zmdp.workers import processes
@@ -57,6 +57,23 @@ def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, tmp_
         supervisor.stop()
         eventually(lambda: codes == [0])
     assert "cannot start a worker process: [Errno 2] No such file or directory" in caplog.text
+
+
+def test_a_process_for_which_there_is_no_thread_is_tried_again_later(monkeypatch, caplog):
+    start = threading.Thread.start
+
+    def limited(self):
+        if self.name.startswith("stderr of"):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with supervising("zmdp.workers.echo:worker", "--broker", free_endpoint()) as (supervisor, slots, codes):
+        eventually(lambda: slots.failures >= 2 or codes)
+        assert supervisor.unfinished() == NONE
+        supervisor.stop()
+        eventually(lambda: codes == [0])
+    assert "cannot start a worker process: can't start new thread" in caplog.text
 
 
 def test_a_process_that_cannot_be_started_replaces_no_other(monkeypatch, tmp_path, caplog):
