@@ -4,7 +4,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -145,12 +145,15 @@ def _replace(path: Path, text: str, change: Callable[[Any], None]) -> Access:
     access = parse(changed, path)
     target = path.resolve()
     try:
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
+        before = target.stat() if target.exists() else None
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             try:
                 file.write(changed)
                 file.flush()
-                os.fchmod(file.fileno(), mode)
+                for owner, group in () if before is None else ((-1, before.st_gid), (before.st_uid, -1)):
+                    with suppress(PermissionError):  # where it is allowed, so that the broker may still read it
+                        os.fchown(file.fileno(), owner, group)
+                os.fchmod(file.fileno(), 0o644 if before is None else before.st_mode & 0o777)
                 os.fsync(file.fileno())
                 os.replace(file.name, target)
             except BaseException:

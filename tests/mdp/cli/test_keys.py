@@ -233,6 +233,15 @@ def test_an_edit_keeps_the_permissions_and_follows_a_link(access):
     assert load(access).keys_of("web") == ["web.key"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_an_access_file_stays_that_of_its_owner_and_group(access):
+    os.chown(access, 4711, 4712)
+    access.chmod(0o640)
+    keys("allow", "shop", "web.key", "--access", "access.toml")
+    found = access.stat()
+    assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (4711, 4712, 0o640)
+
+
 def test_edits_at_the_same_time_are_all_kept(access):
     strangers = [zmq.curve_keypair()[0].decode() for _ in range(8)]
     threads = [
