@@ -78,11 +78,11 @@ def java_problem() -> str | None:
 
 
 def check_installed() -> None:
-    """Raise `SparkError`, saying what to install, if PySpark or a Java that it supports is missing."""
+    """Say what to install: raise `SettingError` if PySpark is missing, `SparkError` if a Java that it supports is."""
     try:
         import pyspark  # noqa: F401, PLC0415 - optional dependency
     except ImportError:
-        raise SparkError(NEEDS_PYSPARK) from None
+        raise SettingError(NEEDS_PYSPARK) from None
     problem = java_problem()
     if problem is not None:
         raise SparkError(f"{problem}: {NEEDS_JAVA}")
@@ -120,8 +120,8 @@ def open_session(
 
     Executors run this Python unless `conf` or PYSPARK_PYTHON names another one.
 
-    Raises `SettingError` if `master` is invalid, and `SparkError` if PySpark or Java is missing, the cluster does not
-    answer, or Spark refuses a setting or a file.
+    Raises `SettingError` if `master` is invalid or PySpark is missing, and `SparkError` if Java is missing, the cluster
+    does not answer, or Spark refuses a setting or a file.
     """
     given = dict(conf or {})
     master = resolve_master(master, given)
@@ -295,14 +295,15 @@ def _reset_pyspark() -> None:
 def connect_session(remote: str) -> "SparkSession":
     """Open a session on the Spark Connect server at `remote`, `sc://HOST:PORT`.
 
-    Raises `SettingError` if the address is invalid, and `SparkError` if the server does not answer.
+    Raises `SettingError` if the address is invalid or a package is missing, and `SparkError` if the server does not
+    answer.
     """
     if not remote.startswith("sc://"):
         raise SettingError(f"{remote!r} is not a Spark Connect address: use sc://HOST:PORT")
     try:
         from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415
     except ImportError as error:
-        raise SparkError(f"Spark Connect needs its client: pip install 'zmdp[connect]' ({error})") from None
+        raise SettingError(f"Spark Connect needs its client: pip install 'zmdp[connect]' ({error})") from None
     _check_listening("Spark Connect server", [remote.removeprefix("sc://").partition("/")[0]], CONNECT_PORT)
     try:
         os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # tells pyspark.sql.functions, as `getOrCreate` does

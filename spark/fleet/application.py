@@ -44,7 +44,8 @@ class Application:
     def open(self) -> bool:
         """Open the session; wait for a remote cluster that is unavailable.  Return False if stopped meanwhile.
 
-        Raises `SettingError`, and `SparkError` if PySpark or Java is missing or a local session cannot be opened.
+        Raises `SettingError`, also if PySpark is missing, and `SparkError` if Java is, or a local session cannot be
+        opened.
         """
         master = resolve_master(self._cluster.master, self._cluster.conf)
         check_installed()

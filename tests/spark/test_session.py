@@ -1,6 +1,7 @@
 """Opening sessions: everything that needs no Spark."""
 
 import signal
+import sys
 from contextlib import suppress
 
 import pytest
@@ -56,6 +57,14 @@ def java(folder, text, code=0):
 def test_the_version_of_java(tmp_path, monkeypatch, text, version):
     monkeypatch.setenv("JAVA_HOME", java(tmp_path, text))
     assert session.java_version() == version
+
+
+@pytest.mark.parametrize("needs", [session.check_installed, lambda: session.connect_session("sc://127.0.0.1")])
+def test_a_missing_package_is_a_matter_of_installation(monkeypatch, needs):
+    for name in ("pyspark", "pyspark.sql.connect.session"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(SettingError, match="pip install"):
+        needs()
 
 
 def test_missing_or_old_java_is_reported_in_one_line(tmp_path, monkeypatch):
