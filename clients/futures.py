@@ -40,11 +40,15 @@ class ReplyFuture(Future[Any]):
     def __getattr__(self, name: str) -> Any:
         """Create the state, of which an attribute was not found."""
         with self._futures.state_lock:
-            if not self._has_state:
+            while not self._has_state:
+                outcome = self._outcome
                 future: Future[Any] = Future()
-                if self._outcome is not PENDING:
-                    _settle(future, self._outcome)
-                vars(self).update(vars(future), _has_state=True)  # at once: Ctrl-C leaves all of it or nothing
+                if outcome is not PENDING:
+                    _settle(future, outcome)
+                own, state = vars(self), {**vars(future), "_has_state": True}
+                # A signal's handler may have used this future meanwhile, or what the garbage collector has freed.
+                if not self._has_state and self._outcome is outcome:
+                    own.update(state)  # at once: Ctrl-C leaves all of it or nothing
         return super().__getattribute__(name)
 
     def put(self, outcome: Outcome) -> bool:

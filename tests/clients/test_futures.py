@@ -1,6 +1,7 @@
 """The futures of `Client.submit`: real futures, settled in bulk, by whichever thread waits."""
 
 import asyncio
+import sys
 import threading
 from concurrent.futures import (
     FIRST_EXCEPTION,
@@ -112,6 +113,23 @@ def test_a_future_that_fails(client):
     assert isinstance(future.exception(TIMEOUT_SECONDS), RequestTimeout)
     with pytest.raises(RequestTimeout):
         future.result()
+
+
+def test_a_signal_while_a_future_gets_its_state(client, router):
+    """Its handler runs within the thread that asks, and may use the future."""
+    (future,), _ = submit(client, router)
+
+    def interrupt(frame, event, _):
+        if event == "call" and frame.f_code is Future.__init__.__code__:
+            sys.setprofile(None)
+            future.cancel()
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(CancelledError):
+            future.result(TIMEOUT_SECONDS)
+    finally:
+        sys.setprofile(None)
 
 
 def test_a_value_that_cannot_be_made_concerns_its_own_future_only(client, router):
