@@ -248,6 +248,8 @@ def _find(connection: Connection, name: str, owner: str | None) -> list[Schedule
 
 def declare_schedules(connection: Connection, schedules: Sequence[Schedule]) -> None:
     """Make the declared schedules these: add and change some, and remove those that are not declared any more."""
+    if connection.dialect.name == "postgresql":  # locking row by row, it could deadlock with a running Titanic
+        connection.exec_driver_sql("LOCK TABLE titanic_schedules IN EXCLUSIVE MODE")
     for schedule in schedules:
         if _insert(connection, schedule, declared=True):
             continue

@@ -104,16 +104,19 @@ def test_a_clock_that_was_ahead_and_was_set_back(tables, add, edit, fire):
     assert tables.do(store.catch_up, Clock(far)) == [0]
 
 
+def waiting_for_a_lock(cluster):
+    """Wait until a PostgreSQL transaction waits for a lock."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
+    eventually(lambda: cluster.execute(waiting) == [(1,)])
+
+
 @only_postgresql
 def test_a_schedule_that_is_paused_while_others_are_brought_back_stays_paused(tables, add, cluster, pool):
     add(now=NOW + 1e8)
     with tables.engine.begin() as connection:
         store.edit_schedules(connection, [Edit("pause", "tick", "", NOW)])
         caught_up = pool.submit(tables.do, store.catch_up, Clock(NOW))
-        waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'titanic' AND wait_event_type = 'Lock'"
-        )
-        eventually(lambda: cluster.execute(waiting) == [(1,)])
+        waiting_for_a_lock(cluster)
     assert caught_up.result(TIMEOUT_SECONDS) == [0]
     assert [row["next"] for row in listed(tables)] == [None]
 
@@ -360,6 +363,24 @@ def test_declared_schedules_are_made_to_match(tables, add, edit, fire):
     assert listed(tables)[0]["last"] == NOW + 10
     assert declare(schedule("mine")) == {"mine": (10, 20)}  # which is declared from now on
     assert declare() == {}
+
+
+@only_postgresql
+def test_declaring_does_not_deadlock_with_other_changes(tables, add, cluster, pool):
+    for name in "ab":
+        add(name)
+
+    def declare():
+        with tables.engine.begin() as connection:
+            store.declare_schedules(connection, [schedule(name) for name in "ab"])
+
+    with tables.engine.begin() as connection:  # as a Titanic whose callers change b, then a
+        store.edit_schedules(connection, [Edit("pause", "b", "", NOW)])
+        declaring = pool.submit(declare)
+        waiting_for_a_lock(cluster)
+        store.edit_schedules(connection, [Edit("pause", "a", "", NOW)])
+    declaring.result(TIMEOUT_SECONDS)
+    assert {row["next"] for row in listed(tables)} == {None}
 
 
 # ── the list ─────────────────────────────────────────────────────────────────────────────────────────────────────────
