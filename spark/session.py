@@ -298,20 +298,26 @@ def connect_session(remote: str) -> "SparkSession":
     Raises `SettingError` if the address is invalid or a package is missing, and `SparkError` if the server does not
     answer.
     """
+    shown = without_parameters(remote)
     if not remote.startswith("sc://"):
-        raise SettingError(f"{remote!r} is not a Spark Connect address: use sc://HOST:PORT")
+        raise SettingError(f"{shown!r} is not a Spark Connect address: use sc://HOST:PORT")
     try:
         from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415
     except ImportError as error:
         raise SettingError(f"Spark Connect needs its client: pip install 'zmdp[connect]' ({error})") from None
-    _check_listening("Spark Connect server", [remote.removeprefix("sc://").partition("/")[0]], CONNECT_PORT)
+    _check_listening("Spark Connect server", [shown.removeprefix("sc://").partition("/")[0]], CONNECT_PORT)
     try:
         os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # tells pyspark.sql.functions, as `getOrCreate` does
         session = SparkSession.builder.remote(remote).create()
         session.version  # noqa: B018 - the first call that reaches the server
     except Exception as error:
-        raise SparkError(f"no Spark Connect server at {remote}: {reason(error)}") from error
+        raise SparkError(f"no Spark Connect server at {shown}: {reason(error)}") from error
     return session  # type: ignore[return-value]  # Connect's class has the same methods
+
+
+def without_parameters(remote: str) -> str:
+    """Return the address of a Spark Connect server as logs and status may show it: parameters may have a token."""
+    return remote.partition(";")[0].removesuffix("/")
 
 
 def is_connect(session: "SparkSession") -> bool:

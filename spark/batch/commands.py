@@ -44,6 +44,7 @@ from ..session import (
     resolve_master,
     silence_py4j,
     stop_quietly,
+    without_parameters,
 )
 from .catalogue import Catalogue, read
 from .check import checks
@@ -184,7 +185,8 @@ def batch(
     if check:
         return _check(opener, catalogue, catalogue.jobs | targets)
     pool = SessionPool(opener, 2 * concurrency, catalogue.settings)
-    log.info("starting Spark on %s", connect or master)
+    place = str(master) if connect is None else without_parameters(connect)
+    log.info("starting Spark on %s", place)
     stopper = _Stopper(drain_timeout)
     with stopper.shutdown, ExitStack() as stack:
         if connect is not None or is_remote(master):
@@ -194,7 +196,7 @@ def batch(
         kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
         records = History(history, name)
         settings = BatchSettings(
-            name, broker, prefix=prefix, concurrency=concurrency, master=connect or str(master), heartbeat=heartbeat,
+            name, broker, prefix=prefix, concurrency=concurrency, master=place, heartbeat=heartbeat,
             liveness=liveness, keys=keys,
         )  # fmt: skip
         driver = Batch(

@@ -1,11 +1,12 @@
 """Opening sessions: everything that needs no Spark."""
 
 import signal
+import socket
 import sys
 from contextlib import suppress
 
 import pytest
-from support.processes import run
+from support.processes import process, run
 from support.results import package
 
 from zmdp.mdp.errors import SettingError
@@ -21,6 +22,21 @@ def test_invalid_masters(master):
 def test_invalid_connect_addresses():
     with pytest.raises(SettingError, match="use sc://HOST:PORT"):
         session.connect_session("localhost:15002")
+
+
+def test_the_token_of_a_connect_server_is_not_shown(tmp_path):
+    package("grpc")
+    with pytest.raises(SettingError) as failed:
+        session.connect_session("localhost:15002/;token=sesame")
+    assert "sesame" not in str(failed.value)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"sc://127.0.0.1:{server.getsockname()[1]}/wrong"
+        options = ("--connect", f"{address};token=sesame", "--history", str(tmp_path / "history.db"))
+        with process("mdp-spark", "batch", *options) as batch:
+            batch.line(f"starting Spark on {address}")
+            batch.line(f"no Spark Connect server at {address}: ")
+            batch.end()
+        assert "sesame" not in batch.stderr
 
 
 def test_ctrl_c_stays_the_programs_also_where_no_session_was_made():

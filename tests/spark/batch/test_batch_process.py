@@ -214,7 +214,7 @@ def test_a_batch_on_a_connect_server(tmp_path):
         broker(*QUICK) as (_, at),
         Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client,
     ):
-        connect = ("--connect", f"sc://127.0.0.1:{port}")
+        connect = ("--connect", f"sc://127.0.0.1:{port}/;user_id=sesame")
         with batch(at, "--results", str(tmp_path / "results"), "--inline", "1000", master=connect):
             assert ask(client, "rows", n=2) == [{"id": 0}, {"id": 1}]
             reply = client.request("spark.sql", b"SELECT * FROM range(1000)")
@@ -227,6 +227,7 @@ def test_a_batch_on_a_connect_server(tmp_path):
             job = json.loads(seen[0])["job"]
             parts.close()
             status = json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)
+            assert status[0]["master"] == f"sc://127.0.0.1:{port}"
             assert [each["job"] for each in status[0]["running"]] in ([], [job])
             eventually(
                 lambda: not json.loads(run("mdp-spark", "status", "--json", "--broker", at).stdout)[0]["running"]
