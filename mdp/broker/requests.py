@@ -314,7 +314,7 @@ class Requests:
         name, report = request.name, REPORTS[reason]
         attempt = attempt or request.attempt
         link = request.client.link
-        if link is not None and reason in NOT_PLACED and self._return(request, link, reason):
+        if link is not None and reason in NOT_PLACED and self._return(request, attempt, link, reason):
             return
         if request.number is not None and report.code is not None:
             text = text or self._text_of(request, reason)
@@ -341,13 +341,13 @@ class Requests:
         if self._watch.active:
             self._watch.ended(request, attempt, outcome, now)
 
-    def _return(self, request: Request, link: Link, reason: Drop) -> bool:
+    def _return(self, request: Request, attempt: Attempt | None, link: Link, reason: Drop) -> bool:
         """Return a request that cannot be done here to the broker that passed it on over `link`, for others may do it.
 
         Return False if none may.
         """
         number, client = request.number, request.client
-        streamed = request.attempt is not None and request.attempt.streamed
+        streamed = attempt is not None and attempt.streamed
         ended = reason is Drop.WORKERS_LOST and request.attempts >= self._limits.max_attempts
         if streamed or ended or is_pinned(request) or number is None:
             return False

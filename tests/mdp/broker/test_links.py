@@ -1105,6 +1105,18 @@ def test_a_stream_ends_when_the_broker_that_has_it_shuts_down():
     assert other.sent == [error(502, "its worker was lost after a PARTIAL, so it cannot be retried")]
 
 
+def test_a_stream_is_not_returned_however_late_the_other_broker_is_told():
+    other = Other()
+    other.receive(ready())
+    other.say(AS_CLIENT, asks())
+    other.receive(partial(work(other.sent)[0]))
+    other.broker.congested(b"x")
+    assert other._split(turns.close(other.broker, other.now)) == [wire.Disconnect(X, b"MDPWX1", b"")]
+    other.broker.relieved(b"x", other.now)
+    (told,) = other._split(other.broker.take_messages())
+    assert (type(told), told.id, told.code) == (wire.Error, 1, 503)
+
+
 def test_a_cancelled_request_is_not_placed_again_when_its_link_breaks():
     other = passing()
     other.receive(cancel())
