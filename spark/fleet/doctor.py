@@ -15,7 +15,7 @@ from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_none_reachable
 from ...mdp.transport.sockets import checked_endpoints
 from .. import session as sessions
-from .cluster import Cluster, cores
+from .cluster import Cluster, cores, task_cores
 from .executor import BROKER_TIMEOUT_SECONDS, probe
 from .leases import classify_failure
 from .settings import is_loopback
@@ -140,13 +140,15 @@ class Doctor:
         name = "cores"
         try:
             number = cores(session.sparkContext)
+            each = task_cores(session.sparkContext)
         except SettingError as error:
             return Check(name, "failed", str(error), "set a maximum")
-        left = number - self.reserve
+        left = (number - self.reserve) // each
         needed = max(1, self.minimum)
         if left >= needed:
             return Check(name, "ok", f"{number}: {left} for slots, {self.reserve} reserved for other jobs (--reserve)")
         text = f"{number}, of which {self.reserve} are reserved for other jobs: too few for {needed} slots"
+        text += f" of {each} cores (spark.task.cpus)" if each > 1 else ""
         advice = "give the application more cores (local[N], spark.cores.max, more executors), or --reserve 0"
         return Check(name, "failed", text, advice)
 
