@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException, PySparkNotImplementedError
+from pyspark.errors import AnalysisException, PySparkNotImplementedError, PySparkTypeError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.pandas.types import to_arrow_type
@@ -135,8 +135,7 @@ def call_service(
             )
             exempt_imports_from_collection()
     else:
-        reply_type = _any_type(df.sparkSession, result)
-        arrow_type = _arrow_type(reply_type)
+        reply_type, arrow_type = _any_type(df.sparkSession, result)
         sent_as = None if isinstance(input, list | tuple) else input if isinstance(input, str) else "input"
 
         def call(batches: Iterator[Any]) -> Iterator[Any]:
@@ -206,15 +205,18 @@ def register_function(
 # ── on the driver: checking and planning ──────────────────────────────────────────────────────────────────────────────
 
 
-def _any_type(spark: SparkSession, name: str) -> DataType:
-    """Return one of Spark's types by its name in SQL.  Raises `SettingError`."""
+def _any_type(spark: SparkSession, name: str) -> tuple[DataType, Any]:
+    """Return one of Spark's types by its name in SQL, and Arrow's for it.  Raises `SettingError`."""
     expected = f"result is {name!r}; expected one of Spark's types"
     if not isinstance(name, str):
         raise SettingError(expected)
     try:  # not `DataType.fromDDL`, which finds no session if the only one is of Spark Connect
-        return spark.sql(f"SELECT CAST(NULL AS {name})").schema[0].dataType
+        kind = spark.sql(f"SELECT CAST(NULL AS {name})").schema[0].dataType
+        return kind, _arrow_type(kind)
     except AnalysisException as error:
         raise SettingError(f"{expected}: {reason(error)}") from None
+    except PySparkTypeError as error:
+        raise SettingError(f"{expected} that Arrow has as well: {reason(error)}") from None
 
 
 def _arrow_type(kind: DataType) -> Any:

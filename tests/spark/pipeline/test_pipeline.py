@@ -264,6 +264,7 @@ def test_a_worker_is_killed(spark):
         ({"output": ""}, "expected the name of a column"),
         ({"codec": "arrow", "result": "no type"}, "expected one of Spark's types"),
         ({"codec": "arrow", "result": 5}, "result is 5; expected one of Spark's types"),
+        ({"codec": "arrow", "result": "interval month"}, "expected one of Spark's types that Arrow has as well"),
         ({"key": "nope"}, "key is 'nope': .*UNRESOLVED_COLUMN"),
         ({"key": "id"}, "key is 'id', a column of type bigint"),
         ({"key": 5}, "5 is not the name of a column"),
