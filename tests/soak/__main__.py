@@ -32,7 +32,7 @@ TELL_SECONDS = 60.0
 FAULT_SECONDS = 6.0
 """The mean time between two faults."""
 CHAOS = 0.8
-"""The part of a half in which faults are injected; the rest is for recovery, for the replacement, and without faults."""
+"""The part of a half in which faults are injected; the rest is for recovery and the replacement, and without faults."""
 
 
 class Run:

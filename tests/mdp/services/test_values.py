@@ -206,7 +206,7 @@ def test_a_reply_whose_type_fails_to_take_it():
 
     with pytest.raises(CodecError, match="the reply of service 'fail' does not fit: KeyError: 1"):
         Service("fail", None, Failing).decode_reply([b'{"x": 1}'])
-    with pytest.raises(CodecError, match="no value of type .*Failing can be made: KeyError: 1"):
+    with pytest.raises(CodecError, match=r"no value of type .*Failing can be made: KeyError: 1"):
         converted({"x": 1}, Failing)
 
 
