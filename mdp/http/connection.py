@@ -80,6 +80,8 @@ class Connection(asyncio.Protocol):
         """Called once when the connection ends before the response is complete."""
         self.upload: Upload | None = None
         """What awaits the rest of the body that is arriving."""
+        self.cycle: Any = None
+        """What uvicorn knows of the latest request that the application has got."""
         self._connections = connections
         self._limits = connections.limits
         self._name = name
@@ -150,6 +152,9 @@ class Connection(asyncio.Protocol):
         self._connections.leave(self)
         self._block(None, 0)
         self.inner.connection_lost(exc)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # if others wait behind it, uvicorn has told the last of these
+            self.cycle.message_event.set()
         self._interrupt()
 
     def pause_writing(self) -> None:

@@ -42,6 +42,7 @@ class Guard:
         if scope["type"] == "websocket":
             exchange = _WebSocket(self, connection, receive, send)
         else:
+            connection.cycle = receive.__self__
             exchange = _Exchange(self, connection, self._connections, scope, receive, send)
         try:
             check_request(scope, exchange.first_bytes, self._connections.limits)

@@ -118,6 +118,17 @@ def test_shapes(gateway, data, expected):
         assert [status for status, _, _ in client.responses()] == expected
 
 
+def test_a_client_that_disconnects_with_several_requests(gateway, services, caplog):
+    """None of them counts as one that the gateway has failed to answer."""
+    body = b"the first of several"
+    with gateway.connect() as client:
+        client.send(request(body).replace(b"echo", b"hold") + request() * 2)
+        eventually(lambda: body in services.begun)
+    eventually(lambda: body in services.cancelled)
+    eventually(lambda: not gateway.call(lambda: gateway.server._uvicorn.server_state.tasks))
+    assert [each.getMessage() for each in caplog.records if each.name == "uvicorn.error"] == []
+
+
 CHUNKED = POST + HOST + b"transfer-encoding: chunked\r\n\r\n"
 
 
