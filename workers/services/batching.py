@@ -16,7 +16,9 @@ class Batcher:
     """Calls a function of batches for single values.
 
     The first value of a batch waits for others, for a limited time.  A plain function runs in a thread.  Within the
-    function, `current_request()` is the request that completed the batch, or the first one.
+    function, `current_request()` is the request that completed the batch, or the first one.  A call that is cancelled
+    leaves a batch that waits, but ends only with one that runs: until then it holds its place among the concurrent
+    requests, and the lifespan.
 
     Args:
         offered: The service.
@@ -42,7 +44,15 @@ class Batcher:
             self._begin()
         elif self._timer is None:
             self._timer = loop.call_later(self._wait, self._begin, context=copy_context())
-        return await reply
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            left = [each for each in self._waiting if each[1] is not reply]
+            if len(left) < len(self._waiting):
+                self._waiting = left
+            elif self._running:
+                await asyncio.wait(self._running)
+            raise
 
     def _begin(self) -> None:
         if self._timer is not None:

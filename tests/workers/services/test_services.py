@@ -558,6 +558,44 @@ def test_a_batch_that_fails_fails_its_requests(function, problem):
 # ── declarations ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_a_batch_whose_requests_are_cancelled_ends_before_the_lifespan():
+    begun, go_on, events = threading.Semaphore(0), threading.Event(), []
+
+    @contextmanager
+    def lifespan():
+        yield {}
+        events.append("left")
+
+    services = Services(lifespan=lifespan)
+
+    @services.service("hold", batch=2, batch_wait=0)
+    def hold(values: list[int]) -> list[int]:
+        begun.release()
+        go_on.wait(TIMEOUT_SECONDS)
+        events.append("ended")
+        return values
+
+    async def scenario(broker):
+        worker = services.worker(broker=broker)
+        await worker.start()
+        async with AsyncClient(broker, timeout=TIMEOUT_SECONDS) as client:
+            calling = [asyncio.create_task(client.call(hold, 1)) for _ in range(2)]
+            assert await asyncio.to_thread(begun.acquire, timeout=TIMEOUT_SECONDS)
+            held = worker.requests
+            for each in calling:
+                each.cancel()
+            while not all(each.cancelled for each in held):
+                await asyncio.sleep(0.01)
+        worker.stop()
+        asyncio.get_running_loop().call_later(0.05, go_on.set)
+        await worker.wait()
+        assert events[-1] == "left"
+        assert events.count("ended") >= 1
+
+    with running_broker() as server:
+        asyncio.run(scenario(server.endpoints[0]))
+
+
 def test_prefixes_and_included_services():
     inner = Services(prefix="b.")
 
