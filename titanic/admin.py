@@ -15,7 +15,7 @@ from ..mdp.codes import Code
 from .store.counts import counted, totals
 from .store.models import KEYS_STATE, NOT_ENDED, PARTIALS_STATE, STATES
 from .store.outcomes import NEXT_ENDED, reserve_ended
-from .store.tables import REQUESTS, P, R, is_in
+from .store.tables import PARTS, REQUESTS, P, R, is_in
 
 MAX_SEARCHED: Final = 100_000
 """Requests in which a text is searched for."""
@@ -90,15 +90,24 @@ def search(connection: Connection, which: Filter, text: str, uuid: UUID | None, 
     return [_row(row) for row in rows.mappings()]
 
 
-def show(connection: Connection, uuid: UUID) -> dict[str, Any] | None:
-    """Return everything about a request; `body`, `reply` and the latest attempt's `partials` are packed frames."""
+def show(connection: Connection, uuid: UUID, most: int | None = None) -> dict[str, Any] | None:
+    """Return everything about a request; `body`, `reply` and the latest attempt's `partials` are packed frames.
+
+    Of the PARTIALs, these are the first `most`, or all.
+    """
     row = connection.execute(sa.select(*_SHOWN).where(R.uuid == uuid)).mappings().one_or_none()
     if row is None:
         return None
     parts = connection.scalars(
-        sa.select(P.body).where(P.request == row["id"], P.attempt == row["attempts"]).order_by(P.number)
+        sa.select(P.body).where(P.request == row["id"], P.attempt == row["attempts"]).order_by(P.number).limit(most)
     )
     return {**_row(row), "partials": list(parts)}
+
+
+def count_partials(connection: Connection, uuid: UUID) -> int:
+    """Return how many PARTIALs the latest attempt of a request has."""
+    latest = REQUESTS.join(PARTS, sa.and_(P.request == R.id, P.attempt == R.attempts))
+    return connection.scalar(sa.select(sa.func.count()).select_from(latest).where(R.uuid == uuid)) or 0
 
 
 def _row(row: Mapping[Any, Any]) -> dict[str, Any]:

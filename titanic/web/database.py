@@ -17,6 +17,8 @@ SHARE: Final = 0.1
 """How much of the time its own queries may take, at most."""
 MAX_AGE_SECONDS: Final = 60.0
 """How old a result may be in any case."""
+MAX_PARTS: Final = 50
+"""PARTIALs of a request that are shown."""
 MAX_LISTED: Final = 1000
 """Requests on a page with a list."""
 
@@ -85,9 +87,11 @@ class AdminDatabase:
         rows = await self._read(lambda connection: admin.search(connection, which, text, uuid, MAX_LISTED + 1))
         return rows[:MAX_LISTED], len(rows) > MAX_LISTED
 
-    async def show(self, uuid: UUID) -> dict[str, Any] | None:
-        """Return everything about a request."""
-        return await self._read(lambda connection: admin.show(connection, uuid))
+    async def show(self, uuid: UUID) -> tuple[dict[str, Any] | None, int]:
+        """Return everything about a request, with the first `MAX_PARTS` of its PARTIALs, and how many it has."""
+        return await self._read(
+            lambda connection: (admin.show(connection, uuid, MAX_PARTS), admin.count_partials(connection, uuid))
+        )
 
     async def retry(self, uuids: Sequence[UUID]) -> int:
         """Retry failed requests; return how many."""

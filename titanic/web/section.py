@@ -22,7 +22,7 @@ from ..frames import unpack
 from ..store.models import NOT_ENDED, STATES
 from ..submission import read_uuid
 from .collector import TitanicCollector
-from .database import AdminDatabase, DatabaseError
+from .database import MAX_PARTS, AdminDatabase, DatabaseError
 from .history import Look, charts, new_history
 
 INTERVAL_SECONDS: Final = 1.0
@@ -35,8 +35,6 @@ TURN_SECONDS: Final = 5.0
 """How long it may take to turn once more, before that is said."""
 MAX_SHOWN: Final = 4000
 """Characters of a body that are shown."""
-MAX_PARTS: Final = 50
-"""PARTIALs that are shown."""
 
 Snapshot = Callable[[], dict[str, Any]]
 
@@ -197,16 +195,16 @@ class TitanicSection:
     async def _request(self, view: View) -> Mapping[str, Any]:
         uuid = read_uuid(view.query.get("uuid", "").strip())
         try:
-            row = await self._database.show(uuid) if uuid is not None else None
+            row, parts_count = await self._database.show(uuid) if uuid is not None else (None, 0)
         except DatabaseError as error:
             return {"trouble": str(error), "row": None}
         if row is None:
             raise NotFoundError("Titanic has no request with this UUID. Perhaps it was closed, or has expired.")
         now = time.time()
         # Others may look at what happens, but what a request says is for its owner and for admins.
-        contents = _contents(row) if view.visitor.act else None
+        contents = _contents(row, parts_count) if view.visitor.act else None
         return {
-            "trouble": "", "row": row, "contents": contents, "parts_count": len(row["partials"]),
+            "trouble": "", "row": row, "contents": contents, "parts_count": parts_count,
             "age": now - row["created"], "note": _note(row, now), "done": view.query.get("done", ""),
             "attempts": _attempts(row, now),
             "times": [(name, _moment(row[key])) for name, key in _TIMES if row[key] is not None],
@@ -309,18 +307,18 @@ def _table(rows: Sequence[Mapping[str, Any]], view: View) -> Table:
     )  # fmt: skip
 
 
-def _contents(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _contents(row: Mapping[str, Any], parts_count: int) -> list[tuple[str, str]]:
     """Return what a request and its replies say, with a title for each frame."""
     found = [("Header", f"{name}: {value}") for name, value in json.loads(row["headers"] or "{}").items()]
     for title, packed in (
         ("Body", row["body"]),
-        *((f"PARTIAL {at}", part) for at, part in enumerate(row["partials"][:MAX_PARTS])),
+        *((f"PARTIAL {at}", part) for at, part in enumerate(row["partials"])),
         ("Reply" if row["state"] == "done" else "Detail", row["reply"]),
     ):
         if packed is not None:
             found += [(title, _shown(frame)) for frame in unpack(packed)]
-    if len(row["partials"]) > MAX_PARTS:
-        found.append(("PARTIALs", f"{number(len(row['partials']) - MAX_PARTS)} more: titanic show {row['uuid']}"))
+    if (more := parts_count - len(row["partials"])) > 0:
+        found.append(("PARTIALs", f"{number(more)} more: titanic show {row['uuid']}"))
     return found
 
 

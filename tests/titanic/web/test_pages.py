@@ -1,20 +1,26 @@
 """`titanic serve --http`: metrics, health, pages and what one can do there, with a real Titanic."""
 
+import asyncio
 import re
 import time
 from types import SimpleNamespace
+from uuid import UUID
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 from support.access import ROLES, Folder
 from support.processes import TIMEOUT_SECONDS, eventually, process
-from support.titanics import LIMITS, QUICK, row, state, titanic_at
+from support.titanics import LIMITS, QUICK, connected, row, state, titanic_at
 
 from zmdp.clients import Client
 from zmdp.mdp.tokens import new_token
 from zmdp.testing import running_broker
-from zmdp.titanic import Titanic
+from zmdp.titanic import Titanic, schema, store
+from zmdp.titanic.frames import pack
+from zmdp.titanic.store.tables import R
+from zmdp.titanic.web.database import AdminDatabase
 from zmdp.workers import ServiceError, Worker
 
 MARKUP = "<b>no & such</b> thing"
@@ -42,7 +48,13 @@ def there(tmp_path_factory):
                 bad.result(timeout=TIMEOUT_SECONDS)
             waits = titanic.submit("nobody", b"x")
             yield SimpleNamespace(
-                db=str(db), good=good[0].uuid, bad=bad.uuid, waits=waits.uuid, server=server, **vars(found)
+                db=str(db),
+                good=good[0].uuid,
+                many=good[1].uuid,
+                bad=bad.uuid,
+                waits=waits.uuid,
+                server=server,
+                **vars(found),
             )
 
 
@@ -154,6 +166,17 @@ def test_one_request(there):
     assert "Last error 404: &lt;b&gt;no &amp; such&lt;/b&gt; thing" in shown
     assert re.search(r"Attempts Attempts 1 Latest began \S+ \S+ ended", shown)
     assert "Key the key" in shown
+
+
+def test_only_the_partials_that_are_shown_are_read(there):
+    with connected(there.db) as connection:
+        id_, attempt = connection.execute(sa.select(R.id, R.attempts).where(R.uuid == UUID(there.many))).one()
+        parts = [store.Partial(id_, attempt, number, pack([b"%d" % number])) for number in range(1, 53)]
+        store.add_partials(connection, parts)
+    row, count = asyncio.run(AdminDatabase(schema.database_url(there.db)).show(UUID(there.many)))
+    assert (len(row["partials"]), count) == (50, 53)
+    shown = text(there.http.get("/request", params={"uuid": there.many}))
+    assert f"PARTIAL 49 49 Reply ff 00 PARTIALs 3 more: titanic show {there.many}" in shown
 
 
 @pytest.mark.parametrize("uuid", ["", "0" * 32, "<b>"])
