@@ -60,8 +60,12 @@ class ServiceSchedules:
         found = {}
         for _, service in due:
             self._ask_at[service] = now + REPEAT_SECONDS
-            with suppress(RequestError):  # its workers have just left
+            try:
                 found[service] = self._read(service, (await self._client.describe(service)).about)
+            except RequestError:
+                pass  # its workers have just left
+            except (SettingError, MalformedRequest) as error:
+                log.warning("ignored the schedule that workers of %s declare: %s", service, error)
         # If no Titanic ran for long, workers first get the time to say it again.
         forget = self._database.clock.now() - FORGET_SECONDS if now - self._since > FORGET_SECONDS else None
         if found or forget is not None:
@@ -70,14 +74,10 @@ class ServiceSchedules:
                 log.warning("%s", problem)
 
     def _read(self, service: str, about: About) -> Schedule | None:
-        """Return the schedule that workers declare, if it is valid."""
+        """Return the schedule that workers declare, or None.  Raises `SettingError` or `MalformedRequest`."""
         options: dict[str, Any] = {name: about.schedule.get(name) for name in ("every", "cron", "timezone")}
         if options["every"] is None and options["cron"] is None:
             return None
         frames = [f"{NAME_PREFIX}{service}".encode(), service.encode(), b""]
-        try:
-            given = encode_options({**about.submission, **options}, SCHEDULE_OPTIONS, "a schedule")
-            return parse_schedule(frames, given, self._database.clock.now())
-        except (SettingError, MalformedRequest) as error:
-            log.warning("ignored the schedule that workers of %s declare: %s", service, error)
-            return None
+        given = encode_options({**about.submission, **options}, SCHEDULE_OPTIONS, "a schedule")
+        return parse_schedule(frames, given, self._database.clock.now())

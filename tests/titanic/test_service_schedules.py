@@ -116,6 +116,24 @@ def test_what_a_worker_says_is_checked(bench, url, client, caplog):
         eventually(lambda: any("ignored the schedule" in message for message in caplog.messages))
 
 
+def test_what_cannot_be_read_changes_nothing(bench, url, client, caplog, monkeypatch):
+    monkeypatch.setattr(service_schedules, "REPEAT_SECONDS", 0.0)
+    caplog.set_level(logging.WARNING)
+    schedules = Schedules(client)
+
+    def rows():
+        return [(row["name"], row["paused"]) for row in schedules.ls()]
+
+    with serving(bench.endpoint, url, service_schedules=True):
+        with Worker("sweep", lambda _: b"", broker=bench.endpoint, about=declared(every=60).as_option(), **BEATS):
+            eventually(lambda: rows() == [("service:sweep", False)])
+            schedules.pause("service:sweep")
+        about = {"schedule": {"cron": "30 2 * * *", "timezone": "Mars/Olympus"}}
+        with Worker("sweep", lambda _: b"", broker=bench.endpoint, about=about, **BEATS):
+            eventually(lambda: sum("ignored the schedule" in message for message in caplog.messages) > 1)
+            assert rows() == [("service:sweep", True)]
+
+
 # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
