@@ -1,6 +1,5 @@
 """The cluster that a fleet uses: its session, what is shipped to its executors, and its cores."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,8 +100,8 @@ def cores(context: "SparkContext", slots: int | None = None) -> int:
     conf, master = context.getConf(), str(context.master)
     if match := re.fullmatch(r"local-cluster\[(\d+),(\d+),\d+\]", master):
         return int(match[1]) * int(match[2])
-    if match := re.fullmatch(r"local(?:\[(\d+|\*)(?:,.*)?\])?", master):
-        return (os.cpu_count() or 1) if match[1] == "*" else int(match[1] or 1)
+    if is_local(master):
+        return int(_backend(context).totalCores())  # of local[*], what a container gives to Java
     each = _number(conf, "spark.executor.cores", 1)
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         if conf.get("spark.dynamicAllocation.maxExecutors") is not None:
@@ -112,7 +111,12 @@ def cores(context: "SparkContext", slots: int | None = None) -> int:
         raise SettingError(
             "dynamic allocation has no limit: set one with --max, or with --conf spark.dynamicAllocation.maxExecutors=N"
         )
-    return context.defaultParallelism  # the cores of the executors that have registered
+    return int(_backend(context).totalCoreCount().get())  # the cores of the executors that have registered
+
+
+def _backend(context: "SparkContext") -> Any:
+    """Return what counts cores for `defaultParallelism`, which is something else if a setting says so."""
+    return context._jsc.sc().schedulerBackend()
 
 
 def task_cores(context: "SparkContext") -> int:

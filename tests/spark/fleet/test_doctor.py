@@ -75,7 +75,7 @@ def test_too_few_cores(spark, endpoint):
 
 @pytest.mark.parametrize(("minimum", "state"), [(1, "ok"), (2, "failed")])
 def test_slots_of_several_cores(minimum, state):
-    context = SimpleNamespace(master="local[4]", getConf=lambda: {"spark.task.cpus": "2"})
+    context = SimpleNamespace(master="local-cluster[2,2,1024]", getConf=lambda: {"spark.task.cpus": "2"})
     found = Doctor(Cluster(), "tcp://127.0.0.1:5555", minimum=minimum)._cores(SimpleNamespace(sparkContext=context))
     assert found.state == state
     assert ("too few for 2 slots of 2 cores (spark.task.cpus)" in found.found) == (state == "failed")

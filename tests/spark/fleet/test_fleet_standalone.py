@@ -90,6 +90,14 @@ def test_two_fleets_on_three_cores(cluster, endpoint, tmp_path):
         assert page(cluster)["coresused"] == 3
 
 
+def test_the_slots_are_bounded_by_the_cores_of_executors(cluster, endpoint, tmp_path):
+    options = on(cluster, "--min", "2", "--conf", "spark.default.parallelism=100")
+    with fleet(endpoint, "fleet_handlers:pid", "pid", *options, cwd=tmp_path) as running:
+        running.serving(2)
+        eventually(lambda: running.status()["max"] == 2, SPARK_TIMEOUT_SECONDS)
+        assert running.command.end() == 0
+
+
 def test_a_fleet_is_replaced_beside_the_old_one(cluster, endpoint, tmp_path):
     one = ("--max", "1", "--lease", "1h")  # between two leases, a single slot has no worker
     with fleet(endpoint, "fleet_handlers:pid", "pid", *on(cluster, *one), cwd=tmp_path) as old:

@@ -1,7 +1,7 @@
 """The settings of fleets, and how many cores a cluster has, without Spark."""
 
-import os
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,11 +36,14 @@ def test_loopback_addresses():
 class Conf(dict):
     """The part of a SparkContext that tells its cores."""
 
-    defaultParallelism = 5  # noqa: N815 - Spark's name
+    defaultParallelism = 9  # noqa: N815 - Spark's name; the setting spark.default.parallelism
 
     def __init__(self, master, **conf):
         super().__init__({f"spark.{name.replace('_', '.')}": value for name, value in conf.items()})
         self.master = master
+        count = {"totalCores": lambda: 4} if master.startswith("local") else {"totalCoreCount": lambda: registered}
+        registered, backend = SimpleNamespace(get=lambda: 5), SimpleNamespace(**count)
+        self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(schedulerBackend=lambda: backend))
 
     def getConf(self):  # noqa: N802
         return self
@@ -49,10 +52,8 @@ class Conf(dict):
 @pytest.mark.parametrize(
     ("context", "number"),
     [
-        (Conf("local"), 1),
-        (Conf("local[3]"), 3),
-        (Conf("local[3,2]"), 3),
-        (Conf("local[*]"), os.cpu_count()),
+        (Conf("local[*]"), 4),
+        (Conf("local[*]", dynamicAllocation_enabled="true"), 4),
         (Conf("local-cluster[3,2,1024]"), 6),
         (Conf("spark://h:7077"), 5),
         (Conf("spark://h:7077", cores_max="8"), 5),  # what it has, not what it may have
