@@ -133,7 +133,21 @@ def parse_query(frames: Sequence[bytes]) -> Query:
         raise unprocessable(
             "args must be an object (for parameters written :name) or a list (for parameters written ?)"
         )
+    for name, value in args.items() if isinstance(args, dict) else enumerate(args or (), 1):
+        _check_literal(name, value)
     return Query(sql, parse_format(settings), args)
+
+
+def _check_literal(name: str | int, value: Any) -> None:
+    """Raise `ServiceError` 422 if Spark has no literal for the value of a parameter."""
+    if isinstance(value, list):
+        for each in value:
+            _check_literal(name, each)
+    elif isinstance(value, dict) or (isinstance(value, int) and not -(1 << 63) <= value < 1 << 63):
+        raise unprocessable(
+            f"the value of parameter {name} is {value!r:.100}; expected a string, a number, where integers have at "
+            "most 64 bits, true, false, null, or a list of these"
+        )
 
 
 def _split(sql: str) -> tuple[str, str]:

@@ -84,6 +84,8 @@ def test_a_query(frames, asked):
         ([b"SELECT 1", b'{"format": "xml"}'], "format must be one of json, arrow"),
         ([b"SELECT 1", b'{"format": []}'], "format must be one of json, arrow"),
         ([b"SELECT 1", b'{"args": 1}'], "args must be an object"),
+        ([b"SELECT :x", b'{"args": {"x": {"a": 1}}}'], "the value of parameter x is {'a': 1}; expected"),
+        ([b"SELECT ?", b'{"args": [1, [9223372036854775808]]}'], "the value of parameter 2 is 9223372036854775808"),
     ],
 )
 def test_invalid_queries(frames, message):
