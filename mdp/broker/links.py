@@ -92,7 +92,7 @@ class Links:
         link = self.by_identity[identity]
         if role is not None:
             link.role = role
-        if not _may_link(link.role):
+        if not link.role.link:
             self._refused(link, _NOT_ALLOWED % (link.role.name, "this"), now)
             return
         link.client = Client(identity, link.role, link)  # the requests of the one before may still have to be dropped
@@ -136,7 +136,7 @@ class Links:
         hello = _parse(bytes(body[0]))
         if hello is None or not isinstance(identity, bytes):
             return None, "malformed request for a link, or one through a proxy"
-        if not _may_link(role):
+        if not role.link:
             return None, _NOT_ALLOWED % (role.name, "the")
         if client.requests or identity in self.by_identity:
             return None, "a connection that is a link already, or has outstanding requests, cannot become a link"
@@ -329,10 +329,6 @@ class Links:
         """Return when `tick` has something to do, or something is to be announced; None if never."""
         due = self.announcements.deadline()
         return self._due if due is None or (self._due is not None and self._due < due) else due
-
-
-def _may_link(role: Role) -> bool:
-    return role.link or not role.restricted
 
 
 def _key(link: Link) -> tuple[str, int]:

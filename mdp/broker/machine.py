@@ -305,7 +305,7 @@ class Broker:
         self.roles.grant(permissions)
         self._workers.revoke(now)
         for link in list(self.links.by_identity.values()):
-            if link.state is not LinkState.DOWN and link.role.restricted and not link.role.link:
+            if link.state is not LinkState.DOWN and not link.role.link:
                 self._link_dialog.end(link, f"role {link.role.name} may not link brokers any longer", now)
 
     def drain(self, now: float) -> None:

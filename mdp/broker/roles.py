@@ -40,7 +40,7 @@ class Role:
         self.restricted = False
         """Whether it may not do everything."""
         self.on_behalf = False
-        self.link = False
+        self.link = True
         """Whether its connections may be links to other brokers."""
         self.signature = b""
         """What the broker adds to the options of its requests: members of a JSON object that tell workers who asks."""
