@@ -48,7 +48,8 @@ class ClientConnection:
     ZeroMQ itself would reconnect silently, to a broker that does not have the outstanding requests.  So each socket is
     used for one connection only: a monitor reports when that ends, and then another socket is opened.
 
-    `deliver` is called with the outcomes of requests, all those of a step at once.
+    `deliver` is called with the outcomes of requests, all those of a step at once.  If it raises an exception, what it
+    has left in the list is delivered with the next.
 
     A broker that refuses this client's keys says so.  When all have done so, one after the other, the outstanding
     requests fail, since waiting would not help.
@@ -292,7 +293,12 @@ class ClientConnection:
         """Deliver the outcomes that have arrived."""
         session = self.session
         while session.events:
-            self._deliver(session.take_events())
+            events, session.events = session.events, []  # not `take_events`: Ctrl-C may come when a call returns
+            try:
+                self._deliver(events)
+            except BaseException:
+                session.events[:0] = events
+                raise
 
     def _check_monitor(self, here: BrokerSocket, now: float) -> None:
         """Lose the connection if the monitor reports that it has ended."""

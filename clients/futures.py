@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
+from concurrent.futures._base import CANCELLED
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
@@ -66,8 +67,9 @@ class ReplyFuture(Future[Any]):
                 return False
         try:
             _settle(self, found)
-        except InvalidStateError:  # it was cancelled
-            self.set_running_or_notify_cancel()
+        except InvalidStateError:  # it was cancelled, or Ctrl-C interrupted the delivery, which is repeated
+            if self._state == CANCELLED:
+                self.set_running_or_notify_cancel()
         return False
 
     def done(self) -> bool:

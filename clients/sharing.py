@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, Protocol
 
-from ..mdp.errors import ClosedError, RequestTimeout
+from ..mdp.errors import ClosedError, RequestTimeout, StreamInterrupted
 from ..mdp.transport.multipart import milliseconds
 from ..mdp.transport.polling import READABLE, new_poller
 from ..mdp.transport.wake import Wake
@@ -236,11 +236,27 @@ class SharedConnection:
             self.session.cancel(self._unwanted.popleft())
 
     def _deliver(self, events: list[tuple[Call, Outcome]]) -> None:
-        woken = 0
-        for call, outcome in events:
-            woken += call.receiver.put(outcome)
-            if call.ended and (not isinstance(outcome, Reply) or outcome.final):
-                call.receiver = None  # which refers to the call: its bodies must not wait for the garbage collector
+        woken = delivered = 0
+        try:
+            for call, outcome in events:
+                delivered += 1
+                woken += call.receiver.put(outcome)
+                if call.ended and (not isinstance(outcome, Reply) or outcome.final):
+                    call.receiver = None  # which refers to the call: its bodies must not wait for the garbage collector
+        except Exception:
+            del events[:delivered]
+            raise
+        except BaseException:
+            # Ctrl-C: the other threads must get their outcomes all the same.  Whether this one was taken is not known;
+            # a reply may be given again, a part may not.
+            delivered -= 1
+            if call.receiver is None:
+                delivered += 1
+            elif isinstance(outcome, Reply) and not outcome.final:
+                events[delivered] = call, _interrupted(outcome.service)
+            del events[:delivered]
+            raise
+        del events[:]
         if woken > 2:  # of two threads, one drives, so there is nothing to gather
             self._gather_until = time.monotonic() + MAX_GATHER_DELAY_SECONDS
 
@@ -277,7 +293,7 @@ class SharedConnection:
 
     # ── waiting and driving ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def wait(self, waiter: Waiter, until: float | None = None) -> None:
+    def wait(self, waiter: Waiter, until: float | None = None) -> None:  # noqa: PLR0912 - Ctrl-C may come in any call
         """Wait until `waiter` is true, the time is `until`, or the client is closed.
 
         If no other thread drives the connection, this one does.
@@ -299,14 +315,19 @@ class SharedConnection:
                 else:
                     return
         finally:
-            try:  # noqa: SIM105 - faster than `suppress`, and this is for every request
+            if self.driver == thread:
+                self.driver = None  # first of all: Ctrl-C may interrupt each of the following calls
+            try:
                 self._waiting.remove(waiter)
             except ValueError:  # Ctrl-C came before it was added
                 pass
-            if self.driver == thread:
-                self.driver = None
-            if self.driver is None and self._waiting:
-                self._wake_next()
+            finally:
+                if self.driver is None and self._waiting:
+                    try:
+                        self._wake_next()
+                    except BaseException:  # Ctrl-C: nobody else would wake it
+                        self._wake_next()
+                        raise
             if self._unwanted:
                 self.cancel_unwanted()
 
@@ -326,7 +347,13 @@ class SharedConnection:
                 if self.closed:
                     return
                 now = time.monotonic()
-                more = self._step(now)
+                try:
+                    more = self._step(now)
+                except Exception:
+                    raise
+                except BaseException:  # Ctrl-C: what had just been received may be lost, so it is asked for again
+                    self.session.lose("the thread that received was interrupted", now)
+                    raise
                 if waiter or (until is not None and now >= until):
                     return
                 self._asleep = not (more or self._gather_until)
@@ -373,6 +400,11 @@ class SharedConnection:
         if self._asleep:
             self._asleep = False
             self._wake.wake()
+
+
+def _interrupted(service: str) -> StreamInterrupted:
+    text = f"the stream of service {service!r} broke off: the thread that received it was interrupted"
+    return StreamInterrupted(text, service=service)
 
 
 class _Slot(Waiter):

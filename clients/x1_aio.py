@@ -277,7 +277,9 @@ class X1AsyncDialog:
             self._set_timer(due)
 
     def _deliver(self, events: list[tuple[Call, Outcome]]) -> None:
-        for call, outcome in events:
+        delivered = events[:]
+        events.clear()  # none again, even if a receiver raises SystemExit
+        for call, outcome in delivered:
             receiver = call.receiver
             if receiver is None:
                 continue  # it was cancelled by another receiver, a moment ago
@@ -289,7 +291,7 @@ class X1AsyncDialog:
                 else:
                     receiver.set_exception(outcome)
         # Called after the tasks that this wakes, and in the same turn: their next requests go out without another turn.
-        if (self._session.outstanding or len(events) > 1) and not self._closed:
+        if (self._session.outstanding or len(delivered) > 1) and not self._closed:
             self._flush_soon()
 
     def _put(self, receiver: Receiver, outcome: Outcome) -> None:

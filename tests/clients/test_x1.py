@@ -3,12 +3,16 @@
 import gc
 import multiprocessing
 import os
+import sys
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import suppress
+from itertools import count as count_up
 from types import SimpleNamespace
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
+from support.x1_broker import Asked, X1Router, requests
 
 from zmdp.clients import Client, ClosedError, RequestRejected, RequestTimeout, SettingError
 from zmdp.clients.futures import Futures
@@ -43,6 +47,68 @@ def test_the_garbage_collector_may_close_a_stream_anywhere(endpoint):
                 assert client.request("echo", b"x") == [b"x"]
     finally:
         gc.set_threshold(*before)
+
+
+SHELL = tuple(f"clients/{name}.py" for name in ("mdclient", "x1", "sharing", "connection", "inbox"))
+"""The files that no build compiles: compiled code is not interrupted."""
+
+
+def test_ctrl_c_takes_nothing_from_other_threads(pool):
+    """At whichever moment it comes: Python looks for signals when a function is entered, and when one in C returns."""
+    ended = threading.Event()
+
+    def answer(router):
+        """Answer each client's requests, all at once, when the one of the other thread is there."""
+        asked: list[Asked] = []
+        while not ended.is_set():
+            with suppress(AssertionError):  # nothing has come
+                asked += requests(router.recv(0.05))
+            if any(each.body != [b"interrupted"] for each in asked):
+                for sender in {each.sender for each in asked}:
+                    router.reply(*((each, each.body) for each in asked if each.sender == sender))
+                asked.clear()
+
+    def ask(client, after):
+        eventually(after)
+        return client.request("echo", b"other")
+
+    def interrupted_at(client, moment):
+        """Return whether a request was interrupted at this moment, rather than finished before."""
+        left = moment
+
+        def interrupt(frame, event, _):
+            nonlocal left
+            if event in {"call", "c_return"} and frame.f_code.co_filename.endswith(SHELL):
+                left -= 1
+                if left < 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            client.request("echo", b"interrupted")
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    with X1Router() as router, Client(router.endpoint, timeout=TIMEOUT_SECONDS) as client:
+        pool.submit(answer, router)
+        shared, main = client._dialog._shared, threading.get_ident()
+        try:
+            for moment in count_up():
+                began = threading.Event()
+                other = pool.submit(ask, client, lambda began=began: shared.driver == main or began.is_set())
+                interrupted = interrupted_at(client, moment)
+                began.set()
+                assert other.result(TIMEOUT_SECONDS) == [b"other"]
+                assert pool.submit(client.request, "echo", b"next").result(TIMEOUT_SECONDS) == [b"next"]
+                if not interrupted:
+                    break
+        finally:
+            ended.set()
+    assert moment > 30
 
 
 def test_waiting_for_a_slot_counts_towards_the_timeout(endpoint):
