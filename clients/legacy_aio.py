@@ -43,6 +43,7 @@ class LegacyAsyncDialog:
         """The connections with an outstanding request, and the event that something has arrived there."""
         self._diagnoses: dict[str, asyncio.Future[str | None]] = {}
         """Attempts to find out why an endpoint does not answer, by endpoint."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         self._connections = asyncio.Semaphore(min(settings.max_outstanding, MAX_CONNECTIONS))
         for endpoint in self._endpoints.all:  # raises SettingError if one is invalid
@@ -122,7 +123,8 @@ class LegacyAsyncDialog:
         socket = self._idle.pop() if self._idle else self._open(endpoint)
         arrived = self._busy[socket] = asyncio.Event()
         descriptor = int(socket.get(zmq.FD))
-        add_reader(asyncio.get_running_loop(), descriptor, arrived.set)
+        self._loop = asyncio.get_running_loop()
+        add_reader(self._loop, descriptor, arrived.set)
         finished = False
         try:
             for message in session.take_messages():
@@ -205,7 +207,10 @@ class LegacyAsyncDialog:
             socket.close(0)
         self._idle.clear()
         busy, self._busy = self._busy, {}
+        loop = None if self._loop is None or self._loop.is_closed() else self._loop
         for socket, arrived in busy.items():
-            remove_reader(asyncio.get_running_loop(), int(socket.get(zmq.FD)))
+            if loop is not None:
+                remove_reader(loop, int(socket.get(zmq.FD)))
             socket.close(0)
-            arrived.set()
+            if loop is not None:  # else no task is waiting
+                arrived.set()

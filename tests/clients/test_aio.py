@@ -403,6 +403,24 @@ def test_a_reply_that_arrived_while_the_event_loop_was_blocked_is_in_time(stream
         with_client(router.endpoint, scenario, protocol="0.2")
 
 
+def test_a_client_is_closed_after_its_event_loop(endpoint, protocol):
+    async def begin():
+        client = AsyncClient(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol)
+        task = asyncio.create_task(client.request("nobody"))
+        await asyncio.sleep(0)
+        return client, task
+
+    loop = asyncio.new_event_loop()
+    client, task = loop.run_until_complete(begin())
+    loop.close()
+    asyncio.run(client.close())
+    assert client._settings.context.closed
+    with suppress(RuntimeError):  # it can never finish
+        task.get_coro().close()
+    del task
+    gc.collect()
+
+
 def test_requests_beyond_max_outstanding_wait_for_a_connection(endpoint):
     async def scenario(client):
         asked = [b"%d" % number for number in range(100)]
