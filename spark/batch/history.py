@@ -115,10 +115,9 @@ class History:
 
     def end(self, job: str, state: str, **found: Any) -> None:
         """Record the end of a job: `done`, `failed` or `cancelled`, with its result or its error."""
-        if found.get("error") is not None:
-            found["error"] = found["error"][:MAX_TEXT]
-        if found.get("traceback") is not None:
-            found["traceback"] = found["traceback"][-MAX_TRACEBACK:]
+        for name, kept in (("error", slice(MAX_TEXT)), ("traceback", slice(-MAX_TRACEBACK, None))):
+            if found.get(name) is not None:  # surrogates, which SQLite does not take, are those of files' names
+                found[name] = found[name][kept].encode(errors="replace").decode()
         self._write(sa.update(_JOBS).where(_JOBS.c.job == job).values(state=state, ended=time.time(), **found))
 
     def prune(self, older_than: float | None) -> None:

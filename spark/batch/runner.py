@@ -185,4 +185,5 @@ def _wait(request: Request, attempt: Callable[[], Found | None]) -> Generator[by
 
 
 def _event(event: str, job: Job, **more: Any) -> bytes:
-    return json.dumps({"event": event, "job": job.id, **more}, ensure_ascii=False, default=str).encode()
+    text = json.dumps({"event": event, "job": job.id, **more}, ensure_ascii=False, default=str)
+    return text.encode(errors="replace")  # Python has surrogates in the names of files that are not UTF-8

@@ -60,11 +60,19 @@ def work(spark):
     return 3
 
 
+def unreadable(spark, fail=True):
+    """Tell the name of a file that is not UTF-8, as Python has it."""
+    yield "\udcff"
+    if fail:
+        raise ValueError("cannot read \udcff")
+    return "\udcff"
+
+
 @pytest.fixture
 def batch():
     with closing(History(None, "batch")) as history:
         settings = BatchSettings("batch", "tcp://127.0.0.1:9", concurrency=1)
-        offer = Offer(jobs={"lose": lose, "work": work})
+        offer = Offer(jobs={"lose": lose, "work": work, "unreadable": unreadable})
         yield Batch(settings, Pool(), Results(None), offer, history=history)
 
 
@@ -113,3 +121,13 @@ def test_requests_that_saw_a_loss_run_one_at_a_time(batch):
     assert b'"started"' in next(second)
     second.close()
     assert batch._runner._suspect.acquire(blocking=False)
+
+
+@pytest.mark.parametrize("fail", [True, False])
+def test_texts_that_are_not_utf_8_end_no_job(batch, monkeypatch, fail):
+    monkeypatch.setattr(Pool, "release", lambda *arguments, **settings: False)  # Spark is not lost
+    frames = [b"unreadable", json.dumps({"fail": fail}).encode()]
+    asked = Request(frames, service="spark.job", client=b"client", options=wire.Options(b"{}"))
+    assert outcome(batch, asked)[1] == ("ValueError: cannot read \udcff" if fail else b'"?"')
+    (row,) = batch._history.rows(None)
+    assert row["state"] == ("failed" if fail else "done")
