@@ -84,7 +84,7 @@ def do_not_cancel(dialog: LinkDialog, link: Link, command: wire.Cancel, now: flo
     """A broker ignores CANCEL from another."""
 
 
-def swallow(requests: Requests, request: Any, reason: Any, link: Link) -> bool:
+def swallow(requests: Requests, request: Any, attempt: Any, link: Link, reason: Any) -> bool:
     """A request that cannot be done is not returned."""
     return True
 
