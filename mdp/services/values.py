@@ -82,11 +82,17 @@ class ValueType:
 
 
 def converted(value: Any, kind: Any) -> Any:
-    """Return a decoded value as one of type `kind`.  Raises `Misfit`, and `CodecError` if its own methods fail."""
+    """Return a decoded value as one of type `kind`.
+
+    Raises `Misfit`, `CodecError` if the type's own methods fail, and `TypeError` or `NotImplementedError` if it is none
+    of those that values are converted to.
+    """
     try:
         return msgspec.convert(value, kind, dec_hook=_from_builtin)
     except msgspec.ValidationError as error:
         raise Misfit(problem_in(error)) from None
+    except (TypeError, NotImplementedError):
+        raise  # this type is none of those that values are converted to
     except Exception as error:  # whatever a value's own methods raise
         raise CodecError(f"no value of type {show(kind)} can be made: {type(error).__name__}: {error}") from error
 

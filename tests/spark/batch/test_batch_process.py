@@ -162,7 +162,7 @@ def test_a_second_signal_cancels_jobs_and_a_killed_driver_leaves_no_processes(tm
 def test_a_batch_ends_although_a_job_does_not(tmp_path):
     jobs = ("--job", "stuck=batch_jobs:stuck")
     with (
-        broker("--heartbeat", "0.2", "--liveness", "50") as (_, at),
+        broker("--heartbeat", "0.2", "--liveness", "600") as (_, at),
         Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client,
     ):
         with batch(at, "--drain-timeout", "0.5", jobs=jobs) as running:
