@@ -3,6 +3,7 @@
 import asyncio
 import re
 import time
+from contextlib import closing
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -173,7 +174,8 @@ def test_only_the_partials_that_are_shown_are_read(there):
         id_, attempt = connection.execute(sa.select(R.id, R.attempts).where(R.uuid == UUID(there.many))).one()
         parts = [store.Partial(id_, attempt, number, pack([b"%d" % number])) for number in range(1, 53)]
         store.add_partials(connection, parts)
-    row, count = asyncio.run(AdminDatabase(schema.database_url(there.db)).show(UUID(there.many)))
+    with closing(AdminDatabase(schema.database_url(there.db))) as database:
+        row, count = asyncio.run(database.show(UUID(there.many)))
     assert (len(row["partials"]), count) == (50, 53)
     shown = text(there.http.get("/request", params={"uuid": there.many}))
     assert f"PARTIAL 49 49 Reply ff 00 PARTIALs 3 more: titanic show {there.many}" in shown
