@@ -38,12 +38,13 @@ def router(context):
         yield router
 
 
+def deliver(events):
+    for call, outcome in events:
+        call.receiver.append(outcome)
+
+
 @pytest.fixture
 def connection(router, context):
-    def deliver(events):
-        for call, outcome in events:
-            call.receiver.append(outcome)
-
     made = ClientConnection(ClientSession(Endpoints([router.last_endpoint.decode()])), context, deliver)
     yield made
     made.drop()
@@ -173,7 +174,17 @@ def test_replies_that_reach_the_socket_after_the_process_was_held_up_are_not_lat
         assert outcomes == [[b"reply"]] * number
 
 
-def test_due_work_is_done_while_messages_keep_arriving(router, connection, monkeypatch):
+@pytest.fixture
+def inproc(router, context):
+    """A connection at which messages have arrived as soon as they are sent."""
+    router.bind("inproc://router")
+    made = ClientConnection(ClientSession(Endpoints(["inproc://router"])), context, deliver)
+    yield made
+    made.drop()
+
+
+def test_due_work_is_done_while_messages_keep_arriving(router, inproc, monkeypatch):
+    connection = inproc
     monkeypatch.setattr("zmdp.clients.connection.MAX_EVENTS", 3)
     outcomes = []
     now = time.monotonic()
