@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
-from concurrent.futures._base import CANCELLED
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final
@@ -37,6 +36,8 @@ class ReplyFuture(Future[Any]):
         self._outcome: Any = PENDING
         """The value or the error, if it came before there was a state."""
         self._has_state = False
+        self._notified = False
+        """Whether those that wait for several futures know that it was cancelled."""
 
     def __getattr__(self, name: str) -> Any:
         """Create the state, of which an attribute was not found."""
@@ -68,9 +69,15 @@ class ReplyFuture(Future[Any]):
         try:
             _settle(self, found)
         except InvalidStateError:  # it was cancelled, or Ctrl-C interrupted the delivery, which is repeated
-            if self._state == CANCELLED:
-                self.set_running_or_notify_cancel()
+            if self.cancelled():
+                self.notify_cancelled()
         return False
+
+    def notify_cancelled(self) -> None:
+        """Tell `wait` and `as_completed` that the future was cancelled, once."""
+        if not self._notified:
+            self._notified = True
+            self.set_running_or_notify_cancel()
 
     def done(self) -> bool:
         """Return whether the reply or an error has arrived, or the request was cancelled."""
@@ -161,7 +168,7 @@ class Futures(Waiter):
             if call is not None and not call.ended:
                 shared.session.cancel(call)
                 self.pending.discard(future)
-                future.set_running_or_notify_cancel()
+                future.notify_cancelled()
         shared.send()
 
     def call_back(self, callback: Callback, future: Future[Any]) -> None:
