@@ -115,7 +115,8 @@ class LinkPort(Port):
     def grant(self, access: Access, users: dict[bytes, Role]) -> None:
         """Use the role that `users` has for the other broker's key from now on."""
         del access
-        role = self._broker.roles.nobody if self._keys is None else users.get(self._keys.server)
+        nobody = self._broker.roles.nobody
+        role = nobody if self._keys is None else users.get(self._keys.server, nobody)
         if role is not self.role:
             self.ended = "the role of its key has changed"
 

@@ -386,6 +386,11 @@ class Broker:
         self.links.opened(identity, now, role)
 
     def link_failed(self, identity: bytes, why: str, now: float) -> None:
-        """Record that the connection for a link has ended, and why, or that there could be none."""
+        """Record that the connection for a link has ended, and why, or that there could be none.
+
+        If the link is down already, the reason that is known for it stays: its connection ends because of that.
+        """
         self._now = now
-        self._link_dialog.lose(self.links.by_identity[identity], why, now)
+        link = self.links.by_identity[identity]
+        if link.state is not LinkState.DOWN:
+            self._link_dialog.lose(link, why, now)

@@ -710,6 +710,17 @@ def test_a_link_whose_role_lost_the_right_is_not_opened_again_until_it_has_it_ba
     assert other.link.state is LinkState.UP
 
 
+def test_why_this_broker_has_ended_a_link_is_not_forgotten_when_its_connection_ends():
+    mesh = pair()
+    link = mesh["a"].links.by_identity[mesh.identity]
+    turns.link_failed(mesh["a"], mesh.identity, "the role of its key has changed", mesh.now)
+    before = link.backoff, link.retry_at
+    turns.link_failed(mesh["a"], mesh.identity, "the other broker closed the connection", mesh.now)
+    assert link.trouble == "the role of its key has changed"
+    assert (link.backoff, link.retry_at) == before
+    assert link_events(mesh["a"]) == [CloseLink(mesh.identity)]
+
+
 def test_a_link_whose_role_loses_the_right_before_the_answer_is_not_established():
     broker = Broker(now=NOW, name="a")
     turns.grant(broker, ACCESS, NOW)

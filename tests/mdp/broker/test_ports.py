@@ -13,10 +13,15 @@ from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually
 from support.zmtp import RawPeer
 
 from zmdp.mdp import wire
+from zmdp.mdp.access import Permissions, load
+from zmdp.mdp.broker.link_ports import LinkPort
+from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.outbox import Outbox
 from zmdp.mdp.broker.ports import PREFIX_BYTES, Port, new_prefix
+from zmdp.mdp.broker.roles import Role
 from zmdp.mdp.broker.server import MAX_TURN_MESSAGES, Server, ServerSettings
 from zmdp.mdp.errors import BindError, SettingError
+from zmdp.mdp.keys import create_keys, load_keys
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.transport.multipart import receive, send
 
@@ -254,3 +259,20 @@ def test_a_socket_of_another_kind_is_not_replaced(tmp_path):
             Server((f"ipc://{path}",))
         sender.sendto(b"hello", path)
         assert other.recv(10) == b"hello"
+
+
+def test_a_link_to_a_key_without_a_role_does_not_end_because_its_role_has_changed(tmp_path):
+    for name in ("broker", "other"):
+        create_keys(name, tmp_path)
+    (tmp_path / "access.toml").write_text('secret_key = "broker.key_secret"\n')
+    keys = load_keys(tmp_path / "broker.key_secret", tmp_path / "other.key")
+    access, broker = load(tmp_path / "access.toml"), Broker(now=0.0)
+    with zmq.Context() as context:
+        port = LinkPort(broker, b"link", "tcp://127.0.0.1:1", keys, broker.roles.nobody, context)
+        try:
+            port.grant(access, {})
+            assert port.ended is None
+            port.grant(access, {keys.server: Role("brokers", Permissions(name="brokers", link=True))})
+            assert port.ended == "the role of its key has changed"
+        finally:
+            port.close()
