@@ -1,13 +1,13 @@
 """The access file of a broker: its own key, and roles with keys, permissions and limits (docs/how-to/security.md)."""
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 
+from . import toml
 from .certificates import public_key, read_secret
 from .errors import AccessError, SettingError
 from .limits import LARGEST
@@ -147,9 +147,9 @@ def read_text(path: Path, hint: str) -> str:
 def read_toml(text: str, path: Path) -> dict[str, Any]:
     """Return the content of an access file.  Raises `AccessError`."""
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # not all are TOMLDecodeErrors: a number may have too many digits
-        raise AccessError(f"{path} is not valid TOML: {error}") from None
+        return toml.parse(text, path)
+    except SettingError as error:
+        raise AccessError(str(error)) from None
 
 
 def parse(text: str, path: Path) -> Access:

@@ -5,7 +5,6 @@ import logging
 import re
 import resource
 import sys
-import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import fields
@@ -16,7 +15,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from ...pure import PURE
-from .. import compiled
+from .. import compiled, toml
 from ..access import Access, load
 from ..broker.link_ports import LinkTo
 from ..broker.server import DEFAULT_DRAIN, DEFAULT_IPC_MODE, Server, ServerSettings, default_name
@@ -138,10 +137,9 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     if path is None:
         return None
     try:
-        values = tomllib.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not valid TOML: {error}"
-        raise click.BadParameter(f"cannot read {path}: {reason}") from None
+        values = toml.load(path)
+    except SettingError as error:
+        raise click.BadParameter(str(error)) from None
     known = {p.name for p in context.command.params if p.name} - NOT_SETTINGS
     spelling = {name.replace("-", "_"): name for name in values}
     unknown = sorted(spelling[name] for name in spelling.keys() - known)

@@ -19,12 +19,12 @@ jobs = ["wordcount"]
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ...mdp import toml
 from ...mdp.errors import SettingError
 from ...workers import Request
 from .roles import EVERYTHING, Role
@@ -98,12 +98,7 @@ class Catalogue:
 
 def read(path: Path) -> Catalogue:
     """Read a catalogue from a file.  Raises `SettingError`, which names the table and the problem."""
-    try:
-        found = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise SettingError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise SettingError(f"{path} is not valid TOML: {error}") from None
+    found = toml.load(path)
     _check_names(found, {"tables", "jobs", "results", "catalogs", "roles"}, str(path))
     tables, jobs, catalogs, roles = (found.get(name, {}) for name in ("tables", "jobs", "catalogs", "roles"))
     if not all(isinstance(each, dict) for each in (tables, jobs, catalogs, roles)):

@@ -1,12 +1,12 @@
 """The file of `titanic serve --schedules`: schedules in TOML."""
 
-import tomllib
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from ...clients.arguments import checked_body
+from ...mdp import toml
 from ...mdp.errors import SettingError
 from ...mdp.wire import service_name
 from ..schedules import SCHEDULE_OPTIONS, Schedule, parse_schedule
@@ -22,10 +22,7 @@ def load(path: Path, now: float) -> list[Schedule]:
     Raises:
         SettingError: The file cannot be read, or a schedule is invalid.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingError(f"{path}: {error}") from None
+    content = toml.load(path)
     tables = content.pop("schedules", {})
     if content or not isinstance(tables, dict):
         raise SettingError(f"{path}: expected tables [schedules.NAME], and nothing else")
