@@ -10,6 +10,7 @@ import click
 
 from ...clients import Client, bodies
 from ...mdp.cli.console import Group, printable
+from ...mdp.errors import SettingError
 from ...mdp.services import recurrence
 from ...mdp.services.recurrence import RecurrenceError
 from ..schedule_client import Schedules
@@ -111,8 +112,17 @@ def run(*, name: str, owner: str | None, client: Client) -> None:
 
 
 def _each(change: Callable[..., None], names: Sequence[str], owner: str | None) -> None:
+    """Change all schedules that can be changed; then raise the error of the last that cannot be."""
+    failed: SettingError | None = None
     for name in names:
-        change(name, owner=owner)
+        try:
+            change(name, owner=owner)
+        except SettingError as error:
+            if failed is not None:
+                click.echo(f"titanic: {failed}", err=True)
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 def _columns(row: dict[str, Any], now: float) -> tuple[str, ...]:
