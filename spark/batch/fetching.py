@@ -112,7 +112,8 @@ def _files(path: str) -> tuple[Any, list[str]]:
     # Hadoop's name of S3's file system is not PyArrow's.
     filesystem, folder = pyarrow.fs.FileSystem.from_uri(path.replace("s3a://", "s3://", 1))
     found = filesystem.get_file_info(pyarrow.fs.FileSelector(folder))
-    return filesystem, sorted(each.path for each in found if each.base_name.startswith("part-"))
+    names = [each.path for each in found if each.base_name.startswith("part-")]
+    return filesystem, sorted(names, key=lambda name: (len(name), name))  # part-99999 before part-100000
 
 
 def _batches(filesystem: Any, name: str, start: int) -> Iterator["pa.RecordBatch"]:

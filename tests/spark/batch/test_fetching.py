@@ -64,6 +64,14 @@ def test_the_first_file_of_a_result_may_be_empty(history, files, format_, wanted
     assert end == {"job": JOB, "format": format_, "rows": 3, "next": None}
 
 
+def test_files_come_in_the_order_of_their_numbers(history, tmp_path):
+    for value, number in enumerate((9, 99_999, 100_000)):
+        pq.write_table(pa.table({"id": [value]}), tmp_path / f"part-{number:05}.parquet")
+    history.end(JOB, "done", format="parquet", path=f"file://{tmp_path}")
+    parts, _ = asked(history, format="json")
+    assert b"".join(parts) == b'{"id":0}\n{"id":1}\n{"id":2}\n'
+
+
 @pytest.mark.parametrize("format_", ["arrow", "json", "csv"])
 def test_a_request_gets_a_bounded_part(history, files, monkeypatch, format_):
     monkeypatch.setattr(fetching, "CHUNK_BYTES", 10_000)
