@@ -1,9 +1,14 @@
 """The events to which one connection has subscribed."""
 
+from typing import Final
+
 from .events import Subscribers
-from .messages import ENOENT, EPROTO, ROLE_OWNER, Event, FluxRequest
+from .messages import EAGAIN, ENOENT, EPROTO, ROLE_OWNER, Event, FluxRequest
 from .output import Output
 from .payloads import text_in
+
+MAX_SUBSCRIPTIONS: Final = 1000
+"""Subscriptions that one connection may have at the same time."""
 
 
 class Subscriptions:
@@ -24,6 +29,9 @@ class Subscriptions:
         prefix = text_in(request.payload, "topic")
         if prefix is None:
             self._output.fail(request, EPROTO)
+            return
+        if max(sum(self._prefixes.values()), len(self._unconfirmed)) >= MAX_SUBSCRIPTIONS:
+            self._output.fail(request, EAGAIN)
             return
         self._prefixes[prefix] = self._prefixes.get(prefix, 0) + 1
         if self._subscribers.add(self):

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmdp.clients.gateways.effects import Answer, Begin, Cancel, Close, Fail, Offer, Withdraw
+from zmdp.clients.gateways.flux import subscriptions
 from zmdp.clients.gateways.flux.bodies import body_of, payload_of
 from zmdp.clients.gateways.flux.errors import failure, reported
 from zmdp.clients.gateways.flux.framing import BIG, LITTLE, encode
 from zmdp.clients.gateways.flux.instance import MAX_FOUND, Found, Instance
-from zmdp.clients.gateways.flux.messages import Event, FluxRequest, Response
+from zmdp.clients.gateways.flux.messages import EAGAIN, Event, FluxRequest, Response
 from zmdp.clients.gateways.flux.messages import encode as parts_of
 from zmdp.clients.gateways.flux.programs import MAX_SERVICES
 from zmdp.clients.gateways.flux.session import EVENT_SECONDS, PROBE_SECONDS, FluxSession
@@ -280,6 +281,23 @@ def test_subscriptions_are_confirmed_when_events_arrive(session, instance):
     assert changes == [True, False]
     tell(session.ended)
     assert changes == [True, False]
+
+
+def test_a_connection_has_so_many_subscriptions_and_no_more(session, instance, monkeypatch):
+    monkeypatch.setattr(subscriptions, "MAX_SUBSCRIPTIONS", 3)
+    refused = [response("event.subscribe", None, EAGAIN)]
+    for topic in (b"a", b"a", b"b"):
+        assert call(session, topic="event.subscribe", payload=b'{"topic":"%s"}\0' % topic, matchtag=1) == []
+    assert call(session, topic="event.subscribe", payload=b'{"topic":"a"}\0', matchtag=1) == refused
+    # Neither does it help to end some: those that wait to be confirmed take memory too.
+    assert call(session, topic="event.unsubscribe", payload=b'{"topic":"b"}\0', matchtag=1)
+    assert call(session, topic="event.subscribe", payload=b'{"topic":"b"}\0', matchtag=1) == refused
+    instance.subscribers.ready = True
+    instance.subscribers.subscribed()
+    assert taken(session) == 3 * [response("event.subscribe")]
+    assert call(session, topic="event.subscribe", payload=b'{"topic":"b"}\0', matchtag=1) == [
+        response("event.subscribe")
+    ]
 
 
 def test_a_subscription_that_ends_before_it_was_confirmed_is_confirmed(session):
