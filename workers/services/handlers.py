@@ -43,7 +43,8 @@ def handler_of(offered: AnyOffered, state: State) -> Callable[[Request], Any]:
 
 def _endpoint(offered: AnyOffered) -> CallNext:
     """Return what calls the function with the value of a request."""
-    function, decode, takes_value = offered.function, offered.request.decode, offered.signature.takes_value
+    function, decode = offered.function, offered.request.decode
+    takes_value, has_default = offered.signature.takes_value, offered.signature.has_default
     if offered.batch is not None:
         function = Batcher(offered, *offered.batch)
 
@@ -54,7 +55,9 @@ def _endpoint(offered: AnyOffered) -> CallNext:
             raise ServiceError(MISFIT, str(error)) from None
         except CodecError as error:
             raise Unreadable(str(error)) from None
-        return function(value) if takes_value else function()
+        if takes_value and not (has_default and (value is None or request == [b""])):
+            return function(value)
+        return function()
 
     async def streaming(request: Request) -> Any:  # so that middleware can await every service
         return endpoint(request)

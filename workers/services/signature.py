@@ -5,7 +5,7 @@ import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import UnionType
-from typing import Any, Final, Union, get_args, get_origin
+from typing import Any, Final, Optional, Union, get_args, get_origin
 
 from ...mdp.errors import SettingError
 from ...mdp.functions import is_async, name_of, underlying
@@ -25,6 +25,8 @@ class Signature:
     request: Any
     reply: Any
     takes_value: bool
+    has_default: bool
+    """Whether it may be called without the value that it takes."""
     asynchronous: bool
     streaming: bool
 
@@ -33,12 +35,17 @@ def signature_of(handler: Callable[..., Any], *, batch: bool = False) -> Signatu
     """Return what the signature of `handler` says.  Raises `SettingError` if it cannot be a service."""
     name = name_of(handler)
     hints = _hints(handler, name)
-    parameters = [each for each in _parameters(handler, name) if each.default is each.empty]
-    if len(parameters) > 1 or any(each.kind not in _POSITIONAL for each in parameters):
+    parameters = list(_parameters(handler, name))
+    required = [each for each in parameters if each.default is each.empty]
+    if len(required) > 1 or any(each.kind not in _POSITIONAL for each in required):
         raise SettingError(
-            f"{name} takes {len(parameters)} arguments: a service takes one value or none; use a dataclass for several"
+            f"{name} takes {len(required)} arguments: a service takes one value or none; use a dataclass for several"
         )
-    request = hints.get(parameters[0].name, Any) if parameters else None
+    taken = required or [each for each in parameters if each.kind in _POSITIONAL]
+    has_default = bool(taken) and not required and not batch
+    request = hints.get(taken[0].name, Any) if taken else None
+    if has_default and request not in (Any, bytes):
+        request = Optional[request]
     reply = hints.get("return", Any)
     origin = get_origin(reply) or reply
     called = underlying(handler)
@@ -48,11 +55,11 @@ def signature_of(handler: Callable[..., Any], *, batch: bool = False) -> Signatu
         streaming, asynchronous = True, origin in _ASYNC_ITERATORS
         reply = (get_args(reply) or (Any,))[0]
     if batch:
-        if streaming or not parameters:
+        if streaming or not taken:
             raise SettingError(f"{name} handles batches: it takes a list of values and returns a list of replies")
         request = _element(request, f"{name} handles batches: annotate its argument as a list, such as list[Job]")
         reply = _without_errors(_element(reply, f"{name} handles batches: annotate its result as a list"))
-    return Signature(request, reply, bool(parameters), asynchronous, streaming)
+    return Signature(request, reply, bool(taken), has_default, asynchronous, streaming)
 
 
 def _hints(handler: Callable[..., Any], name: str) -> dict[str, Any]:

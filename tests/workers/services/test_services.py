@@ -633,6 +633,35 @@ def test_only_some_services_are_offered():
         Services().worker()
 
 
+def test_a_value_that_has_a_default_may_be_left_out():
+    services = Services()
+
+    @services.service("greet")
+    def greet(name: str = "world", *, mark: str = "!") -> str:
+        return f"Hello, {name}{mark}"
+
+    @services.service("size")
+    def size(data: bytes = b"four") -> int:
+        return len(data)
+
+    @services.service("plain", every=60)
+    def plain(value=3, factor=2):
+        return value * factor
+
+    @services.service("parts")
+    def parts(count: int = 2) -> Iterator[int]:
+        yield from range(count)
+
+    with services.test_client() as client:
+        assert (client.call("greet"), client.call("greet", "Ann")) == ("Hello, world!", "Hello, Ann!")
+        assert (client.call(greet), client.call(size, b""), client.call(size, b"x")) == ("Hello, world!", 4, 1)
+        assert (client.call("plain"), client.call("plain", 5)) == (6, 10)
+        assert (list(client.stream("parts")), list(client.stream("parts", 1))) == ([0, 1], [0])
+        with pytest.raises(ServiceError, match=r"expected str \| null, got int"):
+            client.call("greet", 1)
+    assert greet.about().request == {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
 def two(a, b):
     return a
 
