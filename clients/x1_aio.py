@@ -284,6 +284,8 @@ class X1AsyncDialog:
             if receiver is None:
                 continue  # it was cancelled by another receiver, a moment ago
             if type(receiver) is not asyncio.Future:
+                if call.ended and (not isinstance(outcome, Reply) or outcome.final):
+                    call.receiver = None  # which may refer to the call: bodies must not wait for the garbage collector
                 self._put(receiver, outcome)
             elif not receiver.done():
                 if isinstance(outcome, Reply):

@@ -679,6 +679,27 @@ class Outcomes:
         self.queue.put_nowait(outcome)
 
 
+def test_nothing_is_left_of_a_request_whose_receiver_knows_it(endpoint):
+    """As in the gateways, which cancel it if their own client has left."""
+    body = b"nothing is left of this either"
+
+    async def scenario(client):
+        for service in ("echo", "fail", "nobody"):
+            outcomes = Outcomes()
+            outcomes.call = client.begin(outcomes, service, body, wait=service != "nobody")
+            await outcomes.queue.get()
+            del outcomes
+            await asyncio.sleep(0)
+            assert not any(type(each) is Call and body in each.body for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        with_client(endpoint, scenario)
+    finally:
+        gc.enable()
+
+
 def test_a_request_is_begun_without_a_task():
     async def story(endpoint):
         async with (
