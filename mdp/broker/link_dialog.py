@@ -159,8 +159,9 @@ class LinkDialog:
 
     def lose(self, link: Link, why: str, now: float) -> None:
         """Place the requests again that were passed on over a link, and drop those that came over it."""
+        client = link.client
         attempts = self._links.down(link, why, now)
-        self._endings.client(link.client, now)
+        self._endings.client(client, now)
         for attempt in reversed(attempts):  # each goes to the front
             if not attempt.abandoned:
                 attempt.request.recorded_way().losses += 1

@@ -249,6 +249,7 @@ class Links:
                 link.backoff = max(link.backoff, min(2 * link.backoff, BACKOFF[1]))
         else:
             del self.by_identity[link.identity]
+            link.client = Client(link.identity, link.role)  # the one before refers to the link: that would be a cycle
         self._plan()
         if not was_up:
             return []

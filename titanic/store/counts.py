@@ -77,12 +77,18 @@ def counted(connection: Connection) -> Sequence[sa.Row[Any]]:
     return connection.execute(_COUNTED).all()
 
 
-def count_waiting(connection: Connection) -> dict[str, int]:
-    """Return how many requests of each service have not ended."""
+def _waiting() -> sa.Select[Any]:
     counts = _counts()
     number = sa.cast(sa.func.sum(counts.c.requests), sa.BigInteger)
-    found = sa.select(counts.c.service, number).where(counts.c.state.in_(NOT_ENDED)).group_by(counts.c.service)
-    return {service: count for service, count in connection.execute(found)}  # noqa: C416 - rows
+    return sa.select(counts.c.service, number).where(counts.c.state.in_(NOT_ENDED)).group_by(counts.c.service)
+
+
+_WAITING: Final = _waiting()
+
+
+def count_waiting(connection: Connection) -> dict[str, int]:
+    """Return how many requests of each service have not ended."""
+    return {service: count for service, count in connection.execute(_WAITING)}  # noqa: C416 - rows
 
 
 def totals(rows: Sequence[sa.Row[Any]]) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Linked brokers: their machines, connected by lists of messages (C44)."""
 
+import gc
 import json
 import struct
 
@@ -290,6 +291,23 @@ def test_a_link_is_opened_again_after_a_pause_and_for_ever():
     mesh.receive("b", ready(b"w2"))
     mesh.wait()
     assert len(work(mesh.receive("a", request())["b"], b"w2")) == 1
+
+
+def test_links_that_end_leave_no_cycles():
+    """`mdp-broker` runs without the collector that would find them."""
+    mesh = pair()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            mesh.receive("a", request())
+            mesh.cut("a", mesh.identity)
+            mesh.now += 1
+            mesh.open("a", mesh.identity, "b")
+            mesh.wait()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_late_reply_over_a_new_link_is_dropped():
