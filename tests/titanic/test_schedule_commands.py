@@ -66,7 +66,10 @@ def test_a_name_that_is_unknown_does_not_keep_the_others(titanic):
     for name in ("a", "b"):
         assert titanic("add", name, "report", "--every", "5m") == (0, "", "")
     code, _, error = titanic("rm", "a", "x", "y", "b")
-    assert (code, [line.partition(" there ")[2] for line in error.splitlines()]) == (2, ["is no schedule x", "is no schedule y"])
+    assert (code, [line.partition(" there ")[2] for line in error.splitlines()]) == (
+        2,
+        ["is no schedule x", "is no schedule y"],
+    )
     assert titanic("ls") == (0, "", "no schedules\n")
 
 

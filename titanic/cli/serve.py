@@ -48,7 +48,7 @@ from .schedule_file import load as load_schedules
 if TYPE_CHECKING:
     from ..web.server import WebServer
 
-COLLECT_AFTER: Final = 50_000
+COLLECT_AFTER: Final = 10_000
 """New objects after which Python collects garbage.  By default it does after 700, of which most belong to requests that
 are under way: that takes a tenth of the time."""
 

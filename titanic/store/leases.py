@@ -42,4 +42,4 @@ def is_invalid(now: float) -> sa.ColumnElement[bool]:
 
     A Titanic's clock may be ahead of another's by as much as the lease is long.
     """
-    return _LATEST > now
+    return now < _LATEST

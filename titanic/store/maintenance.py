@@ -158,13 +158,17 @@ def pending_after(connection: Connection, batch: Sequence[tuple[str, int]]) -> l
 
 
 def _pending_after(connection: Connection, after: str, limit: int) -> list[str]:
-    each = _each_pending(after)
-    return list(connection.scalars(sa.select(each.c.service).where(each.c.service.is_not(None)).limit(limit)))
+    return list(connection.scalars(_PENDING_AFTER, {"after": after, "limit": limit}))
 
 
-def _each_pending(after: str) -> sa.CTE:
-    """Return the services with pending requests whose names come after `after`, in order, and NULL at the end."""
+def _each_pending() -> sa.Select[Any]:
+    """Select the first services with pending requests whose names come after `after`, in order."""
+    after, limit = sa.bindparam("after", type_=sa.Text), sa.bindparam("limit", type_=sa.Integer)
     first = sa.select(sa.func.min(R.service).label("service")).where(is_in("pending"), R.service > after)
     each = first.cte("each", recursive=True)
     following = sa.select(sa.func.min(R.service)).where(is_in("pending"), R.service > each.c.service).scalar_subquery()
-    return each.union_all(sa.select(following).where(each.c.service.is_not(None)))
+    each = each.union_all(sa.select(following).where(each.c.service.is_not(None)))  # NULL at the end
+    return sa.select(each.c.service).where(each.c.service.is_not(None)).limit(limit)
+
+
+_PENDING_AFTER: Final = _each_pending()

@@ -1,5 +1,6 @@
 """Titanic's SQL, on SQLite and on PostgreSQL."""
 
+import gc
 import re
 import threading
 import time
@@ -1354,6 +1355,29 @@ def test_no_table_is_read_from_end_to_end(filled, explained, backend, work):
     everything = "\n".join(plan for _, plan in plans)
     for index in indexes:
         assert (index if isinstance(index, str) else index[backend]) in everything, everything
+
+
+FREQUENT = [each for each in WORK if each not in {store.release, store.edit_schedules}]
+
+
+@pytest.mark.parametrize("work", FREQUENT, ids=lambda work: work.__name__)
+def test_statements_leave_no_cycles(filled, work):
+    """`titanic serve` collects garbage rarely: what every request leaves would take megabytes before that."""
+    item, _ = WORK[work]
+    with filled.begin() as connection:
+        there = connection.execute(sa.select(sql.REQUESTS).where(sql.is_in("running"))).first()
+        items = [item(there) for _ in range(4)]
+        work(connection, items[:2])  # compiled now, and kept
+        work(connection, items[:1])
+        gc.collect()
+        gc.disable()
+        try:
+            work(connection, items[2:])
+            work(connection, items[3:])
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
+        connection.rollback()
 
 
 @only_postgresql
