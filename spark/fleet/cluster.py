@@ -111,7 +111,7 @@ def cores(context: "SparkContext", slots: int | None = None) -> int:
         raise SettingError(
             "dynamic allocation has no limit: set one with --max, or with --conf spark.dynamicAllocation.maxExecutors=N"
         )
-    return int(_backend(context).totalCoreCount().get())  # the cores of the executors that have registered
+    return int(_backend(context).totalCoreCount())  # the cores of the executors that have registered
 
 
 def _backend(context: "SparkContext") -> Any:

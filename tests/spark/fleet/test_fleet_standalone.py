@@ -91,9 +91,9 @@ def test_two_fleets_on_three_cores(cluster, endpoint, tmp_path):
 
 
 def test_the_slots_are_bounded_by_the_cores_of_executors(cluster, endpoint, tmp_path):
-    options = on(cluster, "--min", "2", "--conf", "spark.default.parallelism=100")
+    options = on(cluster, "--min", "1", "--conf", "spark.default.parallelism=100")
     with fleet(endpoint, "fleet_handlers:pid", "pid", *options, cwd=tmp_path) as running:
-        running.serving(2)
+        running.serving(1)
         eventually(lambda: running.status()["max"] == 2, SPARK_TIMEOUT_SECONDS)
         assert running.command.end() == 0
 

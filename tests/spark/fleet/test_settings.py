@@ -41,8 +41,8 @@ class Conf(dict):
     def __init__(self, master, **conf):
         super().__init__({f"spark.{name.replace('_', '.')}": value for name, value in conf.items()})
         self.master = master
-        count = {"totalCores": lambda: 4} if master.startswith("local") else {"totalCoreCount": lambda: registered}
-        registered, backend = SimpleNamespace(get=lambda: 5), SimpleNamespace(**count)
+        count = {"totalCores": lambda: 4} if master.startswith("local") else {"totalCoreCount": lambda: 5}
+        backend = SimpleNamespace(**count)
         self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(schedulerBackend=lambda: backend))
 
     def getConf(self):  # noqa: N802
