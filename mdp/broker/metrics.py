@@ -75,7 +75,7 @@ class ServiceMetrics:
     @property
     def empty(self) -> bool:
         """Whether nothing has been counted."""
-        return not (self.other or self.request_bytes or self.in_queue.count)
+        return not (self.other or self.request_bytes or self.in_queue.count or self.at_worker.count)
 
     def add_all(self, other: "ServiceMetrics") -> None:
         """Add the counts of another service."""

@@ -126,6 +126,12 @@ def test_the_counts_of_a_service_outlive_it(world):
     assert world.echo()["outcomes"] == {"ok": 2}
 
 
+def test_so_do_those_of_one_that_was_called_with_empty_frames_only(world):
+    world.after(0, ready())
+    world.after(1, final(address_in(world.after(0, request(body=b"")))), leave())
+    assert (world.echo()["workers"], world.echo()["outcomes"]) == (0, {"ok": 1})
+
+
 def test_what_never_was_a_service_is_not_kept_by_name(world):
     world.after(0, request(service=b"nobody", options=b'{"wait":false}'))
     answer = world.metrics()
