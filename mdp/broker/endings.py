@@ -61,7 +61,7 @@ class Endings:
 
     def _drop_of(self, client: Client) -> Iterator[None]:
         while (request := self._registry.next_of(client)) is not None:
-            if request.attempt is not None and request.attempt.abandoned:  # it has ended, but the client was not told
+            if request.has_ended:  # but the client was not told
                 self._requests.finish(request, Drop.CLIENT_GONE, self._now)
             else:
                 self._requests.drop(request, Drop.CLIENT_GONE, self._now)

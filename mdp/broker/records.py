@@ -222,6 +222,12 @@ class Request(TimerNode):
         return self.queued or self.arrived
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, though its client may not have been told."""
+        attempt = self.attempt
+        return not self.waits if attempt is None else attempt.abandoned
+
+    @property
     def name(self) -> bytes:
         """The name of the service that its client called."""
         return self.service.name if self.way is None else self.way.addressed or self.service.name

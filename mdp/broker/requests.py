@@ -266,12 +266,15 @@ class Requests:
     # ── the end of a request ──────────────────────────────────────────────────────────────────────────────────────────
 
     def drop(self, request: Request, reason: Drop, now: float) -> None:
-        """Drop a request wherever it is.  An X1 worker that holds it is sent CANCEL, and may still finish it."""
+        """Drop a request wherever it is, unless it has ended.
+
+        An X1 worker that holds it is sent CANCEL, and may still finish it.
+        """
+        if request.has_ended:
+            return
         attempt = request.attempt
-        if attempt is None:
-            self.finish(request, reason, now)
-        elif not attempt.abandoned:
-            self.finish(request, reason, now)
+        self.finish(request, reason, now)
+        if attempt is not None:
             worker = attempt.worker
             if isinstance(worker, Remote):
                 link = worker.link

@@ -355,6 +355,17 @@ def test_what_it_cancels_meanwhile_ends_once():
     assert broker.registry.numbered == []
 
 
+def test_what_it_cancels_again_and_again_takes_no_more_memory():
+    broker = new_broker()
+    feed(broker, ready(), request(1))
+    waiting_in(broker, 1)
+    broker.congested(b"c")
+    for _ in range(3):
+        feed(broker, cancel(0), cancel(1))
+    (client,) = broker.directory.clients.values()
+    assert [each.request.number for each in client.untold] == [0, 1]
+
+
 @pytest.mark.parametrize("lose", [turns.gone, lambda *given: turns.unreachable(given[0], given[1], 0, given[2])])
 def test_nobody_is_told_when_it_has_left(lose):
     broker = new_broker()
