@@ -18,6 +18,9 @@ from .shared import Shared
 
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
+FINISHED_BY_OVERSIZED: Final = frozenset({wire.WX1, wire.WSP})
+"""Headers of workers that are done with a request after a FINAL over the limits; others may still send one that fits
+(C15).  A Simple Pirate cannot, before it is given another request."""
 MAX_MISADDRESSED: Final = 100
 """Replies in a row to what cannot be an address of this broker, after which a worker is sent away (C18)."""
 
@@ -184,7 +187,7 @@ class WorkerDialog:
         if attempt is None:
             return
         request = attempt.request
-        if command.kind is not wire.PARTIAL and worker.header == wire.WX1:
+        if command.kind is not wire.PARTIAL and worker.header in FINISHED_BY_OVERSIZED:
             worker.last_seen = now
             self._registry.release(attempt)
             if not attempt.abandoned:
