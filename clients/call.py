@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..mdp import wire
 from ..mdp.codes import Code, request_error
-from ..mdp.errors import RequestError, SettingError, StreamInterrupted, ZmdpError
+from ..mdp.errors import RequestError, RequestRejected, SettingError, StreamInterrupted, ZmdpError
+from ..mdp.limits import Limits
 from ..mdp.timers import TimerNode
 from .reply import Reply
 from .retry import Retry
@@ -22,6 +23,8 @@ GRACE: tuple[float, float] = (0.05, 0.5)
 this fraction of the timeout, but at most this many seconds."""
 FRAME_OVERHEAD_BYTES: Final = 100
 """Memory charged for each frame that is kept, in addition to its content."""
+MAX_REPLY_BYTES: int = Limits().max_message
+"""Maximum size of the collected PARTIALs of one reply; a stream has no limit."""
 _NO_WAIT: Final = wire.encode_options({"wait": False})
 
 Outcome = Reply | ZmdpError
@@ -93,7 +96,7 @@ class Call(TimerNode):
         if self.collected is None:
             self.collected = []
         self.collected += body
-        self.collected_bytes += wire.size_of(body) + FRAME_OVERHEAD_BYTES * len(body)
+        self.collected_bytes += size_to_keep(body)
 
     def complete(self, body: Sequence[bytes]) -> Reply:
         """Return the reply: what was collected, and the body of the FINAL."""
@@ -126,6 +129,17 @@ def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any]
     if not wait:
         given["wait"] = False
     return wire.encode_options(given)
+
+
+def size_to_keep(body: Sequence[bytes]) -> int:
+    """Return the memory charged for a body that is kept."""
+    return wire.size_of(body) + FRAME_OVERHEAD_BYTES * len(body)
+
+
+def overlong(service: str, most: int) -> RequestRejected:
+    """Return the exception of a request whose PARTIALs together have more than `most` bytes."""
+    text = f"the parts of the reply of service {service!r} exceed {most} bytes: use stream()"
+    return RequestRejected(text, service=service, code=Code.TOO_LARGE)
 
 
 def is_refused(call: Call, error: wire.Error) -> bool:

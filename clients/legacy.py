@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ServiceError, SettingError
+from ..mdp.errors import BusyError, ClosedError, RequestRejected, RequestTimeout, ServiceError, SettingError
 from ..mdp.transport.multipart import milliseconds, receive, send
 from ..mdp.transport.reach import why_unreachable
 from ..mdp.transport.sockets import dealer
@@ -97,6 +97,8 @@ class LegacyDialog:
                     elif isinstance(event, Resend):
                         self._disconnect()
                         self._fail_over()
+                    elif isinstance(event, RequestRejected):
+                        raise event
                     else:
                         reason = None if session.streamed else why_unreachable(self.endpoint, self._keys)
                         error = session.error(self.endpoint, reason)

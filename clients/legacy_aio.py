@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import zmq
 
-from ..mdp.errors import ClosedError, RequestTimeout, ServiceError, StreamInterrupted
+from ..mdp.errors import ClosedError, RequestRejected, RequestTimeout, ServiceError, StreamInterrupted
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.reach import why_unreachable
@@ -136,6 +136,8 @@ class LegacyAsyncDialog:
                 else:
                     session.receive(received, time.monotonic())
                 for event in session.take_events():
+                    if isinstance(event, RequestRejected):
+                        raise event
                     if not isinstance(event, Reply):
                         raise await self._error(session, endpoint, failovers)
                     in_use = failovers == self._failovers

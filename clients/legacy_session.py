@@ -10,9 +10,10 @@ from math import inf
 from typing import Final
 
 from ..mdp import wire
-from ..mdp.errors import BrokerUnreachable, RequestTimeout, SettingError, StreamInterrupted
+from ..mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, SettingError, StreamInterrupted
 from ..mdp.limits import Limits
 from ..mdp.wire import Message, Route
+from .call import MAX_REPLY_BYTES, overlong, size_to_keep
 from .reply import Reply
 
 HEADERS: Final[dict[str, tuple[Route, bytes]]] = {"0.2": ((), wire.C02), "0.1": ((b"",), wire.C01)}
@@ -29,8 +30,8 @@ class GiveUp:
     """Raise what `LegacySession.error` returns: the last try has brought no reply, or the stream has stopped."""
 
 
-Event = Reply | Resend | GiveUp
-"""A reply or a part of one, another try, or a timeout."""
+Event = Reply | Resend | GiveUp | RequestRejected
+"""A reply or a part of one, another try, a timeout, or what to raise because the reply is too large."""
 
 
 class LegacySession:
@@ -61,6 +62,7 @@ class LegacySession:
         self._tries = 0
         self._stream = False
         self._collected: list[bytes] = []
+        self._collected_bytes = 0
 
     def encode(self, service: bytes, body: Sequence[bytes]) -> Message:
         """Return a REQUEST without keeping track of it, for callers that pipeline."""
@@ -100,7 +102,7 @@ class LegacySession:
         self._deadline = deadline
         self._tries = 1
         self.streamed = False
-        self._collected = []
+        self._collected, self._collected_bytes = [], 0
         self.waiting = True
         self._set_due(now)
 
@@ -142,8 +144,13 @@ class LegacySession:
         if self._stream:
             self.streamed = True
             self._events.append(reply)
-        else:
-            self._collected += reply
+            return
+        self._collected += reply
+        self._collected_bytes += size_to_keep(reply)
+        if self._collected_bytes > MAX_REPLY_BYTES:
+            self.waiting = False
+            self._collected = []
+            self._events.append(overlong(reply.service, MAX_REPLY_BYTES))
 
     def tick(self, now: float) -> None:
         """Send the request again, or give up, if the silence has lasted too long."""
@@ -155,7 +162,7 @@ class LegacySession:
             return
         self._tries += 1
         self._set_due(now)
-        self._collected = []
+        self._collected, self._collected_bytes = [], 0
         self._messages.append(self._message)
         self._events.append(Resend())
 

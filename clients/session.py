@@ -31,17 +31,14 @@ from ..mdp.errors import (
     StreamInterrupted,
     ZmdpError,
 )
-from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT, Limits
+from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT
 from ..mdp.timers import Timers
 from ..mdp.wire import MMI, Message, batch, x1
 from .broker_connection import BrokerConnection
-from .call import Call, Outcome, encode_options, error_of, interruption, is_refused
+from .call import MAX_REPLY_BYTES, Call, Outcome, encode_options, error_of, interruption, is_refused, overlong
 from .failover import Failover
 from .reply import Reply
 from .retry import Retry, pause_after
-
-MAX_REPLY_BYTES = Limits().max_message
-"""Maximum size of the collected PARTIALs of one reply; a stream has no limit."""
 
 
 class ClientSession:
@@ -367,9 +364,8 @@ class ClientSession:
             return
         call.collect(body)
         if call.collected_bytes > MAX_REPLY_BYTES:
-            text = f"the parts of the reply of service {service!r} exceed {MAX_REPLY_BYTES} bytes: use stream()"
             call.connection.cancel(call)
-            self._fail(call, RequestRejected(text, service=service, code=Code.TOO_LARGE))
+            self._fail(call, overlong(service, MAX_REPLY_BYTES))
 
     def take_messages(self) -> list[Message]:
         """Return the messages to send over the current connection.  Others have their own `take_messages`."""

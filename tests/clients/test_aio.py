@@ -24,6 +24,7 @@ from zmdp.clients import (
     ServiceNotFound,
     SettingError,
     StreamInterrupted,
+    legacy_session,
 )
 from zmdp.clients.call import Call
 from zmdp.mdp.transport.multipart import receive
@@ -379,6 +380,18 @@ def test_connections_to_a_dead_broker_are_not_reused_after_failover(endpoint):
 
     with Router() as router:
         with_client([router.endpoint, endpoint], scenario, protocol="0.2")
+
+
+def test_parts_that_are_collected_without_end_end_the_request(endpoint, monkeypatch):
+    monkeypatch.setattr(legacy_session, "MAX_REPLY_BYTES", 1)
+
+    async def scenario(client):
+        for _ in range(2):
+            with pytest.raises(RequestRejected, match="the parts of the reply of service 'count' exceed 1 bytes"):
+                await client.request("count")
+        assert await client.request("echo", b"x") == [b"x"]
+
+    with_client(endpoint, scenario, protocol="0.2")
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zmdp.clients import legacy_session as module
 from zmdp.clients.legacy_session import GiveUp, LegacySession, Resend
 from zmdp.clients.reply import Reply
-from zmdp.mdp.errors import BrokerUnreachable, RequestTimeout, SettingError, StreamInterrupted
+from zmdp.mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, SettingError, StreamInterrupted
 from zmdp.mdp.limits import Limits
 
 REQUEST = [b"MDPC02", b"\x01", b"echo", b"hello"]
@@ -153,6 +154,28 @@ def test_partials_are_returned_as_they_arrive() -> None:
     assert told(received(session, partial(b"1"), 101.0)) == ([b"1"], "echo", False)
     assert told(received(session, partial(b"2"), 102.0)) == ([b"2"], "echo", False)
     assert told(received(session, final(b"3"), 103.0)) == ([b"3"], "echo", True)
+
+
+def test_the_size_of_collected_partials_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REPLY_BYTES", 210)  # frames have an overhead of 100 each
+    session = asking(retries=1)
+    for now in (101.0, 107.0):
+        assert received(session, partial(b"x" * 6, b"x" * 4), now) is None
+        assert ticked(session, 106.0, [REQUEST] if now < 106 else []) == ([Resend()] if now < 106 else [])
+    session.receive(partial(b"x"), 108.0)
+    (error,) = session.take_events()
+    assert isinstance(error, RequestRejected)
+    assert str(error) == "the parts of the reply of service 'echo' exceed 210 bytes: use stream()"
+    assert (error.service, error.code) == ("echo", 413)
+    assert (session.waiting, session.deadline()) == (False, None)
+    assert received(session, final(b"x"), 109.0) is None
+
+
+def test_a_stream_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REPLY_BYTES", 10)
+    session = asking(stream=True)
+    for _ in range(3):
+        assert told(received(session, partial(b"x" * 9), 101.0)) == ([b"x" * 9], "echo", False)
 
 
 def test_other_messages_are_ignored() -> None:

@@ -31,6 +31,7 @@ from zmdp.clients import (
     SettingError,
     StreamInterrupted,
     WorkerLost,
+    legacy_session,
 )
 from zmdp.clients.call import Call
 from zmdp.mdp.limits import Limits
@@ -264,6 +265,15 @@ def test_no_request_within_a_stream(endpoint):
         with pytest.raises(BusyError, match="in the middle of a stream"):
             client.send("echo", b"x")
         parts.close()
+        assert client.request("echo", b"x") == [b"x"]
+
+
+def test_parts_that_are_collected_without_end_end_the_request(endpoint, monkeypatch):
+    monkeypatch.setattr(legacy_session, "MAX_REPLY_BYTES", 1)
+    with Client(endpoint, timeout=TIMEOUT_SECONDS, protocol="0.2") as client:
+        for _ in range(2):
+            with pytest.raises(RequestRejected, match="the parts of the reply of service 'count' exceed 1 bytes"):
+                client.request("count")
         assert client.request("echo", b"x") == [b"x"]
 
 
