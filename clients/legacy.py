@@ -70,6 +70,7 @@ class LegacyDialog:
     def _exchange(self, ask: Ask, *, stream: bool) -> Generator[Reply, None, None]:
         """Send a request and yield its replies, the FINAL last."""
         self._check_free()
+        self._discard_late()
         self._last_service = ask.service.decode()
         session = self._session
         session.request(
@@ -116,6 +117,8 @@ class LegacyDialog:
         """Send a request whose reply `recv` returns.  Raises `RequestTimeout` if it cannot be sent in `timeout`."""
         if self._busy:
             raise BusyError("this client is in the middle of a stream: finish or close it, or use a second client")
+        if not self._outstanding:
+            self._discard_late()
         self._last_service = service.decode()
         self._send(self._session.encode(service, body), time.monotonic() + timeout)
         self._outstanding += 1
@@ -150,6 +153,11 @@ class LegacyDialog:
         if self._outstanding:
             count = self._outstanding
             raise BusyError(f"replies to send() are outstanding ({count}): receive them with recv(), or call reset()")
+
+    def _discard_late(self) -> None:
+        """Discard what has arrived since the last reply: it answers nothing that is outstanding (C3)."""
+        while self._socket is not None and receive(self._socket) is not None:
+            pass
 
     def _fail_over(self) -> None:
         """Make the next connection go to the next broker (C5)."""

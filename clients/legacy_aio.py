@@ -120,7 +120,7 @@ class LegacyAsyncDialog:
         if self._closed:
             raise ClosedError("this client was closed")
         endpoint, failovers = self.endpoint, self._failovers
-        socket = self._idle.pop() if self._idle else self._open(endpoint)
+        socket = self._take_idle() or self._open(endpoint)
         arrived = self._busy[socket] = asyncio.Event()
         descriptor = int(socket.get(zmq.FD))
         self._loop = asyncio.get_running_loop()
@@ -151,6 +151,15 @@ class LegacyAsyncDialog:
         finally:
             if not finished:  # a reply to this request may still arrive: the next one must not take it for its own
                 self._release(socket, descriptor, keep=False)
+
+    def _take_idle(self) -> zmq.Socket[bytes] | None:
+        """Return an idle connection, without what has arrived since the last FINAL (C3); None if there is none."""
+        if not self._idle:
+            return None
+        socket = self._idle.pop()
+        while receive(socket) is not None:
+            pass
+        return socket
 
     async def _receive(self, socket: zmq.Socket[bytes], arrived: asyncio.Event, until: float | None) -> Message | None:
         """Return the next message, or None if none arrives before the time `until`."""
