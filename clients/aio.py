@@ -234,9 +234,9 @@ class AsyncClient:
     ) -> AsyncGenerator[Reply, None]:
         name, body = wire.service_name(service), checked_body(frames)
         if timeout is not None:
-            checked_timeout(timeout)
+            timeout = checked_timeout(timeout)
         if deadline is not None:
-            checked_timeout(deadline, "deadline")
+            deadline = checked_timeout(deadline, "deadline")
         self._check_usable()
         parts = self._dialog.stream(
             name, body, timeout=timeout, deadline=deadline, wait=wait, headers=headers, options=options,

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 from ..mdp.errors import SettingError
+from ..mdp.limits import LARGEST
 from .legacy_session import HEADERS
 from .retry import Retry
 
@@ -60,10 +61,13 @@ def checked_body(frames: Sequence[Any]) -> Sequence[bytes]:
 
 
 def checked_timeout(timeout: float, name: str = "timeout") -> float:
-    """Return `timeout` if it is a number of seconds above 0.  Errors call it `name`."""
+    """Return `timeout`, which is cut to what can be reckoned with, if it is a number of seconds above 0.
+
+    Errors call it `name`.
+    """
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
         raise SettingError(f"{name} is {timeout!r}: it must be a number of seconds above 0")
-    return timeout
+    return min(timeout, LARGEST)
 
 
 def checked_retries(retries: int) -> int:

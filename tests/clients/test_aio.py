@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import sys
 import threading
 import time
 from contextlib import ExitStack, aclosing, suppress
@@ -380,6 +381,17 @@ def test_connections_to_a_dead_broker_are_not_reused_after_failover(endpoint):
 
     with Router() as router:
         with_client([router.endpoint, endpoint], scenario, protocol="0.2")
+
+
+def test_the_largest_float_is_a_timeout(endpoint, protocol):
+    async def scenario(client):
+        for timeout in (sys.float_info.max, 10**400):
+            assert await client.request("echo", b"x", timeout=timeout) == [b"x"]
+            assert await collect(client.stream("echo", b"x", timeout=timeout)) == [[b"x"]]
+        if client.protocol == "X1":
+            assert await collect(client.stream("echo", b"x", deadline=sys.float_info.max)) == [[b"x"]]
+
+    with_client(endpoint, scenario, protocol=protocol)
 
 
 def test_parts_that_are_collected_without_end_end_the_request(endpoint, monkeypatch):

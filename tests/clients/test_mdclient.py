@@ -5,6 +5,7 @@ import json
 import logging
 import signal
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -266,6 +267,12 @@ def test_no_request_within_a_stream(endpoint):
             client.send("echo", b"x")
         parts.close()
         assert client.request("echo", b"x") == [b"x"]
+
+
+def test_the_largest_float_is_a_timeout(client):
+    for timeout in (sys.float_info.max, 10**400):
+        assert client.request("echo", b"x", timeout=timeout) == [b"x"]
+        assert list(client.stream("echo", b"x", timeout=timeout)) == [[b"x"]]
 
 
 def test_parts_that_are_collected_without_end_end_the_request(endpoint, monkeypatch):
