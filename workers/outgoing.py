@@ -6,6 +6,7 @@ from typing import Any, Final
 from ..mdp import wire
 from ..mdp.errors import SettingError
 from ..mdp.wire import Address, Message, Route, batch, x1
+from .collected import CollectedPartials
 
 HEADERS: Final[dict[str, tuple[Route, bytes]]] = {
     "X1": ((wire.EMPTY,), wire.WX1),
@@ -84,7 +85,7 @@ class LegacyOutgoing(Outgoing):
 
     def __init__(self, route: Route, header: bytes) -> None:
         super().__init__(route, header)
-        self._partials: dict[Address, list[bytes]] | None = {} if header == wire.W01 else None
+        self._partials: dict[Address, CollectedPartials] | None = {} if header == wire.W01 else None
 
     def ready(self, credit: int, service: bytes, options: bytes) -> None:  # noqa: D102 - without either
         self._add(wire.ready(self._route, self.header, service))
@@ -95,15 +96,18 @@ class LegacyOutgoing(Outgoing):
     def partial(self, address: Address, body: Sequence[bytes]) -> bool:
         """Add a PARTIAL, or keep it for the reply: 0.1 has no PARTIAL (C24).  Return whether it is to be sent now."""
         if self._partials is not None:
-            self._partials.setdefault(address, []).extend(body)
+            if address not in self._partials:
+                self._partials[address] = CollectedPartials()
+            self._partials[address].add(body)
             return False
         self._reply(wire.PARTIAL, address, body)
         return True
 
     def final(self, address: Address, body: Sequence[bytes]) -> None:
         """Add the FINAL of a request; in 0.1, the REPLY, which begins with its PARTIALs."""
-        if self._partials:
-            body = [*self._partials.pop(address, ()), *body]
+        collected = self._partials.pop(address, None) if self._partials else None
+        if collected is not None:
+            body = collected.reply(body)
         self._reply(wire.FINAL, address, body)
 
     def error(self, address: Address, code: int, text: str, detail: Sequence[bytes]) -> None:

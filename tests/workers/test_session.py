@@ -13,6 +13,7 @@ from support.x1_client import together
 from zmdp.mdp import wire
 from zmdp.mdp.defaults import DEFAULT_ENDPOINT
 from zmdp.mdp.errors import SettingError
+from zmdp.mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from zmdp.mdp.wire import batch, x1
 from zmdp.mdp.wire.commands import KINDS
 from zmdp.workers.credit import PREFETCH_SECONDS, CreditController
@@ -261,6 +262,16 @@ def test_a_01_worker_puts_all_parts_into_its_reply() -> None:
     assert session.take_messages() == []
     session.final(request, [b"d"], 103.0)
     assert sent(session, "0.1") == [("FINAL", 7, b"a", b"b", b"c", b"d")]
+
+
+def test_a_01_worker_answers_with_a_failure_if_its_parts_together_exceed_the_limits() -> None:
+    # C24
+    session, request = busy("0.1")
+    for _ in range(3):
+        session.partial(request, [b""] * (MAX_BODY_FRAMES // 2), 101.0)
+    session.final(request, [b"d"], 103.0)
+    text = f"the parts of the reply together have more than {MAX_BODY} bytes or {MAX_BODY_FRAMES} frames"
+    assert sent(session, "0.1") == [("FINAL", 7, b"zmdp.error", b"413", text.encode())]
 
 
 def test_a_01_worker_forgets_the_parts_of_a_request_it_lost() -> None:

@@ -14,8 +14,9 @@ from typing import Final
 
 from ...mdp import wire
 from ...mdp.codes import Code
-from ...mdp.limits import MAX_BODY, MAX_BODY_FRAMES, Limits
+from ...mdp.limits import Limits
 from ...mdp.wire import Invalid, Message, flp
+from ..collected import CollectedPartials
 from ..handling import Failed
 from ..request import Request
 
@@ -40,17 +41,14 @@ UNKNOWN_KEY: Final = "unknown-key"
 class _Held:
     """A request, and where its reply goes."""
 
-    __slots__ = ("control", "cost", "oversized", "partials", "partials_bytes", "peer", "request")
+    __slots__ = ("control", "cost", "partials", "peer", "request")
 
     def __init__(self, peer: bytes, control: bytes, request: Request, cost: int) -> None:
         self.peer = peer
         self.control = control
         self.request = request
         self.cost = cost
-        self.partials: list[bytes] = []
-        self.partials_bytes = 0
-        self.oversized = False
-        """The PARTIALs together exceed the limits of a reply."""
+        self.partials = CollectedPartials()
 
 
 class FreelanceServerSession:
@@ -155,11 +153,7 @@ class FreelanceServerSession:
         held = self._running.get(self._address(request))
         if held is None or request.cancelled:
             return False
-        held.partials += body
-        held.partials_bytes += sum(map(len, body))
-        if held.partials_bytes > MAX_BODY or len(held.partials) > MAX_BODY_FRAMES:
-            held.oversized = True  # the reply will be an error: nothing needs to be kept for it
-            held.partials.clear()
+        held.partials.add(body)
         return True
 
     def finish(self, request: Request, outcome: Sequence[bytes] | Failed) -> None:
@@ -171,11 +165,7 @@ class FreelanceServerSession:
         if isinstance(outcome, Failed):
             body: Sequence[bytes] = wire.error_body(outcome.code, outcome.text)
         else:
-            body = [*held.partials, *outcome]
-            size = held.partials_bytes + sum(map(len, outcome))
-            if held.oversized or size > MAX_BODY or len(body) > MAX_BODY_FRAMES:
-                text = f"the parts of the reply together have more than {MAX_BODY} bytes or {MAX_BODY_FRAMES} frames"
-                body = wire.error_body(Code.TOO_LARGE, text)
+            body = held.partials.reply(outcome)
         self._messages.append(flp.exchange(held.peer, held.control, body))
 
     def abandon(self, request: Request) -> None:
