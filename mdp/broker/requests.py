@@ -216,9 +216,13 @@ class Requests:
 
     def _collect(self, attempt: Attempt, body: list[bytes]) -> Drop | None:
         """Add to the one reply of a 0.1 or PPP client (C24); return why its request must be dropped, or None."""
-        if not self._fits(self._registry.collect(attempt, body)):
+        registry, client = self._registry, attempt.request.client
+        if not self._fits(registry.collect(attempt, body)):
             return Drop.REPLY_TOO_LARGE
-        return Drop.MEMORY_FULL if self._registry.request_bytes > self._limits.max_request_bytes else None
+        # As `Admission` limits what a client's requests take.
+        if registry.request_bytes + registry.used_by(client) > self._limits.max_request_bytes:
+            return Drop.MEMORY_FULL
+        return Drop.ROLE_MEMORY_FULL if client.role.request_bytes > client.role.max_request_bytes else None
 
     def _fits(self, collected: Collected) -> bool:
         """Return whether a reply is within the limits of a message."""

@@ -312,6 +312,17 @@ class Ledger:
     def _waiting(self, service: bytes) -> Waiting:
         return self.waiting.setdefault(service, Waiting())
 
+    def _memory_full(self, ticket: Ticket, tickets: list[Ticket]) -> Drop | None:
+        """Why there is no memory for one of these requests, or for what is collected for it, or None."""
+        used = self.request_bytes([each for each in self.tickets.values() if each.client[0] == ticket.client[0]])
+        if self.request_bytes(tickets) + used > self.limits.max_request_bytes:
+            return Drop.MEMORY_FULL
+        role = self.roles.get(ticket.role)
+        own = [each for each in tickets if each.role == ticket.role]
+        if role is not None and self.request_bytes(own) > (role.request_bytes or math.inf):
+            return Drop.ROLE_MEMORY_FULL
+        return None
+
     def _refusal(self, ticket: Ticket) -> Drop | None:
         """Why a request cannot be accepted, or None."""
         service, limits = ticket.service, self.limits
@@ -321,11 +332,9 @@ class Ledger:
         own = [each for each in self.tickets.values() if each.role == ticket.role]
         if role is not None and role.outstanding is not None and len(own) >= role.outstanding:
             return Drop.ROLE_OUTSTANDING
-        used = self.request_bytes([each for each in self.tickets.values() if each.client[0] == ticket.client[0]])
-        if self.request_bytes([*self.tickets.values(), ticket]) + used > limits.max_request_bytes:
-            return Drop.MEMORY_FULL
-        if role is not None and self.request_bytes([*own, ticket]) > (role.request_bytes or math.inf):
-            return Drop.ROLE_MEMORY_FULL
+        full = self._memory_full(ticket, [*self.tickets.values(), ticket])
+        if full is not None:
+            return full
         waiting = len(self._waiting(service)) - self.capacity(service)
         if waiting < 0:
             return None
@@ -599,8 +608,9 @@ class Ledger:
             if len(body) > self.limits.max_frames or sum(map(len, body)) > self.limits.max_message:
                 self.drop(ticket, Drop.REPLY_TOO_LARGE, now)
                 return
-            if not command.final and self.request_bytes(self.tickets.values()) > self.limits.max_request_bytes:
-                self.drop(ticket, Drop.MEMORY_FULL, now)
+            full = None if command.final else self._memory_full(ticket, list(self.tickets.values()))
+            if full is not None:
+                self.drop(ticket, full, now)
                 return
         if command.final:
             self._finish(ticket)

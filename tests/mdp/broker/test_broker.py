@@ -285,6 +285,23 @@ def test_a_reply_too_large_for_a_01_client_is_dropped(limits, body, last):  # C2
     assert broker.stats.dropped == {Drop.REPLY_TOO_LARGE: 1}
 
 
+def collected(broker, body=b"x" * 1000):
+    """Have the worker `w` send PARTIALs until a request is dropped; return how much was charged before."""
+    charged = 0
+    while not broker.stats.dropped:
+        charged = broker.registry.request_bytes
+        feed(broker, partial(body=body))
+    return charged
+
+
+def test_what_is_collected_for_a_client_leaves_memory_for_others():  # C24, C40
+    broker = broker_with(b"w", max_request_bytes=100_000)
+    feed(broker, OLD_REQUEST)
+    assert 45_000 < collected(broker) <= 50_000
+    assert broker.stats.dropped == {Drop.MEMORY_FULL: 1}
+    assert broker.registry.request_bytes == 0
+
+
 def test_a_01_request_goes_to_another_worker_as_long_as_nothing_reached_its_client():  # C17, C24
     broker = broker_with(b"w1", b"w2")
     turns.receive(broker, OLD_REQUEST, now=0)

@@ -30,7 +30,7 @@ from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import Refusal
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.roles import MAX_REMEMBERED, Role
-from zmdp.mdp.wire import C02, W02
+from zmdp.mdp.wire import C01, C02, W02
 
 
 def broker_with(**roles):
@@ -242,6 +242,16 @@ def test_the_limits_of_a_role_are_its_own():
     assert receive(broker, "mall", request(client=b"m")) == []
     receive(broker, "shop", cancel())
     assert receive(broker, "shop", request(client=b"d")) == []
+
+
+def test_what_is_collected_for_a_role_counts():
+    broker = broker_with(shop={"call": ("echo",), "request_bytes": 10_000})
+    receive(broker, "farm", ready())
+    receive(broker, "shop", [b"c", b"", C01, b"echo", b"x"])
+    for _ in range(10):
+        receive(broker, "farm", partial(body=b"x" * 1000))
+    assert broker.stats.dropped == {Drop.ROLE_MEMORY_FULL: 1}
+    assert broker.roles.named("shop").request_bytes == 0
 
 
 def test_what_a_role_uses_is_given_back():
