@@ -197,7 +197,7 @@ class LinkDialog:
         wait = given.wait and given.broker == self._name
         options = wire.Options(way.raw, wait, broker=given.broker)
         request = Request(client, wire.CX1, service, command.body, number=number, options=options, deadline=deadline)
-        request.came_over(way.via, way.attempts)
+        request.came_over(way.via, way.attempts, way.dialect)
         denial, user = self._authorise_passed(request, way.user)
         if denial is not None:
             self._requests.report(request, denial, now)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..linked_lists import LinkedList
 from ..timers import TimerNode
-from ..wire import CX1, EMPTY, NO_OPTIONS, Options, RequestId, Route, signed, size_of
+from ..wire import CX1, DIALECTS, EMPTY, NO_OPTIONS, Options, RequestId, Route, signed, size_of
 from ..wire.names import show
 from .metrics import UNCOUNTED, ServiceMetrics
 from .roles import Role
@@ -127,11 +127,13 @@ class Collected:
 class Way:
     """The way of a request over several brokers (C44)."""
 
-    __slots__ = ("addressed", "losses", "pinned", "via")
+    __slots__ = ("addressed", "dialect", "losses", "pinned", "via")
 
-    def __init__(self, via: tuple[str, ...] = ()) -> None:
+    def __init__(self, via: tuple[str, ...] = (), dialect: str = "") -> None:
         self.via = via
         """The names of the brokers that it has passed before this one."""
+        self.dialect = dialect
+        """The dialect of its client at the first of them, if that does not speak X1."""
         self.addressed = EMPTY
         """The name of its service, if it is addressed to another broker: then `service` stands for that broker."""
         self.pinned = False
@@ -205,9 +207,10 @@ class Request(TimerNode):
         """Write into its options on whose behalf it is made."""
         self.options = signed(self.options, signature)
 
-    def came_over(self, via: tuple[str, ...], attempts: int) -> None:
-        """Record which brokers it has passed, and how many workers have died while they held it there."""
-        self.way = Way(via)
+    def came_over(self, via: tuple[str, ...], attempts: int, dialect: str) -> None:
+        """Record which brokers it has passed, how many workers have died while they held it there, and the dialect of
+        its client if that does not speak X1."""
+        self.way = Way(via, dialect)
         self.attempts = attempts
 
     def recorded_way(self) -> Way:
@@ -215,6 +218,13 @@ class Request(TimerNode):
         if self.way is None:
             self.way = Way()
         return self.way
+
+    @property
+    def dialect(self) -> str:
+        """The dialect of its client, here or at another broker; empty if that speaks X1."""
+        if self.number is None:
+            return DIALECTS[self.header]
+        return "" if self.way is None else self.way.dialect
 
     @property
     def waits(self) -> bool:

@@ -128,10 +128,8 @@ class Requests:
 
     def _dispatch(self, worker: Worker, request: Request, now: float) -> None:
         options = request.options
-        if worker.dialect and request.number is None:
-            options = wire.LEGACY_OPTIONS[request.header]
-            if request.client.role.restricted:
-                options = wire.signed(options, request.client.role.signature)
+        if worker.dialect and (dialect := request.dialect):
+            options = wire.with_dialect(options, dialect)
         if len(options.raw) > wire.MAX_OPTIONS:  # with what the broker has written into them
             self.finish(request, Drop.OPTIONS_TOO_LONG, now)
             return
@@ -153,7 +151,7 @@ class Requests:
         """Pass a request on to another broker, as its client (C44)."""
         link = remote.link
         via = () if request.way is None else request.way.via
-        raw = wire.options_for_link(request.options, via, self._name, request.attempts)
+        raw = wire.options_for_link(request.options, via, self._name, request.attempts, request.dialect)
         if len(raw) > wire.MAX_OPTIONS:
             self.finish(request, Drop.OPTIONS_TOO_LONG, now)
             return

@@ -16,7 +16,6 @@ from .commands import (
     ERROR,
     FINAL,
     HEARTBEAT,
-    LEGACY_OPTIONS,
     ONE_REPLY,
     PARTIAL,
     READY,
@@ -78,6 +77,7 @@ from .options import (
     passed,
     signature_of,
     signed,
+    with_dialect,
 )
 from .pirate import decode_pirate
 
@@ -98,7 +98,6 @@ __all__ = [
     "FINAL",
     "HEARTBEAT",
     "HELLO",
-    "LEGACY_OPTIONS",
     "MAX_ENVELOPE",
     "MAX_NAME",
     "MAX_NESTING",
@@ -168,5 +167,6 @@ __all__ = [
     "signed",
     "size_of",
     "valid_service",
+    "with_dialect",
     "without_shared",
 ]

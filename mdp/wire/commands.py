@@ -152,14 +152,6 @@ class Invalid(NamedTuple):
     """Whether it has more bytes or frames than the broker accepts, and was not decoded."""
 
 
-LEGACY_OPTIONS: Final = {
-    C01: Options(b'{"dialect":"0.1"}'),
-    C02: Options(b'{"dialect":"0.2"}'),
-    CPP: Options(b'{"dialect":"PPP"}'),
-}
-"""The options that tell a worker the dialect of a client that does not speak X1, if the worker wants to know it."""
-
-
 class Request(Value):
     """REQUEST: from a client to the broker (C2, C24), or from the broker to a worker (C7).
 

@@ -12,7 +12,7 @@ from .value import Value
 
 MAX_OPTIONS: Final = 65535
 """Maximum size in bytes of the options of a request: what a record can hold."""
-BROKERS: Final = frozenset({"user", "admin", "on_behalf", "via", "attempts"})
+BROKERS: Final = frozenset({"user", "admin", "on_behalf", "via", "attempts", "client_dialect"})
 """Options that clients send to the broker only, or that only the broker can write; it removes them from what clients
 send."""
 MAX_HOPS: Final = 16
@@ -141,13 +141,18 @@ def signed(given: Options, signature: bytes) -> Options:
     return Options(raw, given.wait, broker=given.broker)
 
 
+def with_dialect(given: Options, dialect: str) -> Options:
+    """Return `given` with what a worker that wants to know it is told about the dialect of a client."""
+    return signed(given, json.dumps({"dialect": dialect}, separators=(",", ":")).encode()[1:-1])
+
+
 class Passed(Value):
     """What the options of a request that came over a link say about its way, and the options without that."""
 
-    __slots__ = ("attempts", "raw", "user", "via")
-    __match_args__: ClassVar[tuple[str, ...]] = ("via", "attempts", "user", "raw")
+    __slots__ = ("attempts", "dialect", "raw", "user", "via")
+    __match_args__: ClassVar[tuple[str, ...]] = ("via", "attempts", "user", "raw", "dialect")
 
-    def __init__(self, via: tuple[str, ...], attempts: int, user: str | None, raw: bytes) -> None:
+    def __init__(self, via: tuple[str, ...], attempts: int, user: str | None, raw: bytes, dialect: str = "") -> None:
         self.via = via
         """The names of the brokers that it has passed, in order."""
         self.attempts = attempts
@@ -156,6 +161,8 @@ class Passed(Value):
         """The role of its client; None if the first broker has no access control."""
         self.raw = raw
         """The options that travel on to the worker, without what only the broker can write."""
+        self.dialect = dialect
+        """The dialect of its client, if that does not speak X1; else empty."""
 
 
 def passed(raw: bytes) -> Passed | None:
@@ -178,29 +185,35 @@ def _passed(raw: bytes) -> Passed | None:
         return None
     if not isinstance(attempts, int) or isinstance(attempts, bool) or not 0 <= attempts < 1 << 32:
         return None
-    if user is not None and not isinstance(user, str):
+    dialect = values.get("client_dialect", "")
+    if not isinstance(dialect, str) or (user is not None and not isinstance(user, str)):
         return None
     rest = {name: value for name, value in values.items() if name not in BROKERS}
     return Passed(
-        tuple(via), attempts, user, json.dumps(rest, separators=(",", ":")).encode() if rest else b""
+        tuple(via), attempts, user, json.dumps(rest, separators=(",", ":")).encode() if rest else b"", dialect
     )  # fmt: skip
 
 
-def options_for_link(given: Options, via: tuple[str, ...], name: str, attempts: int) -> bytes:
-    """Return the options of a request that broker `name` passes on after the brokers in `via`."""
+def options_for_link(given: Options, via: tuple[str, ...], name: str, attempts: int, dialect: str) -> bytes:
+    """Return the options of a request that broker `name` passes on after the brokers in `via`.
+
+    `dialect` is that of its client, if it does not speak X1.
+    """
     raw = given.raw
-    return (_cached_for_link if len(raw) <= MAX_NAME else _for_link)(raw, via, name, attempts)
+    return (_cached_for_link if len(raw) <= MAX_NAME else _for_link)(raw, via, name, attempts, dialect)
 
 
 @lru_cache(maxsize=1024)
-def _cached_for_link(raw: bytes, via: tuple[str, ...], name: str, attempts: int) -> bytes:
-    return _for_link(raw, via, name, attempts)
+def _cached_for_link(raw: bytes, via: tuple[str, ...], name: str, attempts: int, dialect: str) -> bytes:
+    return _for_link(raw, via, name, attempts, dialect)
 
 
-def _for_link(raw: bytes, via: tuple[str, ...], name: str, attempts: int) -> bytes:
+def _for_link(raw: bytes, via: tuple[str, ...], name: str, attempts: int, dialect: str) -> bytes:
     way: dict[str, Any] = {"via": [*via, name]}
     if attempts:
         way["attempts"] = attempts
+    if dialect:
+        way["client_dialect"] = dialect
     return _joined(json.dumps(way, separators=(",", ":")).encode()[1:-1], raw)
 
 

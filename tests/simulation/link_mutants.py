@@ -23,9 +23,9 @@ def send_back(request: Any, link: Link) -> bool:
     return True
 
 
-def unsigned_way(given: wire.Options, via: tuple[str, ...], name: str, attempts: int) -> bytes:
+def unsigned_way(given: wire.Options, via: tuple[str, ...], name: str, attempts: int, dialect: str) -> bytes:
     """A broker does not tell that a request has passed it."""
-    return _options_for_link(given, (), via[0] if via else name, attempts)
+    return _options_for_link(given, (), via[0] if via else name, attempts, dialect)
 
 
 def farthest(remote: Remote, other: Remote) -> bool:

@@ -156,6 +156,24 @@ def test_a_request_is_passed_on_to_the_broker_with_the_worker():
     assert mesh["a"].registry.running == mesh["b"].registry.running == 0
 
 
+@pytest.mark.parametrize("kinds", [("peer",), ("parent", "parent")])
+@pytest.mark.parametrize(
+    ("asked", "dialect"), [([b"", b"MDPC01"], "0.1"), ([b"MDPC02", b"\x01"], "0.2")], ids=["0.1", "0.2"]
+)
+def test_a_worker_at_another_broker_can_ask_for_the_dialect_as_well(kinds, asked, dialect):  # C37
+    mesh = Mesh(*"abc"[: len(kinds) + 1])
+    for name, other, kind in zip("abc", "bc", kinds, strict=False):
+        mesh.link(name, other, kind)
+    last = "abc"[len(kinds)]
+    mesh.receive(last, ready(b"w", dialect=True), ready(b"v", service=b"other"))
+    mesh.wait()
+    mesh.wait()
+    ((_, _, _, _, _, options, *_),) = mesh.receive("a", [b"c", *asked, b"echo", b"x"])[last]
+    assert json.loads(options) == {"dialect": dialect}
+    ((_, _, _, _, _, options, *_),) = mesh.receive("a", [b"c", *asked, b"other", b"x"])[last]
+    assert options == b""  # it has not asked
+
+
 def test_requests_go_both_ways_over_one_connection():
     mesh = pair()
     mesh.receive("a", ready(service=b"other"))

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zmdp.mdp import wire
-from zmdp.mdp.wire import CPP, NO_OPTIONS, WPP, Invalid, Reason
+from zmdp.mdp.wire import CPP, WPP, Invalid, Reason
 
 TOKENS = [b"", b"\x01", b"\x02", b"\x03", b"7", b"07", b"x" * 256, b"y" * 10_000, wire.C02, wire.WX1, b"\xff"]
 frame = st.sampled_from(TOKENS) | st.binary(max_size=8)
@@ -97,8 +97,6 @@ def test_the_headers_are_no_bytes_that_peers_can_send():
     for header in (CPP, WPP):
         assert isinstance(wire.decode_peer([b"peer", header, b"\x01", b"echo", b"x"], 1000, 20), Invalid)
         assert isinstance(wire.decode_broker([header, b"\x02", b"1", b"", b"x"]), Invalid)
-    assert wire.LEGACY_OPTIONS[CPP].values() == {"dialect": "PPP"}
-    assert wire.LEGACY_OPTIONS[CPP] != NO_OPTIONS
 
 
 def test_simple_pirates_are_workers_that_look_like_clients():

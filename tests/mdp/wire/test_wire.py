@@ -617,6 +617,7 @@ def test_what_a_request_over_a_link_has_passed_is_apart_from_its_options():  # C
     raw = b'{"via":["a","b"],"attempts":2,"user":"shop","admin":true,"on_behalf":"x","key":1}'
     assert wire.passed(raw) == wire.Passed(("a", "b"), 2, "shop", b'{"key":1}')
     assert wire.passed(b'{"via":["a"]}') == wire.Passed(("a",), 0, None, b"")
+    assert wire.passed(b'{"via":["a"],"client_dialect":"0.1"}') == wire.Passed(("a",), 0, None, b"", "0.1")
 
 
 BAD_WAYS = {
@@ -631,6 +632,7 @@ BAD_WAYS = {
     "attempts in text": b'{"via":["a"],"attempts":"1"}',
     "attempts above 32 bits": b'{"via":["a"],"attempts":4294967296}',
     "a user that is a number": b'{"via":["a"],"user":1}',
+    "a dialect that is a number": b'{"via":["a"],"client_dialect":0.1}',
     "a long one": b'{"via":[],"key":"' + b"x" * 300 + b'"}',
 }
 
