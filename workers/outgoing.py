@@ -27,11 +27,11 @@ class Outgoing:
 
     def ready(self, credit: int, service: bytes, options: bytes) -> None:
         """Add READY (C7)."""
-        self._batch.ready(credit, service, options)
+        self._batch.ready(min(credit, x1.MAX_CREDIT), service, options)
 
     def credit(self, credit: int) -> None:
         """Announce that the credit has changed."""
-        self._batch.credit(credit)
+        self._batch.credit(min(credit, x1.MAX_CREDIT))
 
     def partial(self, address: Address, body: Sequence[bytes]) -> bool:
         """Add a PARTIAL.  Return whether it is to be sent now."""

@@ -39,6 +39,8 @@ MAX_BODY_FRAMES: Final = 0xFFFF
 """Maximum number of frames of a body."""
 MAX_TTL_MS: Final = 0xFFFFFFFF
 """The longest ttl that a record can hold, in milliseconds: 49 days."""
+MAX_CREDIT: Final = 0xFFFFFFFF
+"""The largest credit that a record can hold."""
 ATTACHED: Final = 0xFFFFFFFF
 """Stands in place of a frame's length if the frame is the next attachment."""
 MAX_TEXT: Final = 1000

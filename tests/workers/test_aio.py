@@ -101,6 +101,13 @@ def test_a_coroutine(endpoint, protocol):
     )
 
 
+def test_the_concurrency_may_be_larger_than_any_credit(endpoint):
+    async def scenario(client):
+        assert await client.request("echo", b"x") == [b"x"]
+
+    serving(endpoint, scenario, AsyncWorker("echo", echo, concurrency=sys.maxsize, **QUICK))
+
+
 def test_an_async_generator(endpoint, protocol):
     async def count(request):
         for number in range(int(request[0])):
