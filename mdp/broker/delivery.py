@@ -103,7 +103,7 @@ class Delivery:
         return self._retry_at if self._congested or self.outbox.piles_up else None
 
     def discard(self, route: Route, turn: int) -> None:
-        """Discard what waits for the peers behind that route, unless it was sent in `turn` or later."""
+        """Discard what waits for the worker with that route, unless it was sent in `turn` or later."""
         if self.outbox and route[0] in self.outbox:
             self.outbox.discard_before(route, turn)
 

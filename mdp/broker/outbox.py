@@ -11,9 +11,11 @@ from typing import Any, Final
 
 from ..limits import Limits
 from ..transport.multipart import Unsent, cost_of
-from ..wire import Message, Route
+from ..wire import C01, C02, CX1, EMPTY, Message, Route
 from .ports import PREFIX_BYTES, Port
 
+TO_CLIENTS: Final = frozenset({C01, C02, CX1, EMPTY})
+"""What follows the route of a worker in messages for a client on the same connection."""
 CONGESTED_BYTES: Final = 1 << 20
 """Messages pile up for a peer for which more than this waits, or a quarter of the limit for all peers."""
 
@@ -120,12 +122,15 @@ class Outbox:
             self._bytes -= queue.bytes
 
     def discard_before(self, route: Route, turn: int) -> None:
-        """Discard the messages for the peers behind that route that were created before `turn`."""
+        """Discard the messages for the worker with that route that were created before `turn`.
+
+        A client may have the same one: its messages continue with a header of clients, or with an empty frame.
+        """
         peer, size = route[0], len(route)
         before = self._queues[peer].messages
         self.discard(peer)
         for message, created, _ in before:
-            if created >= turn or tuple(message[:size]) != route:
+            if created >= turn or tuple(message[:size]) != route or message[size] in TO_CLIENTS:
                 self.add(message, created)
 
     def flush(self, send: Callable[[Message], int]) -> Iterator[tuple[bytes, int]]:

@@ -189,6 +189,19 @@ def test_what_an_earlier_worker_was_sent_is_discarded():
     assert outbox._bytes == 0
 
 
+@pytest.mark.parametrize("envelope", [[], [b""]], ids=["bare", "delimited"])
+def test_what_a_client_on_the_connection_of_a_worker_that_is_gone_is_sent_is_kept(envelope):
+    """One connection may be a client, too."""
+    to_worker = [b"a", *envelope, b"MDPW02", b"\x05"]
+    to_client = [
+        [b"a", b"MDPC02", b"\x03", b"echo", b"x"], [b"a", b"", b"MDPC01", b"echo", b"x"], [b"a", b"", b"MDPCX1"],
+    ]  # fmt: skip
+    outbox, wire = outbox_with(to_worker, *to_client, to_worker), Wire()
+    outbox.discard_before((b"a", *envelope), 4)
+    assert list(outbox.flush(wire)) == []
+    assert wire.sent == [*to_client, to_worker]
+
+
 def test_messages_pile_up_for_a_peer_that_libzmq_takes_no_more_for_or_holds_much():
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
