@@ -180,7 +180,11 @@ class WorkerDialog:
     def _oversized(self, command: wire.Oversized, role: Role, now: float) -> None:
         """Count a reply over the limits as invalid, and drop its request, whose reply is incomplete."""
         self._requests.count_invalid(command.reason, now)
-        worker = None if self._is_foreign(command, role) else self._worker(command.route, role)
+        if self._is_foreign(command, role):
+            return
+        worker = self._worker(command.route, role)
+        if worker is None and command.header == wire.WSP:
+            self._ready_again(command, role, now)
         if worker is None or worker.header != command.header:
             return
         attempt = worker.held.get(command.id)
@@ -259,7 +263,7 @@ class WorkerDialog:
         worker.last_seen = now
         return worker
 
-    def _ready_again(self, command: wire.Reply, role: Role, now: float) -> None:
+    def _ready_again(self, command: wire.Reply | wire.Oversized, role: Role, now: float) -> None:
         """Register a Simple Pirate that was given up: its late reply says that it waits for the next request."""
         self._stats.late += 1
         self._ready(wire.Ready(command.route, command.header, command.service), role, now)

@@ -302,6 +302,8 @@ class Oversized(NamedTuple):
     reason: Reason
     kind: Kind
     id: RequestId
+    service: bytes = EMPTY
+    """What a Simple Pirate offers, as in its `Reply`."""
 
 
 class Batched(NamedTuple):

@@ -82,10 +82,12 @@ def _from_worker(
 ) -> FromPeer | Invalid:
     """Decode what a worker of `service` sent; its route ends before the frame `at`."""
     frames: list[Any] = message
+    # A late reply of a Simple Pirate registers it again, for the service of the port.
+    offers = service if header == WSP else EMPTY
     if len(frames) > max_frames:
-        return _over_limit(message, at, header, Reason.TOO_MANY_FRAMES)
+        return _over_limit(message, at, header, offers, Reason.TOO_MANY_FRAMES)
     if size_of(message) > max_message:
-        return _over_limit(message, at, header, Reason.TOO_LARGE)
+        return _over_limit(message, at, header, offers, Reason.TOO_LARGE)
     if len(frames) == at:
         return Invalid(Reason.TOO_FEW_FRAMES)
     route = tuple(message[:at])
@@ -97,8 +99,6 @@ def _from_worker(
         return Invalid(Reason.NO_DELIMITER)
     if len(frames) == at + 2:
         return Invalid(Reason.NO_BODY)
-    # A late reply of a Simple Pirate registers it again, for the service of the port.
-    offers = service if header == WSP else EMPTY
     return Reply(route, header, True, id_of(message[at]), message[at + 2 :], offers)
 
 
@@ -112,9 +112,9 @@ def _bare(frame: bytes, route: Route, header: bytes, service: bytes) -> FromPeer
     return Heartbeat(route, header) if kind is HEARTBEAT else Ready(route, header, service)
 
 
-def _over_limit(message: Message, at: int, header: bytes, reason: Reason) -> Invalid | Oversized:
+def _over_limit(message: Message, at: int, header: bytes, offers: bytes, reason: Reason) -> Invalid | Oversized:
     """Return what is known about a worker's message over a limit: a reply ends the request that it is for."""
     frames: list[Any] = message
     if len(frames) < at + 2 or not 1 <= len(frames[at]) <= MAX_NAME:
         return Invalid(reason, over_limit=True)
-    return Oversized(tuple(message[:at]), header, reason, FINAL, id_of(message[at]))
+    return Oversized(tuple(message[:at]), header, reason, FINAL, id_of(message[at]), offers)

@@ -161,12 +161,13 @@ def test_a_simple_pirate_gets_no_heartbeats_and_may_be_silent_while_it_is_idle()
     assert broker.stats.lost == {"silent": 1}
 
 
-def test_a_late_reply_of_a_simple_pirate_says_that_it_waits_again():
-    broker = new_broker(heartbeat=1, liveness=3)
+@pytest.mark.parametrize("reply", [b"late", bytes(2000)], ids=["small", "too large"])
+def test_a_late_reply_of_a_simple_pirate_says_that_it_waits_again(reply):
+    broker = new_broker(heartbeat=1, liveness=3, max_message=1000)
     feed_workers(broker, SIMPLE_READY)
     feed(broker, CALL)
     turns.tick(broker, 10)
     assert not broker.directory.workers
-    broker.receive_pirate([b"s", b"", b"1", b"", b"late"], b"echo", 11, workers=True)
+    broker.receive_pirate([b"s", b"", b"1", b"", reply], b"echo", 11, workers=True)
     assert broker.take_messages() == [[b"s", b"", b"2", b"", b"hello"]]
     assert broker.stats.late == 1
