@@ -45,7 +45,7 @@ def signature_of(handler: Callable[..., Any], *, batch: bool = False) -> Signatu
     has_default = bool(taken) and not required and not batch
     request = hints.get(taken[0].name, Any) if taken else None
     if has_default and request not in (Any, bytes):
-        request = Optional[request]
+        request = Optional[request]  # noqa: UP045 - a type that may be a text
     reply = hints.get("return", Any)
     origin = get_origin(reply) or reply
     called = underlying(handler)
