@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import zmq
-from zmq.utils import z85
 
 from ...mdp.access import Access
 from ...mdp.codes import Code
@@ -20,6 +19,7 @@ from ...mdp.limits import Limits
 from ...mdp.logs import fields_of
 from ...mdp.transport.multipart import Unsent, receive, send
 from ...mdp.transport.sockets import Context, check_local, checked_endpoint, use_family
+from ...mdp.transport.zap import ZapHandler
 from ..handling import Failed
 from ..request import Request
 from .session import UNKNOWN_KEY, FreelanceServerSession
@@ -34,8 +34,6 @@ HANDSHAKE_MS: Final = 5_000
 MAX_ENDPOINT_BYTES: Final = 255
 """Length of the longest routing id."""
 
-_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
-_ZAP_DOMAIN: Final = b"zmdp"
 _WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - these are refused
 
 log = logging.getLogger("zmdp.worker")
@@ -97,49 +95,6 @@ class _Sources:
         """Ignore the rest of a message of too many frames; the session drops what was received of it."""
 
 
-class _Gate:
-    """Admits the connections whose keys an access file lists: answers libzmq's requests (ZAP, RFC 27)."""
-
-    def __init__(self, context: Context, access: Access) -> None:
-        self._access = access
-        self._socket = context.socket(zmq.ROUTER)
-        self._socket.set(zmq.LINGER, 0)
-        try:
-            self._socket.bind(_ZAP_ENDPOINT)
-        except zmq.ZMQError:
-            self._socket.close()
-            raise BindError("cannot check keys: this ZeroMQ context has a ZAP handler already; use another") from None
-        self.descriptor = int(self._socket.get(zmq.FD))
-        self.refused = 0
-
-    def protect(self, socket: zmq.Socket[bytes]) -> None:
-        """Let `socket` accept only the connections that this handler admits."""
-        socket.set(zmq.CURVE_SERVER, 1)
-        socket.set(zmq.CURVE_SECRETKEY, self._access.secret_key)
-        socket.set(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
-        socket.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a handler, admit nobody instead of everybody
-
-    def answer(self) -> None:
-        """Answer the requests that have arrived."""
-        while (message := receive(self._socket)) is not None:
-            key = b""
-            match message:
-                case [_, b"", b"1.0", _, domain, _, _, b"CURVE", credentials] if domain == _ZAP_DOMAIN:
-                    key = z85.encode(credentials) if len(credentials) == 32 else b""
-                case [_, b"", _, _, _, *_]:
-                    pass
-                case _:  # libzmq sends none: it has no place for an answer
-                    continue
-            admitted = key in self._access.keys
-            self.refused += not admitted
-            status, text = (b"200", b"OK") if admitted else (b"400", b"not admitted")
-            send(self._socket, [*message[:4], status, text, key if admitted else b"", b""])
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._socket.close()
-
-
 class Listening(NamedTuple):
     """Where a server listens, and whom it admits."""
 
@@ -169,7 +124,7 @@ class FreelanceServerConnection:
         self._unsent = Unsent()
         limits = Limits()
         self._sources = _Sources(secured=access is not None, max_frames=limits.max_frames)
-        self._gate: _Gate | None = None
+        self._gate: ZapHandler | None = None
         if access is None and not listening.insecure:
             check_local(listening.bind)
         # libzmq numbers clients from a start that it takes from libc's `rand`, which it never seeds, and aborts if a
@@ -187,7 +142,7 @@ class FreelanceServerConnection:
             self._socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
             self._socket.set(zmq.BACKLOG, 1024)
             if access is not None:
-                self._gate = _Gate(context, access)
+                self._gate = ZapHandler(context, access)
                 self._gate.protect(self._socket)
             self._bind(listening.bind)
         except BaseException:
@@ -197,7 +152,6 @@ class FreelanceServerConnection:
         """When one of them is readable, `step` is due.  They report changes only, so `step` reads everything."""
         if self._gate is not None:
             self.descriptors.append(self._gate.descriptor)
-            self._gate.answer()  # libzmq signals the descriptor only after a first read has found nothing
 
     def _bind(self, bind: str) -> None:
         try:
@@ -216,8 +170,7 @@ class FreelanceServerConnection:
     def step(self, now: float) -> bool:
         """Receive, and send what there is to send.  Return whether to call it again immediately."""
         session, socket, sources = self.session, self._socket, self._sources
-        if self._gate is not None:
-            self._gate.answer()
+        more_handshakes = self._gate is not None and self._gate.answer(now)
         more = True
         for _ in range(MAX_MESSAGES):
             message = receive(socket, False, sources)
@@ -237,7 +190,7 @@ class FreelanceServerConnection:
         for dropped in session.take_events():
             counts = ", ".join(f"{count} {reason}" for reason, count in dropped.items())
             log.warning("%s: dropped messages: %s", session.service.decode(), counts)
-        return more or sent  # sending may consume the descriptor's signal that something has arrived
+        return more or more_handshakes or sent  # sending may consume the descriptor's signal that something has arrived
 
     @property
     def served(self) -> int:

@@ -14,9 +14,10 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from zmdp.mdp.access import Access, Permissions
-from zmdp.mdp.broker.zap import DOMAIN, ENDPOINT, Gate
+from zmdp.mdp.broker.zap import Gate
 from zmdp.mdp.errors import BindError
 from zmdp.mdp.keys import ClientKeys
+from zmdp.mdp.transport.zap import DOMAIN, ENDPOINT
 
 log = logging.getLogger("zmdp.broker")
 BROKER_PUBLIC, BROKER_SECRET = zmq.curve_keypair()
