@@ -4,14 +4,11 @@ Most brokers have one socket, the main ROUTER, whose messages the loop receives 
 called *ports*.  The first bytes of a peer's identity, the first frame of its messages in the broker, tell its port.
 """
 
-import ctypes
 import logging
 import os
 import secrets
-import socket as sockets
 from collections.abc import Collection
 from errno import EADDRINUSE, EADDRNOTAVAIL, EHOSTUNREACH, ENODEV
-from pathlib import Path
 from typing import Any, Final
 
 import zmq
@@ -19,6 +16,7 @@ import zmq
 from ..access import Access
 from ..errors import BindError
 from ..limits import Limits
+from ..transport.listening import check_free, randomise_routing_ids
 from ..transport.multipart import Unsent, receive, send
 from ..transport.sockets import use_family
 from ..wire import Message
@@ -158,7 +156,7 @@ class RouterPort(Port):
         main: "RouterPort | None",
         logger: logging.Logger,
     ) -> None:
-        _randomise_routing_ids()
+        randomise_routing_ids()
         self.socket = context.socket(zmq.ROUTER)
         self.connections: Connections = Connections(
             self.socket,
@@ -212,7 +210,7 @@ class RouterPort(Port):
         return bound.rstrip(b"\0").decode() if isinstance(bound, bytes) else endpoint
 
     def _bind_ipc(self, endpoint: str, mode: int) -> None:
-        _check_free(endpoint)
+        check_free(endpoint)
         # The file never has more permissions than asked for: `bind` creates it in this thread.  For `*`, libzmq creates
         # a folder as well, which only its owner can enter.
         umask = os.umask(0o077 if endpoint == "ipc://*" else 0o777 & ~mode)
@@ -352,34 +350,3 @@ def keep_alive(socket: zmq.Socket[bytes]) -> None:
     socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
     socket.set(zmq.TCP_KEEPALIVE_INTVL, 10)
     socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
-
-
-def _randomise_routing_ids() -> None:
-    """Have the next ROUTER number its peers from a random start, which peers cannot guess.
-
-    libzmq takes the start from libc's `rand`, which it never seeds, and aborts if a peer has claimed the next number
-    (C39).
-    """
-    ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
-
-
-def _check_free(endpoint: str) -> None:
-    """Raise if the path is in use or is not a socket, since libzmq would silently replace it."""
-    path = Path(endpoint.removeprefix("ipc://"))
-    if str(path) == "*" or str(path).startswith("@"):
-        return
-    try:
-        if not path.exists():
-            return
-    except OSError as error:  # such as a folder that this user may not enter
-        raise BindError(f"cannot listen on {endpoint}: {error.strerror}") from None
-    if not path.is_socket():
-        raise BindError(f"cannot listen on {endpoint}: {path} exists and is not a socket")
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return  # left behind by a process that is gone
-        except OSError as error:  # such as another user's, or a socket for datagrams
-            raise BindError(f"cannot listen on {endpoint}: {error.strerror or error}") from None
-        raise zmq.ZMQError(EADDRINUSE)

@@ -1,13 +1,9 @@
 """A Freelance server's socket: its session on a ROUTER that clients connect to, and who may connect."""
 
-import ctypes
 import ipaddress
 import logging
-import os
-import secrets
 import socket as sockets
 from errno import EADDRINUSE, EADDRNOTAVAIL, EAGAIN
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import zmq
@@ -17,6 +13,7 @@ from ...mdp.codes import Code
 from ...mdp.errors import BindError, SettingError
 from ...mdp.limits import Limits
 from ...mdp.logs import fields_of
+from ...mdp.transport.listening import check_free, randomise_routing_ids
 from ...mdp.transport.multipart import Unsent, receive, send
 from ...mdp.transport.sockets import Context, check_local, checked_endpoint, use_family
 from ...mdp.transport.zap import ZapHandler
@@ -127,9 +124,7 @@ class FreelanceServerConnection:
         self._gate: ZapHandler | None = None
         if access is None and not listening.insecure:
             check_local(listening.bind)
-        # libzmq numbers clients from a start that it takes from libc's `rand`, which it never seeds, and aborts if a
-        # client has claimed the next number (C39).
-        ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
+        randomise_routing_ids()
         self._socket = context.socket(zmq.ROUTER)
         try:
             self._socket.set(zmq.ROUTING_ID, listening.endpoint.encode())
@@ -155,8 +150,8 @@ class FreelanceServerConnection:
 
     def _bind(self, bind: str) -> None:
         try:
-            if bind.startswith("ipc://") and _in_use(bind.removeprefix("ipc://")):
-                raise zmq.ZMQError(EADDRINUSE)  # libzmq would take the path over
+            if bind.startswith("ipc://"):
+                check_free(bind)
             use_family(self._socket, bind)
             self._socket.bind(_numeric(bind))
         except zmq.ZMQError as error:
@@ -237,14 +232,3 @@ class FreelanceServerConnection:
             self._socket.close(linger)
             if self._gate is not None:
                 self._gate.close()
-
-
-def _in_use(path: str) -> bool:
-    if path.startswith(("@", "*")) or not Path(path).is_socket():
-        return False
-    with sockets.socket(sockets.AF_UNIX) as probe:
-        try:
-            probe.connect(os.fspath(path))
-        except OSError:
-            return False  # left behind by a process that is gone
-        return True

@@ -265,6 +265,10 @@ def test_an_ipc_path_in_use(tmp_path):
         with pytest.raises(BindError, match="another program is listening there"):
             FreelanceWorker(endpoint, list).start()
         assert client.request(b"x") == [b"x"]
+    (tmp_path / "notes").write_text("x")
+    with pytest.raises(BindError, match="notes exists and is not a socket"):
+        FreelanceWorker(f"ipc://{tmp_path}/notes", list).start()
+    assert (tmp_path / "notes").read_text() == "x"
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(f"{tmp_path}/old")
     with (
