@@ -1,7 +1,7 @@
 """The access file of a broker: its own key, and roles with keys, permissions and limits (docs/how-to/security.md)."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
 from pathlib import Path
@@ -155,15 +155,12 @@ def read_toml(text: str, path: Path) -> dict[str, Any]:
 def parse(text: str, path: Path) -> Access:
     """Return what `text`, the content of the access file `path`, says.  Raises `AccessError`."""
     content = read_toml(text, path)
-    _check_names(content, _TOP, f"{path}")
+    check_names(content, _TOP, f"{path}")
     secret_file = content.get("secret_key")
     if not isinstance(secret_file, str) or not secret_file:
         raise AccessError(
             f'{path} must name the broker\'s key: secret_key = "broker.key_secret" (make it with mdp-keys new broker)'
         )
-    tables = content.get("roles", {})
-    if not isinstance(tables, dict):
-        raise AccessError(f"{path}: roles is {tables!r}: write each role as a table, [roles.NAME]")
     try:
         own = read_secret(path.parent / secret_file)
     except SettingError as error:
@@ -172,92 +169,107 @@ def parse(text: str, path: Path) -> Access:
     keys: dict[bytes, str] = {}
     named: dict[bytes, str] = {}
     tokens: dict[bytes, str] = {}
-    for name, table in tables.items():
-        roles[name] = _permissions(name, table, path)
-        for key, called in _keys(table.get("keys", []), f"{path}, role {name}", path.parent):
+    for name, table, where in role_tables(content, path):
+        roles[name] = _permissions(name, table, where)
+        for key, called in _keys(table, where, path.parent):
             if key in keys:
                 also = "" if named[key] == called else f" (as {named[key]!r})"
                 again = "it is listed twice" + also
                 if keys[key] != name:
                     again = f"it has role {keys[key]}{also}, and a key has one role: mdp-keys revoke {called} first"
-                raise AccessError(f"{path}, role {name}: key {called!r}: {again}")
+                raise AccessError(f"{where}: key {called!r}: {again}")
             keys[key], named[key] = name, called
-        for digest in _tokens(table.get("tokens", []), f"{path}, role {name}"):
+        for digest in token_digests(table, where, "mdp-keys token makes one"):
             if digest in tokens:
                 also = "twice" if tokens[digest] == name else f"in role {tokens[digest]} already"
-                raise AccessError(f"{path}, role {name}: token sha256:{digest.hex()[:8]}… is listed {also}")
+                raise AccessError(f"{where}: token sha256:{digest.hex()[:8]}… is listed {also}")
             tokens[digest] = name
     return Access(path, own.secret, own.public, roles, keys, named, tokens)
 
 
-def _permissions(name: str, table: object, path: Path) -> Permissions:
-    if not _ROLE_NAME.fullmatch(name):
-        raise AccessError(
-            f"{path}: {name!r} cannot be the name of a role: use up to 64 letters, digits, and the characters - _ ."
-        )
-    where = f"{path}, role {name}"
-    if not isinstance(table, dict):
-        raise AccessError(f"{where}: it is {table!r}: write a role as a table, [roles.{name}]")
+def role_tables(content: Mapping[str, Any], path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield the name of each role, its table, and how to begin an error in it.  Raises `AccessError`."""
+    tables = content.get("roles", {})
+    if not isinstance(tables, dict):
+        raise AccessError(f"{path}: roles is {tables!r}: write each role as a table, [roles.NAME]")
+    for name, table in tables.items():
+        if not _ROLE_NAME.fullmatch(name):
+            raise AccessError(
+                f"{path}: {name!r} cannot be the name of a role: use up to 64 letters, digits, and the characters - _ ."
+            )
+        where = f"{path}, role {name}"
+        if not isinstance(table, dict):
+            raise AccessError(f"{where}: it is {table!r}: write a role as a table, [roles.{name}]")
+        yield name, table, where
+
+
+def _permissions(name: str, table: dict[str, Any], where: str) -> Permissions:
     for inner, value in table.items():
         if inner not in _ROLE and isinstance(value, dict):
             raise AccessError(f'{where}: a role name with a dot needs quotes: [roles."{name}.{inner}"]')
-    _check_names(table, _ROLE, where)
+    check_names(table, _ROLE, where)
     given = {key: value for key, value in table.items() if key not in {"keys", "tokens"}}
     for key in ("call", "offer"):
         if key in given:
-            given[key] = _patterns(given[key], key, where)
+            given[key] = _patterns(table, key, where)
     if given.get("mmi", "none") not in MMI:
-        _fail(where, "mmi", given["mmi"], f"it must be one of {', '.join(MMI)}")
+        fail(where, "mmi", given["mmi"], f"it must be one of {', '.join(MMI)}")
     for key in ("admin", "on_behalf", "link"):
         if not isinstance(given.get(key, False), bool):
-            _fail(where, key, given[key], "it must be true or false")
+            fail(where, key, given[key], "it must be true or false")
     for limit in LIMITS:
         value = given.get(limit.name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < LARGEST:
             unit = limit.metadata["unit"]
-            _fail(where, limit.name, value, f"it must be a whole number of {unit} above 0; leave it out for no limit")
+            fail(where, limit.name, value, f"it must be a whole number of {unit} above 0; leave it out for no limit")
     return Permissions(name, **given)
 
 
-def _patterns(value: object, key: str, where: str) -> tuple[str, ...]:
-    for pattern in _texts(value, key, where, '["*"]'):
+def _patterns(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    found = texts(table, key, where, '["*"]')
+    for pattern in found:
         if not pattern:
-            _fail(where, key, value, "an empty pattern matches nothing: remove it")
+            fail(where, key, found, "an empty pattern matches nothing: remove it")
         if pattern.startswith(_MMI_PREFIX):
             hint = 'set mmi to "service" or "all" instead' if key == "call" else "the broker itself offers these"
-            _fail(where, key, value, f"patterns do not apply to mmi.*: {hint}")
-    return tuple(_texts(value, key, where, '["*"]'))
+            fail(where, key, found, f"patterns do not apply to mmi.*: {hint}")
+    return tuple(found)
 
 
-def _keys(value: object, where: str, folder: Path) -> Iterable[tuple[bytes, str]]:
-    for called in _texts(value, "keys", where, '["shop.key"]'):
+def _keys(table: Mapping[str, Any], where: str, folder: Path) -> Iterator[tuple[bytes, str]]:
+    for called in texts(table, "keys", where, '["shop.key"]'):
         try:
             yield public_key(called, folder), called
         except SettingError as error:
             raise AccessError(f"{where}: key {called!r}: {error}") from None
 
 
-def _tokens(value: object, where: str) -> Iterable[bytes]:
-    for text in _texts(value, "tokens", where, '["sha256:…"]'):
+def token_digests(table: Mapping[str, Any], where: str, hint: str) -> Iterator[bytes]:
+    """Yield the digests of a role's tokens.  Raises `AccessError`, which ends with `hint`."""
+    for text in texts(table, "tokens", where, '["sha256:…"]'):
         try:
             yield parse_digest(text)
         except SettingError as error:
-            raise AccessError(f"{where}: tokens: {error}: mdp-keys token makes one") from None
+            raise AccessError(f"{where}: tokens: {error}: {hint}") from None
 
 
-def _texts(value: object, key: str, where: str, example: str) -> list[str]:
+def texts(table: Mapping[str, Any], key: str, where: str, example: str) -> list[str]:
+    """Return a list of texts in a table, empty if it is not there.  Raises `AccessError`."""
+    value = table.get(key, [])
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        _fail(where, key, value, f"it must be a list of texts, such as {example}")
+        fail(where, key, value, f"it must be a list of texts, such as {example}")
     return value
 
 
-def _check_names(table: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
+def check_names(table: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
+    """Raise `AccessError` if the table has a setting that is not `known`."""
     for name in table:
         if name not in known:
             raise AccessError(f"{where}: there is no setting {name!r}: {spelling_hint(name, known)}")
 
 
-def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:
+def fail(where: str, key: str, value: object, expected: str) -> NoReturn:
+    """Raise `AccessError` for the value of a setting."""
     raise AccessError(f"{where}: {key} is {value!r}: {expected}")
 
 

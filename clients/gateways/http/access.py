@@ -12,20 +12,27 @@ only what the gateway's own role may know, so here `mmi` and `call` decide.  `mm
 and control services are for nobody.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, NoReturn
+from typing import Any, ClassVar, Final
 
-from ....mdp.access import MMI, Permissions, read_text, read_toml
+from ....mdp.access import (
+    MMI,
+    Permissions,
+    check_names,
+    fail,
+    read_text,
+    read_toml,
+    role_tables,
+    texts,
+    token_digests,
+)
 from ....mdp.control import GATEWAY, SPARK
-from ....mdp.errors import AccessError, SettingError
+from ....mdp.errors import AccessError
 from ....mdp.http.problems import Problem
-from ....mdp.spelling import spelling_hint
-from ....mdp.tokens import bearer, digest_of, parse_digest
+from ....mdp.tokens import bearer, digest_of
 
-_ROLE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SETTINGS: Final = ("tokens", "certificates", "call", "mmi")
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."
@@ -106,41 +113,25 @@ def parse(text: str, path: Path) -> Access:
         if name != "roles":
             hint = ": this is a broker's access file" if name == "secret_key" else ": known is roles"
             raise AccessError(f"{path}: there is no setting {name!r}{hint}")
-    tables = content.get("roles", {})
-    if not isinstance(tables, dict):
-        raise AccessError(f"{path}: roles is {tables!r}: write each role as a table, [roles.NAME]")
     found = Access(path, {}, {}, {})
-    for name, table in tables.items():
-        _add(found, name, table)
+    for name, table, where in role_tables(content, path):
+        _add(found, name, table, where)
     return found
 
 
-def _add(found: Any, name: str, table: object) -> None:
-    where = f"{found.path}, role {name}"
-    if not _ROLE_NAME.fullmatch(name):
-        raise AccessError(
-            f"{found.path}: {name!r} cannot be the name of a role: use up to 64 letters, digits, and - _ ."
-        )
-    if not isinstance(table, dict):
-        raise AccessError(f"{where}: it is {table!r}: write a role as a table, [roles.{name}]")
-    for setting in table:
-        if setting not in _SETTINGS:
-            raise AccessError(f"{where}: there is no setting {setting!r}: {spelling_hint(setting, _SETTINGS)}")
+def _add(found: Any, name: str, table: Mapping[str, Any], where: str) -> None:
+    check_names(table, _SETTINGS, where)
     mmi = table.get("mmi", "service")
     if mmi not in MMI:
-        _fail(where, "mmi", mmi, f"it must be one of {', '.join(MMI)}")
-    call = _texts(table, "call", where, '["resize", "spark.*"]', ["*"])
+        fail(where, "mmi", mmi, f"it must be one of {', '.join(MMI)}")
+    call = texts(table, "call", where, '["resize", "spark.*"]') if "call" in table else ["*"]
     if any(not pattern or pattern.encode().startswith(_MMI_PREFIX) for pattern in call):
-        _fail(where, "call", call, "patterns are not empty, and do not apply to mmi.*: use the setting mmi for these")
+        fail(where, "call", call, "patterns are not empty, and do not apply to mmi.*: use the setting mmi for these")
     caller = Caller(name, Permissions(name, call=tuple(call), mmi=mmi), {"on_behalf": name})
     found.roles[name] = caller
-    for text in _texts(table, "tokens", where, '["sha256:…"]', []):
-        try:
-            digest = parse_digest(text)
-        except SettingError as error:
-            raise AccessError(f"{where}: tokens: {error}: see mdp-gateway token {name}") from None
-        _put(found.tokens, digest, caller, where, f"token {text[:15]}…")
-    for text in _texts(table, "certificates", where, '["shop.example"]', []):
+    for digest in token_digests(table, where, f"see mdp-gateway token {name}"):
+        _put(found.tokens, digest, caller, where, f"token sha256:{digest.hex()[:8]}…")
+    for text in texts(table, "certificates", where, '["shop.example"]'):
         _put(found.certificates, text, caller, where, f"certificate {text!r}")
 
 
@@ -149,14 +140,3 @@ def _put(callers: dict[Any, Caller], key: object, caller: Caller, where: str, ca
         also = "twice" if callers[key] is caller else f"in role {callers[key].role} already"
         raise AccessError(f"{where}: {called} is listed {also}")
     callers[key] = caller
-
-
-def _texts(table: Mapping[str, Any], key: str, where: str, example: str, default: list[str]) -> list[str]:
-    value = table.get(key, default)
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        _fail(where, key, value, f"it must be a list of texts, such as {example}")
-    return value
-
-
-def _fail(where: str, key: str, value: object, expected: str) -> NoReturn:
-    raise AccessError(f"{where}: {key} is {value!r}: {expected}")
