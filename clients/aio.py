@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 from ..mdp import process, tracing, wire
@@ -545,7 +544,5 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()

@@ -5,7 +5,6 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from ..mdp import process, wire
@@ -596,9 +595,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

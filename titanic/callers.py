@@ -8,7 +8,6 @@ import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 from uuid import UUID
 
@@ -106,9 +105,7 @@ class Waiter:
             self._timer = loop.call_at(self.since + self._seconds, self.dismiss)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._left = True
         if self._timer is not None:
             self._timer.cancel()

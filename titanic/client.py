@@ -15,7 +15,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, closing
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
@@ -338,9 +337,7 @@ class Ticket(Generic[R, P]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -647,9 +644,7 @@ class AsyncTicket(Generic[R, P]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 

@@ -6,7 +6,6 @@ import math
 import time
 from contextvars import Context as TaskContext
 from contextvars import copy_context
-from types import TracebackType
 from typing import Final, Self, cast
 
 from ..mdp.errors import RequestCancelled, SettingError
@@ -167,9 +166,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
         self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.stop()
         await self.wait()
 

@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from types import TracebackType
 from typing import Any, Final, Self
 
 from ..mdp.errors import ClosedError, RequestCancelled
@@ -182,9 +181,7 @@ class Worker(BaseWorker[Handler]):
             self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
         self.wait()
 

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
 
 import zmq
@@ -199,9 +198,7 @@ class AsyncFreelanceClient:
         self._open()  # begins to connect
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _checked(self, frames: Sequence[bytes], timeout: float | None) -> tuple[Sequence[bytes], float]:
@@ -462,9 +459,7 @@ class FreelanceClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ── the client's thread ──────────────────────────────────────────────────────────────────────────────────────────

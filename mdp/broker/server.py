@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
 import zmq
@@ -160,9 +160,7 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Final, Self
 
 import click
@@ -105,9 +105,7 @@ class Shutdown:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._first_step is not None:
             self._first_step.join(REPORT_SECONDS)  # it may be about to log
         if self._began is None:

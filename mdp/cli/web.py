@@ -22,7 +22,6 @@ import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, Self
 
 import zmq
@@ -112,9 +111,7 @@ class WebProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._told:
             self._stopping.set()  # no process is started from now on
             self._told.notify()

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 import zmq
@@ -52,7 +51,7 @@ class Caller:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, t: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._context.destroy(linger=0)
 
 

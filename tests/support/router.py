@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 import zmq
@@ -39,7 +38,7 @@ class Router:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, t: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._context.destroy(linger=0)
 
 

@@ -4,7 +4,6 @@ import errno
 import socket
 import struct
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from support.peers import TIMEOUT_SECONDS, Message
@@ -74,9 +73,7 @@ class RawPeer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _frame(self) -> tuple[int, bytes]:

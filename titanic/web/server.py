@@ -6,7 +6,6 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Final, Self
 
 import uvloop
@@ -97,9 +96,7 @@ class WebServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread is not None:
             if self._loop is not None and self._serving is not None:
                 with suppress(RuntimeError):  # its event loop has ended already

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from ...mdp import wire
@@ -63,9 +62,7 @@ class TestClient:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self._wait(self._lifespans.leave())
         finally:
