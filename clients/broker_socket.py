@@ -7,17 +7,20 @@ import zmq
 
 from ..mdp.keys import ClientKeys
 from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED
-from ..mdp.transport.sockets import use_family
+from ..mdp.transport.sockets import ONE_CONNECTION_MS, connect
 from .broker_connection import BrokerConnection
 
-RECONNECT_IVL_MS: Final = 3_600_000
-"""ZeroMQ's own reconnection interval: so long that this client replaces the socket first."""
 MAX_UNREAD: Final = 64
 """Messages that wait in libzmq's memory until they are read; each has many replies, or a large one.
 
 Reading them wakes libzmq's thread each time that half of these have been read, so few of them cost more."""
 MAX_UNREAD_LARGE: Final = 8
 """The same, once megabytes have waited."""
+_OPTIONS: Final[dict[int, int]] = {
+    zmq.RECONNECT_IVL: ONE_CONNECTION_MS,
+    zmq.RCVHWM: MAX_UNREAD,
+    zmq.SNDHWM: 0,  # max_outstanding limits what is sent
+}
 
 
 class BrokerSocket:
@@ -34,24 +37,9 @@ class BrokerSocket:
         self.ended = False
         """The monitor has reported the end of the connection, which it does only once."""
         self.socket = context.socket(zmq.DEALER)
-        try:
-            # Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates.
-            self.socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
-            self.socket.set(zmq.RCVHWM, MAX_UNREAD)
-            self.socket.set(zmq.SNDHWM, 0)  # max_outstanding limits what is sent
-            if keys is not None:
-                keys.at(endpoint).apply(self.socket)
-            self.monitor = self.socket.get_monitor_socket(ENDED | HANDSHAKE_FAILED)
-            """Readable when the connection has ended or could not be established."""
-        except zmq.ZMQError:
-            self.socket.close(0)
-            raise
-        try:
-            use_family(self.socket, endpoint)
-            self.socket.connect(endpoint)
-        except zmq.ZMQError:
-            self.close()
-            raise
+        connect(self.socket, endpoint, _OPTIONS, keys=keys, monitored=ENDED | HANDSHAKE_FAILED)
+        self.monitor = self.socket.get_monitor_socket()
+        """Readable when the connection has ended or could not be established."""
 
     def expect_large(self) -> None:
         """Have libzmq read less ahead from now on: large replies come over this connection."""

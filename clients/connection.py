@@ -19,6 +19,7 @@ from ..mdp.logs import counted
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import NOT_BEGUN, REFUSED, why_refused
+from ..mdp.transport.sockets import invalid_endpoint
 from .broker_socket import BrokerSocket
 from .call import Call, Outcome
 from .session import ClientSession
@@ -97,9 +98,7 @@ class ClientConnection:
             try:
                 self._open(endpoint, time.monotonic())
             except zmq.ZMQError as error:
-                raise SettingError(
-                    f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555"
-                ) from None
+                raise invalid_endpoint(endpoint, error) from None
 
     @property
     def endpoint(self) -> str:

@@ -92,7 +92,7 @@ def _key_of(endpoint: str, text: str) -> bytes:
         raise SettingError(f"the key of the broker at {endpoint}: {error}") from None
 
 
-def create_keys(name: str, folder: Path, metadata: Mapping[str, str] | None = None) -> tuple[Path, Path]:
+def create_keys(name: str, folder: Path) -> tuple[Path, Path]:
     """Make a key pair, write NAME.key and NAME.key_secret to `folder`, and return their paths.
 
     Raises `SettingError` if a file exists or cannot be written.
@@ -102,4 +102,4 @@ def create_keys(name: str, folder: Path, metadata: Mapping[str, str] | None = No
     except zmq.ZMQError:
         raise SettingError("this libzmq cannot make keys: it was built without CURVE (reinstall pyzmq)") from None
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    return write_pair(name, folder, public, secret, {"name": name, "created": created, **(metadata or {})})
+    return write_pair(name, folder, public, secret, {"name": name, "created": created})

@@ -23,7 +23,7 @@ from ..mdp.logs import fields_of
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
 from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED, NOT_BEGUN, REFUSED, why_refused
-from ..mdp.transport.sockets import Context, dealer
+from ..mdp.transport.sockets import ONE_CONNECTION_MS, Context, dealer
 from ..mdp.wire import Message
 from ..mdp.wire.about import MAX_ABOUT, encode_about
 from .events import Cancelled, ConnectionEnded, HandlerStuck
@@ -42,8 +42,6 @@ REFUSAL_SECONDS: Final = 1.0
 """How long a broker may take to refuse a worker, which then says that it serves; brokers do not answer READY."""
 MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | ENDED | HANDSHAKE_FAILED
 """Events that show whether a broker is there: the connection is established, an attempt has failed, or it has ended."""
-RECONNECT_IVL_MS: Final = 3_600_000
-"""ZeroMQ's own reconnection interval, with several brokers: so long that the next one is tried first."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -142,7 +140,7 @@ class WorkerConnection:
         monitored = MONITORED if self._level == logging.WARNING else 0
         options: dict[int, int] = {zmq.LINGER: LINGER_MS}
         if self._several:
-            monitored, options[zmq.RECONNECT_IVL] = MONITORED, RECONNECT_IVL_MS
+            monitored, options[zmq.RECONNECT_IVL] = MONITORED, ONE_CONNECTION_MS
         self._endpoint = self.session.failover.endpoints.current
         self._socket = dealer(self._context, self._endpoint, options, keys=self._keys, monitored=monitored)
         self._descriptor = int(self._socket.get(zmq.FD))

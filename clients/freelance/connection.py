@@ -8,12 +8,11 @@ from typing import Any, Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ...mdp.errors import SettingError
 from ...mdp.keys import ClientKeys
 from ...mdp.limits import Limits
 from ...mdp.transport.multipart import receive, send
 from ...mdp.transport.reach import HANDSHAKE_FAILED, why_refused
-from ...mdp.transport.sockets import use_family
+from ...mdp.transport.sockets import invalid_endpoint, use_family
 from .session import FreelanceSession
 
 MAX_MESSAGES: Final = 100
@@ -99,9 +98,7 @@ class FreelanceConnection:
                 self._socket.connect(endpoint)
             except zmq.ZMQError as error:
                 self.close()
-                raise SettingError(
-                    f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555"
-                ) from None
+                raise invalid_endpoint(endpoint, error) from None
         self.descriptors = (int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
         """When one of them is readable, `step` is due.  They report changes only, so `step` reads everything."""
 

@@ -11,7 +11,7 @@ from ..errors import SettingError
 from ..keys import ClientKeys
 from ..transport.multipart import receive, send
 from ..transport.reach import HANDSHAKE_FAILED, why_refused
-from ..transport.sockets import use_family
+from ..transport.sockets import ONE_CONNECTION_MS, connect
 from ..wire import Message
 from .door import Door
 from .machine import Broker
@@ -20,8 +20,6 @@ from .roles import Role
 
 LINK_INTERVAL: Final = 0.002
 """Seconds between two looks at the connections while messages keep coming."""
-RECONNECT_IVL_MS: Final = 3_600_000
-"""ZeroMQ's own reconnection interval: so long that the machine has the connection replaced first."""
 _EVENTS: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED) | HANDSHAKE_FAILED
 
 _ENDED: Final = (
@@ -60,26 +58,15 @@ class LinkPort(Port):
         """The role of the other broker's key."""
         self._closed = False
         self._socket = context.socket(zmq.DEALER)
-        try:
-            socket = self._socket
-            # Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates.
-            socket.set(zmq.RECONNECT_IVL, RECONNECT_IVL_MS)
-            socket.set(zmq.LINGER, LINGER_MS)
-            socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-            socket.set(zmq.MAXMSGSIZE, 2 * broker.limits.max_message + (1 << 20))
-            keep_alive(socket)
-            if keys is not None:
-                keys.apply(socket)
-            self._monitor = socket.get_monitor_socket(_EVENTS)
-        except zmq.ZMQError:
-            self._socket.close(0)
-            raise
-        try:
-            use_family(socket, endpoint)
-            socket.connect(endpoint)
-        except zmq.ZMQError:
-            self.close()
-            raise
+        keep_alive(self._socket)
+        options: dict[int, int] = {
+            zmq.RECONNECT_IVL: ONE_CONNECTION_MS,
+            zmq.LINGER: LINGER_MS,
+            zmq.HANDSHAKE_IVL: HANDSHAKE_MS,
+            zmq.MAXMSGSIZE: 2 * broker.limits.max_message + (1 << 20),
+        }
+        connect(self._socket, endpoint, options, keys=keys, monitored=_EVENTS)
+        self._monitor = self._socket.get_monitor_socket()
         super().__init__(identity, int(self._socket.get(zmq.FD)), int(self._monitor.get(zmq.FD)))
         self.look(0.0)  # libzmq signals the descriptor only after a first read has found nothing
 

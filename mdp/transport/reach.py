@@ -11,7 +11,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ..errors import BrokerUnreachable
 from ..keys import ClientKeys
-from .sockets import dealer
+from .sockets import ONE_CONNECTION_MS, dealer
 
 PROBE_SECONDS: Final = 1.0
 """How long to wait for a program to accept a connection, and then for an answer; without one, nothing is concluded."""
@@ -24,7 +24,7 @@ _GREETING: Final = b"\xff\0\0\0\0\0\0\0\1\x7f\3"
 _GREETING_BYTES: Final = 64
 _MECHANISM: Final = slice(12, 32)
 """Where the greeting names the mechanism: NULL, or CURVE for a broker that requires keys."""
-_NO_RECONNECTION: Final[dict[int, int]] = {zmq.LINGER: 0, zmq.RECONNECT_IVL: 3_600_000}
+_NO_RECONNECTION: Final[dict[int, int]] = {zmq.LINGER: 0, zmq.RECONNECT_IVL: ONE_CONNECTION_MS}
 
 REFUSED: Final = int(zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
 """Events of a monitor: a broker refused this program.  ZeroMQ does not connect again after one of these."""

@@ -13,6 +13,11 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 Socket = zmq.Socket[bytes]
 
+ONE_CONNECTION_MS: Final = 3_600_000
+"""The reconnection interval of a socket for one connection only, so long that the socket is replaced first.
+
+Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates."""
+
 _MAX_PORT: Final = 65535
 
 _open: set[Context] = set()
@@ -95,12 +100,23 @@ def dealer(
     keys: ClientKeys | None = None,
     monitored: int = 0,
 ) -> Socket:
-    """Return a DEALER with these options, connected to `endpoint`.  Raises `SettingError` if that is invalid.
+    """Return a DEALER that `connect` has connected to `endpoint`.  Raises `SettingError` if that is invalid."""
+    socket = context.socket(zmq.DEALER)
+    try:
+        connect(socket, endpoint, options, keys=keys, monitored=monitored)
+    except zmq.ZMQError as error:
+        raise invalid_endpoint(endpoint, error) from None
+    return socket
+
+
+def connect(
+    socket: Socket, endpoint: str, options: Mapping[int, int], *, keys: ClientKeys | None, monitored: int
+) -> None:
+    """Connect a socket with these options to `endpoint`, or close it and raise `zmq.ZMQError`.
 
     With `keys`, the connection is encrypted.  With `monitored` events, `get_monitor_socket` returns a socket that has
     reported them from the beginning.
     """
-    socket = context.socket(zmq.DEALER)
     monitor: Socket | None = None
     try:
         for option, value in options.items():
@@ -111,9 +127,13 @@ def dealer(
             monitor = socket.get_monitor_socket(monitored)
         use_family(socket, endpoint)
         socket.connect(endpoint)
-    except zmq.ZMQError as error:
+    except zmq.ZMQError:
         if monitor is not None:
             monitor.close(0)
         socket.close(0)
-        raise SettingError(f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555") from None
-    return socket
+        raise
+
+
+def invalid_endpoint(endpoint: str, error: zmq.ZMQError) -> SettingError:
+    """Return the error for an endpoint that ZeroMQ does not accept."""
+    return SettingError(f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555")
