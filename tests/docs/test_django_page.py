@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.pages import blocks
 from support.processes import broker, process, run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "django.md").read_text()
@@ -40,14 +41,14 @@ if BACKPORT and find_spec("django_tasks") is None:
 def test_the_project_of_the_page(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("shop").mkdir()
-    *files, upload = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    *files, upload = blocks(PAGE, "python")
     for text in [*files, f"# shop/uploads.py\n{upload}"]:
         path = Path(text.splitlines()[0].removeprefix("# "))
         if BACKPORT:
             text = text.replace("from django.tasks import", "from django_tasks import")  # noqa: PLW2901
         path.write_text(text + (SETTINGS.format(backport=BACKPORT) if path.stem == "settings" else ""))
     Path("program.py").write_text(PROGRAM)
-    (commands,) = re.findall(r"^```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (commands,) = blocks(PAGE, "sh")
     upgrade, start, serve, work = map(shlex.split, commands.splitlines())
     assert start == ["mdp-broker"]
     setting, *work = work

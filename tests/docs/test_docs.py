@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support import pages
 from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
 
 from zmdp.clients import Client
@@ -33,7 +34,7 @@ DEFAULT = "tcp://127.0.0.1:5555"
 
 
 def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+    return pages.blocks((ROOT / page).read_text(), language)
 
 
 def shout(request):

@@ -5,21 +5,16 @@ import shlex
 import subprocess
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 
 import httpx
 import pytest
+from support.pages import DOCS, blocks
 from support.processes import TIMEOUT_SECONDS, broker, process
 
 pytest.importorskip("fastapi", reason="needs FastAPI: pip install fastapi")
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "how-to" / "fastapi.md").read_text()
 URL = "http://127.0.0.1:8000"
-
-
-def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def test_the_application_of_the_page(tmp_path):

@@ -1,12 +1,12 @@
 """The commands of the page about fleets run in order and print what it shows."""
 
-import re
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support.fleets import SMALL, SPARK_TIMEOUT_SECONDS
+from support.pages import blocks
 from support.processes import broker, process, run
 from support.sparks import skip_without_java
 
@@ -18,17 +18,13 @@ from zmdp.workers import scaling
 PAGE = (Path(__file__).parents[2] / "docs" / "spark" / "fleet.md").read_text()
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_the_commands_of_the_page(tmp_path):
     skip_without_java()
-    (module,) = blocks("python")
+    (module,) = blocks(PAGE, "python")
     (tmp_path / "words.py").write_text(module)
-    (session_lines,) = blocks("console")
+    (session_lines,) = blocks(PAGE, "console")
     commands = [shlex.split(line[2:]) for line in session_lines.splitlines() if line.startswith("$ ")]
     assert [command[0] for command in commands] == ["mdp-broker", "mdp-spark", "mdclient", "mdp-spark"]
     with ExitStack() as stack:

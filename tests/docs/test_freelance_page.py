@@ -1,10 +1,10 @@
 """The examples of the page about Freelance."""
 
-import re
 import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
+from support.pages import blocks
 from support.processes import free_endpoint, process, run
 
 from zmdp.workers.echo import worker
@@ -15,8 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "interoperability" / "freelance.md"
 NAMES = ("tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556", "tcp://127.0.0.1:5557")
 
 
-def blocks(language, endpoints):
-    for block in re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+def blocks_at(language, endpoints):
+    for block in blocks(PAGE, language):
         text = block
         for name, endpoint in zip(NAMES, endpoints, strict=True):
             text = text.replace(name, endpoint)
@@ -24,7 +24,7 @@ def blocks(language, endpoints):
 
 
 def test_the_first_steps():
-    (session,) = blocks("console", [free_endpoint() for _ in NAMES])
+    (session,) = blocks_at("console", [free_endpoint() for _ in NAMES])
     *serve, call, printed = session.splitlines()
     assert len(serve) == 2
     words = shlex.split(call.removeprefix("$ "))
@@ -41,7 +41,7 @@ def test_the_examples_in_python(capsys):
     endpoints = [free_endpoint() for _ in NAMES]
     names = {}
     with freelance_worker(worker, endpoints[0]), freelance_worker(worker, endpoints[1]):
-        for block in blocks("python", endpoints):
+        for block in blocks_at("python", endpoints):
             exec(compile(block, "docs/interoperability/freelance.md", "exec"), names)
     trips, alive = capsys.readouterr().out.splitlines()
     assert all(endpoint in trips and endpoint in alive for endpoint in endpoints[:2])

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support import browser as browsers
 from support.http_gateways import TITANIC, await_services, http_gateway, websocket_url
+from support.pages import blocks
 from support.processes import TIMEOUT_SECONDS, broker, process
 
 from zmdp.clients.gateways.http import access, cli, websocket
@@ -31,15 +32,11 @@ URL = "http://127.0.0.1:8080"
 SERVERS = {"mdp-broker", "mdworker"}
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
 def sessions():
     """Return each command of the page, and what it prints."""
     return [
         re.fullmatch(r"((?:.*\\\n)*.*)\n((?:.*\n)*)", session).groups()
-        for block in blocks("console")
+        for block in blocks(PAGE, "console")
         for session in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
     ]
 
@@ -48,7 +45,7 @@ def sessions():
 def endpoint(tmp_path_factory):
     """A broker, with the workers of the page."""
     folder = tmp_path_factory.mktemp("page")
-    (program,) = blocks("python")
+    (program,) = blocks(PAGE, "python")
     with (
         broker() as (_, at),
         process("titanic", "serve", "--broker", at, cwd=folder),
@@ -98,8 +95,8 @@ def check(command, printed, given, folder):
 
 @pytest.mark.skipif(browsers.PROGRAM is None, reason="needs the browser Chromium: apt-get install chromium")
 def test_the_programs_in_javascript(endpoint, tmp_path):
-    with_fetch, over_websocket, with_token = blocks("js")
-    (received,) = blocks("json")
+    with_fetch, over_websocket, with_token = blocks(PAGE, "js")
+    (received,) = blocks(PAGE, "json")
     handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(tmp_path))) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -145,13 +142,15 @@ def test_the_table_of_errors_has_every_kind():
 
 def test_the_options_that_the_page_names_exist():
     known = {option for parameter in cli.cli.params for option in parameter.opts}
-    named = set(re.findall(r"--[a-z]+(?:-[a-z]+)*", "".join(blocks("sh")) + "".join(re.findall(r"`(--[^`]+)`", PAGE))))
+    named = set(
+        re.findall(r"--[a-z]+(?:-[a-z]+)*", "".join(blocks(PAGE, "sh")) + "".join(re.findall(r"`(--[^`]+)`", PAGE)))
+    )
     assert len(named) > 10
     assert named <= known
 
 
 def test_the_access_file_of_the_page_is_valid(tmp_path):
-    (text,) = blocks("toml")
+    (text,) = blocks(PAGE, "toml")
     caller = access.parse(text, tmp_path).roles["shop"]
     assert caller.may_call(b"spark.sql")
 

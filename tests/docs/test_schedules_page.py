@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.pages import blocks
 from support.processes import TIMEOUT_SECONDS, broker, eventually, process, run
 from support.titanics import QUICK
 
@@ -19,9 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "schedules.md").read_tex
 
 
 def block(language, about=""):
-    (found,) = (
-        each for each in re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if about in each
-    )
+    (found,) = (each for each in blocks(PAGE, language) if about in each)
     return found
 
 

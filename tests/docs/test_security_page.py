@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support.pages import blocks
 from support.processes import process, run
 
 from zmdp.clients import Client
@@ -19,13 +20,9 @@ BIND, ADDRESS = "tcp://*:5555", "tcp://127.0.0.1:5555"
 SERVERS = {"mdp-broker": "ready on", "mdworker": "serving at"}
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
 def block_with(text, language="sh"):
     """Return the one block that contains `text`."""
-    (found,) = [block for block in blocks(language) if text in block]
+    (found,) = [block for block in blocks(PAGE, language) if text in block]
     return found
 
 
@@ -39,7 +36,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_the_first_steps(folder):
     env, endpoint = {}, ADDRESS
-    lines = [line for block in blocks("console") for line in block.splitlines()]
+    lines = [line for block in blocks(PAGE, "console") for line in block.splitlines()]
     commands = [at for at, line in enumerate(lines) if line.startswith("$ ")]
     with ExitStack() as stack:
         brokers = []
@@ -59,7 +56,7 @@ def test_the_first_steps(folder):
                 assert done.returncode == 0, (words, done)
                 if words[0] != "mdp-keys":
                     assert done.stdout.decode().splitlines() == lines[at + 1 : end]
-        (program,) = blocks("python")
+        (program,) = blocks(PAGE, "python")
         exec(compile(program.replace(ADDRESS, endpoint), "security.md", "exec"), {})
         (broker,) = brokers
         check, hang_up = block_with("--check").splitlines()
@@ -79,7 +76,7 @@ def test_the_first_steps(folder):
 def test_the_access_file(folder):
     for name in ("broker", "shop", "web"):
         create_keys(name, folder)
-    text = blocks("toml")[0]
+    text = blocks(PAGE, "toml")[0]
     access = parse(text, folder / "access.toml")
     assert access.keys_of("shop") == ["shop.key", "web.key"]
     assert access.roles["shop"].may_call(b"spark.sql")
@@ -88,7 +85,7 @@ def test_the_access_file(folder):
 def test_the_access_file_of_linked_brokers(folder):
     for name in ("left", "right"):
         create_keys(name, folder)
-    (folder / "left.toml").write_text(next(block for block in blocks("toml") if "left.key_secret" in block))
+    (folder / "left.toml").write_text(next(block for block in blocks(PAGE, "toml") if "left.key_secret" in block))
     access = load(folder / "left.toml")
     assert access.roles["brokers"].link
     words = shlex.split(
@@ -105,7 +102,7 @@ def test_the_access_file_of_linked_brokers(folder):
 def test_programs_use_either_of_a_pair_with_keys(folder):
     for name in ("left", "right", "shop", "resizer"):
         create_keys(name, folder)
-    roles = "".join(block for block in blocks("toml") if "left.key_secret" in block)
+    roles = "".join(block for block in blocks(PAGE, "toml") if "left.key_secret" in block)
     roles += '[roles.shop]\nkeys = ["shop.key"]\ncall = ["*"]\n[roles.resizer]\nkeys = ["resizer.key"]\noffer = ["*"]\n'
     (folder / "left.toml").write_text(roles)
     mirrored = roles.replace("left.key_secret", "right.key_secret").replace('"right.key"', '"left.key"')
@@ -125,7 +122,7 @@ def test_programs_use_either_of_a_pair_with_keys(folder):
         worker = stack.enter_context(process(*shlex.split(serve), cwd=folder, **env))
         worker.line(f"resize: serving at {ends['left']}")
         assert run(*shlex.split(call), **env).stdout == b"hello"
-        (program,) = blocks("py")
+        (program,) = blocks(PAGE, "py")
         for name, endpoint in ends.items():
             program = program.replace(f"tcp://{name}:5555", endpoint)
         scope = {"Client": Client}

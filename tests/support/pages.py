@@ -25,8 +25,8 @@ UUID = re.compile(r"\b[0-9a-f]{32}\b")
 
 
 def blocks(page: str, language: str) -> list[str]:
-    """Return the code blocks of a language on a page."""
-    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+    """Return the code blocks of a language in the text of a page."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 def sessions(block: str) -> list[tuple[str, list[str]]]:
@@ -42,7 +42,7 @@ def sessions(block: str) -> list[tuple[str, list[str]]]:
 
 def write_files(page: str, folder: Path) -> None:
     """Write the files on a page.  The first line of each block names its file, and how the block belongs to it."""
-    for block in blocks(page, "python"):
+    for block in blocks((DOCS / page).read_text(), "python"):
         found = re.match(r"# ([\w.]+)(?:, at the (top|end))?\n", block)
         assert found, block
         file, text = folder / found[1], block[found.end() :]
@@ -73,7 +73,7 @@ class Reader:
 
     def read(self, page: str) -> None:
         """Run all commands of a page: each must print what the page shows, in which … stands for any text."""
-        for block in blocks(page, "console"):
+        for block in blocks((DOCS / page).read_text(), "console"):
             for command, printed in sessions(block):
                 self.run(command, printed)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.connect import connect_server
 from support.fleets import SPARK_TIMEOUT_SECONDS
+from support.pages import DOCS, blocks
 from support.processes import broker, eventually, process, run
 from support.sparks import QUICK, task_pids
 
@@ -235,15 +236,11 @@ def test_a_batch_on_a_connect_server(tmp_path):
             assert ask(client, "rows", n=1) == [{"id": 0}]
 
 
-def blocks(language):
-    page = (HERE.parents[1] / "docs" / "spark" / "index.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-
-
 def test_the_page_about_batches(tmp_path, capsys):
     """The catalogue, job, commands and Python of docs/spark/index.md work; only the UUID differs."""
-    config, *_ = blocks("toml")
-    job, program = blocks("python")
+    page = (DOCS / "spark" / "index.md").read_text()
+    config, *_ = blocks(page, "toml")
+    job, program = blocks(page, "python")
     (tmp_path / "catalogue.toml").write_text(config)
     (tmp_path / "people_jobs.py").write_text(job)
     (tmp_path / "people.csv").write_text("name,age\nann,3\nbob,4\nann,5\n")
@@ -254,7 +251,7 @@ def test_the_page_about_batches(tmp_path, capsys):
         stack.enter_context(batch(at, *options, cwd=tmp_path, jobs=()))
         titanic.line("serving")
         uuid = ""
-        for session in blocks("console"):
+        for session in blocks(page, "console"):
             for command in re.findall(r"^\$ (.*\n(?:[^$].*\n)*)", session, re.MULTILINE):
                 words, *printed = command.splitlines()
                 if words.startswith("mdp-spark submit") or words.startswith("mdp-spark status"):

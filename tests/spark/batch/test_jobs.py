@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from support.pages import blocks
 
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.spark.batch import catalogue, commands, jobs
@@ -339,7 +340,7 @@ def test_a_catalogue(tmp_path, monkeypatch):
 
 def test_the_catalogs_of_the_page_about_batches(tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "spark" / "index.md").read_text()
-    _, text, *_, roles = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    _, text, *_, roles = blocks(page, "toml")
     monkeypatch.setenv("CATALOG_TOKEN", "secret")
     (tmp_path / "catalogue.toml").write_text(f"{text}\n{roles}\n[catalogs.allowed]\n")
     found = catalogue.read(tmp_path / "catalogue.toml")

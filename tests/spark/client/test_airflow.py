@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.fleets import SPARK_TIMEOUT_SECONDS
+from support.pages import blocks
 from support.processes import alive, eventually, process
 from support.sparks import BEATS, HERE, LIMITS, free, running_batch, task_pids
 from support.titanics import serving
@@ -49,7 +50,7 @@ def airflow(spark, tmp_path):
         uuid = titanic.submit("spark.job", b"rows").uuid
         page = (ROOT / "docs" / "spark" / "airflow.md").read_text()
         names = f"FOLDER = {str(tmp_path)!r}\nUUID = {uuid!r}\n"
-        dags = "\n".join([names, *re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL), MORE])
+        dags = "\n".join([names, *blocks(page, "python"), MORE])
         dags = dags.replace('params={"uuid": ""}', 'params={"uuid": UUID}')
         (tmp_path / "dags").mkdir()
         (tmp_path / "dags" / "reports.py").write_text(dags.replace("tcp://127.0.0.1:5555", at))

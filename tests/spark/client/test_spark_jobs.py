@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.fleets import SPARK_TIMEOUT_SECONDS
+from support.pages import blocks
 from support.processes import eventually, run
 from support.sparks import LIMITS, free, running_batch, task_pids
 
@@ -168,7 +169,7 @@ def test_an_interrupt_cancels_the_job(jobs, spark, tmp_path, monkeypatch):
 def test_the_page_in_a_real_notebook(at, tmp_path):
     if not (find_spec("nbclient") and find_spec("ipykernel")):
         pytest.skip("Jupyter is missing: pip install nbclient ipykernel")
-    cells = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    cells = blocks(PAGE.read_text(), "python")
     sources = [cell.strip().replace("tcp://127.0.0.1:5555", at) for cell in cells]
     notebook = tmp_path / "page.ipynb"
     code = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import functions
+from support.pages import blocks
 
 from zmdp.spark.datasource.columns import SCHEMA
 from zmdp.spark.datasource.reader import READ_OPTIONS
@@ -15,10 +16,6 @@ from zmdp.titanic.arrow.rows import COLUMNS, ROW_OPTIONS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spark" / "datasource.md").read_text()
 only_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-
-
-def blocks():
-    return re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def section(title):
@@ -41,7 +38,7 @@ def test_the_examples_of_the_page_run(spark, db, capsys):
     db.done("slow", code=500)
     names = {"spark": spark, "f": functions}
     try:
-        for block in blocks():
+        for block in blocks(PAGE, "python"):
             exec(block.replace("sqlite:///titanic.db", db.url), names)
         (ends,) = spark.sql("SELECT count(*) AS n FROM ends").collect()
     finally:

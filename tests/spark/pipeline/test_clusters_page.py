@@ -12,6 +12,7 @@ import click
 import pytest
 from support import environment
 from support.fleets import SPARK_TIMEOUT_SECONDS
+from support.pages import blocks
 from support.processes import BIN, process, run
 from support.sparks import BEATS, forget_last_batch
 from support.standalone import standalone
@@ -27,10 +28,6 @@ PAGE = (Path(__file__).parents[3] / "docs" / "spark" / "clusters.md").read_text(
 COMMANDS = {"mdp-spark": mdp_spark, "mdp-keys": mdp_keys, "mdp-broker": mdp_broker, "main.py": mdp_spark}
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-
-
 def up(request):
     (text,) = request
     if text == b"bad":
@@ -40,7 +37,7 @@ def up(request):
 
 @pytest.mark.long
 def test_the_stream_writes_each_row_once_also_after_a_failure(spark, endpoint, tmp_path):
-    stream, failed, direct = blocks("python")
+    stream, failed, direct = blocks(PAGE, "python")
     names = {"spark": spark}
 
     def execute(code):
@@ -73,7 +70,7 @@ def test_the_stream_writes_each_row_once_also_after_a_failure(spark, endpoint, t
 
 def commands():
     """Yield the words of each command of zmdp on the page."""
-    for block in blocks("sh"):
+    for block in blocks(PAGE, "sh"):
         for line in block.replace("\\\n", " ").splitlines():
             words = [word for word in shlex.split(line) if not re.fullmatch(r"MDP_\w+=.*", word)]
             at = next((number for number, word in enumerate(words) if word in COMMANDS), None)

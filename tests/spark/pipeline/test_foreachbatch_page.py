@@ -1,13 +1,13 @@
 """The recipes of docs/spark/foreachbatch.md call and submit once, also when Spark repeats a micro-batch."""
 
 import json
-import re
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from support.databases import Database
+from support.pages import blocks
 from support.processes import eventually
 from support.sparks import BEATS, forget_last_batch
 from support.titanics import serving
@@ -37,7 +37,7 @@ def test_a_repeated_batch_calls_and_submits_nothing_again(spark, endpoint, tmp_p
     def run():
         """Run what is there, as the page says."""
         names = {"spark": spark}
-        for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        for block in blocks(PAGE.read_text(), "python"):
             here = block.replace("tcp://127.0.0.1:5555", endpoint)
             for name in ("replies/", 'orders")', "checkpoints/", "titanic.db"):
                 here = here.replace(name, f"{tmp_path}/{name}")

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.pages import blocks
 from support.sparks import BEATS
 from support.titanics import serving
 
@@ -22,7 +23,7 @@ def test_its_python_runs(spark, endpoint, tmp_path, capsys):
         "rate", lambda job: {"good": "good" in job["text"], "words": []}, codec="json", broker=endpoint, **BEATS
     )
     with shout, rate, serving(endpoint, str(tmp_path / "titanic.db"), **BEATS):
-        for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+        for block in blocks(PAGE.read_text(), "python"):
             here = block.replace("tcp://127.0.0.1:5555", endpoint).replace('t("replies")', f't("{tmp_path}/replies")')
             exec(compile(here, str(PAGE), "exec"), names)
         assert names["typed"].count() == 3
