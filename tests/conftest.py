@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 
 import hypothesis
 import pytest
+import zmq
 from support.processes import TIMEOUT_SECONDS
 
 pytest_plugins = ["support.results"]
@@ -45,6 +46,12 @@ class _Listener(logging.Handler):
         """Wait for a line that contains `text`; return whether it came."""
         with self._changed:
             return self._changed.wait_for(lambda: any(text in line for line in self.lines), timeout)
+
+
+@pytest.fixture
+def context():
+    with zmq.Context() as context:
+        yield context
 
 
 @pytest.fixture

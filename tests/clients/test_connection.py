@@ -24,12 +24,6 @@ ECHO = b"echo"
 
 
 @pytest.fixture
-def context():
-    with zmq.Context() as context:
-        yield context
-
-
-@pytest.fixture
 def router(context):
     with context.socket(zmq.ROUTER) as router:
         router.linger = 10_000

@@ -23,12 +23,6 @@ RETRY_MS = 200
 PIRATES = [("tcp://127.0.0.1:*", b"echo")]
 
 
-@pytest.fixture
-def context() -> Iterator[zmq.Context[Any]]:
-    with zmq.Context() as context:
-        yield context
-
-
 class BinaryStarClient:
     """`bstarcli`: a REQ socket to one of two servers, which is replaced by one to the other if no reply comes."""
 

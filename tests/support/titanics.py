@@ -155,6 +155,17 @@ def follow(client: X1Client, ticket: Ticket, start: int = 0) -> None:
     client.request(b"titanic.reply", ticket.uuid.encode(), options=json.dumps(options).encode())
 
 
+class StoppedClock(store.Clock):
+    """A clock that stands still, whatever the database's clock says."""
+
+    def __init__(self, now: float) -> None:
+        super().__init__()
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+
 def rooms_of(writer: Any = None) -> SimpleNamespace:
     """Return what executes requests, without a broker, and with `writer` for a database."""
     database: Any = SimpleNamespace(writer=writer, keyed=writer, clock=store.Clock())

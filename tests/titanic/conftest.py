@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from support.databases import Database, check_counts
 from support.postgres import cluster as new_cluster
 from support.processes import TIMEOUT_SECONDS
-from support.titanics import running_bench, serving
+from support.titanics import StoppedClock, running_bench, serving
 
 from zmdp.clients import Client
 from zmdp.titanic import Titanic, schema, store
@@ -171,17 +171,6 @@ class Tables:
     def count(self, table=sql.REQUESTS):
         with self.engine.begin() as connection:
             return connection.scalar(sa.select(sa.func.count()).select_from(table))
-
-
-class StoppedClock(store.Clock):
-    """A clock that stands still, whatever the database's clock says."""
-
-    def __init__(self, now):
-        super().__init__()
-        self._now = now
-
-    def now(self):
-        return self._now
 
 
 def a_round(lease, now=NOW, renew=False, count=False, offered=()):

@@ -26,18 +26,6 @@ LARGE = bytes(20_000)
 """Ballast in each request of a `Load`, so that the database grows."""
 
 
-@pytest.fixture
-def bench():
-    with running_bench() as bench:
-        yield bench
-
-
-@pytest.fixture
-def client(bench):
-    with Client(bench.endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
-        yield client
-
-
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Shorten the timeouts of locks to five seconds; `impatient(seconds)` shortens them further."""

@@ -16,12 +16,6 @@ def endpoint():
 
 
 @pytest.fixture
-def context():
-    with zmq.Context() as context:
-        yield context
-
-
-@pytest.fixture
 def connection(endpoint):
     with zmq.Context() as context:
         connection = FreelanceConnection(FreelanceSession([endpoint]), [endpoint], context)

@@ -6,7 +6,7 @@ from itertools import repeat
 import pyarrow as pa
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
-from support.titanics import BEATS, LIMITS, serving
+from support.titanics import BEATS, serving
 
 from zmdp.clients import AsyncClient, Client
 from zmdp.clients.many import RETRY
@@ -14,16 +14,9 @@ from zmdp.clients.rows import RowSettings, answer_rows
 from zmdp.clients.rows import arrow as rows_module
 from zmdp.clients.rows.arrow import answer, checked_row, frames_of, map_rows, reply_columns
 from zmdp.mdp.errors import ServiceError
-from zmdp.testing import running_broker
 from zmdp.titanic import Titanic
 from zmdp.titanic.keyed import KeyedRows
 from zmdp.workers import Worker
-
-
-@pytest.fixture
-def server():
-    with running_broker(limits=LIMITS, drain_timeout=0.0) as running:
-        yield running
 
 
 def worker(server, handler):

@@ -7,18 +7,11 @@ from itertools import count, islice
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
-from support.titanics import BEATS, LIMITS
+from support.titanics import BEATS
 
 from zmdp.clients import AsyncClient, Client, ClosedError, Reply, ServiceError, SettingError
 from zmdp.clients.rows.calls import MIN_WINDOW
-from zmdp.testing import running_broker
 from zmdp.workers import Worker
-
-
-@pytest.fixture
-def server():
-    with running_broker(limits=LIMITS, drain_timeout=0.0) as running:
-        yield running
 
 
 def worker(server, handler, **given):

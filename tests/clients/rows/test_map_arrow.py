@@ -8,20 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
-from support.titanics import BEATS, LIMITS
+from support.titanics import BEATS
 
 from zmdp.clients import Client, ClosedError, ServiceError, SettingError
 from zmdp.clients.rows import tables as tables_module
-from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 TEXTS = pa.table({"id": [1, 2, 3], "text": ["a", None, "bad"]})
-
-
-@pytest.fixture
-def server():
-    with running_broker(limits=LIMITS, drain_timeout=0.0) as running:
-        yield running
 
 
 @pytest.fixture

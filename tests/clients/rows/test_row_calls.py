@@ -17,12 +17,6 @@ from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 
-@pytest.fixture
-def server():
-    with running_broker(limits=LIMITS, drain_timeout=0.0) as running:
-        yield running
-
-
 class Answer(NamedTuple):
     """What a row has resulted in."""
 

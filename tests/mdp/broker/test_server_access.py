@@ -47,12 +47,6 @@ def keys(folder):
     return {name: load_keys(folder / f"{name}.key_secret", folder / "broker.key") for name in ("shop", "web")}
 
 
-@pytest.fixture
-def context():
-    with zmq.Context() as context:
-        yield context
-
-
 @pytest.mark.parametrize("bind", ["tcp://127.0.0.1:*", "ipc://{}/broker"])
 def test_only_known_keys_are_admitted(folder, keys, context, logged, bind):
     with running_broker(bind.format(folder), access=load(folder / "access.toml")) as server:

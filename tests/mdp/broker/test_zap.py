@@ -87,12 +87,6 @@ class Door:
 
 
 @pytest.fixture
-def context():
-    with zmq.Context() as context:
-        yield context
-
-
-@pytest.fixture
 def door(context):
     door = Door(context, rules(shop=SHOP, web=WEB))
     yield door

@@ -3,7 +3,6 @@
 import select
 
 import pytest
-import zmq
 from support.access import Folder
 from support.processes import TIMEOUT_SECONDS, free_endpoint
 from support.router import Router
@@ -12,12 +11,6 @@ from support.x1_client import DISCONNECT, HEARTBEAT
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.transport.probe import PROBE_TIMEOUT_SECONDS, Probe
 from zmdp.testing import running_broker
-
-
-@pytest.fixture
-def context():
-    with zmq.Context() as context:
-        yield context
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 import pytest
 import sqlalchemy as sa
 from support.processes import TIMEOUT_SECONDS, eventually
+from support.titanics import StoppedClock
 
 from zmdp.titanic import schema, store
 from zmdp.titanic.schedules import parse_schedule
@@ -17,15 +18,6 @@ from zmdp.titanic.store.schedules import MAX_FIRED, Edit, Edited, Listing
 
 NOW = 1_800_000_000.0
 only_postgresql = pytest.mark.parametrize("backend", ["postgresql"], indirect=True)
-
-
-class Clock(store.Clock):
-    def __init__(self, now):
-        super().__init__()
-        self._now = now
-
-    def now(self):
-        return self._now
 
 
 def schedule(name="tick", seconds=10, owner="", now=NOW, service="echo", **options):
@@ -47,7 +39,7 @@ def add(tables):
 @pytest.fixture
 def fire(tables):
     """`fire(now)` submits what is due."""
-    return lambda now: tables.do(store.fire, store.Firing(Clock(now)))[0]
+    return lambda now: tables.do(store.fire, store.Firing(StoppedClock(now)))[0]
 
 
 @pytest.fixture
@@ -91,17 +83,17 @@ def test_a_clock_that_was_ahead_and_was_set_back(tables, add, edit, fire):
     add("late", 10, now=NOW - 1000)
     edit("pause", add("paused", 10, now=far).name)
     fire(NOW + 10)
-    assert tables.do(store.catch_up, Clock(NOW + 15)) == [1]
+    assert tables.do(store.catch_up, StoppedClock(NOW + 15)) == [1]
     following = {row["name"]: row["next"] for row in listed(tables)}
     assert (following["right"], following["late"], following["paused"]) == (NOW + 20, NOW + 20, None)
     assert NOW + 15 < following["ahead"] <= NOW + 25
     fired = fire(far)
     assert {each.key for each in fired.submissions if each.key.startswith("ahead")}
     before = len(keys(tables))
-    assert tables.do(store.catch_up, Clock(NOW + 15)) == [3]
+    assert tables.do(store.catch_up, StoppedClock(NOW + 15)) == [3]
     fire(far)  # what was submitted is not submitted again
     assert len(keys(tables)) == before
-    assert tables.do(store.catch_up, Clock(far)) == [0]
+    assert tables.do(store.catch_up, StoppedClock(far)) == [0]
 
 
 def waiting_for_a_lock(cluster):
@@ -115,7 +107,7 @@ def test_a_schedule_that_is_paused_while_others_are_brought_back_stays_paused(ta
     add(now=NOW + 1e8)
     with tables.engine.begin() as connection:
         store.edit_schedules(connection, [Edit("pause", "tick", "", NOW)])
-        caught_up = pool.submit(tables.do, store.catch_up, Clock(NOW))
+        caught_up = pool.submit(tables.do, store.catch_up, StoppedClock(NOW))
         waiting_for_a_lock(cluster)
     assert caught_up.result(TIMEOUT_SECONDS) == [0]
     assert [row["next"] for row in listed(tables)] == [None]
@@ -126,7 +118,7 @@ def test_schedules_of_services_without_room_wait(tables, add):
     add("b", 20, service="free")
     full = frozenset({"busy"})
     assert tables.do(store.next_occurrence, full) == [NOW + 20]
-    (fired,) = tables.do(store.fire, store.Firing(Clock(NOW + 20), full))
+    (fired,) = tables.do(store.fire, store.Firing(StoppedClock(NOW + 20), full))
     assert [each.service for each in fired.submissions] == ["free"]
     assert tables.do(store.next_occurrence, frozenset()) == [NOW + 10]
 
@@ -167,7 +159,7 @@ def test_a_transaction_that_fails_submits_nothing_and_advances_nothing(tables, a
     add()
     with tables.engine.connect() as connection:
         with connection.begin() as transaction:
-            store.fire(connection, [store.Firing(Clock(NOW + 10))])
+            store.fire(connection, [store.Firing(StoppedClock(NOW + 10))])
             transaction.rollback()
     assert (tables.count(), listed(tables)[0]["next"]) == (0, NOW + 10)
     assert len(fire(NOW + 10).uuids) == 1
@@ -220,7 +212,7 @@ def test_many_titanics_submit_each_occurrence_once(tables, add, url):
                     (following,) = store.next_occurrence(connection, [frozenset()])
                     if following > now:
                         return
-                    (found,) = store.fire(connection, [store.Firing(Clock(min(now, following + 2)))])
+                    (found,) = store.fire(connection, [store.Firing(StoppedClock(min(now, following + 2)))])
                     fired.append(len(found.uuids))
         finally:
             engine.dispose()

@@ -56,12 +56,6 @@ class Gate:
 
 
 @pytest.fixture(scope="module")
-def endpoint():
-    with running_broker(drain_timeout=0.0) as server:
-        yield server.endpoints[0]
-
-
-@pytest.fixture(scope="module")
 def db(endpoint, tmp_path_factory):
     path = str(tmp_path_factory.mktemp("titanic") / "titanic.db")
     with (
@@ -79,12 +73,6 @@ def db(endpoint, tmp_path_factory):
 def gateway(endpoint, db):
     with http_gateway(endpoint, max_body=100_000, max_unread=50_000) as running:
         yield running
-
-
-@pytest.fixture
-def http(gateway):
-    with httpx.Client(base_url=gateway.url, timeout=TIMEOUT_SECONDS) as client:
-        yield client
 
 
 @pytest.fixture

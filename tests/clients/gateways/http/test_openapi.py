@@ -16,16 +16,9 @@ from zmdp.clients.gateways.http.openapi import document
 from zmdp.mdp.services import About
 from zmdp.mdp.services.schemas import RAW
 from zmdp.mdp.tokens import digest_of
-from zmdp.testing import running_broker
 from zmdp.workers import Worker
 
 ABOUTS = dict.fromkeys(["echo", "a/b c", "{x}", "ümlaut", "titanic.request"], About())
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with running_broker(drain_timeout=0.0) as server:
-        yield server.endpoints[0]
 
 
 @pytest.mark.parametrize("secured", [False, True])
