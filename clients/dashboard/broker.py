@@ -14,7 +14,7 @@ from .charts import bars, chart, drawing
 from .exposition import BrokerCollector, Selection
 from .formats import link, seconds
 from .lists import Listing, Lists
-from .observer import Observer, Unavailable, until_changed
+from .observer import Observer, Unavailable
 from .shell import Action, NotFoundError, Page, Section, View
 from .snapshot import NOTHING, Change, Snapshot, change, change_of, levels_of, point_between
 from .tables import Column, Table, table
@@ -65,7 +65,7 @@ class BrokerSection:
             version=lambda: self._observer.generation,
             troubles=self._troubles,
             is_alive=self._is_alive,
-            until_changed=lambda timeout: until_changed(self._observer, timeout),
+            until_changed=self._observer.until_changed,
         )
 
     def name(self) -> str:

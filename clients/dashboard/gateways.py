@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .control import ControlServices, Program, amount, count, rows, text
-from .observer import Observer, until_changed
+from .observer import Observer
 from .shell import NotFoundError, Page, Section, View
 from .tables import Column, table
 
@@ -58,7 +58,7 @@ class GatewaySection:
                 Page("/gateway", "gateway.html", self._gateway, part_of="/gateways"),
             ],
             version=lambda: self._observer.generation,
-            until_changed=lambda timeout: until_changed(self._observer, timeout),
+            until_changed=self._observer.until_changed,
         )
 
     async def _overview(self, view: View) -> Mapping[str, Any]:

@@ -38,9 +38,8 @@ class Unavailable(Exception):
 class Observer:
     """The one client of a broker that everybody shares who looks at it over HTTP."""
 
-    def __init__(self, client: AsyncClient, *, interval: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._interval = interval
         self._recent: deque[Snapshot] = deque()
         self._answers: dict[tuple[str, bytes], tuple[float, asyncio.Future[Any]]] = {}
         self._asked: deque[float] = deque(maxlen=MAX_QUESTIONS)
@@ -80,8 +79,8 @@ class Observer:
             self.generation += 1
             changed, self.changed = self.changed, asyncio.Event()
             changed.set()
-            pause = min(max(self._interval, spent / SHARE), MAX_INTERVAL_SECONDS)
-            await asyncio.sleep(max(began + pause - time.monotonic(), self._interval / 10))
+            pause = min(max(INTERVAL_SECONDS, spent / SHARE), MAX_INTERVAL_SECONDS)
+            await asyncio.sleep(max(began + pause - time.monotonic(), INTERVAL_SECONDS / 10))
 
     async def ask(self, service: str, body: bytes = b"") -> Any:
         """Return the broker's answer, which may be a second old: however many look, the broker answers once.
@@ -96,7 +95,7 @@ class Observer:
             for old in [each for each, (until, _) in self._answers.items() if until < now]:
                 del self._answers[old]
             answer = asyncio.ensure_future(self.now(service, body))
-            known = self._answers[key] = now + self._interval * 0.9, answer
+            known = self._answers[key] = now + INTERVAL_SECONDS * 0.9, answer
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(known[1])
 
@@ -120,6 +119,12 @@ class Observer:
             return json.loads(frame)
         except ValueError:
             raise Unavailable(f"the broker does not answer {service}") from None
+
+    async def until_changed(self, timeout: float) -> None:
+        """Wait for the next snapshot, for a limited time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self.changed.wait()
 
     def refresh(self) -> None:
         """Let the next `ask` get a new answer."""
@@ -162,10 +167,3 @@ class Observer:
             or sum(len(each.services) for each in recent) > MAX_SERVICES_IN_RECENT
         ):
             recent.popleft()
-
-
-async def until_changed(observer: Observer, timeout: float) -> None:
-    """Wait for the next snapshot, for a limited time."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout):
-            await observer.changed.wait()

@@ -6,7 +6,7 @@ from typing import Any
 
 from .control import ControlServices, Program, amount, count, rows, text, texts, url
 from .formats import link
-from .observer import Observer, Unavailable, until_changed
+from .observer import Observer, Unavailable
 from .shell import Action, NotFoundError, Page, Section, View
 from .tables import Column, table
 
@@ -67,7 +67,7 @@ class SparkSection:
             ],
             actions=[Action("/spark/cancel", self._cancel)],
             version=lambda: self._observer.generation,
-            until_changed=lambda timeout: until_changed(self._observer, timeout),
+            until_changed=self._observer.until_changed,
         )
 
     async def _overview(self, view: View) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from support.web import serving, web_broker, web_server_of
 
 from zmdp.clients import Client
 from zmdp.clients.dashboard.broker import DEAD_SECONDS, BrokerSection
-from zmdp.clients.dashboard.observer import Unavailable
+from zmdp.clients.dashboard.observer import Observer, Unavailable
 from zmdp.mdp.cli.web import WebProcess
 from zmdp.testing import running_broker
 
@@ -129,11 +129,11 @@ def test_a_port_in_use_is_one_line(plain):
         ]
 
 
-class Observed:
+class Observed(Observer):
     """An observer that has not been answered for a long time, and the answer that it gets now."""
 
     def __init__(self, answers):
-        self.last_answer = None
+        super().__init__(None)
         self.answers = answers
 
     async def now(self, service):
