@@ -23,9 +23,6 @@ from turns import Case, arguments, compare, echo, running, start_broker
 from zmdp.clients import AsyncClient
 from zmdp.workers import AsyncWorker
 
-LOCAL_TARGET = 1.1
-"""CPU per local request of a broker with peers, compared with one without."""
-
 
 async def serve(endpoint: str) -> None:
     """Run the worker."""

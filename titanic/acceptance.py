@@ -96,11 +96,9 @@ class Acceptance:
         arrival = store.Arrival(wanted, self._lease, self._database.clock.now())
         accepting = self._database.keyed.submit(store.accept_running, arrival)
         self._accepting.add(accepting)
-        accepting.add_done_callback(partial(self._accepted_running, waiter, wanted, lane))
+        accepting.add_done_callback(partial(self._accepted_running, waiter, lane))
 
-    def _accepted_running(
-        self, waiter: Waiter, wanted: Submission, lane: Lane, done: "asyncio.Future[store.Claimed | UUID]"
-    ) -> None:
+    def _accepted_running(self, waiter: Waiter, lane: Lane, done: "asyncio.Future[store.Claimed | UUID]") -> None:
         self._accepting.remove(done)
         claimed: store.Claimed | None = None
         error = done.exception()

@@ -172,19 +172,15 @@ class RouterPort(Port):
         """The role of each public key; None without access control."""
         self.connections.max_frames = ATTACK_FRAMES * limits.max_frames
         # Frames slightly over the limit are let in, so that they are counted and reported.
-        self._max_frame = 2 * limits.max_message + (1 << 20)
+        max_frame = 2 * limits.max_message + (1 << 20)
         framing = FRAMING_BYTES * self.connections.max_frames
-        self.connections.unfinished = Unfinished(self._max_frame + framing, limits.max_request_bytes)
-        self._configure(limits)
-
-    def _configure(self, limits: Limits) -> None:
-        router = self.socket
-        router.set(zmq.ROUTER_MANDATORY, 1)
-        router.set(zmq.LINGER, LINGER_MS)
-        router.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        router.set(zmq.MAXMSGSIZE, self._max_frame)  # libzmq disconnects a peer that sends a larger one
-        keep_alive(router)
-        router.set(zmq.BACKLOG, 1024)
+        self.connections.unfinished = Unfinished(max_frame + framing, limits.max_request_bytes)
+        self.socket.set(zmq.ROUTER_MANDATORY, 1)
+        self.socket.set(zmq.LINGER, LINGER_MS)
+        self.socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self.socket.set(zmq.MAXMSGSIZE, max_frame)  # libzmq disconnects a peer that sends a larger one
+        keep_alive(self.socket)
+        self.socket.set(zmq.BACKLOG, 1024)
 
     def protect(self, gate: Gate) -> None:
         """Accept only connections that `gate` admits; call it before `bind`."""

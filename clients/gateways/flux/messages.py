@@ -53,7 +53,6 @@ ROLE_NONE: Final = 0
 ROLE_OWNER: Final = 1
 ROLE_USER: Final = 2
 ROLE_LOCAL: Final = 4
-ROLE_ADMIN: Final = 8
 
 # Linux's numbers, whatever the system that this runs on.
 EPERM: Final = 1
