@@ -5,9 +5,9 @@ import logging
 import re
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import fields
+from dataclasses import Field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -32,6 +32,7 @@ from .console import (
     CONTEXT_SETTINGS,
     FILE_SPELLING,
     Address,
+    Decorator,
     Endpoint,
     EndpointList,
     Number,
@@ -39,6 +40,7 @@ from .console import (
     log_format,
     log_level_option,
     log_to_stderr,
+    options,
     run,
     version_option,
     with_default,
@@ -119,17 +121,15 @@ def _all_pirates(
     return tuple(pair for value in values for pair in value)
 
 
-def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each of the broker's limits, with its default and unit."""
-    for limit in reversed(fields(Limits)):
-        unit, text, derived = (limit.metadata[key] for key in ("unit", "help", "derived"))
-        command = click.option(
-            f"--{limit.name.replace('_', '-')}",
-            type=Number(unit, whole=limit.type is not float),
-            default=limit.default,
-            help=with_default(text, derived) if derived else with_default(text, limit.default, unit),
-        )(command)
-    return command
+def _limit_option(limit: Field[Any]) -> Decorator:
+    """Return the option for one of the broker's limits, with its default and unit."""
+    unit, text, derived = (limit.metadata[key] for key in ("unit", "help", "derived"))
+    return click.option(
+        f"--{limit.name.replace('_', '-')}",
+        type=Number(unit, whole=limit.type is not float),
+        default=limit.default,
+        help=with_default(text, derived) if derived else with_default(text, limit.default, unit),
+    )
 
 
 def _load_config(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
@@ -236,7 +236,7 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     default=f"{DEFAULT_IPC_MODE:04o}",
     help=with_default("Permissions of the files of ipc:// endpoints, in octal.", f"{DEFAULT_IPC_MODE:04o}"),
 )
-@_limit_options
+@options(*map(_limit_option, fields(Limits)))
 @drain_timeout_option(DEFAULT_DRAIN, "How long running requests may take to finish after SIGTERM or Ctrl-C.")
 @click.option(
     "--slow",

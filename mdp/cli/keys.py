@@ -3,7 +3,8 @@
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import Field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -16,7 +17,7 @@ from ..keys import create_keys
 from ..tokens import new_token
 from . import access_file
 from .access_report import key_rows
-from .console import CONTEXT_SETTINGS, Group, Number, printable, run, version_option
+from .console import CONTEXT_SETTINGS, Decorator, Group, Number, options, printable, run, version_option
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -86,13 +87,9 @@ def show(file: Path) -> None:
         _explain(f"{file} contains the secret key as well, which is not shown")
 
 
-def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for limit in reversed(LIMITS):
-        unit = limit.metadata["unit"]
-        command = click.option(
-            f"--{limit.name.replace('_', '-')}", type=Number(unit, whole=True), help=limit.metadata["help"]
-        )(command)
-    return command
+def _limit_option(limit: Field[Any]) -> Decorator:
+    kind = Number(limit.metadata["unit"], whole=True)
+    return click.option(f"--{limit.name.replace('_', '-')}", type=kind, help=limit.metadata["help"])
 
 
 @cli.command()
@@ -109,7 +106,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--admin/--no-admin", default=None, help="It may fetch, close and cancel what belongs to others.")
 @click.option("--on-behalf/--no-on-behalf", default=None, help="It may ask on behalf of other roles.")
 @click.option("--link/--no-link", default=None, help="It is for other brokers, which may be linked to this one.")
-@_limit_options
+@options(*map(_limit_option, LIMITS))
 def allow(role: str, keys: tuple[str, ...], access: Path, **settings: Any) -> None:
     """Give ROLE to each KEY, and permissions to ROLE.
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from ...clients.asking import BROKER
 from ...mdp.cli.console import (
     EXIT_FAILED,
     BrokerEndpoint,
+    Decorator,
     EndpointList,
     Number,
     all_endpoints,
@@ -22,6 +23,7 @@ from ...mdp.cli.console import (
     log_format,
     log_level_option,
     log_to_stderr,
+    options,
     printable,
     with_default,
 )
@@ -41,42 +43,36 @@ from .settings import DEFAULT_IDLE_SECONDS, DEFAULT_LEASE_SECONDS, FleetSettings
 DEFAULT_DRAIN_SECONDS: Final = 30.0
 """How long running requests may take to finish: as long as in `mdworker`, whose handlers are the same."""
 
-Command = Callable[..., Any]
-
 log = logging.getLogger("zmdp.spark")
 
 
-def _cluster_options(command: Command) -> Command:
-    """Add the options for the cluster to use, and for what to ship to its executors."""
-    options = (
-        BROKER,
-        key_options,
-        click.option(
-            "--broker-from-executors", type=EndpointList(BrokerEndpoint()), multiple=True, callback=all_endpoints,
-            help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
-        ),
-        MASTER,
-        CONF,
-        PY_FILES,
-        click.option(
-            "--archive", metavar="FILE",
-            help="Python environment for executors: a tar.gz made by venv-pack or conda-pack.",
-        ),
-        click.option(
-            "--dynamic", is_flag=True,
-            help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
-        ),
-        click.option(
-            "--reserve", type=Number("cores", whole=True, zero=True), default=1,
-            help=with_default("Cores to leave free for other jobs of the application.", 1),
-        ),
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+_cluster_options = options(
+    BROKER,
+    key_options,
+    click.option(
+        "--broker-from-executors", type=EndpointList(BrokerEndpoint()), multiple=True, callback=all_endpoints,
+        help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
+    ),
+    MASTER,
+    CONF,
+    PY_FILES,
+    click.option(
+        "--archive", metavar="FILE",
+        help="Python environment for executors: a tar.gz made by venv-pack or conda-pack.",
+    ),
+    click.option(
+        "--dynamic", is_flag=True,
+        help="Let Spark start and stop executors of one core as needed (dynamic allocation).",
+    ),
+    click.option(
+        "--reserve", type=Number("cores", whole=True, zero=True), default=1,
+        help=with_default("Cores to leave free for other jobs of the application.", 1),
+    ),
+)  # fmt: skip
+"""The options for the cluster to use, and for what to ship to its executors."""
 
 
-def _min_option(text: str) -> Command:
+def _min_option(text: str) -> Decorator:
     kind = Number("slots", whole=True, zero=True)
     return click.option("--min", "minimum", type=kind, default=1, help=with_default(text, 1))
 

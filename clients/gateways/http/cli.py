@@ -2,8 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,11 +11,13 @@ import click
 from ....mdp.cli.console import (
     CONTEXT_SETTINGS,
     Address,
+    Decorator,
     Number,
     brokers_option,
     key_options,
     log_level_option,
     log_to_stderr,
+    options,
     with_default,
 )
 from ....mdp.cli.systemd import systemd_option
@@ -33,19 +34,15 @@ from .settings import Settings
 DEFAULT_BIND: Final = "127.0.0.1:8080"
 
 
-def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each setting."""
-    for setting in reversed(fields(Settings)):
-        if setting.metadata:
-            unit, text = setting.metadata["unit"], setting.metadata["help"]
-            shown = ("half of max-connections", "") if setting.default is None else (setting.default, unit)
-            command = click.option(
-                f"--{setting.name.replace('_', '-')}",
-                type=Number(unit, whole=setting.type is not float),
-                default=setting.default,
-                help=with_default(text, *shown),
-            )(command)
-    return command
+def _limit_option(setting: Field[Any]) -> Decorator:
+    unit, text = setting.metadata["unit"], setting.metadata["help"]
+    shown = ("half of max-connections", "") if setting.default is None else (setting.default, unit)
+    return click.option(
+        f"--{setting.name.replace('_', '-')}",
+        type=Number(unit, whole=setting.type is not float),
+        default=setting.default,
+        help=with_default(text, *shown),
+    )
 
 
 @click.command(context_settings=CONTEXT_SETTINGS)
@@ -93,7 +90,7 @@ def _limit_options(command: Callable[..., Any]) -> Callable[..., Any]:
     metavar="ORIGIN",
     help="Let pages of this origin (https://HOST, or * for all) use the gateway from a browser. Can be repeated.",
 )
-@_limit_options
+@options(*(_limit_option(setting) for setting in fields(Settings) if setting.metadata))
 @control.name_option
 @log_level_option
 @systemd_option("mdp-gateway http")
