@@ -13,7 +13,7 @@ import uvloop
 from uvicorn import Config
 
 from ..errors import SettingError
-from ..transport.tcp import BACKLOG
+from ..transport.tcp import BACKLOG, shown_address
 from .connection import CONNECTION, Connection
 from .connections import Connections, Owner
 from .guard import Guard
@@ -106,9 +106,7 @@ class Server:
     @property
     def url(self) -> str:
         """Where it listens."""
-        host, port = self._listener.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        return f"http{'s' if self._tls else ''}://{shown}:{port}"
+        return f"http{'s' if self._tls else ''}://{shown_address(self._listener)}"
 
     async def run(self) -> None:
         """Serve until `stop` is called; then finish the requests in progress."""

@@ -16,7 +16,7 @@ from ...clients.dashboard.shell import Shell
 from ...clients.dashboard.visitors import Visitor, Visitors
 from ...mdp.access import Access
 from ...mdp.http.server import Server
-from ...mdp.transport.tcp import is_loopback, listen
+from ...mdp.transport.tcp import is_loopback, listen, shown_address
 from .database import AdminDatabase
 from .section import TitanicSection
 
@@ -49,8 +49,7 @@ class WebServer:
     @property
     def url(self) -> str:
         """Where it listens."""
-        host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        return f"http://{shown_address(self._listener)}/"
 
     def start(self, db: URL, snapshot: Callable[[], dict[str, Any]]) -> None:
         """Start the thread, from the event loop of the Titanic with this database."""
