@@ -270,8 +270,9 @@ def test_a_link_to_a_key_without_a_role_does_not_end_because_its_role_has_change
     with zmq.Context() as context:
         port = LinkPort(broker, b"link", "tcp://127.0.0.1:1", keys, broker.roles.nobody, context)
         try:
+            before = port.ended  # nothing listens there, which may be known already
             port.grant(access, {})
-            assert port.ended is None
+            assert port.ended == before
             port.grant(access, {keys.server: Role("brokers", Permissions(name="brokers", link=True))})
             assert port.ended == "the role of its key has changed"
         finally:
