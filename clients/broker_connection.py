@@ -23,7 +23,7 @@ class BrokerConnection:
     leaves it unanswered for `patience` seconds is considered dead.
     """
 
-    def __init__(self, endpoint: str, heartbeat: float, patience: float, lost: str | None = None) -> None:
+    def __init__(self, endpoint: str, heartbeat: float, patience: float, lost: str | None) -> None:
         self.endpoint = endpoint
         self.lost = lost
         """Why there is no connection, or none any more; None while there is one."""

@@ -139,7 +139,7 @@ def _postgresql_settings(url: URL, lock_timeout: float) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name == "options" or name not in url.query}
 
 
-def libpq_uri(url: URL, *, lock_timeout: float = BUSY_TIMEOUT_SECONDS) -> str:
+def libpq_uri(url: URL, *, lock_timeout: float) -> str:
     """Return `url`, of PostgreSQL, with all settings of a connection, as libpq reads it.  It may contain a password."""
     _, given = url.get_dialect()().create_connect_args(url)
     settings = _postgresql_settings(url, lock_timeout)

@@ -25,7 +25,7 @@ def _frames(reply: Reply) -> Reply:
 FRAMES: Final = Reader(_frames, _frames)
 
 
-def reader_of(service: ServiceOrName | None, codec: str | Codec | None = None) -> Reader:
+def reader_of(service: ServiceOrName | None, codec: str | Codec | None) -> Reader:
     """Return how replies of `service` are read: as values if it has types or there is a codec, otherwise as they are.
 
     Raises `SettingError` for a codec that does not exist.

@@ -46,7 +46,7 @@ MONITORED: Final = int(zmq.Event.HANDSHAKE_SUCCEEDED) | ENDED | HANDSHAKE_FAILED
 log = logging.getLogger("zmdp.worker")
 
 
-def ready_options(name: str, *, dialect: bool = False, about: Mapping[str, Any] | None = None) -> bytes:
+def ready_options(name: str, *, dialect: bool, about: Mapping[str, Any] | None) -> bytes:
     """Return the options of READY (X1): what operators see of this process, whether it wants clients' `dialect`, and
     what callers are told about the service.
 

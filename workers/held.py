@@ -23,7 +23,7 @@ class HeldRequests:
     `handler_timeout` seconds is stuck.
     """
 
-    def __init__(self, controller: CreditController, handler_timeout: float | None = None) -> None:
+    def __init__(self, controller: CreditController, handler_timeout: float | None) -> None:
         self.by_address: dict[Address, Request] = {}
         """All requests that have not ended, by address."""
         self.credit = controller.credit

@@ -34,7 +34,7 @@ Visitor.anybody = Visitor("", look=True, act=True)
 class Visitors:
     """All visitors.  `access` says what the holder of each token may do, by its digest; None lets everybody in."""
 
-    def __init__(self, access: Mapping[bytes, Visitor] | None = None) -> None:
+    def __init__(self, access: Mapping[bytes, Visitor] | None) -> None:
         self.access = access
         self._secret = secrets.token_bytes(32)
         self._sessions: dict[str, tuple[bytes, float]] = {}

@@ -316,7 +316,7 @@ class PiratePort(RouterPort):
         context: zmq.Context[zmq.Socket[bytes]],
         logger: logging.Logger,
         *,
-        workers: bool = False,
+        workers: bool,
     ) -> None:
         super().__init__(
             context,

@@ -52,7 +52,7 @@ class Watch:
     impossible to tell a routing id from the name that a client is shown under (C39).
     """
 
-    def __init__(self, shared: Shared, secret: bytes, slow: float | None = None) -> None:
+    def __init__(self, shared: Shared, secret: bytes, slow: float | None) -> None:
         self.active = slow is not None
         """Whether `ended` is to be called at the end of a request."""
         self._directory = shared.directory

@@ -273,9 +273,7 @@ class WorkerDialog:
         self._expel(command.route, command.header, reason, role, now, service)
         raise _Disconnected
 
-    def _expel(
-        self, route: wire.Route, header: bytes, reason: Refusal, role: Role, now: float, service: bytes = b""
-    ) -> None:
+    def _expel(self, route: wire.Route, header: bytes, reason: Refusal, role: Role, now: float, service: bytes) -> None:
         """Disconnect a peer, and forget it if it is a registered worker."""
         worker = self._directory.workers.get(key_of(route))
         if worker is not None:

@@ -88,7 +88,7 @@ def why_refused(event: int, value: int, keys: ClientKeys | None, endpoint: str =
     return None
 
 
-def why_none_reachable(broker: Sequence[str], keys: ClientKeys | None = None) -> str | None:
+def why_none_reachable(broker: Sequence[str], keys: ClientKeys | None) -> str | None:
     """Return why no broker at any of these endpoints can be used; None if one can, or it is unclear."""
     reasons = [why_unreachable(endpoint, keys) for endpoint in broker]
     if not all(reasons):

@@ -251,7 +251,7 @@ def _settings(
 
 
 def _select_input(
-    df: DataFrame, selected: Any, key: str | None, typed: BaseService[Any, Any] | None = None, *, as_it_is: bool = False
+    df: DataFrame, selected: Any, key: str | None, typed: BaseService[Any, Any] | None, *, as_it_is: bool
 ) -> DataFrame:
     """Return the columns of `df`, then what to send (string or binary, or as it is), then the key if there is one.
 

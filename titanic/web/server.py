@@ -38,7 +38,7 @@ class WebServer:
         BindError: It cannot listen.
     """
 
-    def __init__(self, host: str, port: int, *, access: Access | None = None) -> None:
+    def __init__(self, host: str, port: int, *, access: Access | None) -> None:
         self._listener = listen(host, port)
         self._visitors = Visitors(visitors(access))
         self._limits = limits_for(everybody=access is None, local=is_loopback(host))

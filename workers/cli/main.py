@@ -344,7 +344,7 @@ def _services_worker(services: Services, target: str, only: tuple[str, ...], giv
 
 
 def _as_worker(
-    found: object, target: str, service: str | None, codec: str | None, default_service: str | None = None
+    found: object, target: str, service: str | None, codec: str | None, default_service: str | None
 ) -> AnyWorker:
     """Return `found`, which `target` names, if it is a worker, or make one of it if it is a function."""
     if isinstance(found, Worker | AsyncWorker):

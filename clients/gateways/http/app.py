@@ -43,7 +43,7 @@ log = logging.getLogger("zmdp.gateway")
 class Application:
     """The gateway as an ASGI application; it needs a `Connection` for each connection (connection.py)."""
 
-    def __init__(self, gateway: Gateway, more: Sequence[BaseRoute] = ()) -> None:
+    def __init__(self, gateway: Gateway, more: Sequence[BaseRoute]) -> None:
         self._gateway = gateway
         self._client = gateway.upstream.client
         self._routes = Starlette(

@@ -22,7 +22,7 @@ from .gateway import Gateway
 log = logging.getLogger("zmdp.gateway")
 
 
-def gateway_server(gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None = None) -> Server:
+def gateway_server(gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None) -> Server:
     """Return the server of a gateway."""
     return Server(
         application(gateway), gateway.settings, listener, tls, name="the gateway", owner=gateway, drain=gateway.drain
