@@ -20,9 +20,9 @@ BIND, ADDRESS = "tcp://*:5555", "tcp://127.0.0.1:5555"
 SERVERS = {"mdp-broker": "ready on", "mdworker": "serving at"}
 
 
-def block_with(text, language="sh"):
-    """Return the one block that contains `text`."""
-    (found,) = [block for block in blocks(PAGE, language) if text in block]
+def block_with(text):
+    """Return the one block of commands that contains `text`."""
+    (found,) = [block for block in blocks(PAGE, "sh") if text in block]
     return found
 
 

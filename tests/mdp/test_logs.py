@@ -17,13 +17,13 @@ NAMED = Options(b'{"headers":{"request-id":"order\\n7"},"user":"shop"}')
 
 
 @contextmanager
-def configured(form="text", level="info"):
+def configured(form="text"):
     """Configure logging as the commands do; yield a logger, and a function that returns the lines written so far."""
     written = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging, "root", logging.Logger("root"))
         patch.setattr(sys, "stderr", written)
-        logs.configure(level, form)
+        logs.configure("info", form)
         logger = logging.Logger("zmdp.broker")
         logger.parent = logging.root
         yield logger, lambda: written.getvalue().splitlines()

@@ -8,23 +8,19 @@ from typing import Self
 
 import zmq
 
-from zmdp.mdp.keys import ClientKeys
-
 from .processes import TIMEOUT_SECONDS, eventually
 
 
 class Caller:
     """A ROUTER without a routing id of its own, connected to servers, which sends only what the test tells it to."""
 
-    def __init__(self, *endpoints: str, keys: ClientKeys | None = None, receive_limit: int | None = None) -> None:
+    def __init__(self, *endpoints: str, receive_limit: int | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
         if receive_limit is not None:
             self.socket.set(zmq.RCVHWM, receive_limit)
             self.socket.set(zmq.RCVBUF, 4096)
-        if keys is not None:
-            keys.apply(self.socket)
         for endpoint in endpoints:
             self.socket.connect(endpoint)
 
@@ -97,9 +93,7 @@ def plain_server(endpoint: str, answer: Answer | None = None) -> Iterator[list[l
         context.term()
 
 
-def agent(
-    endpoints: Sequence[str], body: Sequence[bytes], number: int, timeout: float = TIMEOUT_SECONDS
-) -> list[bytes] | None:
+def agent(endpoints: Sequence[str], body: Sequence[bytes], number: int) -> list[bytes] | None:
     """Make one request in the manner of the Guide's `flcliapi`.
 
     It assumes that servers are there 0.1 s after it has connected, drops what it cannot send, takes every message for a
@@ -112,7 +106,7 @@ def agent(
             caller.socket.connect(endpoint)
         time.sleep(0.1)
         now = time.monotonic()
-        until, ping_at = now + timeout, dict.fromkeys(endpoints, now)
+        until, ping_at = now + TIMEOUT_SECONDS, dict.fromkeys(endpoints, now)
         living, expires = list(endpoints), dict.fromkeys(endpoints, now + 6.0)
         while (now := time.monotonic()) < until:
             living = [each for each in living if now < expires[each]]

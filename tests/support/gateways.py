@@ -5,7 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Self
 
 import uvloop
@@ -229,10 +229,3 @@ class Raw:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextmanager
-def gateway_and_services(endpoint: str, **settings: Any) -> Iterator[tuple[Running, Services]]:
-    with ExitStack() as stack:
-        services = stack.enter_context(running_services(endpoint))
-        yield stack.enter_context(running_gateway(endpoint, **settings)), services

@@ -76,11 +76,11 @@ class Peer:
         assert isinstance(command, wire.Ready), command
         return command
 
-    def send(self, *, work: Sequence[int] = (), cancel: Sequence[int] = (), body: bytes = b"x", ttl: int = 0) -> None:
+    def send(self, *, work: Sequence[int] = (), cancel: Sequence[int] = (), body: bytes = b"x") -> None:
         """Send REQUESTs and CANCELs with these addresses, in one message."""
         packed = batch.Batch((self._identity, b""), wire.WX1)
         for address in work:
-            packed.request_to_worker(address, ttl, 1, b"", [body])
+            packed.request_to_worker(address, 0, 1, b"", [body])
         for address in cancel:
             packed.signal(x1.WORKER_CANCEL, address)
         for message in packed.messages():

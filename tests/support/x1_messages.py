@@ -140,10 +140,10 @@ def feed(broker: Broker, *messages: Message, now: float = 0) -> list[Any]:
     return [sent for each in messages for sent in told(turns.receive(broker, each, now))]
 
 
-def turn(broker: Broker, *messages: Message, now: float = 0) -> list[Any]:
+def turn(broker: Broker, *messages: Message) -> list[Any]:
     """Return what the broker sends for `messages` that arrive in one turn."""
     for each in messages:
-        broker.receive(each, now)
+        broker.receive(each, 0)
     return told(broker.take_messages())
 
 

@@ -10,8 +10,8 @@ SECONDS = 60.0
 class Wire:
     """A worker that does nothing but beat, beside a broker of some habits; a message takes `delay` seconds."""
 
-    def __init__(self, *, worker=1.0, liveness=5, own=None, offset=0.0, echo=False, delay=0.001):
-        self.beats = Heartbeats(worker, liveness)
+    def __init__(self, *, liveness=5, own=None, offset=0.0, echo=False, delay=0.001):
+        self.beats = Heartbeats(1.0, liveness)
         self.beats.connected(0.0)
         self.sent = []
         self.silent = False

@@ -29,10 +29,10 @@ def value(found, name, **labels):
     return found[name, tuple(sorted(labels.items()))]
 
 
-def row(name, *, ok=0, queued=0, workers=1, buckets=()):
+def row(name, *, ok=0, queued=0, buckets=()):
     times = {"buckets": list(buckets), "seconds": 0.5 * sum(buckets)}
     return {
-        "name": name, "workers": workers, "idle": 0, "credit": 1, "running": 0, "queued": queued,
+        "name": name, "workers": 1, "idle": 0, "credit": 1, "running": 0, "queued": queued,
         "oldest_seconds": 2.5 if queued else 0.0, "outcomes": {"ok": ok} if ok else {}, "queue_seconds": times,
         "worker_seconds": times, "redispatched": 0, "request_bytes": 10, "reply_bytes": 20,
         "served": True,

@@ -15,14 +15,12 @@ def snapshot(at, *, ok=0, failed=0, queued=0, times=()):
     return Snapshot(at=at, broker={}, stats=stats, brokers={}, bounds=BOUNDS, services={"a": row})
 
 
-def points(*values, step=10):
-    return [Point(step * n, value, 0.0, 0, 0, None, None) for n, value in enumerate(values)]
+def points(*values):
+    return [Point(10 * n, value, 0.0, 0, 0, None, None) for n, value in enumerate(values)]
 
 
-def lines_of(found, now=None):
-    (line,) = chart(
-        "Rate", found, [("rate", "", lambda each: each.rate)], now=found[-1].at if now is None else now, step=10
-    ).lines
+def lines_of(found):
+    (line,) = chart("Rate", found, [("rate", "", lambda each: each.rate)], now=found[-1].at, step=10).lines
     return line.path
 
 

@@ -83,10 +83,10 @@ def feed(broker, *messages, now=0):
     return [sent for message in messages for sent in turns.receive(broker, message, now)]
 
 
-def turn(broker, *messages, now=0):
+def turn(broker, *messages):
     """All that the broker sends for `messages` that arrive in one turn."""
     for message in messages:
-        broker.receive(message, now)
+        broker.receive(message, 0)
     return broker.take_messages()
 
 

@@ -142,11 +142,11 @@ def test_a_draining_broker_forgets_idle_workers_without_a_word():
 SIMPLE_READY = [b"s", b"", b"\x01"]
 
 
-def feed_workers(broker, *messages, now=0):
+def feed_workers(broker, *messages):
     """All that the broker sends for `messages` from a port for workers of echo."""
     sent = []
     for message in messages:
-        broker.receive_pirate(list(message), b"echo", now, workers=True)
+        broker.receive_pirate(list(message), b"echo", 0, workers=True)
         sent += broker.take_messages()
     return sent
 

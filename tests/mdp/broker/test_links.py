@@ -779,13 +779,13 @@ def test_a_client_cannot_write_what_only_brokers_can():
 COMES_BACK, STAYS_AWAY = beaten(b"c"), disconnected(b"c")
 
 
-def held_back(other="b", kind="peer"):
+def held_back():
     """Return a mesh in which a asks for a link to another broker, and the messages that it has sent for that."""
-    mesh = Mesh("a", other)
-    mesh.receive(other, ready())
+    mesh = Mesh("a", "b")
+    mesh.receive("b", ready())
     broker = mesh["a"]
-    identity = broker.add_link(kind, None, "tcp://other")
-    mesh._ends["a", identity], mesh._ends[other, b"link"] = (other, b"link"), ("a", identity)
+    identity = broker.add_link("peer", None, "tcp://other")
+    mesh._ends["a", identity], mesh._ends["b", b"link"] = ("b", b"link"), ("a", identity)
     return mesh, identity
 
 
@@ -936,9 +936,9 @@ def hello(name, **more):
     return json.dumps({"name": name, "instance": name, "link": 1, **more}).encode()
 
 
-def asks(number=1, service=b"echo", body=b"x", ttl=0, **options):
+def asks(number=1, service=b"echo", body=b"x", **options):
     """The record of a request that another broker passes on."""
-    return "request_to_broker", number, ttl, service, json.dumps({"via": ["x"], **options}).encode(), [body]
+    return "request_to_broker", number, 0, service, json.dumps({"via": ["x"], **options}).encode(), [body]
 
 
 def cancels(number=1):
@@ -954,8 +954,8 @@ def replies(address, body=b"x", final=True):
     return "reply", 4 if final else 3, address, [body]
 
 
-def fails(address, code, text, detail=()):
-    return "error", 7, address, code, text, detail
+def fails(address, code, text):
+    return "error", 7, address, code, text, ()
 
 
 def returns(address):

@@ -203,9 +203,8 @@ def test_if_all_hold_a_suspect_a_request_takes_one_of_them(crowd):
     assert schedule.next_worker() is worker
 
 
-def put(schedule, request, *, front=False):
-    queue = schedule.queue_of(request)
-    (queue.prepend if front else queue.append)(request)
+def put(schedule, request):
+    schedule.queue_of(request).append(request)
     return request
 
 

@@ -245,8 +245,8 @@ def test_a_key_in_use_is_not_deleted(tables, submission, a_round):
 # ── accept and claim in one step ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def arrival(asked, now=NOW, holder="me"):
-    return store.Arrival(asked, store.Lease(holder, 10), now)
+def arrival(asked, now=NOW):
+    return store.Arrival(asked, store.Lease("me", 10), now)
 
 
 def test_requests_that_arrive_run_at_once(tables, submission):

@@ -9,9 +9,9 @@ from zmdp.clients.gateways.flux.topology import BrokerTree, Topology, parent_of
 TREE = {"root": None, "b": "root", "a": "root", "b1": "b", "a2": "a", "a1": "a", "deep": "b1"}
 
 
-def topology_of(parents, own=None):
+def topology_of(parents):
     topology = Topology()
-    topology.update(BrokerTree(own or next(iter(parents)), parents))
+    topology.update(BrokerTree(next(iter(parents)), parents))
     return topology
 
 
