@@ -5,7 +5,7 @@ from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from zmdp.mdp.services.recurrence import RecurrenceError, cron, every
@@ -101,6 +101,8 @@ def test_a_time_zone():
     ("expression", "shown"),
     [
         ("30 2 * * *", ["03:00 CEST"]),
+        ("*/10 30 2 * * *", ["03:00 CEST"]),
+        ("30 */30 2 * * *", []),
         ("0,30 2 * * *", ["03:00 CEST"]),
         ("0 2,3 * * *", ["03:00 CEST"]),
         ("30 1,3 * * *", ["01:30 CET", "03:30 CEST"]),
@@ -118,6 +120,8 @@ def test_clocks_that_go_forward(expression, shown):
     ("expression", "shown"),
     [
         ("30 2 * * *", ["02:30 CEST"]),
+        ("0 30 2 * * *", ["02:30 CEST"]),
+        ("0 30 * * * *", ["01:30 CEST", "02:30 CEST", "02:30 CET", "03:30 CET"]),
         ("0,30 2,3 * * *", ["02:00 CEST", "02:30 CEST", "03:00 CET", "03:30 CET"]),
         ("30 * * * *", ["01:30 CEST", "02:30 CEST", "02:30 CET", "03:30 CET"]),
         ("*/30 2 * * *", ["02:00 CEST", "02:30 CEST", "02:00 CET", "02:30 CET"]),
@@ -137,8 +141,8 @@ around_changes = st.sampled_from(sorted(CHANGES)).flatmap(
 )
 
 
-@given(around_changes, wall_times(st.integers(0, 4), st.integers(0, 59)))
-def test_a_time_on_the_clock_occurs_once_a_day(place, times):
+@given(around_changes, wall_times(st.integers(0, 4), st.integers(0, 59)), st.sampled_from(["", "0 "]))
+def test_a_time_on_the_clock_occurs_once_a_day(place, times, seconds):
     """If it is skipped, as soon as clocks have changed; if it comes twice, the first time."""
     zone, change, offset = place
     hours, minutes = times
@@ -153,29 +157,53 @@ def test_a_time_on_the_clock_occurs_once_a_day(place, times):
                 skipped = datetime.fromtimestamp(moment, ZoneInfo(zone)).replace(fold=0) != wall
                 expected.add(change if skipped else moment)
         day += timedelta(days=1)
-    rule = cron(f"{','.join(map(str, minutes))} {','.join(map(str, hours))} * * *", zone)
+    rule = cron(f"{seconds}{','.join(map(str, minutes))} {','.join(map(str, hours))} * * *", zone)
     assert occurrences(rule, start, end) == sorted(each for each in expected if start < each <= end)
 
 
-@given(around_changes, st.sampled_from(["*", "*/7", "5", "1-3,30"]))
-def test_with_every_hour_it_goes_by_the_time_that_passes(place, minutes):
+MINUTES = {"*": range(60), "*/7": range(0, 60, 7), "5": [5], "1-3,30": [1, 2, 3, 30]}
+HOURS = {"*": range(24), "*/2": range(0, 24, 2), "0": [0], "1,2": [1, 2], "5": [5]}
+
+
+@given(around_changes, st.sampled_from(sorted(MINUTES)), st.sampled_from(sorted(HOURS)), st.booleans())
+@example(("Asia/Beirut", CHANGES["Asia/Beirut"][0], -HOUR), "*/7", "1,2", True)
+@example(("Asia/Beirut", CHANGES["Asia/Beirut"][0], -HOUR), "*", "0", True)
+@example(("Australia/Lord_Howe", CHANGES["Australia/Lord_Howe"][0], -HOUR), "*/7", "5", False)
+def test_with_a_star_it_goes_by_the_time_that_passes(place, minutes, hours, only_on_that_day):
+    """Also where clocks change at midnight, or by half an hour."""
+    assume("*" in minutes + hours)
     zone, change, offset = place
     start, end = change + offset, change + offset + DAY
-    rule = cron(f"{minutes} * * * *", zone)
-    matching = {
-        "*": range(60), "*/7": range(0, 60, 7), "5": [5], "1-3,30": [1, 2, 3, 30],
-    }[minutes]  # fmt: skip
+
+    def shown(moment):
+        return datetime.fromtimestamp(moment, ZoneInfo(zone))
+
+    days = [shown(change).isoweekday()] if only_on_that_day else range(1, 8)
+    rule = cron(f"{minutes} {hours} * * {days[0] if only_on_that_day else '*'}", zone)
     passing = range(int(start // 60) * 60, int(end) + 60, 60)
     assert occurrences(rule, start, end) == [
         each
         for each in passing
-        if start < each <= end and datetime.fromtimestamp(each, ZoneInfo(zone)).minute in matching
+        if start < each <= end
+        and shown(each).minute in MINUTES[minutes]
+        and shown(each).hour in HOURS[hours]
+        and shown(each).isoweekday() in days
     ]
 
 
 @given(
     around_changes,
-    st.sampled_from(["* * * * *", "*/20 2 * * *", "10,50 1-3 * * *", "0 0 * * SUN", "30 */2 * * *", "*/5 * * * * *"]),
+    st.sampled_from(
+        [
+            "* * * * *",
+            "*/20 2 * * *",
+            "10,50 1-3 * * *",
+            "0 0 * * SUN",
+            "30 */2 * * *",
+            "*/5 * * * * *",
+            "0 30 0,2 * * *",
+        ]
+    ),
     st.floats(0, 1),
 )
 def test_the_series_does_not_depend_on_where_it_is_entered(place, expression, fraction):
