@@ -466,7 +466,8 @@ def _parse_headers(value: Any) -> str | None:
         return None
     try:
         size = len(wire.encode_options({"headers": value}))
-    except SettingError:
+        "".join((*value, *value.values())).encode()  # lone surrogates are not UTF-8, as which readers want it
+    except (SettingError, UnicodeEncodeError):
         size = wire.MAX_OPTIONS
     maximum = wire.MAX_OPTIONS - HEADERS_RESERVE_BYTES
     if size > maximum:

@@ -143,6 +143,9 @@ FAR = "at must not be further away"
                                              float("inf"), float("nan"))],
         ({"delay": 5, "at": 5}, "cannot be combined"),
         ({"key": "k", "uuid": UUID_TEXT.decode()}, "key and uuid cannot be combined"),
+        *[({"headers": given}, "headers must map text to text") for given in (
+            {"a": "\ud800"}, {"\ud800": "a"}, {"a": 5}, ["a"], "a",
+        )],
         ({"deley": 5}, "titanic.request has no option 'deley': its options are uuid, key, "),
         ({"x" * 100: 5}, "no option 'x"),
         ({"partials": True}, "no option 'partials'"),

@@ -93,6 +93,7 @@ def test_python_programs_are_told_what_is_invalid(schedules):
         ((b"drop", b"a"), {}, b"the first frame must be one of"),
         ((b"add", b"a", b"report"), {"every": 1000}, b"a schedule needs a name, the name of a service, and a body"),
         ((b"add", b"a", b"report", b""), {"owner": "shop"}, b"titanic.schedule has no option 'owner'"),
+        ((b"add", b"a", b"report", b""), {"every": 1000, "headers": {"a": "\ud800"}}, b"headers must map text to text"),
         ((b"ls", b"a"), {}, b"ls has no other frames"),
         ((b"ls",), {"name": "a"}, b"titanic.schedule has no option 'name': it has none"),
         ((b"rm",), {}, b"rm needs one more frame, the schedule's name"),
