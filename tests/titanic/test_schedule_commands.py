@@ -73,6 +73,15 @@ def test_a_name_that_is_unknown_does_not_keep_the_others(titanic):
     assert titanic("ls") == (0, "", "no schedules\n")
 
 
+@pytest.mark.parametrize(
+    ("interval", "shown"), [("90s", "every 90s"), ("30d", "every 2592000s"), ("1234567s", "every 1234567s")]
+)
+def test_an_interval_is_shown_in_seconds(titanic, interval, shown):
+    assert titanic("add", "a", "report", "--every", interval) == (0, "", "")
+    _, out, _ = titanic("ls")
+    assert shown in out
+
+
 # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -128,7 +128,7 @@ def _each(change: Callable[..., None], names: Sequence[str], owner: str | None) 
 def _columns(row: dict[str, Any], now: float) -> tuple[str, ...]:
     """Return a schedule's columns."""
     zone = "" if row["timezone"] == "UTC" else f" {row['timezone']}"
-    when = f"{row['cron']}{zone}" if row["cron"] else f"every {row['every']:g}s"
+    when = f"{row['cron']}{zone}" if row["cron"] else f"every {row['every']:.0f}s"
     last = f"{shown_age(now - _seconds(row['last']))} ago" if row["last"] else "-"
     outcome = row["last_outcome"] or {"state": "-", "error": None}
     shown = f"{outcome['code']}: {outcome['error']}"[:80] if outcome["state"] == "failed" else outcome["state"]
