@@ -69,7 +69,7 @@ class Schedules:
         """
         encoded = encode_options(options_of(service, options), SCHEDULE_OPTIONS, "a schedule")
         body = body_of(service, frames) or (b"",)
-        self._ask([b"add", name.encode(), service_name(name_of(service)), *body], encoded, headers)
+        self._ask([b"add", _encoded(name), service_name(name_of(service)), *body], encoded, headers)
 
     def ls(self) -> list[dict[str, Any]]:
         """Return the schedules by name, with their next and last occurrence and the outcome of that.
@@ -160,7 +160,7 @@ class Schedules:
     def _change(self, action: str, name: str, owner: str | None, **options: str) -> Sequence[bytes]:
         if owner is not None:
             options["owner"] = owner
-        return self._ask([action.encode(), name.encode()], options)
+        return self._ask([action.encode(), _encoded(name)], options)
 
     def _ask(
         self,
@@ -169,3 +169,8 @@ class Schedules:
         headers: Mapping[str, str] | None = None,
     ) -> Sequence[bytes]:
         return self._titanic._perform(conversation.schedule(self._titanic.client, frames, options, headers))
+
+
+def _encoded(name: str) -> bytes:
+    """Return the frame of a name.  What cannot be encoded is replaced by a sign that Titanic refuses."""
+    return name.encode(errors="replace")

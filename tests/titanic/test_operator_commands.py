@@ -54,6 +54,14 @@ def test_a_reason_alone_selects_nothing(db):
     assert b"expected UUIDs, or --all (optionally with --service, --older-than, --code, --error)" in done.stderr
 
 
+@pytest.mark.parametrize("option", ["--service", "--owner", "--error"])
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_text_that_no_request_has(db, option):
+    done = run("titanic", "ls", option, b"\xff", TITANIC_DB=db.url)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert f"Invalid value for '{option}': '\\udcff' is not UTF-8".encode() in done.stderr
+
+
 @pytest.mark.parametrize("code", ["-1", "1000", "40000", str(10**20)])
 def test_a_code_that_no_request_has(db, code):
     done = run("titanic", "failures", "--code", code, TITANIC_DB=db.url)

@@ -54,6 +54,8 @@ def test_a_schedule_that_does_not_say_when(titanic, words, told):
         (("rm", "a"), 2, "there is no schedule a"),
         (("run", "a", "--owner", "shop"), 2, "only admins can change what belongs to others"),
         (("pause",), 2, "Missing argument 'NAME…'"),
+        (("pause", b"\xff"), 2, "the schedule's name must be"),
+        (("add", b"\xff", "report", "--every", "5m"), 2, "the schedule's name must be"),
     ],
 )
 def test_errors(titanic, arguments, code, problem):

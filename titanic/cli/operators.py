@@ -22,7 +22,7 @@ from .. import admin, schema
 from ..frames import unpack
 from ..store.models import NOT_ENDED, STATES
 from .database import DB, Begin, opened_engine, opened_tables
-from .parameters import AGE, NEEDS_UNIT, UUID_TYPE, shown_age
+from .parameters import AGE, NEEDS_UNIT, TEXT, UUID_TYPE, shown_age
 
 CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
@@ -31,18 +31,18 @@ MAX_SHOWN: Final = 1000
 MAX_BINARY: Final = 16
 """Bytes of a frame that is not text, which it prints then."""
 
-_SERVICE = click.option("--service", help="Only requests for this service.")
+_SERVICE = click.option("--service", type=TEXT, help="Only requests for this service.")
 _OLDER = click.option(
     "--older-than",
     type=AGE,
     help=f"Only requests submitted longer ago than this. {NEEDS_UNIT}",
 )
 _CODE = click.option("--code", type=click.IntRange(0, 999), help="Only requests that failed with this code.")
-_ERROR = click.option("--error", metavar="TEXT", help="Only requests whose error contains this text.")
+_ERROR = click.option("--error", type=TEXT, help="Only requests whose error contains this text.")
 _STATES = click.option(
     "--state", "states", type=click.Choice(STATES), multiple=True, help="Only requests in this state. Can be repeated."
 )
-_OWNER = click.option("--owner", metavar="ROLE", help="Only requests that this role submitted.")
+_OWNER = click.option("--owner", type=TEXT, metavar="ROLE", help="Only requests that this role submitted.")
 _UUIDS = click.argument("uuids", type=UUID_TYPE, nargs=-1, metavar="UUID…")
 _ALL = click.option(
     "--all", "everything", is_flag=True, help="All such requests, or only those that the other options select."

@@ -39,6 +39,21 @@ class Uuid(click.ParamType):  # type: ignore[type-arg]  # not generic in older r
         return found
 
 
+class Utf8(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
+    """Text for the database.  An argument that is not UTF-8 has lone surrogates, which no database takes."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the text."""
+        text = str(value)
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self.fail(f"{text!r} is not UTF-8", param, ctx)
+        return text
+
+
 class Duration(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
     """A number with the unit s, m, h or d; without a unit it means seconds, unless `unit` says that it is required.
 
@@ -104,6 +119,7 @@ AGE: Final = Duration(zero=True, unit=True)
 EXPIRY: Final = Duration(unit=True)
 """Duration after which something is deleted."""
 UUID_TYPE: Final = Uuid()
+TEXT: Final = Utf8()
 NEEDS_UNIT: Final = "Needs a unit: 90s, 15m, 12h, 7d."
 
 
