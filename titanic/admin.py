@@ -43,7 +43,7 @@ class Filter:
     owner: str | None = None
     code: int | None = None
     error: str | None = None
-    """A text in the error."""
+    """A text in the error, in upper or lower case."""
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """Return the filter as SQL."""
@@ -61,7 +61,7 @@ class Filter:
         if self.code is not None:
             found.append(R.code == self.code)
         if self.error is not None:
-            found.append(R.error.contains(self.error, autoescape=True))
+            found.append(R.error.icontains(self.error, autoescape=True))
         return found
 
 

@@ -412,6 +412,7 @@ def test_reasons_of_failures(do, failed):
     [
         (Filter(code=500), 3), (Filter(error="broken"), 3), (Filter(error="0% b"), 2), (Filter(error="_"), 0),
         (Filter(error="lost", code=500), 0), (Filter(service="two", error="broken"), 1),
+        (Filter(error="Broken"), 3),
     ],
     ids=str,
 )  # fmt: skip

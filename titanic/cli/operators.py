@@ -38,7 +38,9 @@ _OLDER = click.option(
     help=f"Only requests submitted longer ago than this. {NEEDS_UNIT}",
 )
 _CODE = click.option("--code", type=click.IntRange(0, 999), help="Only requests that failed with this code.")
-_ERROR = click.option("--error", type=TEXT, help="Only requests whose error contains this text.")
+_ERROR = click.option(
+    "--error", type=TEXT, help="Only requests whose error contains this text, in upper or lower case."
+)
 _STATES = click.option(
     "--state", "states", type=click.Choice(STATES), multiple=True, help="Only requests in this state. Can be repeated."
 )
