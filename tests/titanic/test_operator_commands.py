@@ -1,6 +1,7 @@
 """The operators' commands about failed requests, and `titanic export`."""
 
 import json
+import time
 
 import pytest
 from support.processes import eventually, run
@@ -45,6 +46,13 @@ def test_those_that_failed_for_one_reason_are_retried(titanic, failed, db):
     assert titanic("retry", "--all", "--service", "resize", "--error", "memory") == "1 retried\n"
     assert [state(db.url, uuid) for uuid in failed] == ["pending", "failed"]
     assert titanic("retry", "--all", "--code", "501") == "0 retried\n"
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_everything_is_purged_although_a_clock_was_ahead(titanic, db):
+    db.done(now=time.time() + 3600)
+    assert titanic("purge", "--older-than", "1s") == "0 deleted\n"
+    assert titanic("purge", "--older-than", "0") == "1 deleted\n"
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)

@@ -374,7 +374,7 @@ def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dr
 
     Their replies are deleted too, whether they were fetched or not.
     """
-    which = admin.Filter(states, service, finished_before=time.time() - older_than)
+    which = admin.Filter(states, service, finished_before=time.time() - older_than if older_than else None)
     deleted = 0
     with opened_tables(db) as read:
         total = _count(read, which)
