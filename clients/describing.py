@@ -69,6 +69,7 @@ class Inquiry:
         if not self._found:
             text = f"no worker offers {self._service!r}, or this client may not know of it"
             raise ServiceNotFound(text, service=self._service, code=404)
-        abouts = [About.read(json.loads(said), workers) for said, workers in self._said.items()]
-        abouts.sort(key=lambda each: -each.workers)
-        return Description(self._service, self._workers, tuple(abouts))
+        # Whichever broker was asked first, the order is the same, also of what as many say.
+        said = sorted(self._said.items(), key=lambda each: (-each[1], each[0]))
+        abouts = tuple(About.read(json.loads(text), workers) for text, workers in said)
+        return Description(self._service, self._workers, abouts)

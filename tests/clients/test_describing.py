@@ -194,6 +194,17 @@ def test_every_broker_is_asked_once():
     assert [each.version for each in found.abouts] == ["b", "a"]
 
 
+def test_whoever_is_asked_first_the_same_is_said_by_most():
+    """Else two Titanics at linked brokers would change a service's schedule to and fro, and it would never be due."""
+    found = []
+    for first, second in (("a", "b"), ("b", "a")):
+        inquiry = Inquiry("echo")
+        inquiry.take(answer(first, second))
+        inquiry.take(answer(second, first))
+        found.append([each.version for each in inquiry.description().abouts])
+    assert found[0] == found[1]
+
+
 def test_brokers_that_always_name_others_are_not_asked_for_ever():
     inquiry = Inquiry("echo")
     inquiry.take(answer("0", "1"))
