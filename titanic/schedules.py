@@ -113,6 +113,10 @@ class Schedule(NamedTuple):
         """Return whether both submit the same at the same times, apart from when an interval began."""
         return self._replace(created=0.0, next=None) == other._replace(created=0.0, next=None)
 
+    def recurs_as(self, other: "Schedule") -> bool:
+        """Return whether both submit at the same times, apart from when an interval began."""
+        return (self.cron, self.every, self.timezone) == (other.cron, other.every, other.timezone)
+
     def submission(self, occurrence: float, now: float) -> Submission:
         """Return the request for an occurrence, whose key makes sure that it is stored once."""
         key = occurrence_key(self.name, occurrence)

@@ -197,10 +197,13 @@ def _add(connection: Connection, schedule: Schedule, *, seen: float | None = Non
 
 
 def _replace(connection: Connection, before: Schedule, schedule: Schedule, **values: Any) -> None:
-    """Change a schedule.  What is paused stays paused, and what has not changed keeps its next occurrence."""
+    """Change a schedule.  What is paused stays paused, and as long as its times are the same, so is what is due."""
     if not before.same_as(schedule):
         values |= schedule._asdict()
-        values["next"] = None if before.next is None else schedule.next
+        if schedule.recurs_as(before):
+            values |= {"created": before.created, "next": before.next}
+        elif before.next is None:
+            values["next"] = None
     this = (S.name == schedule.name) & (S.owner == schedule.owner)
     connection.execute(sa.update(SCHEDULES).where(this).values(**values))
 

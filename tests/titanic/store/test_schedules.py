@@ -357,6 +357,19 @@ def test_declared_schedules_are_made_to_match(tables, add, edit, fire):
     assert declare() == {}
 
 
+def test_what_was_missed_is_submitted_although_the_file_was_changed_meanwhile(tables, fire):
+    def declare(declared):
+        with tables.engine.begin() as connection:
+            store.declare_schedules(connection, [declared])
+
+    declare(schedule(seconds=3600))
+    declare(schedule(seconds=3600, retries=3, now=NOW + 3900))  # no Titanic ran meanwhile
+    assert [each.retries for each in fire(NOW + 3900).submissions] == [3]
+    declare(schedule(seconds=3600, retries=4, now=NOW + 7000))
+    (row,) = listed(tables)
+    assert (row["retries"], row["created"], row["last"], row["next"]) == (4, NOW, NOW + 3600, NOW + 7200)
+
+
 @only_postgresql
 def test_declaring_does_not_deadlock_with_other_changes(tables, add, cluster, pool):
     for name in "ab":
