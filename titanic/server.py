@@ -226,7 +226,9 @@ class Server:
                 each.result()  # these tasks never end by themselves: raises the bug that ended one
 
     def _declaring(self, client: AsyncClient, database: Database, rooms: _Rooms) -> list[Coroutine[Any, Any, None]]:
-        return [ServiceSchedules(client, database, rooms.dispatcher).run()] if self._service_schedules else []
+        if not self._service_schedules:
+            return []
+        return [ServiceSchedules(client, database, rooms.dispatcher, rooms.discovery).run()]
 
     def _connect(self, client: AsyncClient, database: Database) -> _Rooms:
         lease = store.Lease(secrets.token_hex(8), self._lease)

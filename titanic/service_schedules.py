@@ -12,6 +12,7 @@ from ..mdp.services import About
 from . import store
 from .batches import StoreError
 from .database import Database
+from .discovery import Discovery
 from .dispatcher import Dispatcher
 from .schedules import SCHEDULE_OPTIONS, Schedule, parse_schedule
 from .submission import MalformedRequest, encode_options
@@ -36,15 +37,18 @@ class ServiceSchedules:
         client: Asks the broker what workers say.
         database: Has the schedules.
         dispatcher: Knows which services have workers.
+        discovery: Knows whether the broker answers.
     """
 
-    def __init__(self, client: AsyncClient, database: Database, dispatcher: Dispatcher) -> None:
+    def __init__(self, client: AsyncClient, database: Database, dispatcher: Dispatcher, discovery: Discovery) -> None:
         self._client = client
         self._database = database
         self._dispatcher = dispatcher
+        self._discovery = discovery
         self._ask_at: dict[str, float] = {}
         """When to ask next of each service that has workers, on the monotonic clock."""
         self._since = time.monotonic()
+        """Since when workers have been able to say something."""
 
     async def run(self) -> None:
         """Ask periodically until cancelled."""
@@ -66,7 +70,9 @@ class ServiceSchedules:
                 pass  # its workers have just left
             except (SettingError, MalformedRequest) as error:
                 log.warning("ignored the schedule that workers of %s declare: %s", service, error)
-        # If no Titanic ran for long, workers first get the time to say it again.
+        if not self._discovery.answered:
+            self._since = now
+        # If no Titanic or no broker ran for long, workers first get the time to say it again.
         forget = self._database.clock.now() - FORGET_SECONDS if now - self._since > FORGET_SECONDS else None
         if found or forget is not None:
             declared = store.Declared(found, self._database.clock.now(), forget)

@@ -1,15 +1,18 @@
 """Schedules that services declare, from the worker to the request that is executed."""
 
 import logging
+import time
+from types import SimpleNamespace
 
 import pytest
 from support.processes import eventually
-from support.titanics import BEATS, serving, stored
+from support.titanics import BEATS, LIMITS, connected, serving, stored
 
 from zmdp import Services
 from zmdp.clients.cli import describing
 from zmdp.mdp.errors import SettingError
 from zmdp.mdp.services import Description
+from zmdp.testing import running_broker
 from zmdp.titanic import Schedules, service_schedules, store
 from zmdp.titanic.schedules import parse_schedule
 from zmdp.workers import Worker
@@ -132,6 +135,34 @@ def test_what_cannot_be_read_changes_nothing(bench, url, client, caplog, monkeyp
         with Worker("sweep", lambda _: b"", broker=bench.endpoint, about=about, **BEATS):
             eventually(lambda: sum("ignored the schedule" in message for message in caplog.messages) > 1)
             assert rows() == [("service:sweep", True)]
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_what_is_not_declared_because_the_broker_is_gone_stays(tmp_path, own_url, monkeypatch):
+    endpoint, about = f"ipc://{tmp_path}/broker", declared(every=86400).as_option()
+    steps = []
+
+    def monotonic():
+        steps.append(time.monotonic())
+        return steps[-1]
+
+    def known():
+        with connected(own_url) as connection:
+            return [row["name"] for row in store.list_schedules(connection, [store.Listing(None)])[0]]
+
+    monkeypatch.setattr(service_schedules, "INTERVAL_SECONDS", 0.01)
+    monkeypatch.setattr(service_schedules, "time", SimpleNamespace(monotonic=monotonic))
+    with serving(endpoint, own_url, service_schedules=True) as server:
+        with (
+            running_broker(endpoint, limits=LIMITS, drain_timeout=0.1),
+            Worker("sweep", lambda _: b"", broker=endpoint, about=about, **BEATS),
+        ):
+            eventually(known)
+        eventually(lambda: not server.snapshot()["broker"])
+        monkeypatch.setattr(service_schedules, "FORGET_SECONDS", 0.0)
+        before = len(steps)
+        eventually(lambda: len(steps) > before + 2)
+        assert known() == ["service:sweep"]
 
 
 # ── what is stored ───────────────────────────────────────────────────────────────────────────────────────────────────
