@@ -17,6 +17,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
 
+from .submission import MAX_SECONDS
+
 UTC: Final = "UTC"
 _DAY_SECONDS: Final = 86400
 
@@ -98,8 +100,8 @@ class Cron:
 
 def every(seconds: float, start: float) -> Interval:
     """Return the interval of so many seconds.  Raises `RecurrenceError`."""
-    if seconds < 1 or seconds != int(seconds):
-        raise RecurrenceError("every must be a whole number of seconds, 1 or more")
+    if not 1 <= seconds <= MAX_SECONDS or seconds != int(seconds):
+        raise RecurrenceError("every must be a whole number of seconds, 1 or more, at most a hundred years")
     return Interval(int(seconds), math.floor(start))
 
 

@@ -18,6 +18,9 @@ def checked_schedule(given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if ("every" in found) == ("cron" in found):
         raise SettingError("a schedule needs either every or cron")
+    for name in ("cron", "timezone"):
+        if not isinstance(found.get(name, ""), str):
+            raise SettingError(f"{name} is {found[name]!r}: it must be text")
     try:
         if "every" in found:
             if "timezone" in found:
