@@ -5,6 +5,7 @@ PostgreSQL needs `psycopg` (`pip install zmdp[postgres]`).
 """
 
 import os
+import shlex
 import sqlite3
 import time
 from contextlib import suppress
@@ -268,7 +269,7 @@ def check(connection: Connection, url: URL) -> None:
             code=500,
         )
     state = "has no tables yet" if version is None else f"has tables of version {version}; this zmdp needs {head()}"
-    raise SchemaError(f"{shown(url)} {state}: run `titanic db upgrade --db {shown(url)}`", code=500)
+    raise SchemaError(f"{shown(url)} {state}: run `titanic db upgrade --db {shlex.quote(shown(url))}`", code=500)
 
 
 def identity(connection: Connection) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sqlite3
@@ -532,7 +533,7 @@ def test_postgresql(here):
         result = here("serve", **env)
         assert (result.returncode, result.stdout) == (6, b"")
         told = re.search(r"has no tables yet: run `(titanic db upgrade --db (\S+))`", one_line(result))
-        assert b"no tables" in done(run(*told[1].split()))  # the command that the error suggests
+        assert b"no tables" in done(run(*shlex.split(told[1])))  # the command that the error suggests
         assert b"as required" in done(here("db", "check"))
         with serve(at, cluster.url()) as serving:
             uuid = done(here("request", "echo", "hello")).decode().strip()

@@ -361,7 +361,7 @@ def test_wrong_settings_leave_nothing_behind(own_url, wrong):
 def test_postgresql_without_tables_is_refused_with_the_command_to_run(empty_url):
     with pytest.raises(SchemaError) as told:
         Server(empty_url)
-    assert "has no tables yet: run `titanic db upgrade --db postgresql://postgres@/test_" in str(told.value)
+    assert "has no tables yet: run `titanic db upgrade --db 'postgresql://postgres@/test_" in str(told.value)
 
 
 @pytest.mark.parametrize("name", ["titanic.db", "50 %41 ü?mode=memory#x&y=:memory.db"])

@@ -4,10 +4,12 @@ import gc
 import re
 import shutil
 import sqlite3
+import subprocess
 import sys
 import threading
 from concurrent.futures import wait
 from pathlib import Path
+from shlex import quote
 from uuid import uuid4
 
 import pytest
@@ -536,7 +538,10 @@ def test_no_tables_yet(empty):
     with empty.connect() as connection, pytest.raises(SchemaError) as refused:
         schema.check(connection, empty.url)
     url = shown(empty.url)
-    assert str(refused.value) == f"{url} has no tables yet: run `titanic db upgrade --db {url}`"
+    said, shown_command = str(refused.value).removesuffix("`").split("`")
+    assert said == f"{url} has no tables yet: run "
+    in_a_shell = subprocess.run(["sh", "-c", f"echo {shown_command}"], capture_output=True, text=True, check=True)
+    assert in_a_shell.stdout == f"titanic db upgrade --db {url}\n"
 
 
 def test_tables_of_an_older_version(own, next_release):
@@ -548,7 +553,7 @@ def test_tables_of_an_older_version(own, next_release):
     with own.connect() as connection, pytest.raises(SchemaError) as refused:
         schema.check(connection, own.url)
     assert str(refused.value) == (
-        f"{url} has tables of version {before}; this zmdp needs 9999: run `titanic db upgrade --db {url}`"
+        f"{url} has tables of version {before}; this zmdp needs 9999: run `titanic db upgrade --db {quote(url)}`"
     )
     assert schema.upgrade(own) == (before, "9999")
     with own.connect() as connection:
