@@ -92,7 +92,7 @@ def open_engine(
         busy_timeout: Seconds that SQLite waits for another program's lock.
 
     Raises:
-        SettingError: The driver is not installed, or there is no such file.
+        SettingError: The driver is not installed, the hosts and ports are invalid, or there is no such file.
     """
     if is_sqlite(url):
         path = Path(str(url.database))
@@ -109,6 +109,8 @@ def open_engine(
         engine = sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
     except ImportError as error:  # psycopg is missing, or the libpq that it needs
         raise SettingError(f"PostgreSQL needs psycopg: pip install 'zmdp[postgres]' ({error})") from None
+    except sa.exc.ArgumentError as error:
+        raise SettingError(f"{shown(url)}: {error}") from None
     sa.event.listen(engine, "handle_error", _give_up_reading_server)
     return engine
 

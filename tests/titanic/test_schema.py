@@ -130,6 +130,16 @@ def test_a_password_in_an_invalid_url_is_not_shown(given):
 
 
 @pytest.mark.parametrize(
+    ("query", "problem"),
+    [("port=x", "Received non-integer port"), ("host=a,b&port=1&host=c", "Can't mix 'multihost' formats")],
+)
+def test_servers_that_cannot_be_meant_are_rejected(query, problem):
+    with pytest.raises(SettingError, match=problem) as refused:
+        open_engine(database_url(f"postgresql://me:{SECRET}@/name?{query}"))
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("given", "as_shown"),
     [
         ("titanic.db", "sqlite:///titanic.db"),
