@@ -134,6 +134,7 @@ def _postgresql_settings(url: URL, lock_timeout: float) -> dict[str, Any]:
     given = url.query.get("options", "")
     settings: dict[str, Any] = {
         "application_name": "titanic",
+        "client_encoding": "utf8",  # otherwise, text from a database without an encoding is bytes
         "connect_timeout": BUSY_TIMEOUT_SECONDS,
         "tcp_user_timeout": 4 * BUSY_TIMEOUT_SECONDS * 1000,
         "keepalives_idle": BUSY_TIMEOUT_SECONDS,

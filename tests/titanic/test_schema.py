@@ -21,7 +21,7 @@ from sqlalchemy.engine import make_url
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import SettingError
-from zmdp.titanic import schema, store
+from zmdp.titanic import admin, enqueue, schema, store
 from zmdp.titanic.database import prepare
 from zmdp.titanic.schema import SchemaError, database_url, file_identity, open_engine, shown
 from zmdp.titanic.store import tables
@@ -249,6 +249,21 @@ def test_transactions_do_not_conflict_whatever_is_the_default(own, cluster):
     cluster.execute(f"ALTER DATABASE {own.url.database} SET default_transaction_isolation = 'serializable'")
     assert cluster.execute("SHOW transaction_isolation", db=own.url.database) == [("serializable",)]
     assert run(own, "SHOW transaction_isolation") == [("read committed",)]
+
+
+def test_a_database_without_an_encoding(cluster, opened):
+    """As servers create them that were set up without a locale."""
+    name = f"test_{uuid4().hex}"
+    cluster.execute(f"CREATE DATABASE {name} ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0")
+    engine = opened(cluster.url(name))
+    try:
+        assert schema.upgrade(engine) == (None, schema.head())
+        with engine.begin() as connection:
+            enqueue(connection, "größe", b"body")
+            assert [row["service"] for row in admin.ls(connection, admin.Filter(), 2)] == ["größe"]
+    finally:
+        engine.dispose()
+        cluster.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @only_postgresql
