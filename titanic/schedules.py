@@ -137,7 +137,7 @@ class Due(NamedTuple):
 
 
 def due(schedule: Schedule, now: float, limit: int = MAX_OCCURRENCES) -> Due:
-    """Return which occurrences of a schedule to submit now.
+    """Return which occurrences of a schedule to submit now, at most `limit`.
 
     Those of the last minute are submitted in any case.  Earlier ones were missed, and `schedule.missed` decides:
     `skip` drops them, `once` submits the first of them, and `all` submits them all.

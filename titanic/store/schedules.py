@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...mdp.services.recurrence import RecurrenceError
-from ..schedules import Due, Schedule, due
+from ..schedules import MAX_OCCURRENCES, Due, Schedule, due
 from ..submission import Submission
 from ..uuids import new_uuid
 from .acceptance import accept
@@ -19,7 +19,7 @@ from .clock import Clock
 from .tables import REQUESTS, SCHEDULES, R, S, for_both_dialects
 
 MAX_FIRED: Final = 500
-"""Maximum number of schedules, and about that of requests, in one transaction."""
+"""Maximum number of schedules, and of requests, in one transaction: what one has missed must not hold up others."""
 MAX_SCHEDULES: Final = 10_000
 """Maximum number of schedules in the database."""
 _FIELDS: Final = tuple(S[name] for name in Schedule._fields)
@@ -85,13 +85,12 @@ def _fire(connection: Connection, now: float, full: frozenset[str]) -> Fired:
     )
     submissions: list[Submission] = []
     advanced: list[tuple[Schedule, Due]] = []
-    for row in connection.execute(some).all():
+    rows = connection.execute(some).all()
+    for row in rows:
         schedule = Schedule(*row)
-        found = _due(schedule, now)
+        found = _due(schedule, now, min(MAX_OCCURRENCES, MAX_FIRED // len(rows)))
         advanced.append((schedule, found))
         submissions += [schedule.submission(occurrence, now) for occurrence in found.occurrences]
-        if len(submissions) >= MAX_FIRED:
-            break
     uuids = accept(connection, submissions) if submissions else []
     stored = iter(uuids)
     advances = []
@@ -105,10 +104,10 @@ def _fire(connection: Connection, now: float, full: frozenset[str]) -> Fired:
     return Fired(submissions, uuids)
 
 
-def _due(schedule: Schedule, now: float) -> Due:
+def _due(schedule: Schedule, now: float, limit: int) -> Due:
     """Return what is due.  A schedule that cannot be read is paused, so that it does not stop the others."""
     try:
-        return due(schedule, now)
+        return due(schedule, now, limit)
     except RecurrenceError as error:
         log.error("paused the schedule %s: %s", schedule.name, error)
         return Due([], None)

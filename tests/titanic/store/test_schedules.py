@@ -185,6 +185,15 @@ def test_a_transaction_does_so_much_and_no_more(tables, add, fire):
     assert len(set(keys(tables))) == 7 * 150
 
 
+def test_what_was_missed_holds_up_no_other_schedule(tables, add, fire):
+    for number in range(7):
+        add(f"s{number}", 1, missed="all")
+    add("now", 10_000, missed="skip")
+    fired = fire(NOW + 10_000).submissions
+    assert len(fired) <= MAX_FIRED
+    assert {each.key.partition("@")[0] for each in fired} == {"now", *(f"s{number}" for number in range(7))}
+
+
 def test_a_schedule_that_cannot_be_read_is_paused_and_stops_no_other(tables, add, fire, caplog):
     add("good")
     add("bad")
