@@ -15,7 +15,7 @@ ANSWER_SECONDS: Final = 0.2
 """How long the broker may take: its user waits, and can type the name as well."""
 
 
-def services(context: click.Context, argument: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+def services(context: click.Context, argument: click.Parameter, incomplete: str) -> "list[CompletionItem[str]]":
     """Return the services that begin with `incomplete`, or none if no broker answers in time."""
     del argument
     given = context.params

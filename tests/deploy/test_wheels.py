@@ -1,10 +1,15 @@
-"""Each wheel in dist/ (`make dist`) installs without a compiler and runs a request; without dist/, a pure one."""
+"""Each wheel in dist/ (`make dist`) installs without a compiler and runs a request; without dist/, a pure one.
+
+The oldest releases that pyproject.toml admits of what zmdp needs are enough.
+"""
 
 import os
+import re
 import resource
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,23 +51,41 @@ def pure_wheel(tmp_path):
     return made
 
 
+def install(wheel, folder, *requirements):
+    """Install a wheel where there is no compiler.  Return the Python that has it, and its environment."""
+    subprocess.run([python_for(wheel), "-m", "venv", str(folder)], check=True)
+    python = folder / "bin" / "python"
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ZMDP_", "MDP_"))}
+    env |= {"PATH": str(python.parent), "CC": "/nonexistent/cc"}
+    words = ["--quiet", "--only-binary", ":all:", str(wheel), *requirements]
+    subprocess.run([python, "-m", "pip", "install", *words], check=True, env=env)
+    return python, env
+
+
+def first_reply(python, env, folder, kind):
+    """Return what the program prints."""
+    script = Path(__file__).with_name("first_reply.py")
+    done = subprocess.run([python, script, kind], check=False, env=env, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize("wheel", WHEELS or [None], ids=lambda wheel: wheel.name if wheel else "pure")
 def test_a_wheel_needs_no_compiler(wheel, request, tmp_path):
     wheel = wheel or request.getfixturevalue("pure_wheel")
-    subprocess.run([python_for(wheel), "-m", "venv", str(tmp_path / "clean")], check=True)
-    python = tmp_path / "clean" / "bin" / "python"
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ZMDP_"))}
-    env |= {"PATH": str(python.parent), "CC": "/nonexistent/cc"}
     began, used = time.perf_counter(), processor_seconds()
-    subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", str(wheel)], check=True, env=env
-    )
+    python, env = install(wheel, tmp_path / "clean")
     print(f"\n{wheel.name}: installed after {time.perf_counter() - began:.1f} s")
-    kind = "pure" if wheel.name.endswith("-none-any.whl") else "compiled"
-    first_reply = Path(__file__).with_name("first_reply.py")
-    done = subprocess.run(
-        [python, first_reply, kind], check=False, env=env, cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    said = first_reply(python, env, tmp_path, "pure" if wheel.name.endswith("-none-any.whl") else "compiled")
     took, used = time.perf_counter() - began, processor_seconds() - used
-    print(f"{done.stdout.strip()}; {took:.1f} s since pip install, {used:.1f} s of processor time")
+    print(f"{said}; {took:.1f} s since its environment was made, {used:.1f} s of processor time")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="there are no wheels of such old releases for newer Pythons")
+def test_the_oldest_releases_that_are_admitted_do(pure_wheel, tmp_path):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    oldest = [re.sub(r">=([^,]+).*", r"==\1", each) for each in project["dependencies"]]
+    python, env = install(pure_wheel, tmp_path / "clean", *oldest)
+    first_reply(python, env, tmp_path, "pure")
+    for name in project["scripts"]:
+        subprocess.run([python.with_name(name), "--help"], check=True, env=env, stdout=subprocess.DEVNULL)
