@@ -2,16 +2,18 @@
 
     python tests/deploy/first_reply.py [compiled|pure]
 
-It needs nothing but zmdp, so that it also runs where wheels are built; it says how long it took, and with an argument
-checks what was installed.
+Then get one from Titanic, for a service that nobody offers yet.  It needs nothing but zmdp, so that it also runs where
+wheels are built; it says how long the first reply took, and with an argument checks what was installed.
 """
 
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 SCRIPTS = sysconfig.get_path("scripts")
 VERSIONS = {"compiled": "(compiled;", "pure": "(pure Python"}
@@ -46,6 +48,14 @@ def main() -> None:
         reply = subprocess.check_output(call, text=True)
         assert reply.strip() == "hello", reply
         print(f"first reply after {time.perf_counter() - began:.1f} s")
+        database = Path(stack.enter_context(tempfile.TemporaryDirectory()), "titanic.db")
+        start("titanic", "serve", "--db", f"sqlite:///{database}", "--broker", endpoint)
+        request = command("titanic", "request", "later", "hello", "--timeout", "60", "--broker", endpoint)
+        uuid = subprocess.check_output(request, text=True).strip()
+        start("mdworker", "zmdp.workers.echo:worker", "--service", "later", "--broker", endpoint)
+        fetch = command("titanic", "reply", uuid, "--wait", "--timeout", "60", "--broker", endpoint)
+        reply = subprocess.check_output(fetch, text=True)
+        assert reply.strip() == "hello", reply
 
 
 if __name__ == "__main__":
