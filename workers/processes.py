@@ -44,6 +44,7 @@ class Supervisor:
         watch: Asks the broker for the service's load and for the processes that serve it, in a thread; None if the
             number of processes does not change.
         drain_timeout: Seconds that a process has for the requests in progress when it is stopped.
+        patience: Seconds without a sign of life after which a process that has given some is killed.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Supervisor:
         watch: Callable[[], tuple[Load, set[int]]] | None = None,
         *,
         drain_timeout: float,
+        patience: float = math.inf,
     ) -> None:
         self._arguments = list(arguments)
         self._slots = slots
@@ -73,6 +75,7 @@ class Supervisor:
         self._crashes = _Crashes()
         self._stderr = os.dup(sys.stderr.fileno())
         self._drain_timeout = drain_timeout
+        self._patience = patience
         self._ended = threading.Event()
         self._turned = False
         """Whether it has looked after its processes since `turning` was called."""
@@ -130,6 +133,7 @@ class Supervisor:
                 self._read_reports()
                 self._reap(now)
                 self._kill_overdue(now)
+                self._kill_hanging(now)
                 if not self._stops:
                     self._replace()
                 while not self._seen.empty():
@@ -162,6 +166,16 @@ class Supervisor:
                 log.error(
                     "worker process %d did not end within %g s: killing it; other workers get its requests",
                     process.pid, self._drain_timeout,
+                )  # fmt: skip
+                process.send_signal(signal.SIGKILL)
+
+    def _kill_hanging(self, now: float) -> None:
+        for process in self._processes():
+            if process.kill_at is None and process.alive_at is not None and now > process.alive_at + self._patience:
+                process.kill_at = math.inf
+                log.error(
+                    "worker process %d has given no sign of life for %g s: killing it; other workers get its requests",
+                    process.pid, self._patience,
                 )  # fmt: skip
                 process.send_signal(signal.SIGKILL)
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from .worker_process import READY
+from .worker_process import ALIVE, READY
 
 STDERR: Final = 2
 CHECK_SECONDS: Final = 0.1
@@ -50,7 +50,7 @@ class SupervisorLink:
     """The link of a process to its supervisor: their process ids, and the descriptors that it has been given."""
 
     def __init__(self, supervisor: int, reports: int, stderr: int) -> None:
-        self._supervisor = supervisor
+        self.supervisor = supervisor
         self._reports = reports
         self._stderr = stderr
         # SIGHUP is for the supervisor, but a terminal sends it to the whole group.  Not SIG_IGN, which programs that
@@ -65,7 +65,7 @@ class SupervisorLink:
 
     def _watch(self, worker: Supervised, limits: ProcessLimits, orphaned: Callable[[], object]) -> None:
         ready, report_at = False, 0.0
-        while os.getppid() == self._supervisor:
+        while os.getppid() == self.supervisor:
             if not ready and worker.registered:
                 ready = True
                 self._report(READY)
@@ -76,6 +76,10 @@ class SupervisorLink:
             time.sleep(CHECK_SECONDS)
         os.dup2(self._stderr, STDERR)  # the supervisor passes on nothing any more
         orphaned()
+
+    def alive(self) -> None:
+        """Report a sign of life."""
+        self._report(ALIVE)
 
     def _report(self, text: bytes) -> None:
         with suppress(OSError):  # the supervisor has died

@@ -14,7 +14,9 @@ TAIL_BYTES: Final = 8192
 """How much of what a process wrote last is kept."""
 TAIL_LINES: Final = 20
 READY: Final = b"ready"
-"""Reported once: the broker knows the process's workers.  Every other report is why to replace the process."""
+"""Reported once: the broker knows the process's workers."""
+ALIVE: Final = b"alive"
+"""A sign of life, if a service manager wants some.  Every other report is why to replace the process."""
 
 
 class WorkerProcess:
@@ -32,6 +34,8 @@ class WorkerProcess:
         self.began = time.monotonic()
         self.ready = False
         """Whether the broker knows its workers."""
+        self.alive_at: float | None = None
+        """When its last sign of life was read."""
         self.kill_at: float | None = None
         """When to kill it, because it was told to stop."""
         self._stderr = stderr
@@ -77,7 +81,7 @@ class WorkerProcess:
         return f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
 
     def read_reports(self) -> list[str]:
-        """Return why it is to be replaced, as reported since the last call; notice that it is ready."""
+        """Return why it is to be replaced, as reported since the last call; notice that it is ready, or alive."""
         try:
             self._unread += os.read(self._reports, TAIL_BYTES)
         except BlockingIOError:
@@ -86,7 +90,9 @@ class WorkerProcess:
         if READY in lines:
             self.ready = True
             self._speak()
-        return [line.decode() for line in lines if line != READY]
+        if ALIVE in lines:
+            self.alive_at = time.monotonic()
+        return [line.decode() for line in lines if line not in {ALIVE, READY}]
 
     def terminate(self, seconds: float) -> None:
         """Tell it to stop, within so many seconds, unless it was told before."""

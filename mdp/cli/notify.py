@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final
 
 ADDRESS: Final = "NOTIFY_SOCKET"
@@ -54,23 +55,35 @@ def ready_when(serving: Callable[[], bool], address: str) -> None:
         threading.Thread(target=report, name="ready", daemon=True).start()
 
 
-def watchdog(turning: Callable[[], bool]) -> None:
-    """Say WATCHDOG while a loop turns, if the service manager wants that.  Returns immediately."""
-    allowed = _watchdog_seconds()
+def watchdog(
+    turning: Callable[[], bool],
+    alive: Callable[[], object] | None = None,
+    process: int | None = None,
+) -> None:
+    """Say WATCHDOG while a loop turns, if the service manager wants that.  Returns immediately.
+
+    Args:
+        turning: As for `ready`.
+        alive: Called instead of saying WATCHDOG.
+        process: The one of which the service manager wants it, if not this one.
+    """
+    allowed = watchdog_seconds(process)
+    tell = alive or partial(notify, "WATCHDOG=1")
 
     def report(seconds: float) -> None:
         while True:
             if turning():
-                notify("WATCHDOG=1")
+                tell()
             time.sleep(seconds)
 
     if allowed:
         threading.Thread(target=report, args=(allowed / BEATS,), name="watchdog", daemon=True).start()
 
 
-def _watchdog_seconds() -> float:
-    """Return how long the service manager waits for a sign of life of this process; 0 if it waits for none."""
-    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+def watchdog_seconds(process: int | None = None) -> float:
+    """Return how long the service manager waits for a sign of life of a process, or of this; 0 if it waits for none."""
+    pid = str(os.getpid() if process is None else process)
+    if os.environ.get("WATCHDOG_PID", pid) != pid:
         return 0.0
     allowed = os.environ.get("WATCHDOG_USEC", "")
     return int(allowed) / 1e6 if allowed.isdigit() else 0.0

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -22,6 +23,8 @@ MAX_SHOWN: Final = 10
 
 AnyWorker = Worker | AsyncWorker
 Offering = AnyWorker | ServicesWorker
+Watched = Callable[[Callable[[], bool]], None]
+"""Has a worker tell that it is alive, given its `turning` (`notify.ready`)."""
 
 log = logging.getLogger("zmdp.worker")
 
@@ -43,14 +46,17 @@ def serve(worker: Offering, drain_timeout: float, link: SupervisorLink | None, l
 
             os.environ.pop(notify.ADDRESS, None)  # the supervisor tells
             link.watch(worker, limits, orphaned)
+            watched: Watched = partial(notify.watchdog, alive=link.alive, process=link.supervisor)
+        else:
+            watched = partial(notify.ready, serving=lambda: worker.registered)
         if isinstance(worker, ServicesWorker):
-            return asyncio.run(_serve_services(worker, started))
+            return asyncio.run(_serve_services(worker, started, watched))
         if isinstance(worker, AsyncWorker):
-            asyncio.run(_serve_async(worker, started))
+            asyncio.run(_serve_async(worker, started, watched))
         else:
             worker.start()
             log.info(started)
-            notify.ready(worker.turning, lambda: worker.registered)
+            watched(worker.turning)
             worker.wait()
     return 0
 
@@ -65,14 +71,14 @@ def described(worker: Offering) -> str:
     return f"{names}{more} at {brokers}{concurrency}"
 
 
-async def _serve_async(worker: AsyncWorker, started: str) -> None:
+async def _serve_async(worker: AsyncWorker, started: str, watched: Watched) -> None:
     worker.start()
     log.info(started)
-    notify.ready(notify.event_loop(), lambda: worker.registered)
+    watched(notify.event_loop())
     await worker.wait()
 
 
-async def _serve_services(worker: ServicesWorker, started: str) -> int:
+async def _serve_services(worker: ServicesWorker, started: str, watched: Watched) -> int:
     """Serve, and return the exit code.  What a lifespan raises is logged, as is what a handler raises."""
     try:
         await worker.start()
@@ -82,7 +88,7 @@ async def _serve_services(worker: ServicesWorker, started: str) -> int:
         log.exception("the lifespan failed at the start, so nothing is served")
         return EXIT_FAILED
     log.info(started)
-    notify.ready(notify.event_loop(), lambda: worker.registered)
+    watched(notify.event_loop())
     try:
         await worker.wait()
     except Exception:

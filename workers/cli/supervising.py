@@ -42,7 +42,10 @@ def supervise(worker: Offering, settings: Supervision) -> int:
         watch = None
         if least < most and not isinstance(worker, ServicesWorker):  # services have a fixed number of processes
             watch = _load_watch(worker, stack)
-        supervisor = Supervisor(sys.argv[1:], slots, watch, drain_timeout=settings.drain_timeout)
+        supervisor = Supervisor(
+            sys.argv[1:], slots, watch,
+            drain_timeout=settings.drain_timeout, patience=notify.watchdog_seconds() or math.inf,
+        )  # fmt: skip
         if settings.reload:
             watch_sources(source_folders(settings.reload), supervisor.replace_all)
         stack.enter_context(

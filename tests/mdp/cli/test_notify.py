@@ -163,6 +163,15 @@ def test_a_loop_that_does_not_turn_gives_none(broker, manager, tmp_path):
             assert manager.is_silent(seconds=1.0)
 
 
+def test_a_supervisor_restarts_a_process_whose_loop_does_not_turn(broker, manager, tmp_path):
+    words = (*commands(broker, tmp_path)["asyncio"], "--processes", "1")
+    with process(*words, cwd=tmp_path, **manager.environment(watchdog="3000000")) as supervisor:
+        with process("mdclient", "call", "block", "--broker", broker, "--wait"):
+            supervisor.line("blocked", "stdout")
+            supervisor.line("has given no sign of life for 3 s: killing it")
+            supervisor.line("blocked", "stdout", count=2)
+
+
 def test_abstract_sockets(monkeypatch):
     manager = Manager(f"\0zmdp-test-{os.getpid()}")
     notify.notify("READY=1", manager.address)
@@ -180,7 +189,7 @@ def test_a_watchdog_of_another_process_is_not_ours(monkeypatch):
     for pid, seconds in ((os.getpid(), 2.0), (os.getppid(), 0.0)):
         monkeypatch.setenv("WATCHDOG_PID", str(pid))
         monkeypatch.setenv("WATCHDOG_USEC", "2000000")
-        assert notify._watchdog_seconds() == seconds
+        assert notify.watchdog_seconds() == seconds
     monkeypatch.delenv("WATCHDOG_PID")
     monkeypatch.delenv("WATCHDOG_USEC")
-    assert notify._watchdog_seconds() == 0.0
+    assert notify.watchdog_seconds() == 0.0
