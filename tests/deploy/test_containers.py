@@ -182,6 +182,15 @@ def test_what_selects_pods_and_ports_finds_them():
     assert monitor["endpoints"][0]["port"] in ports
 
 
+def test_prometheus_leaves_the_labels_of_metrics_as_they_are():
+    """The operator calls the Service `service`; without honorLabels, that of a metric becomes `exported_service`."""
+    given = {"container", "endpoint", "instance", "job", "namespace", "pod", "service"}
+    (metric,) = named("HorizontalPodAutoscaler", "echo")["spec"]["metrics"]
+    assert given & metric["external"]["metric"]["selector"]["matchLabels"].keys()
+    (endpoint,) = named("ServiceMonitor", "zmdp")["spec"]["endpoints"]
+    assert endpoint.get("honorLabels") is True
+
+
 def test_the_brokers_of_the_stateful_set_link(tmp_path):
     """With one key for both, as the page about containers makes it."""
     access = Folder(tmp_path)
