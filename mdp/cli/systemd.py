@@ -87,7 +87,10 @@ def unit(command: str) -> str:
     }[command]
     name, *subcommand = command.split()
     is_worker = name == "mdworker"
-    words = [str(Path(sys.executable).with_name(name)), *subcommand, "$OPTIONS", *["$TARGET"] * is_worker]
+    words = [
+        str(Path(sys.executable).with_name(name)), *subcommand,
+        *["$PROCESSES"] * is_worker, "$OPTIONS", *["$TARGET"] * is_worker,
+    ]  # fmt: skip
     settings = f"/etc/zmdp/{environment}.env"
     optional = "" if is_worker else "-"
     return UNIT.format(
@@ -96,7 +99,7 @@ def unit(command: str) -> str:
         settings=f"{settings.replace('%i', 'NAME')} has TARGET=module:services, and may have OPTIONS=--processes=4"
         if is_worker else f"{settings} may have OPTIONS=--option=value ..., and environment variables of the command",
         # One process that is supervised, so that systemctl reload replaces it without a failed call.
-        service="Environment=OPTIONS=--processes=1\n" * is_worker
+        service="Environment=PROCESSES=--processes=1\n" * is_worker
         + f"EnvironmentFile={optional}{settings}\nExecStart={' '.join(words)}{RELOAD if reloads else ''}",
         runtime=file.removesuffix(".service").replace("@", "-%i"),
         # Handlers may compile their code while they run.

@@ -11,6 +11,7 @@ from zmdp.mdp.broker.server import DEFAULT_DRAIN
 from zmdp.mdp.cli.systemd import unit
 from zmdp.titanic.server import DEFAULT_DRAIN_SECONDS as TITANIC_DRAIN_SECONDS
 from zmdp.workers.cli.main import DEFAULT_DRAIN_SECONDS as WORKER_DRAIN_SECONDS
+from zmdp.workers.cli.main import cli as worker_command
 
 COMMANDS = {
     "mdp-broker": "mdp-broker.service",
@@ -50,6 +51,24 @@ def test_a_unit_starts_what_is_installed(command):
     path, *words = started.split()
     assert Path(path).is_file()
     assert [Path(path).name, *(word for word in words if not word.startswith("$"))] == command.split()
+
+
+def worker_options(**settings):
+    """Return the options of a worker whose unit has such a settings file."""
+    text = unit("mdworker")
+    variables = dict(each.split("=", 1) for each in re.findall(r"^Environment=(.*)$", text, re.MULTILINE)) | settings
+    (started,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    _, *words = re.sub(r"\$([A-Z]+)", lambda found: variables.get(found[1], ""), started).split()
+    return worker_command.make_context("mdworker", words).params
+
+
+def test_a_worker_is_supervised_whatever_other_options_it_has():
+    """Otherwise, `systemctl reload` ends it."""
+    target = {"TARGET": "zmdp.workers.echo:worker"}
+    assert worker_options(**target)["processes"] == (1, 1)
+    assert worker_options(**target, OPTIONS="--concurrency=8 --service=shout")["processes"] == (1, 1)
+    assert worker_options(**target, OPTIONS="--processes=4")["processes"] == (4, 4)
+    assert worker_options(**target, OPTIONS="--freelance=tcp://server1:5555", PROCESSES="")["processes"] is None
 
 
 def test_systemd_waits_longer_than_a_drain_takes():
