@@ -1,4 +1,4 @@
-"""For endpoints of Starlette and FastAPI; see docs/frameworks/fastapi.md."""
+"""For endpoints of Starlette and FastAPI; see docs/how-to/fastapi.md."""
 
 import asyncio
 from collections.abc import Awaitable

@@ -434,6 +434,20 @@ def test_the_files_that_a_page_names_exist(page):
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
+def test_the_pages_that_other_files_name_exist():
+    folders = [*CODE, "deploy", "monitoring", ".github", ".ci"]
+    files = [path for each in folders for path in (ROOT / each).rglob("*") if path.is_file()]
+    files += [path for path in ROOT.iterdir() if path.is_file()]
+    named = {
+        (str(path.relative_to(ROOT)), page)
+        for path in files
+        if path.suffix in {"", ".py", ".toml", ".yaml", ".yml", ".conf", ".Dockerfile"}
+        for page in re.findall(r"\bdocs/[\w/-]+\.md\b", path.read_text(errors="ignore"))
+    }
+    assert len(named) > 10
+    assert {each for each in named if not (ROOT / each[1]).exists() and ROOT / each[1] != GENERATED} == set()
+
+
 # ── conformance and glossary ─────────────────────────────────────────────────────────────────────────────────────────
 
 RULES = re.findall(r"^- \*\*C(\d+)\*\* ", (ROOT / "docs" / "reference" / "conformance.md").read_text(), re.MULTILINE)
