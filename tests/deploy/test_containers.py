@@ -1,6 +1,7 @@
 """The images, the compose file and the Kustomize base, as far as they can be tried without containers."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from support.processes import BIN, TIMEOUT_SECONDS, eventually, process
 
 import zmdp
 from zmdp.clients import Client
+from zmdp.mdp.access import load
 from zmdp.testing import free_endpoint
 
 ROOT = Path(__file__).parents[2]
@@ -189,6 +191,18 @@ def test_prometheus_leaves_the_labels_of_metrics_as_they_are():
     assert given & metric["external"]["metric"]["selector"]["matchLabels"].keys()
     (endpoint,) = named("ServiceMonitor", "zmdp")["spec"]["endpoints"]
     assert endpoint.get("honorLabels") is True
+
+
+def test_the_keys_of_the_page_about_containers_do(tmp_path):
+    page = (ROOT / "docs" / "how-to" / "containers.md").read_text()
+    (commands,) = re.findall(r"^(export MDP_ACCESS=.*?)^kubectl", page, re.MULTILINE | re.DOTALL)
+    environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    subprocess.run(["sh", "-e", "-c", commands], check=True, cwd=tmp_path, env=environment, capture_output=True)
+    access = load(tmp_path / "access.toml")
+    offers = {name: role.offer for name, role in access.roles.items() if role.offer}
+    assert offers == {"brokers": ("*",), "worker": ("echo",), "titanic": ("titanic.*",)}
+    assert access.roles["titanic"].mmi == "all"  # it asks for other Titanics, with another database
+    assert set(access.tokens.values()) == set(load(tmp_path / "http" / "access.toml").tokens.values()) == {"metrics"}
 
 
 def test_the_brokers_of_the_stateful_set_link(tmp_path):
