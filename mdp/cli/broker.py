@@ -132,6 +132,15 @@ def _limit_option(limit: Field[Any]) -> Decorator:
     )
 
 
+def _mistaken(option: click.Parameter, value: object) -> str:
+    """Return what `value` in a TOML file should be, if it is of a type that Click does not expect; or else nothing."""
+    if isinstance(option.type, click.types.BoolParamType):
+        return "" if isinstance(value, bool | str) else "true or false"
+    if isinstance(option.type, click.Path | click.types.StringParamType):
+        return "" if isinstance(value, str) else "a text"
+    return ""  # our own types say what they expect
+
+
 def _load_config(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
     """Use the values of a TOML file as the options' defaults."""
     if path is None:
@@ -146,7 +155,14 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     if unknown:
         hint = spelling_hint(unknown[0], sorted(name.replace("_", "-") for name in known))
         raise click.BadParameter(f"{path}: there is no setting {unknown[0]!r}: {hint}")
+    twice = sorted(spelled for spelled in values if spelled not in spelling.values())
+    if twice:
+        raise click.BadParameter(f"{path}: {twice[0].replace('-', '_')} is set twice")
     settings = {name: values[spelled] for name, spelled in spelling.items()}
+    for option in context.command.params:
+        if option.name in settings and (expected := _mistaken(option, settings[option.name])):
+            shown = f"{spelling[option.name]} must be {expected}, not {settings[option.name]!r}"
+            raise click.BadParameter(f"{path}: {shown}")
     for name in ("bind", "pirate", "pirate_workers", "peer"):
         if isinstance(settings.get(name), str):
             settings[name] = [settings[name]]
