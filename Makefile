@@ -245,6 +245,6 @@ release-check: $(VENV)/dev.installed
 	@$(MAKE) --no-print-directory docs
 
 clean:
-	rm -rf .venv .venv-* build dist *.egg-info src/zmdp/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache
+	rm -rf .venv .venv-* build dist src/*.egg-info src/zmdp/*.so .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .cache
 	rm -f docs/reference/commands.md
 	find clients mdp workers -name '*.so' -delete

@@ -161,6 +161,16 @@ def code_of(pages):
     return [code for page in pages for code in re.findall(r"```.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
 
 
+def test_make_clean_removes_what_an_installation_leaves(tmp_path):
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    made = [".venv-docs/pyvenv.cfg", "build/lib/x.py", "dist/zmdp.whl", "src/zmdp.egg-info/PKG-INFO"]
+    for name in (*made, *(f"{folder}/x.so" for folder in ("clients", "mdp", "workers"))):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    subprocess.run(["make", "clean"], check=True, cwd=tmp_path, capture_output=True)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["Makefile"]
+
+
 def test_the_commands_about_titanic(tmp_path):
     """Each command of the session prints what the page shows, except that UUIDs differ."""
     lines = blocks("docs/how-to/titanic.md", "console")[-1].splitlines()
