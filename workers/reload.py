@@ -2,7 +2,8 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,13 +26,22 @@ def source_folders(modules: Iterable[str]) -> list[Path]:
     return sorted(found)
 
 
-def watch_sources(folders: Iterable[Path], changed: Callable[[str], object]) -> None:
-    """Call `changed` with what has changed when Python files in these folders do.  Runs in a thread of its own."""
+@contextmanager
+def watch_sources(folders: Iterable[Path], changed: Callable[[str], object]) -> Iterator[None]:
+    """Call `changed` with what has changed when Python files in these folders do, in a thread, during the block."""
     from watchfiles import PythonFilter, watch  # noqa: PLC0415 - an optional dependency
 
+    ended = threading.Event()
+
     def run() -> None:
-        for changes in watch(*folders, watch_filter=PythonFilter()):
+        for changes in watch(*folders, watch_filter=PythonFilter(), stop_event=ended):
             names = sorted({Path(path).name for _, path in changes})
             changed(f"{', '.join(names)} changed")
 
-    threading.Thread(target=run, name="reload", daemon=True).start()
+    thread = threading.Thread(target=run, name="reload", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()  # it must not be in watchfiles' code when Python ends: that may abort the process

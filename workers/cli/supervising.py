@@ -47,7 +47,7 @@ def supervise(worker: Offering, settings: Supervision) -> int:
             drain_timeout=settings.drain_timeout, patience=notify.watchdog_seconds() or math.inf,
         )  # fmt: skip
         if settings.reload:
-            watch_sources(source_folders(settings.reload), supervisor.replace_all)
+            stack.enter_context(watch_sources(source_folders(settings.reload), supervisor.replace_all))
         stack.enter_context(
             Shutdown(
                 supervisor.stop, supervisor.stop, limit=settings.drain_timeout, unfinished=supervisor.unfinished,
