@@ -19,5 +19,5 @@ USER 1000
 WORKDIR /opt/app
 ENV PYTHONPATH=/opt/app
 # The root file system may be read-only; /tmp must be writable for --http, and Titanic's folder with SQLite.
-HEALTHCHECK --interval=10s --timeout=15s --start-period=60s CMD ["mdclient", "health"]
+HEALTHCHECK --interval=10s --timeout=30s --start-period=60s CMD ["mdclient", "health"]
 CMD ["mdclient"]
