@@ -20,6 +20,8 @@ POLL_SECONDS: Final = 0.1
 WATCH_SECONDS: Final = 0.5
 """Interval at which the broker is asked for the load."""
 EXIT_USAGE: Final = 2
+HELD_UP_SECONDS: Final = 1.0
+"""A pause between two looks at the processes that is longer than this was not meant."""
 KILL_SECONDS: Final = 1.5
 """How long a process may take after its drain limit, at which it ends itself, before it is killed."""
 END_SECONDS: Final = 1.8
@@ -76,6 +78,8 @@ class Supervisor:
         self._stderr = os.dup(sys.stderr.fileno())
         self._drain_timeout = drain_timeout
         self._patience = patience
+        self._turned_at = self._steady_since = time.monotonic()
+        """When it looked after its processes last, and since when it has done so without a pause."""
         self._ended = threading.Event()
         self._turned = False
         """Whether it has looked after its processes since `turning` was called."""
@@ -118,7 +122,7 @@ class Supervisor:
         try:
             while not (self._slots.finished and self._successor is None and not self._leaving):
                 now = time.monotonic()
-                self._turned = True
+                self._note_turn(now)
                 if self._stops:
                     self._slots.drain()
                     self._ended.set()
@@ -169,9 +173,17 @@ class Supervisor:
                 )  # fmt: skip
                 process.send_signal(signal.SIGKILL)
 
+    def _note_turn(self, now: float) -> None:
+        self._turned = True
+        if now > self._turned_at + HELD_UP_SECONDS:
+            self._steady_since = now  # what has held this process up has perhaps held up the others, too
+        self._turned_at = now
+
     def _kill_hanging(self, now: float) -> None:
         for process in self._processes():
-            if process.kill_at is None and process.alive_at is not None and now > process.alive_at + self._patience:
+            if process.kill_at is not None or process.alive_at is None:
+                continue
+            if now > max(process.alive_at, self._steady_since) + self._patience:
                 process.kill_at = math.inf
                 log.error(
                     "worker process %d has given no sign of life for %g s: killing it; other workers get its requests",

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 from support.processes import eventually, free_endpoint
 
@@ -74,6 +75,21 @@ def test_a_process_for_which_there_is_no_thread_is_tried_again_later(monkeypatch
         supervisor.stop()
         eventually(lambda: codes == [0])
     assert "cannot start a worker process: can't start new thread" in caplog.text
+
+
+def test_a_process_hangs_only_while_the_supervisor_does_not():
+    """Whatever stopped the supervisor for a while, such as a debugger or a frozen machine, stopped the process too."""
+    supervisor = Supervisor((), Slots(1, 1, lease=math.inf, idle=1.0), drain_timeout=10.0, patience=3.0)
+    start, killed = supervisor._turned_at, []
+    process = SimpleNamespace(pid=1, kill_at=None, alive_at=start, send_signal=killed.append)
+    supervisor._running = {None: process}
+    for now in (0.5, 10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0):
+        supervisor._note_turn(start + now)
+        supervisor._kill_hanging(start + now)
+        assert not killed
+    supervisor._note_turn(start + 13.5)
+    supervisor._kill_hanging(start + 13.5)
+    assert killed == [signal.SIGKILL]
 
 
 def test_a_process_that_cannot_be_started_replaces_no_other(monkeypatch, tmp_path, caplog):
