@@ -144,7 +144,9 @@ _DATABASE_TIME: Final = sa.select(sa.extract("epoch", sa.func.clock_timestamp())
 
 _OFFERED: Final = sa.func.json_each(sa.bindparam("offered", type_=sa.JSON)).table_valued("key", name="offered")
 """The keys of an object: SQLAlchemy would compile a VALUES anew each time, which leaves a lot of garbage."""
-_PENDING: Final = sa.select(_OFFERED.c.key).where(sa.exists().where(is_in("pending"), R.service == _OFFERED.c.key))
+_SOME: Final = sa.select(R.service).where(is_in("pending"), R.service == _OFFERED.c.key).limit(sa.literal_column("1"))
+# Not EXISTS, which PostgreSQL may make a join with all pending requests.
+_PENDING: Final = sa.select(_OFFERED.c.key).where(_SOME.correlate(_OFFERED).scalar_subquery().is_not(None))
 
 
 def pending_services(connection: Connection, offered: Sequence[str]) -> list[str]:
