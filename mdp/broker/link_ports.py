@@ -9,13 +9,14 @@ from zmq.utils.monitor import parse_monitor_message
 from ..access import Access
 from ..errors import SettingError
 from ..keys import ClientKeys
+from ..transport.listening import keep_alive
 from ..transport.multipart import receive, send
 from ..transport.reach import HANDSHAKE_FAILED, why_refused
 from ..transport.sockets import ONE_CONNECTION_MS, connect
 from ..wire import Message
 from .door import Door
 from .machine import Broker
-from .ports import HANDSHAKE_MS, LINGER_MS, Port, keep_alive, new_prefix
+from .ports import HANDSHAKE_MS, LINGER_MS, Port, new_prefix
 from .roles import Role
 
 LINK_INTERVAL: Final = 0.002

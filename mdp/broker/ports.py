@@ -16,7 +16,7 @@ import zmq
 from ..access import Access
 from ..errors import BindError
 from ..limits import Limits
-from ..transport.listening import check_free, randomise_routing_ids
+from ..transport.listening import check_free, keep_alive, randomise_routing_ids
 from ..transport.multipart import Unsent, receive, send
 from ..transport.sockets import use_family
 from ..wire import Message
@@ -335,14 +335,3 @@ class PiratePort(RouterPort):
         if self.users is not None:
             role = self.users.get(self.connections.user, self._broker.roles.nobody)
         self._broker.receive_pirate(message, self.service, now, role, workers=self._workers)
-
-
-def keep_alive(socket: zmq.Socket[bytes]) -> None:
-    """Let the kernel find out that a host has vanished silently.
-
-    Its connection is freed then, and with it the identity that a peer may have chosen.
-    """
-    socket.set(zmq.TCP_KEEPALIVE, 1)
-    socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
-    socket.set(zmq.TCP_KEEPALIVE_INTVL, 10)
-    socket.set(zmq.TCP_KEEPALIVE_CNT, 3)

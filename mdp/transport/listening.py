@@ -44,3 +44,14 @@ def randomise_routing_ids() -> None:
     (C39).
     """
     ctypes.CDLL(None).srand(ctypes.c_uint(secrets.randbits(32)))
+
+
+def keep_alive(socket: zmq.Socket[bytes]) -> None:
+    """Let the kernel find out that a host has vanished silently.
+
+    Its connection is freed then, and with it the identity that a peer may have chosen.
+    """
+    socket.set(zmq.TCP_KEEPALIVE, 1)
+    socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
+    socket.set(zmq.TCP_KEEPALIVE_INTVL, 10)
+    socket.set(zmq.TCP_KEEPALIVE_CNT, 3)

@@ -13,7 +13,7 @@ from ...mdp.codes import Code
 from ...mdp.errors import BindError, SettingError
 from ...mdp.limits import Limits
 from ...mdp.logs import fields_of
-from ...mdp.transport.listening import check_free, randomise_routing_ids
+from ...mdp.transport.listening import check_free, keep_alive, randomise_routing_ids
 from ...mdp.transport.multipart import Unsent, receive, send
 from ...mdp.transport.sockets import Context, check_local, checked_endpoint, use_family
 from ...mdp.transport.zap import ZapHandler
@@ -133,8 +133,7 @@ class FreelanceServerConnection:
             self._socket.set(zmq.LINGER, LINGER_MS)
             self._socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             self._socket.set(zmq.MAXMSGSIZE, limits.max_message)
-            self._socket.set(zmq.TCP_KEEPALIVE, 1)
-            self._socket.set(zmq.TCP_KEEPALIVE_IDLE, 30)
+            keep_alive(self._socket)
             self._socket.set(zmq.BACKLOG, 1024)
             if access is not None:
                 self._gate = ZapHandler(context, access)
