@@ -2,12 +2,14 @@
 
 import json
 import time
+from contextlib import suppress
 
 import pytest
 from support.processes import eventually, run
 from support.titanics import row, serving, state
 
 from zmdp.titanic import Titanic
+from zmdp.titanic.cli.operators import _completed
 from zmdp.titanic.cli.parameters import ServiceExpiry
 from zmdp.titanic.retries import Retention
 
@@ -95,6 +97,29 @@ def test_export_as_ndjson(titanic, failed, db, tmp_path):
     path = tmp_path / "größe.ndjson"
     assert titanic("export", "--state", "done", "--output", str(path)) == ""
     assert [json.loads(line) for line in path.read_text().splitlines()] == rows[2:]
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_a_file_appears_once_it_is_complete(titanic, failed, tmp_path):
+    path = tmp_path / "there.ndjson"
+    path.write_text("before")
+    with suppress(KeyboardInterrupt), _completed(path) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert [each.name for each in tmp_path.glob("there*")] == ["there.ndjson"]
+    assert path.read_text() == "before"
+    assert titanic("export", "--service", "resize", "-o", str(path)) == ""
+    assert [each.name for each in tmp_path.glob("there*")] == ["there.ndjson"]
+    assert titanic("export", "--service", "resize", "-o", "/dev/stdout") == path.read_text()
+
+
+@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
+def test_export_does_not_replace_its_own_database(titanic, failed, db):
+    file = db.url.removeprefix("sqlite:///")
+    for format_ in ("ndjson", "parquet"):
+        done = run("titanic", "export", "--format", format_, "-o", file, TITANIC_DB=db.url)
+        assert (done.returncode, b"is the database that is to be exported" in done.stderr) == (2, True)
+    assert titanic("export")
 
 
 def test_export_as_parquet(titanic, failed, db, tmp_path):

@@ -28,6 +28,7 @@ CHUNK: Final = 1000
 """Requests changed in one transaction; between two transactions a running Titanic gets its turn."""
 MAX_SHOWN: Final = 1000
 """Characters of a value that `titanic show` prints without --full."""
+_STDOUT: Final = Path("-")
 MAX_BINARY: Final = 16
 """Bytes of a frame that is not text, which it prints then."""
 
@@ -207,11 +208,18 @@ def export(
 ) -> None:
     """Write requests with their bodies and replies to a file, oldest first.
 
-    The file has what is in the database while it is read, in many short transactions.
+    The file has what is in the database while it is read, in many short transactions. It appears once it is
+    complete; until then it is called FILE.part.
     """
     which = _which(states or STATES, older_than=older_than, **selected)
+    if output is not None:
+        _check_is_no_database(output, db)
     if not as_parquet:
-        with opened_tables(db) as read, click.open_file(str(output or "-"), "w", encoding="utf-8") as file:
+        with (
+            opened_tables(db) as read,
+            _completed(output or _STDOUT) as path,
+            click.open_file(str(path), "w", encoding="utf-8") as file,
+        ):
             for row in _exported(read, which):
                 file.write(f"{json.dumps(row, ensure_ascii=False)}\n")
         return
@@ -221,8 +229,29 @@ def export(
         from ..arrow.parquet import write_parquet  # noqa: PLC0415 - which needs pyarrow
     except ImportError as error:
         raise SettingError(f"Parquet needs pyarrow: pip install 'zmdp[arrow]' ({error})") from None
-    with opened_tables(db):
-        write_parquet(db, which, output)
+    with opened_tables(db), _completed(output) as path:
+        write_parquet(db, which, path)
+
+
+def _check_is_no_database(output: Path, db: str) -> None:
+    url = schema.database_url(db)
+    if schema.is_sqlite(url) and output.exists() and output.samefile(str(url.database)):
+        raise SettingError(f"{output} is the database that is to be exported")
+
+
+@contextmanager
+def _completed(output: Path) -> Iterator[Path]:
+    """Yield where to write a file, which takes the place of `output` when it is complete, and is deleted otherwise."""
+    if output == _STDOUT or (output.exists() and not output.is_file()):  # such as /dev/stdout
+        yield output
+        return
+    part = output.with_name(f"{output.name}.part")
+    try:
+        yield part
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    part.replace(output)
 
 
 def _exported(read: Begin, which: admin.Filter) -> Iterator[dict[str, Any]]:
