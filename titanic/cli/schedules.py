@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from ...clients import Client, bodies
-from ...mdp.cli.console import Group, printable
+from ...mdp.cli.console import EXIT_USAGE, Group, printable
 from ...mdp.errors import SettingError
 from ...mdp.services import recurrence
 from ...mdp.services.recurrence import RecurrenceError
@@ -79,27 +79,27 @@ def ls(*, client: Client, as_json: bool) -> None:
 @_NAMES
 @_OWNER
 @client_options(DEFAULT_TIMEOUT)
-def pause(*, names: Sequence[str], owner: str | None, client: Client) -> None:
+def pause(*, names: Sequence[str], owner: str | None, client: Client) -> int:
     """Pause schedules: they submit nothing until they are resumed."""
-    _each(Schedules(client).pause, names, owner)
+    return _each(Schedules(client).pause, names, owner)
 
 
 @schedule.command()
 @_NAMES
 @_OWNER
 @client_options(DEFAULT_TIMEOUT)
-def resume(*, names: Sequence[str], owner: str | None, client: Client) -> None:
+def resume(*, names: Sequence[str], owner: str | None, client: Client) -> int:
     """Resume schedules, with the first occurrence from now on."""
-    _each(Schedules(client).resume, names, owner)
+    return _each(Schedules(client).resume, names, owner)
 
 
 @schedule.command()
 @_NAMES
 @_OWNER
 @client_options(DEFAULT_TIMEOUT)
-def rm(*, names: Sequence[str], owner: str | None, client: Client) -> None:
+def rm(*, names: Sequence[str], owner: str | None, client: Client) -> int:
     """Remove schedules. The requests that they have submitted stay."""
-    _each(Schedules(client).rm, names, owner)
+    return _each(Schedules(client).rm, names, owner)
 
 
 @schedule.command()
@@ -111,18 +111,16 @@ def run(*, name: str, owner: str | None, client: Client) -> None:
     click.echo(Schedules(client).run(name, owner=owner))
 
 
-def _each(change: Callable[..., None], names: Sequence[str], owner: str | None) -> None:
-    """Change all schedules that can be changed; then raise the error of the last that cannot be."""
-    failed: SettingError | None = None
+def _each(change: Callable[..., None], names: Sequence[str], owner: str | None) -> int:
+    """Change all schedules that can be changed, and say which cannot; return the exit code."""
+    code = 0
     for name in names:
         try:
             change(name, owner=owner)
         except SettingError as error:
-            if failed is not None:
-                click.echo(f"titanic: {failed}", err=True)
-            failed = error
-    if failed is not None:
-        raise failed
+            click.echo(f"titanic: {error}", err=True)
+            code = EXIT_USAGE
+    return code
 
 
 def _columns(row: dict[str, Any], now: float) -> tuple[str, ...]:
