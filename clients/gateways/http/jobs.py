@@ -215,8 +215,8 @@ async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[
         try:
             while True:
                 following = following or asyncio.ensure_future(anext(events))
-                done, _ = await asyncio.wait({following}, timeout=KEEP_ALIVE_SECONDS)
-                if not done:
+                await asyncio.wait({following}, timeout=KEEP_ALIVE_SECONDS)
+                if not following.done():
                     yield _COMMENT
                     continue
                 arrived, following = following, None
@@ -224,6 +224,8 @@ async def _with_comments(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[
                     data = arrived.result()
                 except StopAsyncIteration:
                     return
+                finally:
+                    del arrived  # it has the exception, whose traceback has this frame
                 yield data
         finally:
             if following is not None:

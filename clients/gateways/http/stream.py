@@ -74,6 +74,7 @@ class Events:
         self._unread = 0
         self._begun = False
         self._arrived: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def put(self, outcome: Outcome) -> None:
         """Add an event for a part, the FINAL or the error."""
@@ -117,6 +118,21 @@ class Events:
         if not self._waiting and not self.ended:
             self._add(_COMMENT)
 
+    def keep_alive(self) -> None:
+        """Remind at intervals until `let_end` is called."""
+        # Not by a function within another one, whose reference to itself would keep all this from being freed.
+        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self._remind_again)
+
+    def _remind_again(self) -> None:
+        self.remind()
+        self.keep_alive()
+
+    def let_end(self) -> None:
+        """Remind no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _end(self, problem: Problem) -> None:
         self.ended = True
         if self._begun:
@@ -155,15 +171,7 @@ class Events:
 
 async def write(events: Events, headers: list[tuple[bytes, bytes]], send: Any) -> None:
     """Write a response with all events, as fast as the client reads.  Raises `Problem` if it failed from the outset."""
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle | None = None
-
-    def remind() -> None:
-        nonlocal timer
-        events.remind()
-        timer = loop.call_later(KEEP_ALIVE_SECONDS, remind)
-
-    timer = loop.call_later(KEEP_ALIVE_SECONDS, remind)
+    events.keep_alive()
     try:
         data = await events.take()
         if events.problem is not None:
@@ -174,4 +182,4 @@ async def write(events: Events, headers: list[tuple[bytes, bytes]], send: Any) -
             data = await events.take()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
-        timer.cancel()
+        events.let_end()

@@ -1,6 +1,7 @@
 """Replies as server-sent events."""
 
 import asyncio
+import gc
 import json
 import threading
 
@@ -178,6 +179,18 @@ def test_comments_keep_a_silent_stream_alive(endpoint, services, monkeypatch):
         client.until(b":\n\n")
         client.until(b":\n\n")
     eventually(lambda: b"silent" in services.cancelled)
+
+
+def test_nothing_is_left_of_a_stream(endpoint, services):
+    """The request's body may be large: it is freed with the last reference, without the garbage collector."""
+    gc.collect()
+    gc.disable()
+    try:
+        with running_gateway(endpoint) as gateway:
+            assert httpx.post(f"{gateway.url}/services/parts", content=b"2", headers=EVENTS).text.count("event: ") == 3
+            eventually(lambda: not any(type(each) is stream.Events for each in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 def largest_queue():
