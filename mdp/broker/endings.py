@@ -121,5 +121,5 @@ class Endings:
             if behind is not None:
                 behind[client] = None
                 return
-            self._requests.tell(client, client.untold.popleft(), self._now)
+            self._requests.tell(client.untold.popleft(), self._now)
             yield

@@ -341,11 +341,7 @@ class Registry:
             return client.running.first
         for queue in client.waiting.values():
             return queue.requests.first
-        while client.untold:
-            request = client.untold.popleft().request
-            if client.numbered.get(request.number or 0) is request:
-                return request
-        return None
+        return client.untold.popleft().request if client.untold else None
 
     def next_waiting(self, service: Service, now: float) -> Request | None:
         """Return a request that waits for a service, or None."""

@@ -15,7 +15,7 @@ from ..wire.names import show
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, Drop, text_of
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND, bucket_of
-from .records import NEVER, Attempt, Client, Collected, Link, Remote, Request, Service, Untold, Worker
+from .records import NEVER, Attempt, Collected, Link, Remote, Request, Service, Untold, Worker
 from .scheduling import is_pinned
 from .shared import Shared
 from .watch import Watch
@@ -302,12 +302,10 @@ class Requests:
         self.report(request, reason, now, attempt)
         self._registry.drop(request, now)
 
-    def tell(self, client: Client, untold: Untold, now: float) -> None:
-        """Tell a client of a request that has ended before, unless it has cancelled it meanwhile."""
-        request = untold.request
-        if request.number is not None and client.numbered.get(request.number) is request:
-            self.report(request, untold.reason, now, untold.attempt, untold.text)
-            self._registry.drop(request, now)
+    def tell(self, untold: Untold, now: float) -> None:
+        """Tell a client of a request that has ended before."""
+        self.report(untold.request, untold.reason, now, untold.attempt, untold.text)
+        self._registry.drop(untold.request, now)
 
     def report(
         self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None, text: str = ""

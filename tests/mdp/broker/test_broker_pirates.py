@@ -109,6 +109,16 @@ def test_a_reply_that_is_too_large_can_be_followed_by_one_that_fits():  # C15
     assert broker.stats.disconnected == {"oversized-reply": 1}
 
 
+def test_a_reply_over_the_limits_says_nothing_about_a_worker_of_another_role():  # C45
+    broker = new_broker(max_message=1000)
+    allowed = {name: Permissions(name, offer=("*",)) for name in ("farm", "other")}
+    turns.grant(broker, {**allowed, "nobody": Permissions("nobody")}, 0)
+    farm, other = broker.roles.named("farm"), broker.roles.named("other")
+    assert feed(broker, READY, role=farm) == []
+    assert feed(broker, final(body=b"x" * 1001), role=other) == []
+    assert broker.stats.other_role == 1
+
+
 def test_roles_that_may_not_offer_or_call():  # C45
     broker = new_broker()
     turns.grant(broker, {"nobody": Permissions("nobody"), "farm": Permissions("farm", offer=("echo",))}, 0)
