@@ -130,7 +130,9 @@ class Outbox:
         before = self._queues[peer].messages
         self.discard(peer)
         for message, created, _ in before:
-            if created >= turn or tuple(message[:size]) != route or message[size] in TO_CLIENTS:
+            # Peers choose the rest of their route: that of one may be a whole message for another.
+            is_longer = len(message) > size and tuple(message[:size]) == route
+            if created >= turn or not is_longer or message[size] in TO_CLIENTS:
                 self.add(message, created)
 
     def flush(self, send: Callable[[Message], int]) -> Iterator[tuple[bytes, int]]:

@@ -202,6 +202,15 @@ def test_what_a_client_on_the_connection_of_a_worker_that_is_gone_is_sent_is_kep
     assert wire.sent == [*to_client, to_worker]
 
 
+def test_a_message_that_is_as_long_as_the_route_of_a_worker_that_is_gone_is_kept():
+    """Peers choose what follows the first frame of their route, also what is a heartbeat to another."""
+    heartbeat = [b"p", b"\x02"]
+    outbox, wire = outbox_with(heartbeat), Wire()
+    outbox.discard_before((b"p", b"\x02"), 4)
+    assert list(outbox.flush(wire)) == []
+    assert wire.sent == [heartbeat]
+
+
 def test_messages_pile_up_for_a_peer_that_libzmq_takes_no_more_for_or_holds_much():
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
