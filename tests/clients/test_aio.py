@@ -9,6 +9,7 @@ import time
 from contextlib import ExitStack, aclosing, suppress
 
 import pytest
+from support.garbage import no_collector
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS
 from support.router import Router
 
@@ -505,12 +506,8 @@ def test_nothing_is_left_of_a_request_that_fails(endpoint, ask):
         await asyncio.sleep(0)  # the event loop itself refers to what it does in this turn
         assert not any(type(each) is Call and body in each.body for each in gc.get_objects())
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         with_client(endpoint, scenario)
-    finally:
-        gc.enable()
 
 
 def test_requests_within_a_stream_and_streams_side_by_side(endpoint):
@@ -717,12 +714,8 @@ def test_nothing_is_left_of_a_request_whose_receiver_knows_it(endpoint):
             await asyncio.sleep(0)
             assert not any(type(each) is Call and body in each.body for each in gc.get_objects())
 
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         with_client(endpoint, scenario)
-    finally:
-        gc.enable()
 
 
 def test_a_request_is_begun_without_a_task():

@@ -14,6 +14,7 @@ from itertools import count as count_up
 
 import pytest
 import zmq
+from support.garbage import no_collector
 from support.processes import TIMEOUT_SECONDS, eventually, eventually_raises
 from support.router import Router
 
@@ -441,14 +442,10 @@ def test_values_in_a_stream(x1):
 def test_nothing_is_left_of_a_request(x1, ask):
     """Its bodies may be large: they are freed with the last reference, without the garbage collector."""
     body = b"nothing is left of this"
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         with suppress(RequestError):
             ask(x1, body)
         eventually(lambda: not any(type(each) is Call and body in each.body for each in gc.get_objects()))
-    finally:
-        gc.enable()
 
 
 # ── X1: many at once ─────────────────────────────────────────────────────────────────────────────────────────────────

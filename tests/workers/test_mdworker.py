@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 import zmq
+from support.garbage import no_collector
 from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import Router
 from support.x1_broker import Peer
@@ -60,14 +61,10 @@ def protocol(request):
 
 
 def test_an_idle_worker_holds_no_request(client, endpoint, protocol):
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         with Worker("take", lambda request: b"", broker=endpoint, protocol=protocol):
             client.request("take", b"a large body")
             eventually(lambda: not any(each == [b"a large body"] for each in gc.get_objects() if type(each) is Request))
-    finally:
-        gc.enable()
 
 
 def test_the_worker_as_a_decorator(client, endpoint):

@@ -4,6 +4,7 @@ import gc
 import logging
 
 from support import turns
+from support.garbage import no_collector
 from support.x1_messages import cancel, feed, final, leave, ready, request
 
 from zmdp.mdp.broker.machine import Broker
@@ -37,10 +38,6 @@ def live_through_everything(broker):
 
 def test_no_cycles_are_left():
     broker = Broker(Limits(), now=0, logger=logging.Logger("quiet", logging.CRITICAL + 1))
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         live_through_everything(broker)
         assert gc.collect() == 0
-    finally:
-        gc.enable()

@@ -6,6 +6,7 @@ import struct
 
 import pytest
 from support import turns
+from support.garbage import no_collector
 from support.peers import body_of, record, request_of
 from support.x1_messages import (
     answer,
@@ -314,9 +315,7 @@ def test_a_link_is_opened_again_after_a_pause_and_for_ever():
 def test_links_that_end_leave_no_cycles():
     """`mdp-broker` runs without the collector that would find them."""
     mesh = pair()
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         for _ in range(3):
             mesh.receive("a", request())
             mesh.cut("a", mesh.identity)
@@ -324,8 +323,6 @@ def test_links_that_end_leave_no_cycles():
             mesh.open("a", mesh.identity, "b")
             mesh.wait()
         assert gc.collect() == 0
-    finally:
-        gc.enable()
 
 
 def test_a_late_reply_over_a_new_link_is_dropped():

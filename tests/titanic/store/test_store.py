@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from support.databases import check_counts
+from support.garbage import no_collector
 from support.processes import eventually
 
 from zmdp.titanic import admin, schema, store
@@ -1369,14 +1370,10 @@ def test_statements_leave_no_cycles(filled, work):
         items = [item(there) for _ in range(4)]
         work(connection, items[:2])  # compiled now, and kept
         work(connection, items[:1])
-        gc.collect()
-        gc.disable()
-        try:
+        with no_collector():
             work(connection, items[2:])
             work(connection, items[3:])
             assert gc.collect() == 0
-        finally:
-            gc.enable()
         connection.rollback()
 
 

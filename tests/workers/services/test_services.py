@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from support.processes import TIMEOUT_SECONDS
+from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp import AsyncClient, Client, Service, ServiceError, Services, Streaming
 from zmdp.clients import ClosedError, CodecError, RequestRejected, ServiceNotFound, SettingError
@@ -584,8 +584,7 @@ def test_a_batch_whose_requests_are_cancelled_ends_before_the_lifespan():
             held = worker.requests
             for each in calling:
                 each.cancel()
-            while not all(each.cancelled for each in held):
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(eventually, lambda: all(each.cancelled for each in held))
         worker.stop()
         asyncio.get_running_loop().call_later(0.05, go_on.set)
         await worker.wait()

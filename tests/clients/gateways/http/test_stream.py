@@ -7,6 +7,7 @@ import threading
 
 import httpx
 import pytest
+from support.garbage import no_collector
 from support.gateways import Raw, running_gateway
 from support.processes import SHORT_TIMEOUTS, TIMEOUT_SECONDS, eventually
 
@@ -183,14 +184,10 @@ def test_comments_keep_a_silent_stream_alive(endpoint, services, monkeypatch):
 
 def test_nothing_is_left_of_a_stream(endpoint, services):
     """The request's body may be large: it is freed with the last reference, without the garbage collector."""
-    gc.collect()
-    gc.disable()
-    try:
+    with no_collector():
         with running_gateway(endpoint) as gateway:
             assert httpx.post(f"{gateway.url}/services/parts", content=b"2", headers=EVENTS).text.count("event: ") == 3
             eventually(lambda: not any(type(each) is stream.Events for each in gc.get_objects()))
-    finally:
-        gc.enable()
 
 
 def largest_queue():
