@@ -166,12 +166,7 @@ class Supervisor:
     def _kill_overdue(self, now: float) -> None:
         for process in self._processes():
             if process.kill_at is not None and now >= process.kill_at and process.exit_code is None:
-                process.kill_at = math.inf
-                log.error(
-                    "worker process %d did not end within %g s: killing it; other workers get its requests",
-                    process.pid, self._drain_timeout,
-                )  # fmt: skip
-                process.send_signal(signal.SIGKILL)
+                self._kill(process, f"did not end within {self._drain_timeout:g} s")
 
     def _note_turn(self, now: float) -> None:
         self._turned = True
@@ -184,12 +179,13 @@ class Supervisor:
             if process.kill_at is not None or process.alive_at is None:
                 continue
             if now > max(process.alive_at, self._steady_since) + self._patience:
-                process.kill_at = math.inf
-                log.error(
-                    "worker process %d has given no sign of life for %g s: killing it; other workers get its requests",
-                    process.pid, self._patience,
-                )  # fmt: skip
-                process.send_signal(signal.SIGKILL)
+                self._kill(process, f"has given no sign of life for {self._patience:g} s")
+
+    @staticmethod
+    def _kill(process: WorkerProcess, why: str) -> None:
+        process.kill_at = math.inf
+        log.error("worker process %d %s: killing it; other workers get its requests", process.pid, why)
+        process.send_signal(signal.SIGKILL)
 
     def _read_reports(self) -> None:
         """Learn which processes are ready, and which are to be replaced."""

@@ -144,9 +144,11 @@ _DATABASE_TIME: Final = sa.select(sa.extract("epoch", sa.func.clock_timestamp())
 
 _OFFERED: Final = sa.func.json_each(sa.bindparam("offered", type_=sa.JSON)).table_valued("key", name="offered")
 """The keys of an object: SQLAlchemy would compile a VALUES anew each time, which leaves a lot of garbage."""
-_SOME: Final = sa.select(R.service).where(is_in("pending"), R.service == _OFFERED.c.key).limit(sa.literal_column("1"))
+_ANY_PENDING: Final = (
+    sa.select(R.service).where(is_in("pending"), R.service == _OFFERED.c.key).limit(sa.literal_column("1"))
+)
 # Not EXISTS, which PostgreSQL may make a join with all pending requests.
-_PENDING: Final = sa.select(_OFFERED.c.key).where(_SOME.correlate(_OFFERED).scalar_subquery().is_not(None))
+_PENDING: Final = sa.select(_OFFERED.c.key).where(_ANY_PENDING.correlate(_OFFERED).scalar_subquery().is_not(None))
 
 
 def pending_services(connection: Connection, offered: Sequence[str]) -> list[str]:
