@@ -1,13 +1,16 @@
 """The asyncio client."""
 
 import asyncio
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, Self, TypeVar, Unpack, overload
+from warnings import warn
 
 from ..mdp import process, tracing, wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.middleware import surrounded
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
@@ -17,18 +20,19 @@ from .arguments import (
     checked_body,
     checked_timeout,
 )
-from .call import Call
+from .call import Call, encode_options
 from .defaults import DEFAULT_TOTAL_TIMEOUT
 from .describing import DESCRIBE, Inquiry
-from .dialog import AsyncDialog
-from .legacy_aio import LegacyAsyncDialog
+from .dialog import Dialog, Receiver
+from .inbox import AsyncInbox
+from .legacy import LegacyDialog
 from .many import MapSettings, checked_settings, rows_of_async
-from .middleware import AsyncClientMiddleware, AsyncMiddlewareDialog, checked_middleware
+from .middleware import AsyncClientMiddleware, OutgoingRequest, checked_middleware, outgoing
 from .reply import Reply, is_available
 from .retry import Retry, checked_retry
 from .rows import RowSettings, answer_rows_async
 from .settings import ConnectionArguments, ConnectionSettings
-from .x1_aio import Receiver, X1AsyncDialog
+from .x1 import X1Dialog
 
 I = TypeVar("I")  # noqa: E741 - in and out
 O = TypeVar("O")  # noqa: E741
@@ -95,22 +99,20 @@ class AsyncClient:
         self._timeout = None if timeout is None else checked_timeout(timeout)
         self._coder = Coder(codec)
         self._retry = checked_retry(retry, connection.get("protocol", "X1"))
-        surrounding = checked_middleware(middleware, asynchronous=True)
+        self._middleware = checked_middleware(middleware, asynchronous=True)
         self._settings = settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
         self._process = process.pid
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self._dialog: AsyncDialog
+        self._dialog: Dialog
         try:
-            self._dialog = X1AsyncDialog(settings) if self.protocol == "X1" else LegacyAsyncDialog(settings)
+            self._dialog = X1Dialog(settings) if self.protocol == "X1" else LegacyDialog(settings)
         except BaseException:
             settings.end_context()
             raise
-        self._direct = self._dialog if isinstance(self._dialog, X1AsyncDialog) and not surrounding else None
-        """The dialog if requests need nothing else."""
-        if surrounding:
-            self._dialog = AsyncMiddlewareDialog(self._dialog, surrounding)
+        self._finalizer = weakref.finalize(self, _abandon, self._dialog, settings, self._process)
+        self._finalizer.atexit = False
 
     @property
     def endpoint(self) -> str:
@@ -157,22 +159,59 @@ class AsyncClient:
         name, body = wire.service_name(service), checked_body(frames)
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
         self._check_usable()
-        again = self._retried(retry)
-        direct = self._direct  # most requests: without a second coroutine
-        if direct is not None and not tracing.concerns_calls():
-            call = direct.start(name, body, limit, wait, headers, options, again)
+        how = (limit, wait, headers, options, self._retried(retry))
+        return await (self._surrounded(name, body, *how) if self._middleware else self._request(name, body, *how))
+
+    async def _request(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        timeout: float | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+        retry: Retry | None,
+    ) -> Reply:
+        finish: tracing.Finish | None = None
+        if tracing.concerns_calls():
+            headers, finish = tracing.calling(service.decode(), headers, timeout)
+        reply: asyncio.Future[Reply] = asyncio.Future(loop=self._loop)
+        call = None
+        try:
+            call = self._dialog.begin(
+                reply, service, body, timeout=timeout, options=encode_options(options, headers, wait), retry=retry
+            )
+            if reply.done():
+                await asyncio.sleep(0)  # awaiting it would not let other tasks run
+            found = await reply
+        except BaseException as error:
             if call is not None:
-                try:
-                    if call.receiver.done():
-                        await asyncio.sleep(0)
-                    reply: Reply = await call.receiver
-                except BaseException:
-                    direct.cancel(call)
-                    raise
-                return reply
-        return await self._dialog.request(
-            name, body, timeout=limit, wait=wait, headers=headers, options=options, retry=again
-        )
+                self._dialog.cancel(call)
+            if finish is not None:
+                finish(error)
+            raise
+        finally:
+            del reply  # an error's traceback refers to this frame, and the future to the error
+        if finish is not None:
+            finish(None)
+        return found
+
+    async def _surrounded(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        timeout: float | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+        retry: Retry | None,
+    ) -> Reply:
+        async def send(request: OutgoingRequest) -> Reply:
+            name, frames = wire.service_name(request.service), checked_body(request.body)
+            return await self._request(name, frames, timeout, wait, request.headers, request.options, retry)
+
+        reply: Reply = await surrounded(send, self._middleware)(outgoing(service, body, headers, options))
+        return reply
 
     @overload
     def stream(self, service: Streaming[None, O], **how: Unpack[StreamArguments]) -> AsyncGenerator[O, None]: ...
@@ -237,13 +276,56 @@ class AsyncClient:
         if deadline is not None:
             deadline = checked_timeout(deadline, "deadline")
         self._check_usable()
-        parts = self._dialog.stream(
-            name, body, timeout=timeout, deadline=deadline, wait=wait, headers=headers, options=options,
-            retry=self._retried(retry),
-        )  # fmt: skip
-        async with aclosing(parts):
+        again = self._retried(retry)
+
+        async def send(request: OutgoingRequest) -> AsyncGenerator[Reply, None]:
+            given, frames = wire.service_name(request.service), checked_body(request.body)
+            return self._parts(given, frames, timeout, deadline, wait, request.headers, request.options, again)
+
+        if self._middleware:
+            parts = await surrounded(send, self._middleware)(outgoing(name, body, headers, options))
+        else:
+            parts = self._parts(name, body, timeout, deadline, wait, headers, options, again)
+        try:
             async for part in parts:
                 yield part
+        finally:
+            if hasattr(parts, "aclose"):  # middleware may return another iterator
+                await parts.aclose()
+
+    async def _parts(
+        self,
+        service: bytes,
+        body: Sequence[bytes],
+        silence: float | None,
+        deadline: float | None,
+        wait: bool,
+        headers: Mapping[str, str] | None,
+        options: Mapping[str, Any] | None,
+        retry: Retry | None,
+    ) -> AsyncGenerator[Reply, None]:
+        headers, finish = tracing.calling(service.decode(), headers, deadline)
+        inbox = AsyncInbox()
+        failed: ZmdpError | None = None
+        try:
+            inbox.call = self._dialog.begin(
+                inbox, service, body, timeout=deadline, silence=silence, stream=True,
+                options=encode_options(options, headers, wait), retry=retry,
+            )  # fmt: skip
+            while True:
+                part = await inbox.get()
+                yield part
+                if part.final:
+                    break
+        except ZmdpError as error:
+            failed = error
+            raise
+        finally:
+            if inbox.call is not None:
+                self._dialog.cancel(inbox.call)
+                inbox.call = None
+            finish(failed)
+            failed = None  # its traceback refers to this frame
 
     @overload
     async def call(self, service: Service[None, O], **how: Unpack[RequestArguments]) -> O: ...
@@ -393,13 +475,13 @@ class AsyncClient:
             async for row in answered:
                 yield row.outcome  # type: ignore[misc]  # a `Reply`, because this is an `AsyncClient`
 
-    def _direct_dialog(self) -> X1AsyncDialog | None:
+    def _direct_dialog(self) -> X1Dialog | None:
         """Return the dialog, for the running event loop, if requests need nothing else."""
         self._check_usable()
-        direct = None if tracing.concerns_calls() else self._direct
-        if direct is not None:
-            direct.open()
-        return direct
+        if self._middleware or tracing.concerns_calls() or not isinstance(self._dialog, X1Dialog):
+            return None
+        self._dialog.open()
+        return self._dialog
 
     def begin(
         self,
@@ -417,7 +499,7 @@ class AsyncClient:
             call = client.begin(receiver, "echo", b"hello")
             client.cancel(call)
 
-        For programs that translate between protocols.  It returns immediately, and `max_outstanding` does not apply.
+        For programs that translate between protocols.  It returns immediately.
 
         Args:
             receiver: Is told of each part, the reply and the error.
@@ -441,8 +523,9 @@ class AsyncClient:
         limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
         self._check_usable()
         return self._x1().begin(
-            receiver, name, body, timeout=limit, wait=wait, headers=headers, options=options, retry=self._retried(retry)
-        )
+            receiver, name, body, timeout=limit, stream=True, options=encode_options(options, headers, wait),
+            retry=self._retried(retry),
+        )  # fmt: skip
 
     def cancel(self, call: Call) -> None:
         """Cancel a request made with `begin`, at the broker and at the worker.  Its receiver gets nothing more.
@@ -457,12 +540,12 @@ class AsyncClient:
         """
         self._x1().cancel(call)
 
-    def _x1(self) -> X1AsyncDialog:
-        if self._direct is None:
-            if self.protocol == "X1":
-                raise SettingError("begin() needs a client without middleware, because it has no task to call it in")
+    def _x1(self) -> X1Dialog:
+        if self._middleware:
+            raise SettingError("begin() needs a client without middleware, because it has no task to call it in")
+        if not isinstance(self._dialog, X1Dialog):
             raise SettingError(f"begin() needs protocol X1, not {self.protocol}")
-        return self._direct
+        return self._dialog
 
     async def available(self, service: str | bytes, *, timeout: float | None = _DEFAULT) -> bool:
         """Return whether at least one worker offers `service` now (`mmi.service`).
@@ -537,12 +620,32 @@ class AsyncClient:
         if self._closed or process.pid != self._process:
             return
         self._closed = True
+        self._finalizer.detach()
         self._dialog.close()
         if self._settings.owns_context:
-            await asyncio.to_thread(self._settings.end_context)  # it waits until the last messages have been sent
+            try:
+                await asyncio.to_thread(self._settings.end_context)  # it waits until the last messages have been sent
+            except RuntimeError:  # the interpreter exits, and starts no more threads
+                self._settings.end_context()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _abandon(dialog: Dialog, settings: ConnectionSettings, pid: int) -> None:
+    """Close a client that was collected without having been closed."""
+    if pid != process.pid:
+        return
+
+    def end() -> None:
+        dialog.close()
+        settings.end_context()
+
+    warn(f"a client of {dialog.endpoint} was not closed: use `async with`, or close()", ResourceWarning, stacklevel=2)
+    if dialog.loop is not None and dialog.loop.is_running():
+        dialog.loop.call_soon_threadsafe(end)
+    else:
+        end()

@@ -84,9 +84,9 @@ def checked_max_outstanding(most: int) -> int:
     return most
 
 
-def check_legacy(wait: bool, *extensions: object) -> None:
+def check_legacy(*extensions: object) -> None:
     """Reject arguments that MDP/0.2 and 0.1 cannot carry: headers, options, a deadline, a retry, `wait=False`."""
-    if not wait or any(extensions):
+    if any(extensions):
         names = "headers, options, deadline, retry and wait=False"
         raise SettingError(f"{names} require protocol X1: MDP/0.2 cannot carry them")
 

@@ -108,9 +108,9 @@ class Call(TimerNode):
 
 
 def encode_options(options: Mapping[str, Any] | None, headers: Mapping[Any, Any] | None, wait: bool) -> bytes:
-    """Return the options of a request as JSON.  Raises `SettingError` if they cannot be sent."""
-    if not (options or headers or wait):
-        return _NO_WAIT
+    """Return the options of a request as JSON; nothing if there are none.  Raises `SettingError` for invalid ones."""
+    if not (options or headers):
+        return b"" if wait else _NO_WAIT
     # The types of headers are checked here: compiled code would raise `TypeError` for types other than those declared.
     given: dict[str, Any] = {}
     if options:

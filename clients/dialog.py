@@ -1,20 +1,21 @@
-"""The interface that `Client` and `AsyncClient` require of a protocol.
+"""The interface that clients require of a protocol.
 
-Each chooses an implementation once, when it is created: `X1Dialog` or `LegacyDialog` for threads, `X1AsyncDialog` or
-`LegacyAsyncDialog` for asyncio.  A dialog owns the connection; the client above it checks arguments, encodes values and
-knows which process and event loop it belongs to.
+`AsyncClient` chooses an implementation once, when it is created: `X1Dialog` or `LegacyDialog`.  A dialog owns the
+connection; the client above it checks arguments, encodes values and knows which process and event loop it belongs to.
+`Client` reaches the same dialogs through a `BlockingDialog`.
 """
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from .call import Outcome
 from .reply import Reply
 from .retry import Retry
 
 
 class Ask(NamedTuple):
-    """A request as `Client` passes it to its dialog, with all arguments checked."""
+    """A request as `Client` makes it, with all arguments checked."""
 
     service: bytes
     body: Sequence[bytes]
@@ -30,75 +31,80 @@ class Ask(NamedTuple):
     retry: Retry | None = None
 
 
+class Receiver(Protocol):
+    """Gets what a request results in.  An `asyncio.Future` can take its place if the request does not stream."""
+
+    def put(self, outcome: Outcome) -> None:
+        """Take a part, the reply (a `Reply` whose `final` is true) or the error.  Nothing follows the last two."""
+
+
+class Begun(Protocol):
+    """A request that has begun."""
+
+    receiver: Any
+    """Gets its outcomes; None once it needs no more."""
+
+
 class Dialog(Protocol):
-    """Requests over one protocol, made by threads.
+    """Requests over one protocol, made in one event loop."""
 
-    Every method that waits raises the request's error.  X1 allows `timeout × (1 + retries)` seconds; a legacy protocol
-    sends the request again after each `timeout`, at most `retries` times.
-    """
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint of the broker in use."""
-
-    def request(self, ask: Ask) -> Reply:
-        """Send a request and return the whole reply."""
-
-    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
-
-    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
-        """Send a request and return the future of its reply, or of what `convert` makes of it."""
-
-    def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
-        """Send a request whose reply `recv` returns.  `timeout` limits the sending."""
-
-    def recv(self, *, timeout: float) -> Reply:
-        """Return the next reply, or part of one, to a request made with `send`."""
-
-    def reset(self) -> None:
-        """Abandon every request made with `send`."""
-
-    def close(self) -> None:
-        """Cancel every outstanding request, if the protocol can, and close the connection."""
-
-
-class AsyncDialog(Protocol):
-    """Requests over one protocol, made by the tasks of one event loop.
-
-    There is no `Ask` here: creating one takes 0.3 µs, and a whole request in asyncio only 7 µs.
-    """
+    loop: asyncio.AbstractEventLoop | None
+    """The event loop, once it is known."""
 
     @property
     def endpoint(self) -> str:
         """The endpoint of the broker in use."""
 
-    async def request(
+    def begin(
         self,
+        receiver: "Receiver | asyncio.Future[Any]",
         service: bytes,
         body: Sequence[bytes],
         *,
-        timeout: float | None,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-        retry: Retry | None,
-    ) -> Reply:
-        """Send a request and return the whole reply.  Raises the request's error."""
+        timeout: float | None = None,
+        silence: float | None = None,
+        retries: int = 0,
+        stream: bool = False,
+        options: bytes = b"",
+        retry: Retry | None = None,
+    ) -> Begun:
+        """Send a request, or have it wait until others end, and return it.
 
-    def stream(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float | None,
-        deadline: float | None,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-        retry: Retry | None,
-    ) -> AsyncGenerator[Reply, None]:
-        """Send a request and yield each part of the reply as it arrives, the FINAL last.  Raises as `request`."""
+        Args:
+            receiver: Gets each part if it is a `stream`, otherwise the whole reply; or the error.
+            service: The service's name.
+            body: The frames of the request.
+            timeout: Seconds until the FINAL must have arrived.
+            silence: Seconds within which something must arrive, a PARTIAL or the FINAL.
+            retries: How often a legacy protocol sends the request again after such a silence (C5).  X1 has no use for
+                it: there, a broker that is lost is noticed at once.
+            stream: Whether parts are delivered as they arrive.
+            options: What `encode_options` returned; a legacy protocol has none.
+            retry: After which errors, and how often, to send it again.
+
+        Raises `SettingError` for what the protocol cannot carry, and `ClosedError`.
+        """
+
+    def cancel(self, call: Any) -> None:
+        """Cancel a request, unless it has ended.  Its receiver gets nothing more."""
+
+    def flush(self) -> None:
+        """Send now what waits for the end of this turn of the event loop."""
 
     def close(self) -> None:
         """End every outstanding request with `ClosedError` and close the connection."""
+
+
+def deliver(receiver: Any, outcome: Outcome) -> None:
+    """Give a receiver an outcome; one that raises must not keep the others from getting theirs."""
+    if type(receiver) is not asyncio.Future:
+        try:
+            receiver.put(outcome)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the receiver's
+            context = {"message": f"{receiver!r} raised an exception", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+    elif not receiver.done():
+        if isinstance(outcome, Reply):
+            receiver.set_result(outcome)
+        else:
+            receiver.set_exception(outcome)

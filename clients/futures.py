@@ -1,23 +1,33 @@
-"""The futures of `Client.submit`, and the two threads that serve them."""
+"""The futures of `Client.submit`.
+
+A `concurrent.futures.Future` has a lock, which whoever waits takes and whoever settles it takes too.  KeyboardInterrupt
+may leave it locked, so the client's loop never settles one: it puts the outcome into a `ReplyFuture`, whose own methods
+need no lock.
+"""
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, InvalidStateError
-from functools import partial
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Final
+from warnings import warn
 
-from ..mdp.errors import ClosedError, ZmdpError
-from .call import Call, Outcome
-from .dialog import Ask
+from ..mdp import process
+from ..mdp.errors import ZmdpError
+from .loop_thread import LoopThread
 from .reply import Reply
-from .sharing import SharedConnection, Waiter
 
 Callback = Callable[[Future[Any]], Any]
 Convert = Callable[[Reply], Any]
 
+EXIT_SECONDS: Final = 1.0
+"""How long the interpreter waits, when it exits, until a client that was not closed has sent what it has to send."""
 PENDING: Final = object()
+CANCELLED: Final = object()
 
 log = logging.getLogger("zmdp.client")
 
@@ -25,186 +35,256 @@ log = logging.getLogger("zmdp.client")
 class ReplyFuture(Future[Any]):
     """The future of a reply, or of the value that `convert` makes of it.  Cancelling it cancels the request.
 
-    The state of a `Future`, a condition among it, costs more than all else that `Client.submit` does.  So it is created
-    when it is needed: not for a future that is done before anyone waits for it.
+    `wait` and `as_completed` need the state of a `Future`, which `__getattr__` makes for them: it costs more than all
+    else that `Client.submit` does, and few need it.
+
+    Args:
+        threads: Those of the client.
+        cancel: Cancels the request.  A method of what must not be collected before the future is done.
+        convert: Makes the value of the reply.
     """
 
-    def __init__(self, futures: "Futures", convert: Convert | None) -> None:  # without super(): see `__getattr__`
-        self.call: Call | None = None
-        self._futures = futures
+    _outcome: Any = PENDING
+    """The first outcome: the reply, the error or `CANCELLED`.  `_settle` sets it once."""
+
+    def __init__(self, threads: "ClientThreads", cancel: Callback, convert: Convert | None = None) -> None:
+        # Without super().__init__(): see above.
+        self.call: Any = None
+        """The request, once it has begun."""
+        self._threads = threads
+        self._cancel = cancel
         self._convert = convert
-        self._outcome: Any = PENDING
-        """The value or the error, if it came before there was a state."""
-        self._has_state = False
-        self._notified = False
-        """Whether those that wait for several futures know that it was cancelled."""
+        self._gates: deque[threading.Lock] = deque()
+        """A lock for each thread that waits, which is released when the outcome is there."""
+        self._called_when_done: deque[Callback] = deque()
 
-    def __getattr__(self, name: str) -> Any:
-        """Create the state, of which an attribute was not found."""
-        with self._futures.state_lock:
-            while not self._has_state:
-                outcome = self._outcome
-                future: Future[Any] = Future()
-                if outcome is not PENDING:
-                    _settle(future, outcome)
-                own, state = vars(self), {**vars(future), "_has_state": True}
-                # A signal's handler may have used this future meanwhile, or what the garbage collector has freed.
-                if not self._has_state and self._outcome is outcome:
-                    own.update(state)  # at once: Ctrl-C leaves all of it or nothing
-        return super().__getattribute__(name)
+    def put(self, outcome: Any) -> None:
+        """Take the reply or the error, unless the future was cancelled."""
+        self._settle(outcome)
 
-    def put(self, outcome: Outcome) -> bool:
-        """Settle the future, unless it was cancelled.  Return False: see `Receiver`."""
-        self._futures.pending.discard(self)
-        found: Any = outcome
-        if self._convert is not None and isinstance(outcome, Reply):
+    def _settle(self, outcome: Any) -> bool:
+        """Settle the future, unless it is settled.  Return whether this is its outcome."""
+        if vars(self).setdefault("_outcome", outcome) is not outcome:  # at once, whichever threads try to
+            return False
+        while self._gates:
+            with suppress(IndexError):
+                self._gates.popleft().release()
+        if self._called_when_done:
+            self._run_callbacks()
+        return True
+
+    def _wait(self, timeout: float | None) -> Any:
+        """Wait for the outcome, and return the value, the error or `CANCELLED`.  Raises `TimeoutError`."""
+        if self._outcome is PENDING:
+            gate = threading.Lock()
+            gate.acquire()
+            self._gates.append(gate)
+            if self._outcome is PENDING:  # else it came before the gate was there
+                seconds = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
+                if not gate.acquire(timeout=seconds):
+                    with suppress(ValueError):
+                        self._gates.remove(gate)
+                    if self._outcome is PENDING:
+                        raise TimeoutError
+        return self._found()
+
+    def _found(self) -> Any:
+        """Return the value, the error or `CANCELLED`.  The value is made here, not in the client's loop."""
+        found = self._outcome
+        if self._convert is None or not isinstance(found, Reply):
+            return found
+        if "_value" not in vars(self):
             try:
-                found = self._convert(outcome)
+                value = self._convert(found)
             except ZmdpError as error:
-                found = error
-        with self._futures.state_lock:
-            if not self._has_state:
-                self._outcome = found
-                return False
-        try:
-            _settle(self, found)
-        except InvalidStateError:  # it was cancelled, or Ctrl-C interrupted the delivery, which is repeated
-            if self.cancelled():
-                self.notify_cancelled()
-        return False
+                value = error.with_traceback(None)
+            vars(self).setdefault("_value", value)
+        return vars(self)["_value"]
 
-    def notify_cancelled(self) -> None:
-        """Tell `wait` and `as_completed` that the future was cancelled, once."""
-        if not self._notified:
-            self._notified = True
-            self.set_running_or_notify_cancel()
+    def __repr__(self) -> str:
+        if not self.done():
+            state = "pending"
+        elif self.cancelled():
+            state = "cancelled"
+        else:
+            found = self._found()
+            state = f"finished {'raised' if isinstance(found, ZmdpError) else 'returned'} {type(found).__name__}"
+        return f"<{type(self).__name__} at {id(self):#x} state={state}>"
+
+    # ── a Future ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def done(self) -> bool:
         """Return whether the reply or an error has arrived, or the request was cancelled."""
-        return self._outcome is not PENDING or (self._has_state and super().done())
+        return self._outcome is not PENDING
 
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait for the reply and return it, or raise the request's error."""
-        outcome = self._outcome
-        try:
-            return super().result(timeout) if outcome is PENDING or isinstance(outcome, ZmdpError) else outcome
-        finally:
-            del self, outcome  # an error's traceback refers to this frame, and both to the error
+    def running(self) -> bool:
+        """Return False: until its outcome is there, a request can be cancelled."""
+        return False
+
+    def cancelled(self) -> bool:
+        """Return whether the request was cancelled."""
+        return self._outcome is CANCELLED
 
     def cancel(self) -> bool:
         """Cancel the request.  Return False if its outcome has arrived."""
-        cancelled = super().cancel()
-        if cancelled:
-            self._futures.cancelled(self)
-        return cancelled
+        if self._settle(CANCELLED):
+            self._cancel(self)
+        return self.cancelled()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the reply and return it, or raise the request's error."""
+        found = self._wait(timeout)
+        if found is CANCELLED:
+            raise CancelledError
+        if isinstance(found, ZmdpError):
+            try:
+                raise found
+            finally:
+                del self, found  # the error's traceback refers to this frame, and both to the error
+        return found
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the reply and return the request's error, or None."""
+        found = self._wait(timeout)
+        if found is CANCELLED:
+            raise CancelledError
+        return found if isinstance(found, ZmdpError) else None
 
     def add_done_callback(self, fn: Callback) -> None:
         """Call `fn` with the future in a thread of the client's, or immediately if the future is done."""
         if self.done():
-            super().add_done_callback(fn)
-        else:
-            super().add_done_callback(partial(self._futures.call_back, fn))
-
-
-def _settle(future: Future[Any], found: Any) -> None:
-    if isinstance(found, ZmdpError):
-        future.set_exception(found)
-    else:
-        future.set_result(found)
-
-
-class Futures(Waiter):
-    """The futures that are pending, and two threads, which are started with the first.
-
-    One drives the connection while futures are pending, or waits until it can.  The other one runs their callbacks, so
-    that a callback may block, and wait for other replies.
-    """
-
-    def __init__(self, shared: SharedConnection) -> None:
-        super().__init__()
-        self.pending: set[ReplyFuture] = set()
-        """Futures that are neither settled nor cancelled."""
-        self.state_lock = threading.RLock()
-        """Held while a future gets a state.  One that a thread may hold twice, because what the garbage collector frees
-        may use futures."""
-        self._callbacks: SimpleQueue[tuple[Callback, Future[Any]] | None] = SimpleQueue()
-        """What is to be called; None ends the thread."""
-        self._shared = shared
-        self._threads: list[threading.Thread] = []
-
-    def __bool__(self) -> bool:
-        """Return whether no future needs that the connection is driven."""
-        return not self.pending
-
-    def submit(
-        self, ask: Ask, headers: Mapping[str, str] | None, timeout: float, convert: Convert | None = None
-    ) -> ReplyFuture:
-        """Begin a request and return its future."""
-        if len(self._threads) < 2:
-            self._start()  # before anything is asked, because there may be too many threads
-        future = ReplyFuture(self, convert)
-        self.pending.add(future)
-        try:
-            self._shared.begin(future, ask, headers, timeout=timeout)
-        except BaseException:
-            self.pending.discard(future)
-            raise
-        self.wake()
-        return future
-
-    def _start(self) -> None:
-        threads = [("zmdp-client-io", self._drive), ("zmdp-client", self._run_callbacks)]
-        with self._shared.lock:
-            if not self._shared.closed:
-                for name, target in threads[len(self._threads) :]:
-                    thread = threading.Thread(target=target, name=name, daemon=True)
-                    thread.start()
-                    self._threads.append(thread)
-
-    def cancelled(self, future: ReplyFuture) -> None:
-        """Cancel the request of a future, unless another thread has done so."""
-        shared, call = self._shared, future.call
-        with shared.lock:
-            if call is not None and not call.ended:
-                shared.session.cancel(call)
-                self.pending.discard(future)
-                future.notify_cancelled()
-        shared.send()
-
-    def call_back(self, callback: Callback, future: Future[Any]) -> None:
-        """Run a callback of a future that is done."""
-        if future.cancelled():
-            callback(future)  # in the thread that has cancelled it
-        else:
-            self._callbacks.put((callback, future))
-
-    def close(self) -> None:
-        """End the threads, the second after it has run all callbacks.  The connection has been closed."""
-        self.wake()
-        self._callbacks.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
-
-    # ── the threads ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _drive(self) -> None:
-        shared = self._shared
-        while not shared.closed:
-            if not self.pending:
-                self.sleep()
-                continue
-            try:
-                shared.wait(self)
-            except Exception as error:
-                log.exception("the client's connection failed")
-                shared.fail(partial(ClosedError, f"the client's connection failed: {error}"))
+            _call(fn, self)
+            return
+        self._called_when_done.append(fn)
+        if self.cancelled():
+            self._run_callbacks()
+        elif self.done():
+            self._threads.loop.call(self._run_callbacks)
 
     def _run_callbacks(self) -> None:
-        while (found := self._callbacks.get()) is not None:
-            callback, future = found
-            try:
-                callback(future)
-            except BaseException:  # even SystemExit: the other callbacks must run all the same
-                log.exception("a future's callback failed")
-            del found, callback, future  # while it waits for the next, it must not keep the last reply
+        """Run the callbacks: here, where the request was cancelled, or in the threads for them."""
+        threads, callbacks = self._threads, self._called_when_done
+        while callbacks:
+            with suppress(IndexError):
+                fn = callbacks.popleft()
+                if self.cancelled():
+                    _call(fn, self)
+                else:
+                    (threads.mirrors if fn is _mirror else threads.callbacks).call(fn, self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the state of a `Future`, of which an attribute was not found, and settle it as this future is."""
+        own = vars(self)
+        for each, value in own.setdefault("_state_made", vars(Future())).items():
+            own.setdefault(each, value)  # the same whichever threads come here at once
+        self.add_done_callback(_mirror)
+        return super().__getattribute__(name)
+
+
+def _mirror(future: Future[Any]) -> None:
+    """Settle the state of a future as the future itself is."""
+    assert isinstance(future, ReplyFuture)  # noqa: S101 - nobody else refers to this function
+    found = future._found()
+    with suppress(InvalidStateError):  # it is settled
+        if found is CANCELLED:
+            Future.cancel(future)
+            Future.set_running_or_notify_cancel(future)
+        elif isinstance(found, ZmdpError):
+            Future.set_exception(future, found)
+        else:
+            Future.set_result(future, found)
+
+
+def _call(fn: Callback, future: Future[Any]) -> None:
+    try:
+        fn(future)
+    except BaseException:  # even SystemExit: the other callbacks must run all the same
+        log.exception("a future's callback failed")
+
+
+class CallingThread:
+    """A thread that calls functions with futures, one after the other.  It is started with the first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[tuple[Callback, Future[Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def call(self, fn: Callback, future: Future[Any]) -> None:
+        """Have the thread call `fn`.  Only the client's loop may do that."""
+        self._queue.put((fn, future))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (found := self._queue.get()) is not None:
+            _call(*found)
+            del found  # while it waits for the next, it must not keep the last reply
+
+    def stop(self) -> None:
+        """End the thread, once it has called everything."""
+        self._queue.put(None)
+
+    def close(self) -> None:
+        """End the thread, and wait for that unless this is the thread."""
+        self.stop()
+        if self._thread not in {None, threading.current_thread()}:
+            self._thread.join()
+
+
+class ClientThreads:
+    """The threads of a client: its event loop, and two more, started when they are needed, for what may block.
+
+    When `owner`, which must not be referred to by what runs in the loop, is collected, they end.
+
+    Args:
+        owner: What has to `close` them.
+        name: The first part of the threads' names.
+        endpoint: With whom the client speaks, for the warning that it was not closed.
+        turn_ended: See `LoopThread`, as for the others.
+        closing: Called in the loop before it ends.
+        closed: Called when the loop has ended; both are also called if the thread cannot be started.
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        name: str,
+        endpoint: str,
+        *,
+        turn_ended: Callable[[], None] | None = None,
+        closing: Callable[[], None],
+        closed: Callable[[], None],
+    ) -> None:
+        try:
+            self.loop = LoopThread(name, turn_ended=turn_ended, closing=closing, closed=closed)
+        except BaseException:
+            closing()
+            closed()
+            raise
+        self.callbacks = CallingThread(f"{name}-callbacks")
+        """Runs the users' callbacks."""
+        self.mirrors = CallingThread(f"{name}-futures")
+        """Settles what `concurrent.futures.wait` and its like wait for."""
+        threads = (self.loop, self.callbacks, self.mirrors)
+        self._finalizer = weakref.finalize(owner, _abandon, process.pid, endpoint, *threads)
+
+    def close(self) -> None:
+        """End the threads, and wait for that, except where this is one of them."""
+        self._finalizer.detach()
+        self.loop.stop()
+        self.callbacks.close()
+        self.mirrors.close()
+
+
+def _abandon(pid: int, endpoint: str, loop: LoopThread, *others: CallingThread) -> None:
+    """Close a client that nobody has closed, because it was collected or the interpreter exits."""
+    if pid != process.pid:
+        return  # its threads are those of the parent
+    exiting = not threading.main_thread().is_alive()
+    loop.stop(wait=exiting, timeout=EXIT_SECONDS)
+    for each in others:
+        each.stop()
+    if not exiting:
+        warn(f"a client of {endpoint} was not closed: use `with`, or close()", ResourceWarning, stacklevel=2)

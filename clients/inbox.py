@@ -1,7 +1,9 @@
 """The outcomes of a request that its caller has not taken yet."""
 
+import asyncio
 from collections import deque
-from typing import Final
+from queue import SimpleQueue
+from typing import Any, Final
 
 from ..mdp.errors import StreamInterrupted, ZmdpError
 from .call import FRAME_OVERHEAD_BYTES, Outcome
@@ -15,6 +17,8 @@ class Inbox:
     """The outcomes of one request, in order.  A stream that is read too slowly ends with `StreamInterrupted`."""
 
     def __init__(self) -> None:
+        self.call: Any = None
+        """The request, once it has begun."""
         self._outcomes: deque[Outcome] = deque()
         # Each counter is written by one thread only: the one that receives, the one that reads.
         self._arrived_bytes = 0
@@ -51,6 +55,46 @@ class Inbox:
                 del outcome  # the error's traceback refers to this frame: see `test_nothing_is_left_of_a_request`
         self._taken_bytes += _size(outcome)
         return outcome
+
+
+class ThreadInbox(Inbox):
+    """An inbox for which a thread waits, while another fills it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._arrived: SimpleQueue[None] = SimpleQueue()
+
+    def put(self, outcome: Outcome) -> None:
+        """Add an outcome, and wake the thread."""
+        if self.add(outcome):
+            self._arrived.put(None)
+
+    def get(self) -> Reply:
+        """Wait for the next part or reply.  Raises the request's error."""
+        self._arrived.get()
+        return self.take()
+
+
+class AsyncInbox(Inbox):
+    """An inbox for which a task waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, outcome: Outcome) -> None:
+        """Add an outcome, and wake the task."""
+        self.add(outcome)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def get(self) -> Reply:
+        """Wait for the next part or reply.  Raises the request's error."""
+        while not self:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self.take()
 
 
 def _size(reply: Reply) -> int:

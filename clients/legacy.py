@@ -1,211 +1,279 @@
-"""MDP/0.2 and 0.1 for threads: one request at a time, sent again over a new connection after a silence (C4, C5)."""
+"""MDP/0.2 and 0.1 in an event loop: each outstanding request has a connection of its own (C4)."""
 
+import asyncio
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import zmq
 
-from ..mdp.errors import BusyError, ClosedError, RequestRejected, RequestTimeout, ServiceError, SettingError
-from ..mdp.transport.multipart import milliseconds, receive, send
+from ..mdp.errors import (
+    BrokerUnreachable,
+    ClosedError,
+    RequestRejected,
+    RequestTimeout,
+    ServiceError,
+    StreamInterrupted,
+    ZmdpError,
+)
+from ..mdp.transport.multipart import receive, send
+from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.reach import why_unreachable
 from ..mdp.transport.sockets import dealer
 from ..mdp.wire import Message
 from .arguments import check_legacy
-from .dialog import Ask
+from .call import Outcome
+from .dialog import Receiver, deliver
 from .legacy_session import LegacySession, Resend
 from .reply import Reply
+from .retry import Retry
 from .settings import ConnectionSettings
+
+MAX_CONNECTIONS: Final = 500
+"""A ZeroMQ context has 1023 sockets, and many processes may open only 1024 files; a socket takes two."""
+LINGER_MS: Final = 100
+"""How long the last requests may take to leave after the client is closed."""
+
+
+class LegacyCall:
+    """One request, from when it is made until its FINAL."""
+
+    __slots__ = ("receiver", "task")
+
+    task: "asyncio.Task[None]"
+    """Sends the request and receives its reply."""
+
+    def __init__(self, receiver: Any) -> None:
+        self.receiver = receiver
+        """Gets its outcomes; None once it needs no more."""
+
+    def put(self, outcome: Outcome) -> None:
+        """Deliver an outcome."""
+        receiver = self.receiver
+        if receiver is not None:
+            if not isinstance(outcome, Reply) or outcome.final:
+                self.receiver = None
+            deliver(receiver, outcome)
 
 
 class LegacyDialog:
-    """Requests over MDP/0.2 or 0.1: one at a time, and not from several threads at once.
+    """Requests over MDP/0.2 or 0.1, made in one event loop: see `Dialog`.  Idle connections are kept for later ones.
 
     A legacy broker does not report failures, so silence is the only sign of one.  After each silence the request, or
-    the next request if all attempts were used, goes to the next broker, as `Endpoints` says.
+    the next request if all tries were used, goes to the next broker, as `Endpoints` says.
     """
 
-    def __init__(self, settings: ConnectionSettings, *, linger: float) -> None:
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._settings = settings
         self._endpoints = settings.endpoints
-        self._linger = linger
-        self._keys = settings.keys
-        self._session = LegacySession(settings.protocol, envelope=settings.envelope)
-        self._context = settings.context
-        self._socket: zmq.Socket[bytes] | None = None
+        self._failovers = 0
+        """Number of failovers.  A connection that was opened before the last one leads to a broker no longer in use."""
         self._answered = False
         """The broker in use has replied since the last failover."""
-        self._busy = False
-        self._outstanding = 0
-        """Requests made with `send` whose FINAL has not been received."""
-        self._last_service = ""
+        self._idle: list[zmq.Socket[bytes]] = []
+        self._busy: dict[zmq.Socket[bytes], asyncio.Event] = {}
+        """The connections with an outstanding request, and the event that something has arrived there."""
+        self._calls: set[LegacyCall] = set()
+        """The requests whose tasks have not ended."""
+        self._diagnoses: dict[str, asyncio.Future[str | None]] = {}
+        """Attempts to find out why an endpoint does not answer, by endpoint."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop, once it is known."""
         self._closed = False
-        for endpoint in self._endpoints.all:  # raises SettingError if one is invalid
-            dealer(self._context, endpoint, {zmq.LINGER: 0}, keys=self._keys).close(0)
-        self._connect()
+        self._connections = asyncio.Semaphore(min(settings.max_outstanding, MAX_CONNECTIONS))
+        for endpoint in reversed(self._endpoints.all):  # raises SettingError if one is invalid
+            self._close_idle()
+            self._idle.append(self._open(endpoint))  # the connection to the first is kept
 
     @property
     def endpoint(self) -> str:
         """The endpoint of the broker in use."""
         return self._endpoints.current
 
-    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def request(self, ask: Ask) -> Reply:
-        """Send a request and return the whole reply.  Raises the request's error."""
-        check_legacy(ask.wait, ask.headers, ask.options, ask.deadline, ask.retry)
-        (reply,) = self._exchange(ask, stream=False)
-        return reply
-
-    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
-        check_legacy(ask.wait, ask.headers, ask.options, ask.deadline, ask.retry)
-        return self._exchange(ask, stream=True)
-
-    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
-        """Raise `SettingError`: a legacy protocol allows one request at a time."""
-        raise SettingError("submit() requires protocol X1: MDP/0.2 and 0.1 do not number requests")
-
-    def _exchange(self, ask: Ask, *, stream: bool) -> Generator[Reply, None, None]:
-        """Send a request and yield its replies, the FINAL last."""
-        self._check_free()
-        self._discard_late()
-        self._last_service = ask.service.decode()
-        session = self._session
-        session.request(
-            ask.service, ask.body, time.monotonic(), timeout=ask.timeout, retries=ask.retries, stream=stream
-        )
-        finished = False
-        self._busy = True
-        try:
-            while not finished:
-                until = session.deadline() or math.inf
-                for message in session.take_messages():
-                    self._send(message, until)
-                arrived = self._receive(until)
-                if arrived is None:
-                    session.tick(time.monotonic())
-                else:
-                    session.receive(arrived, time.monotonic())
-                for event in session.take_events():
-                    if isinstance(event, Reply):
-                        self._answered = True
-                        if event.final:
-                            finished, self._busy = True, False
-                        _raise_failure(event)
-                        yield event
-                    elif isinstance(event, Resend):
-                        self._disconnect()
-                        self._fail_over()
-                    elif isinstance(event, RequestRejected):
-                        raise event
-                    else:
-                        reason = None if session.streamed else why_unreachable(self.endpoint, self._keys)
-                        error = session.error(self.endpoint, reason)
-                        self._fail_over()
-                        raise error
-        finally:
-            if not finished:
-                self._busy = False
-                # A reply to this request may still arrive; a new connection cannot mistake it for another's.
-                self._disconnect()
-
-    # ── the Guide's lower level ──────────────────────────────────────────────────────────────────────────────────────
-
-    def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
-        """Send a request whose reply `recv` returns.  Raises `RequestTimeout` if it cannot be sent in `timeout`."""
-        if self._busy:
-            raise BusyError("this client is in the middle of a stream: finish or close it, or use a second client")
-        if not self._outstanding:
-            self._discard_late()
-        self._last_service = service.decode()
-        self._send(self._session.encode(service, body), time.monotonic() + timeout)
-        self._outstanding += 1
-
-    def recv(self, *, timeout: float) -> Reply:
-        """Return the next reply, or part of one, to a request made with `send`."""
-        if not self._outstanding:
-            raise BusyError("nothing was sent: recv() returns the replies to send()")
-        until = time.monotonic() + timeout
-        while True:
-            message = self._receive(until)
-            if message is None:
-                count = self._outstanding
-                text = f"no reply through {self.endpoint} within {timeout:g} s; outstanding requests: {count}"
-                raise RequestTimeout(text, service=self._last_service)
-            reply = self._session.decode(message)
-            if reply is not None:
-                self._answered = True
-                self._outstanding -= reply.final
-                _raise_failure(reply)
-                return reply
-
-    def reset(self) -> None:
-        """Abandon every request made with `send`: their replies go to a connection that is closed."""
-        self._disconnect()
-
-    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _check_free(self) -> None:
-        if self._busy:
-            raise BusyError("this client is in the middle of another request: use one client for each thread or stream")
-        if self._outstanding:
-            count = self._outstanding
-            raise BusyError(f"replies to send() are outstanding ({count}): receive them with recv(), or call reset()")
-
-    def _discard_late(self) -> None:
-        """Discard what has arrived since the last reply: it answers nothing that is outstanding (C3)."""
-        while self._socket is not None and receive(self._socket) is not None:
-            pass
-
-    def _fail_over(self) -> None:
-        """Make the next connection go to the next broker (C5)."""
-        self._endpoints.fail_over(answered=self._answered)
-        self._answered = False
-
-    def _connect(self) -> zmq.Socket[bytes]:
-        # There is no high-water mark: any number of replies to `send` may arrive before `recv` is called.
-        self._socket = dealer(self._context, self.endpoint, {zmq.RCVHWM: 0}, keys=self._keys)
-        return self._socket
-
-    def _disconnect(self) -> None:
-        self._outstanding = 0
-        if self._socket is not None:
-            self._socket.close(0)
-            self._socket = None
-
-    def _open(self) -> zmq.Socket[bytes]:
+    def begin(
+        self,
+        receiver: "Receiver | asyncio.Future[Any]",
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None = None,
+        silence: float | None = None,
+        retries: int = 0,
+        stream: bool = False,
+        options: bytes = b"",
+        retry: Retry | None = None,
+    ) -> LegacyCall:
+        """Begin a request and return it.  With a `timeout`, it is sent only once."""
+        check_legacy(options, retry, stream and timeout)
         if self._closed:
             raise ClosedError("this client was closed")
-        return self._connect() if self._socket is None else self._socket
+        self.loop = asyncio.get_running_loop()
+        session = LegacySession(self._settings.protocol, envelope=self._settings.envelope)
+        now = time.monotonic()
+        deadline = None if timeout is None else now + timeout
+        limit = silence if timeout is None else timeout
+        session.request(
+            service, body, now, timeout=math.inf if limit is None else limit, retries=retries, stream=stream,
+            deadline=deadline,
+        )  # fmt: skip
+        call = LegacyCall(receiver)
+        self._calls.add(call)
+        call.task = self.loop.create_task(self._perform(call, session, limit))
+        return call
 
-    def _send(self, message: Message, until: float) -> None:
-        socket = self._open()
-        while send(socket, message):
-            if not socket.poll(milliseconds(until - time.monotonic()), zmq.POLLOUT) and time.monotonic() >= until:
-                text = f"the broker at {self.endpoint} accepts no more requests"
-                raise RequestTimeout(text, service=self._last_service)
+    def cancel(self, call: LegacyCall) -> None:
+        """Abandon a request.  Its receiver gets nothing more."""
+        call.receiver = None
+        call.task.cancel()
 
-    def _receive(self, until: float) -> Message | None:
+    def flush(self) -> None:
+        """Do nothing: tasks send by themselves."""
+
+    async def _perform(self, call: LegacyCall, session: LegacySession, limit: float | None) -> None:
+        """Make a request, and deliver what it results in."""
+        endpoint, failovers = self.endpoint, self._failovers
+        try:
+            try:
+                async with asyncio.timeout(limit):
+                    await self._connections.acquire()
+            except TimeoutError:
+                error = await self._error(session, endpoint, failovers)
+                raise error if isinstance(error, BrokerUnreachable) else _not_sent(error.service, limit) from None
+            try:
+                while not await self._try(call, session):
+                    pass
+            finally:
+                self._connections.release()
+        except asyncio.CancelledError:
+            call.put(ClosedError("this client was closed"))
+            raise
+        except ZmdpError as error:
+            call.put(error.with_traceback(None))
+        except Exception as error:  # noqa: BLE001 - its caller must not wait for ever
+            call.put(ClosedError(f"the client's connection failed: {type(error).__name__}: {error}"))
+        finally:
+            self._calls.discard(call)
+
+    async def _try(self, call: LegacyCall, session: LegacySession) -> bool:
+        """Send the session's request over a connection, and deliver its replies.
+
+        Return False if it has to be sent again, to the next broker (C5).
+        """
+        if self._closed:
+            raise ClosedError("this client was closed")
+        endpoint, failovers = self.endpoint, self._failovers
+        socket = self._take_idle() or self._open(endpoint)
+        arrived = self._busy[socket] = asyncio.Event()
+        descriptor = int(socket.get(zmq.FD))
+        add_reader(asyncio.get_running_loop(), descriptor, arrived.set)
+        finished = False
+        try:
+            for message in session.take_messages():
+                send(socket, message)
+            while not finished:
+                received = await self._receive(socket, arrived, session.deadline())
+                if received is None:
+                    session.tick(time.monotonic())
+                else:
+                    session.receive(received, time.monotonic())
+                for event in session.take_events():
+                    if isinstance(event, Resend):
+                        self._fail_over(failovers)
+                        return False
+                    if isinstance(event, RequestRejected):
+                        raise event
+                    if not isinstance(event, Reply):
+                        raise await self._error(session, endpoint, failovers)
+                    in_use = failovers == self._failovers
+                    self._answered |= in_use
+                    if event.final:
+                        finished = True
+                        self._release(socket, descriptor, keep=in_use)
+                    call.put(event if event.failure is None else ServiceError(*event.failure, service=event.service))
+        finally:
+            if not finished:  # a reply to this request may still arrive: the next one must not take it for its own
+                self._release(socket, descriptor, keep=False)
+        return True
+
+    def _take_idle(self) -> zmq.Socket[bytes] | None:
+        """Return an idle connection, without what has arrived since the last FINAL (C3); None if there is none."""
+        if not self._idle:
+            return None
+        socket = self._idle.pop()
+        while receive(socket) is not None:
+            pass
+        return socket
+
+    async def _receive(self, socket: zmq.Socket[bytes], arrived: asyncio.Event, until: float | None) -> Message | None:
         """Return the next message, or None if none arrives before the time `until`."""
-        socket = self._open()
+        late = False
         while True:
-            now = time.monotonic()  # before the socket is read: what arrived before `until` is not late
+            if self._closed:
+                raise ClosedError("this client was closed")
+            arrived.clear()  # before receiving, because the descriptor reports changes only
             message = receive(socket)
-            if message is not None or now >= until:
+            if message is not None or late:
                 return message
-            socket.poll(milliseconds(until - now), zmq.POLLIN)
+            try:
+                async with asyncio.timeout(None if until is None else until - time.monotonic()):
+                    await arrived.wait()
+            except TimeoutError:
+                late = True  # look once more: the event loop may have been blocked since a reply arrived
+
+    async def _error(self, session: LegacySession, endpoint: str, failovers: int) -> RequestTimeout | StreamInterrupted:
+        """Fail over from `endpoint`, and return the error of a request that got no reply there."""
+        self._fail_over(failovers)
+        if session.streamed:
+            return session.error(endpoint, None)
+        diagnosis = self._diagnoses.get(endpoint)
+        if diagnosis is None:  # one for all requests that have timed out
+            diagnosis = asyncio.ensure_future(asyncio.to_thread(why_unreachable, endpoint, self._settings.keys))
+            self._diagnoses[endpoint] = diagnosis
+            diagnosis.add_done_callback(lambda _: self._diagnoses.pop(endpoint, None))
+        return session.error(endpoint, await asyncio.shield(diagnosis))
+
+    def _fail_over(self, failovers: int) -> None:
+        """Make the next request go to the next broker, unless another request has already done so."""
+        if failovers == self._failovers and len(self._endpoints.all) > 1:
+            self._failovers += 1
+            self._endpoints.fail_over(answered=self._answered)
+            self._answered = False
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        for socket in self._idle:
+            socket.close(0)
+        self._idle.clear()
+
+    def _open(self, endpoint: str) -> zmq.Socket[bytes]:
+        return dealer(self._settings.context, endpoint, {zmq.LINGER: 0}, keys=self._settings.keys)
+
+    def _release(self, socket: zmq.Socket[bytes], descriptor: int, *, keep: bool) -> None:
+        if self._busy.pop(socket, None) is None:
+            return  # `close` has closed it
+        remove_reader(asyncio.get_running_loop(), descriptor)
+        if keep:
+            self._idle.append(socket)
+        else:
+            socket.close(0)
 
     def close(self) -> None:
-        """Close the connection."""
+        """End every outstanding request with `ClosedError` and close the connections."""
         self._closed = True
-        if self._socket is not None:
-            # What `send` sent has the client's timeout to leave.
-            self._socket.close(round(self._linger * 1000) if self._outstanding else 0)
-            self._socket = None
+        self._close_idle()
+        busy, self._busy = self._busy, {}
+        loop = None if self.loop is None or self.loop.is_closed() else self.loop
+        for socket in busy:
+            if loop is not None:
+                remove_reader(loop, int(socket.get(zmq.FD)))
+            socket.close(LINGER_MS)
+        if loop is not None:
+            for call in [*self._calls]:
+                call.put(ClosedError("this client was closed"))
+                call.task.cancel()
 
 
-def _raise_failure(reply: Reply) -> None:
-    if reply.failure is not None:
-        raise ServiceError(*reply.failure, service=reply.service)
+def _not_sent(service: str, seconds: float | None) -> RequestTimeout:
+    text = f"the request to service {service!r} was not sent: all connections were in use for {seconds:g} s"
+    return RequestTimeout(text, service=service)

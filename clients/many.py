@@ -32,7 +32,7 @@ def checked_settings(
 ) -> RowSettings:
     """Return the settings that these arguments describe.  Raises `SettingError`."""
     if protocol != "X1":
-        check_legacy(True, headers)
+        check_legacy(headers)
     if window is not None and (
         isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= MAX_OUTSTANDING
     ):

@@ -17,24 +17,24 @@ from .aio import AsyncClient
 from .arguments import (
     RetriedArguments,
     RetriedStreamArguments,
+    check_legacy,
     checked_body,
     checked_retries,
     checked_timeout,
 )
+from .blocking import BlockingDialog, Requests
 from .defaults import (
     DEFAULT_RETRIES,
     DEFAULT_TIMEOUT,
 )
 from .describing import DESCRIBE, Inquiry
-from .dialog import Ask, Dialog
-from .legacy import LegacyDialog
+from .dialog import Ask
 from .many import MapSettings, checked_settings, rows_of
 from .middleware import ClientMiddleware, MiddlewareDialog, checked_middleware
 from .reply import Reply, is_available
 from .retry import Retry, checked_retry
 from .rows import RowSettings, answer_rows
 from .settings import ConnectionArguments, ConnectionSettings
-from .x1 import X1Dialog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,12 +52,12 @@ class Client:
             client.call("sum", [1, 2, 3])                           # 6
             futures = [client.submit("echo", b"%d" % n) for n in range(100)]
 
-    Any number of threads may share a client.  When the connection is lost, every outstanding request is sent again, so
-    a service may see a request more than once.
+    Any number of threads may share a client, whose requests are made by a thread of its own.  When the connection is
+    lost, every outstanding request is sent again, so a service may see a request more than once.
 
-    Protocols 0.2 and 0.1 are limited: there is one request at a time, from one thread.  After `timeout` seconds of
-    silence it is sent again over a new connection, `retries` times (C4, C5).  There are no headers, no options and no
-    `submit`, nothing can be cancelled, and silence may be the only sign of a failure.
+    Protocols 0.2 and 0.1 are limited: each outstanding request has a connection of its own.  After `timeout` seconds of
+    silence it is sent again over a new one, `retries` times (C4, C5).  There are no headers and no options, nothing can
+    be cancelled, and silence may be the only sign of a failure.
 
     All exceptions are in `zmdp.mdp.errors`.
 
@@ -106,16 +106,16 @@ class Client:
         self._coder = Coder(codec)
         self._retry = checked_retry(retry, connection.get("protocol", "X1"))
         surrounding = checked_middleware(middleware, asynchronous=False)
-        self._settings = settings = ConnectionSettings.checked(broker, **connection)
+        settings = ConnectionSettings.checked(broker, **connection)
         self.protocol = settings.protocol
         self._closed = False
         self._process = process.pid
         loaded: ConnectionArguments = {**connection, "key": settings.keys or "", "broker_key": None}
         self._connect = partial(AsyncClient, settings.endpoints.all, **loaded)
         """Make a client for `map`."""
-        self._dialog: Dialog
+        self._dialog: Requests
         try:
-            self._dialog = X1Dialog(settings) if self.protocol == "X1" else LegacyDialog(settings, linger=timeout)
+            self._dialog = BlockingDialog(settings)
         except BaseException:
             settings.end_context()
             raise
@@ -213,7 +213,11 @@ class Client:
             parts = self.stream(service.name, *typed.body(service, frames, streaming=True), deadline=deadline, **how)
             return typed.values_of(service, parts)
         ask = self._ask(service, frames, **how)
-        return dialog.stream(ask if deadline is None else ask._replace(deadline=checked_timeout(deadline, "deadline")))
+        if deadline is not None:
+            if self.protocol != "X1":
+                check_legacy(deadline)
+            ask = ask._replace(deadline=checked_timeout(deadline, "deadline"))
+        return dialog.stream(ask)
 
     @overload
     def call(self, service: Service[None, O], **how: Unpack[RetriedArguments]) -> O: ...
@@ -442,9 +446,8 @@ class Client:
     def _check_map(self, within_loop: str) -> None:
         """Raise `ClosedError`, or `SettingError` with this text if an event loop runs: rows are sent by another one."""
         self._usable()
-        if self._closed:
-            raise ClosedError("this client was closed")
-        if asyncio._get_running_loop() is not None:
+        with suppress(RuntimeError):  # none is running
+            asyncio.get_running_loop()
             raise SettingError(within_loop)
 
     def available(self, service: str | bytes, *, timeout: float | None = None, retries: int | None = None) -> bool:
@@ -519,7 +522,7 @@ class Client:
             SettingError: An argument is invalid.
             ClosedError: The client is closed, or belongs to another process.
         """
-        self._usable().send(wire.service_name(service), checked_body(frames), timeout=self._timeout)
+        self._usable().send(wire.service_name(service), checked_body(frames))
 
     def recv(self, timeout: float | None = None) -> Reply:
         """Return the next reply, or part of one (see `Reply.final`), to a request made with `send`.
@@ -547,7 +550,7 @@ class Client:
 
         `recv` will not return their replies.
         """
-        self._usable().reset()
+        self._dialog.reset()
 
     def _ask(
         self,
@@ -562,6 +565,8 @@ class Client:
         retry: Retry | None = None,
     ) -> Ask:
         """Return the request that these arguments describe.  Raises `SettingError` if one is invalid."""
+        if self.protocol != "X1":
+            check_legacy(not wait, headers, options, retry)
         return Ask(
             wire.service_name(service),
             checked_body(frames),
@@ -573,10 +578,12 @@ class Client:
             retry=self._retry if retry is None else checked_retry(retry, self.protocol),
         )
 
-    def _usable(self) -> Dialog:
+    def _usable(self) -> Requests:
         # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.
         if process.pid != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")
+        if self._closed:
+            raise ClosedError("this client was closed")
         return self._dialog
 
     def close(self) -> None:
@@ -590,7 +597,6 @@ class Client:
             return
         self._closed = True
         self._dialog.close()
-        self._settings.end_context()
 
     def __enter__(self) -> Self:
         return self

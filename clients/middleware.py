@@ -16,7 +16,7 @@ another reply, or call `call_next` again.  It is called for each row of `map`, t
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ from ..mdp.errors import ClosedError, SettingError
 from ..mdp.functions import name_of, underlying
 from ..mdp.middleware import surrounded
 from .arguments import checked_body
-from .dialog import Ask, AsyncDialog, Dialog
+from .blocking import Requests
+from .dialog import Ask
 from .reply import Reply
 
 MAX_THREADS: Final = 64
@@ -62,12 +63,12 @@ def checked_middleware(middleware: Iterable[ClientMiddleware], *, asynchronous: 
 
 
 class MiddlewareDialog:
-    """Surrounds the requests of a dialog for threads.
+    """Surrounds the requests of a `Client`.
 
     A future is that of a thread which runs the middleware, so it cannot be cancelled once that has begun.
     """
 
-    def __init__(self, dialog: Dialog, middleware: Sequence[ClientMiddleware]) -> None:
+    def __init__(self, dialog: Requests, middleware: Sequence[ClientMiddleware]) -> None:
         self._dialog = dialog
         self._middleware = middleware
         self._closed = False
@@ -107,7 +108,7 @@ class MiddlewareDialog:
             name, body = wire.service_name(request.service), checked_body(request.body)
             return send(ask._replace(service=name, body=body, headers=request.headers, options=request.options))
 
-        return surrounded(call_next, self._middleware)(_outgoing(ask.service, ask.body, ask.headers, ask.options))
+        return surrounded(call_next, self._middleware)(outgoing(ask.service, ask.body, ask.headers, ask.options))
 
     def for_map(self) -> AsyncClientMiddleware:
         """Return middleware for the event loop in which `map` sends its rows: this one, in threads."""
@@ -133,9 +134,9 @@ class MiddlewareDialog:
 
     # ── the Guide's lower level, without middleware ──────────────────────────────────────────────────────────────────
 
-    def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
+    def send(self, service: bytes, body: Sequence[bytes]) -> None:
         """Send a request whose reply `recv` returns."""
-        self._dialog.send(service, body, timeout=timeout)
+        self._dialog.send(service, body)
 
     def recv(self, *, timeout: float) -> Reply:
         """Return the next reply, or part of one, to a request made with `send`."""
@@ -152,57 +153,8 @@ class MiddlewareDialog:
         self._executor.shutdown(wait=False)  # the threads end by themselves; one of them may be what closes the client
 
 
-class AsyncMiddlewareDialog:
-    """Surrounds the requests of a dialog for asyncio."""
-
-    def __init__(self, dialog: AsyncDialog, middleware: Sequence[ClientMiddleware]) -> None:
-        self._dialog = dialog
-        self._middleware = middleware
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint of the broker in use."""
-        return self._dialog.endpoint
-
-    async def request(self, service: bytes, body: Sequence[bytes], **how: Any) -> Reply:
-        """Send a request and return the whole reply."""
-
-        async def send(service: bytes, body: Sequence[bytes], **changed: Any) -> Reply:
-            return await self._dialog.request(service, body, **{**how, **changed})
-
-        reply: Reply = await self._call(send, service, body, how)
-        return reply
-
-    async def stream(self, service: bytes, body: Sequence[bytes], **how: Any) -> AsyncGenerator[Reply, None]:
-        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
-
-        async def send(service: bytes, body: Sequence[bytes], **changed: Any) -> AsyncGenerator[Reply, None]:
-            return self._dialog.stream(service, body, **{**how, **changed})
-
-        parts = await self._call(send, service, body, how)
-        try:
-            async for part in parts:
-                yield part
-        finally:
-            if hasattr(parts, "aclose"):
-                await parts.aclose()
-
-    async def _call(
-        self, send: Callable[..., Any], service: bytes, body: Sequence[bytes], how: Mapping[str, Any]
-    ) -> Any:
-        async def call_next(request: OutgoingRequest) -> Any:
-            name, frames = wire.service_name(request.service), checked_body(request.body)
-            return await send(name, frames, headers=request.headers, options=request.options)
-
-        request = _outgoing(service, body, how["headers"], how["options"])
-        return await surrounded(call_next, self._middleware)(request)
-
-    def close(self) -> None:
-        """End every outstanding request with `ClosedError` and close the connection."""
-        self._dialog.close()
-
-
-def _outgoing(
+def outgoing(
     service: bytes, body: Sequence[bytes], headers: Mapping[str, str] | None, options: Mapping[str, Any] | None
 ) -> OutgoingRequest:
+    """Return a request as middleware sees it."""
     return OutgoingRequest(service.decode(), [*body], {**(headers or {})}, {**(options or {})})

@@ -14,7 +14,7 @@ connection.  A request is outstanding at one connection only, so an answer that 
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..mdp import wire
@@ -35,7 +35,8 @@ from ..mdp.limits import LARGEST, SHORTEST_HEARTBEAT
 from ..mdp.timers import Timers
 from ..mdp.wire import MMI, Message, batch, x1
 from .broker_connection import BrokerConnection
-from .call import MAX_REPLY_BYTES, Call, Outcome, encode_options, error_of, interruption, is_refused, overlong
+from .call import MAX_REPLY_BYTES, Call, Outcome, error_of, interruption, is_refused, overlong
+from .defaults import MAX_OUTSTANDING
 from .failover import Failover
 from .reply import Reply
 from .retry import Retry, pause_after
@@ -48,6 +49,7 @@ class ClientSession:
     `liveness` silent intervals it is considered dead.
 
     With several `endpoints`, a request that a draining broker refuses (503) does not fail, but is sent to the next.
+    Requests beyond `max_outstanding` wait until others end, in order.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ClientSession:
         *,
         heartbeat: float = 1.0,
         liveness: int = 5,
+        max_outstanding: int = MAX_OUTSTANDING,
         rng: random.Random | None = None,
     ) -> None:
         if not SHORTEST_HEARTBEAT <= heartbeat < LARGEST:
@@ -63,7 +66,8 @@ class ClientSession:
         if liveness < 2:
             raise SettingError(f"liveness is {liveness!r}: it must be a number of intervals, 2 or more")
         self.outstanding = 0
-        """Requests that have not ended."""
+        """Requests that have not ended, without those that wait for them."""
+        self.max_outstanding = max_outstanding
         self.events: list[tuple[Call, Outcome]] = []
         """What `take_events` would return."""
         self.retry_at = 0.0
@@ -78,6 +82,8 @@ class ClientSession:
         """The latest connection.  While it is lost, new requests wait there for the next."""
         self._pausing = self._new_connection("", lost="waits to be sent again")
         """Has the requests that have failed and are sent again later."""
+        self._waiting = self._new_connection("", lost="waits for others to end")
+        """Has the requests beyond `max_outstanding`, in the order in which they were made."""
         self._old: list[BrokerConnection] = []
         """Connections that were left, and where requests are outstanding."""
         self._trouble: str | None = None
@@ -96,9 +102,7 @@ class ClientSession:
         timeout: float | None = None,
         silence: float | None = None,
         stream: bool = False,
-        wait: bool = True,
-        headers: Mapping[Any, Any] | None = None,
-        options: Mapping[str, Any] | None = None,
+        options: bytes = b"",
         retry: Retry | None = None,
         receiver: Any = None,
     ) -> Call:
@@ -111,18 +115,13 @@ class ClientSession:
             timeout: Seconds until the FINAL must have arrived.  It travels with the request as its ttl.
             silence: Seconds within which something must arrive, a PARTIAL or the FINAL.
             stream: Deliver each PARTIAL as it arrives.
-            wait: If false, fail immediately when no worker offers the service.
-            headers: Texts by name, for the handler.
-            options: Further options of the request.
+            options: The encoded options (`encode_options`).
             retry: After which errors, and how often, to send it again.
             receiver: Where to deliver the outcomes.
 
         Raises `SettingError` for an argument that cannot be sent, and `RequestRejected` for a body that is known to
         exceed the broker's limits.
         """
-        raw = b""
-        if options or headers or not wait:
-            raw = encode_options(options, headers, wait)
         if len(body) > x1.MAX_BODY_FRAMES:
             raise SettingError(f"the body has {len(body)} frames: it may have at most {x1.MAX_BODY_FRAMES}")
         current = self.current
@@ -131,17 +130,34 @@ class ClientSession:
             raise _too_large(service, refused)
         self._last_number += 1
         call = Call(
-            self._last_number, service, body, raw,
+            self._last_number, service, body, options,
             stream=stream, receiver=receiver, timeout=timeout, silence=silence, retry=retry,
         )  # fmt: skip
         if timeout is not None:
             call.deadline = now + timeout
         self._set_due(call, now)
+        if self.outstanding < self.max_outstanding and not self._waiting.calls:
+            self._begin(call, now)
+        else:
+            self._waiting.add(call, now)
+        return call
+
+    def _begin(self, call: Call, now: float) -> None:
+        current = self.current
         if not self.outstanding and current.lost is not None:
             self.retry_at = min(self.retry_at, now + self.failover.backoff)
         current.add(call, now)
         self.outstanding += 1
-        return call
+
+    def _begin_waiting(self, now: float) -> None:
+        """Begin the requests whose turn it is, because others have ended."""
+        waiting = self._waiting.calls
+        while waiting and self.outstanding < self.max_outstanding:
+            call = next(iter(waiting.values()))
+            self._waiting.forget(call)
+            self._due.clear(call)
+            self._set_due(call, now)
+            self._begin(call, now)
 
     def _set_due(self, call: Call, now: float) -> None:
         if call.wait_from(now):
@@ -156,7 +172,7 @@ class ClientSession:
     def _forget(self, call: Call) -> None:
         call.ended = True
         self._due.clear(call)
-        self.outstanding -= 1
+        self.outstanding -= call.connection is not self._waiting
         self._take_from_connection(call)
 
     def _take_from_connection(self, call: Call) -> None:
@@ -196,7 +212,7 @@ class ClientSession:
 
     def close(self, error: Callable[[], ZmdpError]) -> None:
         """Cancel every outstanding request; each ends with an `error`."""
-        for connection in [self.current, self._pausing, *self._old]:
+        for connection in [self.current, self._pausing, self._waiting, *self._old]:
             for call in list(connection.calls.values()):
                 connection.cancel(call)
                 self._fail(call, error())
@@ -305,6 +321,8 @@ class ClientSession:
             self._heard(over)
         if not found.bare:
             self._process(batch.to_client(message, found.at), over, now)
+            if self._waiting.calls:
+                self._begin_waiting(now)
 
     def _heard(self, connection: BrokerConnection) -> None:
         """Record that the broker has sent something over a connection for the first time."""
@@ -386,6 +404,9 @@ class ClientSession:
             if call.connection is self._pausing:
                 self._try_again(call, now)
                 continue
+            if call.connection is self._waiting:
+                self._fail(call, self._not_sent(call))
+                continue
             if now < call.connection.excused_until:
                 self._due.set(call, call.connection.excused_until)
                 continue
@@ -398,6 +419,8 @@ class ClientSession:
             silent = old.tick(now)
             if silent is not None:
                 self.lose(silent, now, old)
+        if self._waiting.calls:
+            self._begin_waiting(now)
 
     def deadline(self) -> float | None:
         """Return when `tick`, or while there is no connection a new one, is due; None if nothing is outstanding."""
@@ -412,6 +435,15 @@ class ClientSession:
             then = min(then, old.beat_at)
         due = self._due.next_due()
         return then if due is None else min(due, then)
+
+    def _not_sent(self, call: Call) -> RequestTimeout:
+        """Return the exception of a request that has waited for others to end until its time had passed."""
+        service, waited = call.service.decode(), call.silence if call.timeout is None else call.timeout
+        text = (
+            f"the request to service {service!r} was not sent: {self.max_outstanding} others (max_outstanding) were "
+            f"outstanding for {waited:g} s"
+        )
+        return RequestTimeout(text, service=service)
 
     def _overdue(self, call: Call, now: float) -> RequestError:
         """Return the exception of a request whose time has passed."""

@@ -1,175 +1,205 @@
-"""X1 for threads: any number of requests at once over one connection, from any number of threads."""
+"""X1 in an event loop: any number of requests at once over one connection, whose descriptors the loop watches."""
 
-import time
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from time import monotonic
 from typing import Any
 
-from ..mdp import tracing
-from ..mdp.errors import BusyError, ClosedError, RequestTimeout, ZmdpError
+import zmq
+
+from ..mdp.errors import ClosedError
+from ..mdp.transport.polling import add_reader, remove_reader
 from .call import Call, Outcome
-from .dialog import Ask
-from .futures import Futures
-from .inbox import Inbox
+from .connection import ClientConnection
+from .dialog import Receiver, deliver
 from .reply import Reply
+from .retry import Retry
+from .session import ClientSession
 from .settings import ConnectionSettings
-from .sharing import SharedConnection, SingleOutcome, StreamInbox, Waiter
+
+log = logging.getLogger("zmdp.client")
 
 
 class X1Dialog:
-    """Requests over X1, made by threads.  It starts threads of its own only for futures."""
+    """Requests over X1, made in one event loop: see `Dialog`."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        self._shared = SharedConnection(settings)
-        self._futures = Futures(self._shared)
-        self._arrived: deque[Inbox] = deque()
-        """The inboxes of the outcomes that `recv` has not returned yet, one entry for each outcome."""
-        self._unfinished: dict[_SentRequest, None] = {}
-        """The requests made with `send` that have not ended, in the order in which they were sent."""
-        self._takers: deque[_Taker] = deque()
-        """The threads that wait in `recv`."""
+        self._session = ClientSession(
+            settings.endpoints,
+            heartbeat=settings.heartbeat,
+            liveness=settings.liveness,
+            max_outstanding=settings.max_outstanding,
+        )
+        self._connection = ClientConnection(self._session, settings.context, self._deliver, settings.keys)
+        self._connection.before_drop = self._unwatch
+        self.max_outstanding = settings.max_outstanding
+        """Maximum number of outstanding requests; others wait until some have ended."""
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The event loop, once it is known."""
+        self._closed = ""
+        """Why it can no longer be used."""
+        self._watched = -1
+        """The connection's `changes` when the event loop began to watch its descriptors; -1 if it does not."""
+        self._descriptors: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._flush_is_due = False
+        """`_flush_later` will be called in this turn of the event loop or in the next."""
+        self._step_again = False
+        """There is more to receive."""
 
     @property
     def endpoint(self) -> str:
         """The endpoint of the broker in use."""
-        return self._shared.connection.endpoint
+        return self._connection.endpoint
 
-    def request(self, ask: Ask) -> Reply:
-        """Send a request and return the whole reply.  Raises the request's error."""
-        timeout = ask.timeout * (1 + ask.retries)
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers, timeout)
-        outcome, shared = SingleOutcome(), self._shared
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(
+        self,
+        receiver: "Receiver | asyncio.Future[Any]",
+        service: bytes,
+        body: Sequence[bytes],
+        *,
+        timeout: float | None = None,
+        silence: float | None = None,
+        retries: int = 0,
+        stream: bool = False,
+        options: bytes = b"",
+        retry: Retry | None = None,
+    ) -> Call:
+        """Send a request and return it: at the end of this turn of the event loop, with all others of the turn.
+
+        If it is the only one, and for a future, it is sent immediately.
+        """
+        del retries
+        self.open()
+        session = self._session
+        call = session.request(
+            service, body, monotonic(), timeout=timeout, silence=silence, stream=stream, options=options, retry=retry,
+            receiver=receiver,
+        )  # fmt: skip
+        if not self._flush_is_due:
+            if session.outstanding == 1 and type(receiver) is asyncio.Future:
+                self._step()  # others must not get an outcome before they have the call
+            else:
+                self._flush_soon()
+        return call
+
+    def cancel(self, call: Call) -> None:
+        """Cancel a request, unless it has ended.  Its receiver gets nothing more."""
+        call.receiver = None
+        if not call.ended:
+            self._session.cancel(call)
+            self._flush_soon()
+
+    def open(self) -> None:
+        """Belong to the running event loop from now on.  Raises `ClosedError`."""
+        if self._closed:
+            raise ClosedError(self._closed)
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _flush_soon(self) -> None:
+        if not self._flush_is_due and self.loop is not None and not self._closed:
+            self._flush_is_due = True
+            self.loop.call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._flush_is_due = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits for the end of this turn of the event loop."""
+        if self._step_again or self._connection.unsent:
+            self._step()
+
+    def _monitor_reported(self) -> None:
+        """The monitor's descriptor is readable: the connection may have ended."""
+        self._connection.monitor_reported = True
+        self._step()
+
+    def _step(self) -> None:
+        if self._closed or self.loop is None:
+            return
+        connection, session = self._connection, self._session
         try:
-            shared.begin(outcome, ask, headers, timeout=timeout)
-            shared.wait(outcome)
-            reply = outcome.take()
-        except BaseException as error:
-            shared.cancel(outcome)
-            finish(error)
-            raise
-        if finish is not tracing.untraced:
-            finish(None)
-        return reply
+            self._step_again = connection.step(monotonic())
+        except Exception as error:
+            if not isinstance(error, zmq.ContextTerminated):
+                log.exception("the client's connection failed")
+            self._end(f"the client's connection failed: {error}")
+            return
+        if self._step_again:
+            self._flush_soon()
+        if self._watched != connection.changes:
+            self._watch()
+        due = session.deadline()
+        if due is not None and (self._timer is None or due < self._timer_at):
+            self._set_timer(due)
 
-    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.deadline)
-        parts, shared = StreamInbox(), self._shared
-        error: ZmdpError | None = None
-        try:
-            silence = ask.timeout * (1 + ask.retries)
-            shared.begin(parts, ask, headers, timeout=ask.deadline, silence=silence, stream=True)
-            while True:
-                if not parts:
-                    shared.wait(parts)
-                part = parts.take()
-                yield part
-                if part.final:
-                    return
-        except ZmdpError as failure:
-            error = failure
-            raise
-        finally:
-            shared.cancel(parts)
-            finish(error)
-            error = None  # its traceback refers to this frame
+    def _deliver(self, events: list[tuple[Call, Outcome]]) -> None:
+        delivered = events[:]
+        events.clear()  # none again, even if a receiver raises SystemExit
+        for call, outcome in delivered:
+            receiver = call.receiver
+            if receiver is None:
+                continue  # it was cancelled by another receiver, a moment ago
+            if call.ended and (not isinstance(outcome, Reply) or outcome.final):
+                call.receiver = None  # which may refer to the call: bodies must not wait for the garbage collector
+            deliver(receiver, outcome)
+        # Called after the tasks that this wakes, and in the same turn: their next requests go out without another turn.
+        if self._session.outstanding or len(delivered) > 1:
+            self._flush_soon()
 
-    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
-        """Send a request and return the future of its reply, or of what `convert` makes of it."""
-        timeout = ask.timeout * (1 + ask.retries)
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers, timeout)
-        try:
-            future = self._futures.submit(ask, headers, timeout, convert)
-        except BaseException as error:
-            finish(error)
-            raise
-        if finish is not tracing.untraced:
-            future.add_done_callback(lambda done: finish(None if done.cancelled() else done.exception()))
-        return future
+    def _set_timer(self, due: float) -> None:
+        """Step again at the time `due`.  A timer that fires too early is harmless, so it is rarely replaced."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.loop is not None:
+            self._timer_at = due
+            self._timer = self.loop.call_later(max(0.0, due - monotonic()), self._timer_fired)
 
-    # ── the Guide's lower level ──────────────────────────────────────────────────────────────────────────────────────
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._step()
 
-    def send(self, service: bytes, body: Sequence[bytes], *, timeout: float) -> None:
-        """Send a request whose reply `recv` returns.  Without a connection, it is sent when `recv` makes one."""
-        sent = _SentRequest(self)
-        self._unfinished[sent] = None
-        try:
-            self._shared.begin(sent, Ask(service, body, timeout), stream=True)
-        except BaseException:
-            self._unfinished.pop(sent, None)
-            raise
-        self._shared.send()
+    def _watch(self) -> None:
+        """Watch the connection's current sockets."""
+        self._unwatch()
+        loop = self.loop
+        if loop is None:
+            return
+        self._watched = self._connection.changes
+        descriptor, monitor, others = self._connection.descriptors()
+        self._descriptors = [each for each in (descriptor, monitor, *others) if each >= 0]
+        for each in self._descriptors:
+            add_reader(loop, each, self._monitor_reported if each == monitor else self._step)
+        if self._descriptors:
+            self._step_again = True  # the descriptors report changes only
+            self._flush_soon()
 
-    def received(self, sent: "_SentRequest", outcome: Outcome) -> None:
-        """Take an outcome of a request made with `send`."""
-        if sent not in self._unfinished:
-            return  # it was abandoned
-        if sent.add(outcome):
-            self._arrived.append(sent)
-        if sent.full and sent.call is not None:
-            self._shared.session.cancel(sent.call)
-        if sent.full or not isinstance(outcome, Reply) or outcome.final:
-            self._unfinished.pop(sent, None)
-        for taker in list(self._takers):
-            taker.wake()
-
-    def recv(self, *, timeout: float) -> Reply:
-        """Return the next reply, or part of one, to a request made with `send`."""
-        shared, until = self._shared, time.monotonic() + timeout
-        if not self._arrived:
-            shared.check_open()
-            if not self._unfinished:
-                raise BusyError("nothing was sent: recv() returns the replies to send()")
-        taker = _Taker(self._arrived)
-        self._takers.append(taker)
-        try:
-            while True:
-                shared.wait(taker, until)
-                if taker:
-                    with suppress(IndexError):  # another thread has taken it
-                        return self._arrived.popleft().take()
-                shared.check_open()
-                if time.monotonic() >= until:
-                    break
-        finally:
-            self._takers.remove(taker)
-        text = f"no reply through {self.endpoint} within {timeout:g} s; outstanding requests: {len(self._unfinished)}"
-        raise RequestTimeout(text)
-
-    def reset(self) -> None:
-        """Cancel every request made with `send` and discard what has arrived for them."""
-        abandoned, self._unfinished = self._unfinished, {}
-        for sent in list(abandoned):
-            self._shared.cancel(sent)
-        self._arrived.clear()
+    def _unwatch(self) -> None:
+        self._watched = -1
+        descriptors, self._descriptors = self._descriptors, []
+        if descriptors and self.loop is not None and not self.loop.is_closed():
+            for each in descriptors:
+                remove_reader(self.loop, each)
 
     def close(self) -> None:
         """Cancel every outstanding request and close the connection."""
-        if self._shared.close(lambda: ClosedError("this client was closed")):
-            self._futures.close()
+        if not self._closed:
+            self._end("this client was closed")
 
-
-class _SentRequest(Inbox):
-    """The outcomes of one request made with `send`."""
-
-    def __init__(self, dialog: X1Dialog) -> None:
-        super().__init__()
-        self.call: Call | None = None
-        self._dialog = dialog
-
-    def put(self, outcome: Outcome) -> bool:
-        self._dialog.received(self, outcome)
-        return False
-
-
-class _Taker(Waiter):
-    """The wait of a thread for the outcome of any request made with `send`."""
-
-    def __init__(self, arrived: deque[Inbox]) -> None:
-        super().__init__()
-        self._arrived = arrived
-
-    def __bool__(self) -> bool:
-        return bool(self._arrived)
+    def _end(self, reason: str) -> None:
+        self._closed = reason
+        self._session.close(partial(ClosedError, reason))
+        if self.loop is not None and self.loop.is_closed():
+            self._session.take_events()  # no task is waiting for them
+        self._connection.close(monotonic())
+        if self._timer is not None:
+            self._timer.cancel()

@@ -5,11 +5,11 @@
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Self, TypedDict, TypeVar, Unpack
+from warnings import warn
 
 import zmq
 
@@ -21,6 +21,7 @@ from ...mdp.transport.polling import add_reader, remove_reader
 from ...mdp.transport.sockets import Context, checked_endpoint, end, own_context
 from ..arguments import checked_body, checked_max_outstanding, checked_timeout
 from ..defaults import DEFAULT_TIMEOUT, MAX_OUTSTANDING
+from ..futures import ClientThreads, ReplyFuture
 from ..reply import Reply
 from .connection import FreelanceConnection
 from .session import PING_SECONDS, TTL_SECONDS, FreelanceSession, RoundTrips, ServerStatus
@@ -90,6 +91,7 @@ class AsyncFreelanceClient:
         keys = load_keys(key, server_key)
         checked_max_outstanding(max_outstanding)
         self._session = FreelanceSession(endpoints, ping=ping, ttl=ttl, max_outstanding=max_outstanding)
+        self._endpoints = endpoints
         self._closed = False
         self._process = process.pid
         self._own_context: Context | None = None
@@ -98,6 +100,7 @@ class AsyncFreelanceClient:
         try:
             self._connection = FreelanceConnection(self._session, endpoints, context, keys)
         except BaseException:
+            self._closed = True
             self._end_context()
             raise
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -200,6 +203,13 @@ class AsyncFreelanceClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True) and process.pid == self._process:
+            text = f"a client of {', '.join(self._endpoints)} was not closed: use `async with`, or close()"
+            warn(text, ResourceWarning, stacklevel=2)
+            self._end()
+            self._end_context()
 
     def _checked(self, frames: Sequence[bytes], timeout: float | None) -> tuple[Sequence[bytes], float]:
         return checked_body(frames), self._timeout if timeout is None else checked_timeout(timeout)
@@ -333,14 +343,12 @@ class FreelanceClient:
     """
 
     def __init__(self, servers: str | Sequence[str], **settings: Unpack[FreelanceArguments]) -> None:
-        self._client = AsyncFreelanceClient(servers, **settings)
-        self._lock = threading.Lock()
-        """Held while work is given to the event loop, so that nothing comes after the end."""
-        self._closed = False
-        self._closing = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="zmdp-freelance", daemon=True)
-        self._thread.start()
+        self._client = client = AsyncFreelanceClient(servers, **settings)
+        self._threads = ClientThreads(
+            self, "zmdp-freelance", servers if isinstance(servers, str) else ", ".join(servers), closing=client._end,
+            closed=client._end_context,
+        )  # fmt: skip
+        self._threads.loop.call(client._open)  # begins to connect
 
     def request(self, *frames: bytes, timeout: float | None = None) -> Reply:
         """Send a request and return the frames of its reply, whose `service` is the endpoint of the server.
@@ -362,7 +370,7 @@ class FreelanceClient:
             SettingError: An argument is invalid.
             ClosedError: The client is closed, or belongs to another process.
         """
-        return self._wait(self._client.request, *frames, timeout=timeout)
+        return self._run(self._client._request, *self._client._checked(frames, timeout))
 
     def call(self, value: Any = None, *, codec: str | Codec | None = None, timeout: float | None = None) -> Any:
         """Send a value and return the value that the server replies with.
@@ -381,15 +389,15 @@ class FreelanceClient:
             CodecError: A value cannot be encoded or decoded.
             RequestError: As from `request`.
         """
-        return self._wait(self._client.call, value, codec=codec, timeout=timeout)
+        coder = self._client._coder if codec is None else Coder(codec)
+        return coder.decode(self.request(*coder.encode(value), timeout=timeout))
 
     def submit(self, *frames: bytes, timeout: float | None = None) -> "Future[Reply]":
         """Send a request and immediately return a `concurrent.futures.Future` of the reply.
 
             future = client.submit(b"hello")
 
-        Cancelling it ends the request.  Callbacks run in the client's own thread: while one blocks, other requests
-        wait.
+        Cancelling it ends the request.  Callbacks run one after the other in a thread of the client's.
 
         Args:
             frames: The body of the request; if there are none, one empty frame.
@@ -402,7 +410,13 @@ class FreelanceClient:
             SettingError: An argument is invalid.
             ClosedError: The client is closed, or belongs to another process.
         """
-        return self._begin(self._client._request, *self._client._checked(frames, timeout))
+        self._client._check_usable()
+        future = ReplyFuture(self._threads, self._cancel)
+        self._threads.loop.begin(future, self._client._request, *self._client._checked(frames, timeout))
+        return future
+
+    def _cancel(self, future: Any) -> None:
+        self._threads.loop.cancel(future)
 
     def ping(self, timeout: float = DEFAULT_PING_TIMEOUT) -> RoundTrips:
         """Send every server a PING, and return how many seconds each took to answer.
@@ -419,7 +433,7 @@ class FreelanceClient:
             SettingError: An argument is invalid.
             ClosedError: The client is closed, or belongs to another process.
         """
-        return self._wait(self._client.ping, timeout)
+        return self._run(self._client.ping, timeout)
 
     def servers(self) -> list[ServerStatus]:
         """Return what is known of each server.
@@ -432,13 +446,11 @@ class FreelanceClient:
         Raises:
             ClosedError: The client is closed, or belongs to another process.
         """
-        if threading.current_thread() is self._thread:  # in a future's callback
-            return self._client.servers()
 
         async def servers() -> list[ServerStatus]:
             return self._client.servers()
 
-        return self._wait(servers)
+        return self._run(servers)
 
     def close(self) -> None:
         """End every outstanding request with `ClosedError` and close the connections.
@@ -447,14 +459,8 @@ class FreelanceClient:
 
         Does nothing if the client is closed, or in a forked process.
         """
-        if process.pid != self._client._process:
-            return
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._loop.call_soon_threadsafe(self._closing.set)
-        if threading.current_thread() is not self._thread:  # as in a future's callback
-            self._thread.join()
+        if process.pid == self._client._process:
+            self._threads.close()
 
     def __enter__(self) -> Self:
         return self
@@ -462,40 +468,10 @@ class FreelanceClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ── the client's thread ──────────────────────────────────────────────────────────────────────────────────────────
-
-    def _begin(
-        self, operation: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **settings: Any
-    ) -> "Future[Result]":
-        """Perform an operation of the asyncio client in the thread's event loop, and return its future."""
+    def _run(self, operation: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any) -> Result:
+        """Perform an operation of the asyncio client in its loop, and return its result or raise its error."""
         self._client._check_usable()
-        with self._lock:
-            if self._closed:
-                raise _closed_error()
-            return asyncio.run_coroutine_threadsafe(operation(*arguments, **settings), self._loop)
-
-    def _wait(self, operation: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any, **settings: Any) -> Result:
-        """Perform an operation of the asyncio client, and return its result or raise its error."""
-        future = self._begin(operation, *arguments, **settings)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # Ctrl-C, while it waits
-            raise
-
-    def _run(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._serve())
-        finally:
-            self._client._end_context()
-
-    async def _serve(self) -> None:
-        """Keep the client open until `close` is called, then end what is outstanding."""
-        self._client._open()
-        await self._closing.wait()
-        self._client._end()
-        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+        return self._threads.loop.run(operation, *arguments)
 
 
 def _checked_servers(servers: str | Sequence[str]) -> list[str]:

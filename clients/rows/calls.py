@@ -68,9 +68,8 @@ class Direct(Protocol):
         body: Sequence[bytes],
         *,
         timeout: float | None,
-        headers: Mapping[str, str] | None,
+        options: bytes,
         retry: Any,
-        stream: bool,
     ) -> Any:
         """Send a request, and return what `cancel` takes."""
 
@@ -166,6 +165,7 @@ class RowCalls:
         """In the order in which they are taken."""
         self._client = client
         self._settings = settings
+        self._options = wire.encode_options({"headers": dict(settings.headers)}) if settings.headers else b""
         self._loop = loop
         self._keyed = keyed
         self._direct: Direct | None = None
@@ -295,7 +295,7 @@ class RowCalls:
             try:
                 row.call = self._direct.begin(
                     row, wire.service_name(row.service), (row.body,), timeout=settings.timeout,
-                    headers=settings.headers, retry=settings.retry, stream=False,
+                    options=self._options, retry=settings.retry,
                 )  # fmt: skip
             except ZmdpError as error:
                 self.answered(row, error)

@@ -418,7 +418,8 @@ def test_a_reply_that_arrived_while_the_event_loop_was_blocked_is_in_time(stream
 
     async def scenario(client):
         asked = asyncio.create_task(ask(client))
-        await asyncio.sleep(0)  # until it waits for its reply
+        while not client._dialog._busy:
+            await asyncio.sleep(0)  # until it waits for its reply
         router.send(router.recv()[0], b"MDPC02", b"\x03", b"echo", b"in time")
         (socket,) = client._dialog._busy
         assert socket.poll(1000 * TIMEOUT_SECONDS)

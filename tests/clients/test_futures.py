@@ -1,7 +1,6 @@
-"""The futures of `Client.submit`: real futures, settled in bulk, by whichever thread waits."""
+"""The futures of `Client.submit`: real futures, which no thread has to lock."""
 
 import asyncio
-import sys
 import threading
 from concurrent.futures import (
     FIRST_EXCEPTION,
@@ -115,23 +114,6 @@ def test_a_future_that_fails(client):
         future.result()
 
 
-def test_a_signal_while_a_future_gets_its_state(client, router):
-    """Its handler runs within the thread that asks, and may use the future."""
-    (future,), _ = submit(client, router)
-
-    def interrupt(frame, event, _):
-        if event == "call" and frame.f_code is Future.__init__.__code__:
-            sys.setprofile(None)
-            future.cancel()
-
-    sys.setprofile(interrupt)
-    try:
-        with pytest.raises(CancelledError):
-            future.result(TIMEOUT_SECONDS)
-    finally:
-        sys.setprofile(None)
-
-
 def test_a_value_that_cannot_be_made_concerns_its_own_future_only(client, router):
     @dataclass
     class Failing:
@@ -146,23 +128,6 @@ def test_a_value_that_cannot_be_made_concerns_its_own_future_only(client, router
     with pytest.raises(CodecError, match="KeyError: 1"):
         futures[0].result(TIMEOUT_SECONDS)
     assert futures[1].result(TIMEOUT_SECONDS) == [b"other"]
-
-
-@pytest.mark.parametrize("started", [0, 1])
-def test_a_thread_that_cannot_be_started(client, router, monkeypatch, started):
-    def start(thread):
-        if thread.name in ("zmdp-client-io", "zmdp-client")[started:]:
-            raise RuntimeError("can't start new thread")
-        original(thread)
-
-    original = threading.Thread.start
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", start)
-        with pytest.raises(RuntimeError):
-            client.submit("echo")
-    (future,), asked = submit(client, router)
-    answer(router, asked)
-    assert future.result(TIMEOUT_SECONDS) == [b"0"]
 
 
 def test_only_the_client_settles_a_future(client, router):
@@ -199,11 +164,11 @@ def test_awaited_by_asyncio(client, router):
 def test_many_threads_wait_for_one_future(client, router, pool):
     (future, other), asked = submit(client, router, 2)
     waiting = [pool.submit(future.result, TIMEOUT_SECONDS) for _ in range(6)]
-    eventually(lambda: len(future._condition._waiters) == 6)
+    eventually(lambda: len(future._gates) == 6)
     answer(router, asked[:1])
     assert [each.result(TIMEOUT_SECONDS) for each in waiting] == [[b"0"]] * 6
     waiting = [pool.submit(other.result, TIMEOUT_SECONDS) for _ in range(6)]
-    eventually(lambda: len(other._condition._waiters) == 6)
+    eventually(lambda: len(other._gates) == 6)
     assert other.cancel()
     for each in waiting:
         assert isinstance(each.exception(TIMEOUT_SECONDS), CancelledError)
@@ -234,8 +199,7 @@ def test_cancelled_by_many_threads(client, router, pool):
         for number, future in enumerate(futures):
             assert future.cancelled() == outcomes[2 * number] == outcomes[2 * number + 1]
             assert future.cancelled() or future.result(TIMEOUT_SECONDS) == [b"%d" % number]
-    eventually(lambda: client._dialog._shared.session.outstanding == 0)
-    assert not client._dialog._futures.pending
+    eventually(lambda: client._dialog._dialog._session.outstanding == 0)
 
 
 # ── callbacks ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -255,7 +219,7 @@ def test_callbacks_are_called_in_order_by_one_thread(client, router):
         future.add_done_callback(note)
     answer(router, asked)
     assert done.wait(TIMEOUT_SECONDS)
-    assert called == [([b"%d" % (number // 2)], "zmdp-client") for number in range(40)]
+    assert called == [([b"%d" % (number // 2)], "zmdp-client-callbacks") for number in range(40)]
 
 
 @pytest.mark.parametrize(
@@ -316,43 +280,12 @@ def test_requests_submitted_in_a_row_share_messages(client, router):
     assert [future.result(TIMEOUT_SECONDS) for future in submitted] == [[b"%d" % number] for number in range(200)]
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["while another waits", "after somebody has waited"])
-def test_every_submitted_request_is_sent(client, router, pool, first):
-    """Whether or not a thread waits for it, and whichever thread drives."""
-    (_, other), asked = submit(client, router, 2)
-    if first:
-        pool.submit(other.result, TIMEOUT_SECONDS)
-        eventually(lambda: client._dialog._shared.driver is not None)
-    else:
-        answer(router, asked)
-        assert other.result(TIMEOUT_SECONDS) == [b"1"]
+def test_every_submitted_request_is_sent(client, router):
+    """Whether or not a thread waits for it."""
     for number in range(30):
         for _ in range(3):
             client.submit("echo", b"more")
         assert len(router.requests(3)) == 3, number
-    if first:
-        answer(router, asked)
-
-
-def test_the_clients_thread_and_callers_take_turns_to_drive(client, router, pool):
-    shared = client._dialog._shared
-    calling = pool.submit(client.request, "echo", b"called")
-    asked = router.requests(1)
-    eventually(lambda: shared.driver is not None)
-    caller = shared.driver
-    futures, also = submit(client, router, 2)
-    eventually(lambda: len(shared._waiting) == 2)
-    answer(router, asked)
-    assert calling.result(TIMEOUT_SECONDS) == [b"called"]
-    eventually(lambda: shared.driver == client._dialog._futures._threads[0].ident != caller)
-    calling = pool.submit(client.request, "echo", b"again")
-    asked = router.requests(1)
-    answer(router, also)
-    assert [future.result(TIMEOUT_SECONDS) for future in futures] == [[b"0"], [b"1"]]
-    eventually(lambda: shared.driver != client._dialog._futures._threads[0].ident)
-    answer(router, asked)
-    assert calling.result(TIMEOUT_SECONDS) == [b"again"]
-    eventually(lambda: shared.driver is None)
 
 
 def test_requests_of_threads_whose_replies_arrive_together_share_messages(client, router, pool):
@@ -366,23 +299,6 @@ def test_requests_of_threads_whose_replies_arrive_together_share_messages(client
         answer(router, taken)
     assert [each.result(TIMEOUT_SECONDS) for each in asking] == [[[b"x"]] * 20] * 8
     assert messages < 160
-
-
-def test_a_request_that_is_cancelled_while_another_thread_has_the_lock(client, router):
-    """The thread that cancels it does not wait for the lock: the next one that has it cancels the request."""
-    client.send("echo", b"x")
-    asked = router.requests(1)
-    shared = client._dialog._shared
-    with shared.lock:
-        cancelling = threading.Thread(target=client.reset)
-        cancelling.start()
-        cancelling.join()
-        assert shared.session.outstanding == 1
-    client.send("echo", b"y")
-    message = router.recv()
-    assert message[3] == b"\x09"
-    assert message[4].endswith(b"\0\0\0\x09\x05" + asked[0].number.to_bytes(8, "big"))
-    assert shared.session.outstanding == 1
 
 
 # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -406,20 +322,15 @@ def test_closing_ends_the_threads(router, pool):
         client.close()
         assert isinstance(future.exception(0), ClosedError)
         assert isinstance(calling.exception(TIMEOUT_SECONDS), ClosedError)
-        assert not any(thread.is_alive() for thread in client._dialog._futures._threads)
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("zmdp-client")]
 
 
-@pytest.mark.parametrize("waits", [True, False], ids=["while a caller waits", "while none waits"])
-def test_terminating_the_context_settles_every_future(router, waits):
+def test_terminating_the_context_settles_every_future(router):
     context = zmq.Context()
     client = Client(router.endpoint, timeout=TIMEOUT_SECONDS, context=context)
     futures, _ = submit(client, router, 3)
-    eventually(lambda: client._dialog._shared.driver is not None)
     terminating = threading.Thread(target=context.term)
     terminating.start()
-    if not waits:
-        client._dialog._shared.wake()
-        eventually(lambda: all(future.done() for future in futures))
     assert all(isinstance(future.exception(TIMEOUT_SECONDS), ClosedError) for future in futures)
     client.close()
     terminating.join()

@@ -25,7 +25,7 @@ from support.x1_client import (
 
 from zmdp.clients import session as module
 from zmdp.clients.broker_connection import LARGE_REQUEST_BYTES
-from zmdp.clients.call import Call
+from zmdp.clients.call import Call, encode_options
 from zmdp.clients.reply import Reply
 from zmdp.clients.retry import Retry
 from zmdp.clients.session import ClientSession
@@ -122,8 +122,8 @@ def test_a_request() -> None:
 
 def test_a_request_has_its_options() -> None:
     session = connected()
-    session.request(b"echo", [b"x"], 100.0, timeout=2.5, wait=False, headers={"a": "ä"}, options={"key": [1]})
-    session.request(b"echo", [b"x"], 100.0, wait=False)
+    session.request(b"echo", [b"x"], 100.0, timeout=2.5, options=encode_options({"key": [1]}, {"a": "ä"}, False))
+    session.request(b"echo", [b"x"], 100.0, options=encode_options(None, None, False))
     (message,) = session.take_messages()
     first, second = unpack(message)
     assert first.options.raw == b'{"key":[1],"headers":{"a":"\\u00e4"},"wait":false}'
@@ -159,23 +159,29 @@ def test_large_frames_are_attached() -> None:
     assert events(session) == [(1, [large], "echo", True)]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"options": {"a": b"x"}},
-        {"options": {"wait": 1}},
-        {"options": {"ttl": 1}},
-        {"options": {"wait": True}, "wait": False, "headers": {1: "a"}},
-        {"headers": {"a": 1}},
-        {"body": [b""] * (x1.MAX_BODY_FRAMES + 1)},
-    ],
-)
 @pytest.mark.parametrize("session", [connected(), ClientSession()], ids=["connected", "not connected"])
-def test_a_request_that_cannot_be_sent_leaves_nothing(session: ClientSession, settings: dict[str, Any]) -> None:
-    with pytest.raises(SettingError, match=r"^(options|headers|the body) "):
-        session.request(b"echo", now=100.0, silence=1.0, **{"body": [b"x"], **settings})
+def test_a_request_that_cannot_be_sent_leaves_nothing(session: ClientSession) -> None:
+    with pytest.raises(SettingError, match=r"^the body "):
+        session.request(b"echo", [b""] * (x1.MAX_BODY_FRAMES + 1), 100.0, silence=1.0)
     assert sent(session) == []
     assert is_empty(session)
+
+
+@pytest.mark.parametrize(
+    ("options", "headers", "wait"),
+    [
+        ({"a": b"x"}, None, True),
+        ({"wait": 1}, None, True),
+        ({"ttl": 1}, None, True),
+        ({"wait": True}, {1: "a"}, False),
+        (None, {"a": 1}, True),
+        (None, 5, True),
+        (5, None, True),
+    ],
+)
+def test_options_that_cannot_be_sent(options: Any, headers: Any, wait: bool) -> None:
+    with pytest.raises(SettingError, match=r"^(options|headers) "):
+        encode_options(options, headers, wait)
 
 
 def test_a_timeout_mentions_a_broker_that_has_stopped_answering() -> None:
@@ -188,20 +194,45 @@ def test_a_timeout_mentions_a_broker_that_has_stopped_answering() -> None:
     assert text.endswith("within 3 s; the broker has been silent for 3.0 s")
 
 
-@pytest.mark.parametrize(("headers", "options"), [(5, None), (None, 5), ({"a": 1}, None)])
-def test_headers_and_options_are_mappings(headers: Any, options: Any) -> None:
-    with pytest.raises(SettingError):
-        connected().request(b"echo", [b""], 100.0, headers=headers, options=options)
+# ── max_outstanding ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_callers_options_are_copied() -> None:
-    session = ClientSession()
-    options = {"key": 1}
-    session.request(b"echo", [b"x"], 0.0, options=options, wait=False, timeout=1.0)
-    assert options == {"key": 1}
-    options["key"] = 2
-    session.connected("here", 0.0)
-    assert sent(session) == [request(1, ttl=1000, key=1, wait=False)]
+def test_requests_wait_until_others_end_in_order() -> None:
+    session = connected(max_outstanding=2)
+    calls = [session.request(b"echo", [b"x"], 100.0, timeout=5.0) for _ in range(5)]
+    assert sent(session) == [request(1, ttl=5000), request(2, ttl=5000)]
+    session.cancel(calls[0])
+    session.tick(101.0)
+    calls.append(session.request(b"echo", [b"x"], 101.0, timeout=5.0))  # it overtakes nobody
+    session.cancel(calls[3])
+    session.receive(together(final(2, b"y"), final(3, b"y")), 102.0)
+    assert [call.ended for call in calls] == [True, True, True, True, False, False]
+    assert [each for each in sent(session) if each != ASKING] == [
+        cancel(1), request(3, ttl=4000), request(5, ttl=3000), request(6, ttl=4000)
+    ]  # fmt: skip
+    assert session.outstanding == 2
+
+
+def test_a_request_that_waits_until_its_time_has_passed() -> None:
+    session = connected(max_outstanding=1)
+    session.request(b"echo", [b"x"], 100.0)
+    session.request(b"late", [b"x"], 100.0, timeout=1.0)
+    session.request(b"silent", [b"x"], 100.0, silence=2.0)
+    wait(session, 103.0)
+    late, silent = events(session)
+    text = "the request to service 'late' was not sent: 1 others (max_outstanding) were outstanding for 1 s"
+    assert late[1:3] == (RequestTimeout, text)
+    assert silent[2].endswith("were outstanding for 2 s")
+    assert session.outstanding == 1
+
+
+def test_what_waits_ends_with_the_session() -> None:
+    session = connected(max_outstanding=1)
+    for _ in range(3):
+        session.request(b"echo", [b"x"], 100.0)
+    session.close(lambda: ClosedError("closed"))
+    assert [each[1] for each in events(session)] == [ClosedError] * 3
+    assert session.outstanding == 0
 
 
 def test_numbers_are_unique() -> None:

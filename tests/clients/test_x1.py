@@ -1,21 +1,16 @@
-"""The synchronous client over X1: its lock, forked processes, its limits."""
+"""The synchronous client over X1: many threads, forked processes, its limits."""
 
 import gc
 import multiprocessing
 import os
-import sys
 import threading
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import suppress
-from itertools import count as count_up
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
-from support.x1_broker import Asked, X1Router, requests
 
 from zmdp.clients import Client, ClosedError, RequestRejected, RequestTimeout, SettingError
-from zmdp.clients.futures import Futures
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
@@ -47,68 +42,6 @@ def test_the_garbage_collector_may_close_a_stream_anywhere(endpoint):
                 assert client.request("echo", b"x") == [b"x"]
     finally:
         gc.set_threshold(*before)
-
-
-SHELL = tuple(f"clients/{name}.py" for name in ("mdclient", "x1", "sharing", "connection", "inbox"))
-"""The files that no build compiles: compiled code is not interrupted."""
-
-
-def test_ctrl_c_takes_nothing_from_other_threads(pool):
-    """At whichever moment it comes: Python looks for signals when a function is entered, and when one in C returns."""
-    ended = threading.Event()
-
-    def answer(router):
-        """Answer each client's requests, all at once, when the one of the other thread is there."""
-        asked: list[Asked] = []
-        while not ended.is_set():
-            with suppress(AssertionError):  # nothing has come
-                asked += requests(router.recv(0.05))
-            if any(each.body != [b"interrupted"] for each in asked):
-                for sender in {each.sender for each in asked}:
-                    router.reply(*((each, each.body) for each in asked if each.sender == sender))
-                asked.clear()
-
-    def ask(client, after):
-        eventually(after)
-        return client.request("echo", b"other")
-
-    def interrupted_at(client, moment):
-        """Return whether a request was interrupted at this moment, rather than finished before."""
-        left = moment
-
-        def interrupt(frame, event, _):
-            nonlocal left
-            if event in {"call", "c_return"} and frame.f_code.co_filename.endswith(SHELL):
-                left -= 1
-                if left < 0:
-                    sys.setprofile(None)
-                    raise KeyboardInterrupt
-
-        sys.setprofile(interrupt)
-        try:
-            client.request("echo", b"interrupted")
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.setprofile(None)
-        return False
-
-    with X1Router() as router, Client(router.endpoint, timeout=TIMEOUT_SECONDS) as client:
-        pool.submit(answer, router)
-        shared, main = client._dialog._shared, threading.get_ident()
-        try:
-            for moment in count_up():
-                began = threading.Event()
-                other = pool.submit(ask, client, lambda began=began: shared.driver == main or began.is_set())
-                interrupted = interrupted_at(client, moment)
-                began.set()
-                assert other.result(TIMEOUT_SECONDS) == [b"other"]
-                assert pool.submit(client.request, "echo", b"next").result(TIMEOUT_SECONDS) == [b"next"]
-                if not interrupted:
-                    break
-        finally:
-            ended.set()
-    assert moment > 30
 
 
 def test_waiting_for_a_slot_counts_towards_the_timeout(endpoint):
@@ -217,70 +150,15 @@ def held(endpoint):
             let_go.set()
 
 
-def test_a_future_is_settled_while_a_caller_drives(endpoint, held):
+def test_a_request_times_out_while_another_thread_waits(endpoint, held):
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
-        client.submit("echo").result(TIMEOUT_SECONDS)
-        eventually(lambda: client._dialog._shared.driver is None)
-        driving = pool.submit(client.request, "hold", b"x")
-        assert held.taken.wait(TIMEOUT_SECONDS)
-        assert client.submit("echo", b"y").result(TIMEOUT_SECONDS) == [b"y"]
-        cancelled = client.submit("nobody")
-        assert cancelled.cancel()
-        with pytest.raises(CancelledError):
-            cancelled.result(TIMEOUT_SECONDS)
-        held.let_go.set()
-        assert driving.result(TIMEOUT_SECONDS) == [b"x"]
-
-
-def test_a_request_times_out_while_another_thread_drives(endpoint, held):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
-        driving = pool.submit(client.request, "hold", b"x")
+        waiting = pool.submit(client.request, "hold", b"x")
         assert held.taken.wait(TIMEOUT_SECONDS)
         with pytest.raises(RequestTimeout):
             client.request("nobody", timeout=0.1, retries=0)
-        assert client.request("echo", b"y") == [b"y"]
+        assert client.submit("echo", b"y").result(TIMEOUT_SECONDS) == [b"y"]
         held.let_go.set()
-        assert driving.result(TIMEOUT_SECONDS) == [b"x"]
-
-
-def test_the_clients_thread_sleeps_while_no_future_is_outstanding(endpoint, monkeypatch):
-    naps = [0]
-
-    def sleep(thread, sleep=Futures.sleep):
-        naps[0] += 1
-        sleep(thread)
-
-    monkeypatch.setattr(Futures, "sleep", sleep)
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        shared, thread = client._dialog._shared, client._dialog._futures
-        for _ in range(3):
-            assert client.submit("echo", b"x").result(TIMEOUT_SECONDS) == [b"x"]
-            eventually(lambda: shared.driver is None and thread._gate.locked())  # it sleeps until it is woken
-            before = naps[0]
-            assert client.request("echo", b"y") == [b"y"]
-            assert naps[0] == before
-
-
-def test_wake_ups_are_merged(endpoint, held, monkeypatch):
-    with Client(endpoint, timeout=TIMEOUT_SECONDS) as client, ThreadPoolExecutor() as pool:
-        shared = client._dialog._shared
-        driving = pool.submit(client.request, "hold", b"x")
-        assert held.taken.wait(TIMEOUT_SECONDS)
-        eventually(lambda: shared._asleep)
-        woken, wake = [], shared._wake.wake
-        monkeypatch.setattr(shared._wake, "wake", lambda: woken.append(True))
-        with shared.lock:
-            shared.wake()
-            shared.wake()
-            assert woken == [True]
-        monkeypatch.undo()
-        wake()
-        eventually(lambda: shared._asleep)
-        assert [
-            future.result(TIMEOUT_SECONDS) for future in [client.submit("echo", b"%d" % n) for n in range(200)]
-        ] == [[b"%d" % n] for n in range(200)]
-        held.let_go.set()
-        assert driving.result(TIMEOUT_SECONDS) == [b"x"]
+        assert waiting.result(TIMEOUT_SECONDS) == [b"x"]
 
 
 def test_threads_that_use_every_method_at_once(endpoint):
@@ -305,5 +183,4 @@ def test_threads_that_use_every_method_at_once(endpoint):
         asking = [pool.submit(ask, client, who) for who in range(8)]
         for each in asking:
             each.result(TIMEOUT_SECONDS)
-        eventually(lambda: client._dialog._shared.session.outstanding == 0)  # what was cancelled last, too
-        eventually(lambda: not client._dialog._shared._waiting)  # nobody is left asleep
+        eventually(lambda: client._dialog._dialog._session.outstanding == 0)  # what was cancelled last, too

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.processes import TIMEOUT_SECONDS
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.router import Router
 
 from zmdp.clients import AsyncClient, Client
@@ -75,7 +75,9 @@ def test_c3_what_follows_a_final_is_not_taken_for_the_next_reply(router, pool, a
             for _ in range(2):
                 router.send(sender, b"MDPC02", b"\x03", b"echo", number)
             assert reply.result() == [number]
-            assert client._dialog._socket.poll(1000 * TIMEOUT_SECONDS)  # the second has arrived
+            eventually(lambda: client._dialog._dialog._idle)
+            (socket,) = client._dialog._dialog._idle
+            assert socket.poll(1000 * TIMEOUT_SECONDS)  # the second has arrived
 
 
 def test_c3_nor_by_an_asyncio_client(router, pool):

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from zmdp.clients.broker_connection import BrokerConnection
-from zmdp.clients.call import GRACE, Call, Outcome
+from zmdp.clients.call import GRACE, Call, Outcome, encode_options
 from zmdp.clients.reply import Reply
 from zmdp.clients.session import ClientSession
 from zmdp.mdp import wire
@@ -177,8 +177,8 @@ class CallerProcess(Process):
         if wish.timeout is not None:
             headers["until"] = str(now + wish.timeout)
         call = self.session.request(
-            wish.service, body, now, timeout=wish.timeout, silence=wish.silence, stream=wish.stream, wait=wish.wait,
-            headers=headers, options=wish.options,
+            wish.service, body, now, timeout=wish.timeout, silence=wish.silence, stream=wish.stream,
+            options=encode_options(wish.options, headers, wish.wait),
         )  # fmt: skip
         check(call.number not in self._asked, f"X1: {self.name} uses the number {call.number} twice")
         asked = Asked(call, wish, body, now, now, Stream(number), Stream(number))

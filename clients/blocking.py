@@ -1,0 +1,218 @@
+"""The requests of `Client`: made by threads, and carried out by an event loop in a thread of its own."""
+
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from ..mdp import tracing
+from ..mdp.errors import BusyError, RequestTimeout, ZmdpError
+from .call import Outcome, encode_options
+from .dialog import Ask, Dialog
+from .futures import ClientThreads, ReplyFuture
+from .inbox import Inbox, ThreadInbox
+from .legacy import LegacyDialog
+from .loop_thread import PendingOutcome
+from .reply import Reply
+from .settings import ConnectionSettings
+from .x1 import X1Dialog
+
+
+class Requests(Protocol):
+    """What `Client` needs: requests that block the thread that makes them.
+
+    Every method that waits raises the request's error.  X1 allows `timeout × (1 + retries)` seconds; a legacy protocol
+    sends the request again after each `timeout`, at most `retries` times.
+    """
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+
+    def request(self, ask: Ask) -> Reply:
+        """Send a request and return the whole reply."""
+
+    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
+        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
+
+    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
+        """Send a request and return the future of its reply, or of what `convert` makes of it."""
+
+    def send(self, service: bytes, body: Sequence[bytes]) -> None:
+        """Send a request whose reply `recv` returns."""
+
+    def recv(self, *, timeout: float) -> Reply:
+        """Return the next reply, or part of one, to a request made with `send`."""
+
+    def reset(self) -> None:
+        """Abandon every request made with `send`."""
+
+    def close(self) -> None:
+        """Cancel every outstanding request, if the protocol can, and close the connection."""
+
+
+class BlockingDialog:
+    """A dialog whose requests any number of threads make.
+
+    It refers to its loop, and whatever is outstanding in the loop to it.  So one that nobody closes, and for which
+    nobody waits, can be collected, and is closed then.
+    """
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._numbered = settings.protocol == "X1"
+        self._dialog: Dialog = X1Dialog(settings) if self._numbered else LegacyDialog(settings)
+        dialog = self._dialog
+        self._threads = ClientThreads(
+            self, "zmdp-client", dialog.endpoint, turn_ended=dialog.flush, closing=dialog.close,
+            closed=settings.end_context,
+        )  # fmt: skip
+        self._loop = self._threads.loop
+        self._arrived: SimpleQueue[Inbox] = SimpleQueue()
+        """The inboxes of the outcomes that `recv` has not returned yet, one entry for each outcome."""
+        self._unfinished: dict[_SentRequest, None] = {}
+        """The requests made with `send` that have not ended, in the order in which they were sent."""
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint of the broker in use."""
+        return self._dialog.endpoint
+
+    def request(self, ask: Ask) -> Reply:
+        """Send a request and return the whole reply.  Raises the request's error."""
+        limits = self._limits(ask)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers, limits["timeout"])
+        outcome = PendingOutcome()
+        try:
+            options = encode_options(ask.options, headers, ask.wait)
+            self._loop.call(self._begin, outcome, ask, options, limits)
+            reply: Reply = outcome.wait()
+        except BaseException as error:
+            if not isinstance(error, ZmdpError):  # Ctrl-C: it has not ended
+                self._loop.call(self._cancel, outcome)
+            finish(error)
+            raise
+        if finish is not tracing.untraced:
+            finish(None)
+        return reply
+
+    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
+        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.deadline)
+        limits = {**self._limits(ask), "timeout": ask.deadline, "silence": ask.timeout, "stream": True}
+        if self._numbered:
+            limits["silence"] = ask.timeout * (1 + ask.retries)
+        parts = ThreadInbox()
+        error: ZmdpError | None = None
+        ended = False
+        try:
+            options = encode_options(ask.options, headers, ask.wait)
+            self._loop.call(self._begin, parts, ask, options, limits)
+            while True:
+                part = parts.get()
+                ended = part.final
+                yield part
+                if ended:
+                    return
+        except ZmdpError as failure:
+            error, ended = failure, True
+            raise
+        finally:
+            if not ended:
+                self._loop.call(self._cancel, parts)
+            finish(error)
+            error = None  # its traceback refers to this frame
+
+    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
+        """Send a request and return the future of its reply, or of what `convert` makes of it."""
+        limits = self._limits(ask)
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers, limits["timeout"])
+        future = ReplyFuture(self._threads, self._cancel_future, convert)
+        try:
+            options = encode_options(ask.options, headers, ask.wait)
+            self._loop.call(self._begin, future, ask, options, limits)
+        except BaseException as error:
+            finish(error)
+            raise
+        if finish is not tracing.untraced:
+            future.add_done_callback(lambda done: finish(None if done.cancelled() else done.exception()))
+        return future
+
+    def _cancel_future(self, future: "Future[Any]") -> None:
+        self._loop.call(self._cancel, future)
+
+    def _limits(self, ask: Ask) -> dict[str, Any]:
+        """Return how long a request may take, as `Dialog.begin` wants it."""
+        if self._numbered:
+            return {"timeout": ask.timeout * (1 + ask.retries)}
+        return {"timeout": None, "silence": ask.timeout, "retries": ask.retries}
+
+    # ── in the loop ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, receiver: Any, ask: Ask, options: bytes, limits: dict[str, Any]) -> None:
+        try:
+            receiver.call = self._dialog.begin(
+                receiver, ask.service, ask.body, options=options, retry=ask.retry, **limits
+            )
+        except Exception as error:  # noqa: BLE001 - it is raised where the request was made
+            receiver.put(error.with_traceback(None))
+
+    def _cancel(self, receiver: Any) -> None:
+        if receiver.call is not None:
+            self._dialog.cancel(receiver.call)
+
+    # ── the Guide's lower level ──────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, service: bytes, body: Sequence[bytes]) -> None:
+        """Send a request whose reply `recv` returns."""
+        sent = _SentRequest(self._dialog, self._arrived, self._unfinished)
+        self._unfinished[sent] = None
+        self._loop.call(self._begin, sent, Ask(service, body, 0.0), b"", {"stream": True})
+
+    def recv(self, *, timeout: float) -> Reply:
+        """Return the next reply, or part of one, to a request made with `send`."""
+        if not self._unfinished and self._arrived.empty():
+            raise BusyError("nothing was sent: recv() returns the replies to send()")
+        try:
+            inbox = self._arrived.get(timeout=timeout)
+        except Empty:
+            count = len(self._unfinished)
+            text = f"no reply through {self.endpoint} within {timeout:g} s; outstanding requests: {count}"
+            raise RequestTimeout(text) from None
+        return inbox.take()
+
+    def reset(self) -> None:
+        """Cancel every request made with `send` and discard what has arrived for them."""
+        for sent in [*self._unfinished]:
+            sent.abandoned = True
+            self._unfinished.pop(sent, None)
+            self._loop.call(self._cancel, sent)
+        with suppress(Empty):
+            while True:
+                self._arrived.get_nowait()
+
+    def close(self) -> None:
+        """Cancel every outstanding request, close the connection, and end the threads."""
+        self._threads.close()
+
+
+class _SentRequest(Inbox):
+    """The outcomes of one request made with `send`."""
+
+    def __init__(self, dialog: Dialog, arrived: "SimpleQueue[Inbox]", unfinished: "dict[_SentRequest, None]") -> None:
+        super().__init__()
+        self.abandoned = False
+        self._dialog = dialog
+        self._arrived = arrived
+        self._unfinished = unfinished
+
+    def put(self, outcome: Outcome) -> None:
+        """Take a part, the reply or the error."""
+        if self.abandoned:
+            return
+        if self.add(outcome):
+            self._arrived.put(self)
+        if self.full:
+            self._dialog.cancel(self.call)
+        if self.full or not isinstance(outcome, Reply) or outcome.final:
+            self._unfinished.pop(self, None)
