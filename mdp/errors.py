@@ -6,7 +6,7 @@
     ├── InvalidUUID (ValueError)           a text that should be a request's UUID is not one
     ├── BindError (OSError)                the broker cannot listen on an endpoint
     ├── ClosedError                        the client or worker was closed
-    ├── BusyError                          the client is in the middle of another request
+    ├── BusyError                          recv() was called, but nothing was sent
     ├── HandlerError (TypeError)           a worker's handler returned or yielded something that cannot be sent
     ├── CodecError (ValueError)            a value cannot be encoded, or a body cannot be decoded
     └── RequestError                       a request failed; has `.service`, and `.code` if an ERROR reported it
@@ -51,7 +51,7 @@ class ClosedError(ZmdpError):
 
 
 class BusyError(ZmdpError):
-    """The client is in the middle of another request."""
+    """`recv` was called, but nothing that was sent is outstanding."""
 
 
 class HandlerError(ZmdpError, TypeError):
