@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from .inbox import Inbox, ThreadInbox
 from .legacy import LegacyDialog
 from .loop_thread import PendingOutcome
 from .reply import Reply
+from .retry import Retry
 from .settings import ConnectionSettings
 from .x1 import X1Dialog
 
@@ -80,34 +82,27 @@ class BlockingDialog:
 
     def request(self, ask: Ask) -> Reply:
         """Send a request and return the whole reply.  Raises the request's error."""
-        limits = self._limits(ask)
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers, limits["timeout"])
         outcome = PendingOutcome()
+        finish = self._send(outcome, ask)
         try:
-            options = encode_options(ask.options, headers, ask.wait)
-            self._loop.call(self._begin, outcome, ask, options, limits)
             reply: Reply = outcome.wait()
         except BaseException as error:
             if not isinstance(error, ZmdpError):  # Ctrl-C: it has not ended
                 self._loop.call(self._cancel, outcome)
-            finish(error)
+            if finish is not None:
+                finish(error)
             raise
-        if finish is not tracing.untraced:
+        if finish is not None:
             finish(None)
         return reply
 
     def stream(self, ask: Ask) -> Generator[Reply, None, None]:
         """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.deadline)
-        limits = {**self._limits(ask), "timeout": ask.deadline, "silence": ask.timeout, "stream": True}
-        if self._numbered:
-            limits["silence"] = ask.timeout * (1 + ask.retries)
         parts = ThreadInbox()
+        finish = self._send(parts, ask, stream=True)
         error: ZmdpError | None = None
         ended = False
         try:
-            options = encode_options(ask.options, headers, ask.wait)
-            self._loop.call(self._begin, parts, ask, options, limits)
             while True:
                 part = parts.get()
                 ended = part.final
@@ -120,40 +115,60 @@ class BlockingDialog:
         finally:
             if not ended:
                 self._loop.call(self._cancel, parts)
-            finish(error)
+            if finish is not None:
+                finish(error)
             error = None  # its traceback refers to this frame
 
     def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
         """Send a request and return the future of its reply, or of what `convert` makes of it."""
-        limits = self._limits(ask)
-        headers, finish = tracing.calling(ask.service.decode(), ask.headers, limits["timeout"])
         future = ReplyFuture(self._threads, self._cancel_future, convert)
-        try:
-            options = encode_options(ask.options, headers, ask.wait)
-            self._loop.call(self._begin, future, ask, options, limits)
-        except BaseException as error:
-            finish(error)
-            raise
-        if finish is not tracing.untraced:
-            future.add_done_callback(lambda done: finish(None if done.cancelled() else done.exception()))
+        finish = self._send(future, ask)
+        if finish is not None:
+            future.add_done_callback(partial(_finish, finish))
         return future
 
     def _cancel_future(self, future: "Future[Any]") -> None:
         self._loop.call(self._cancel, future)
 
-    def _limits(self, ask: Ask) -> dict[str, Any]:
-        """Return how long a request may take, as `Dialog.begin` wants it."""
-        if self._numbered:
-            return {"timeout": ask.timeout * (1 + ask.retries)}
-        return {"timeout": None, "silence": ask.timeout, "retries": ask.retries}
+    def _send(self, receiver: Any, ask: Ask, *, stream: bool = False) -> tracing.Finish | None:
+        """Hand a request to the loop.  Return what to call when it has ended, if it is traced."""
+        timeout: float | None = ask.deadline if stream else ask.timeout * (1 + ask.retries)
+        silence, retries = ask.timeout * (1 + ask.retries) if stream else None, 0
+        if not self._numbered:
+            timeout, silence, retries = None, ask.timeout, ask.retries
+        headers, finish = ask.headers, None
+        if tracing.concerns_calls():
+            headers, finish = tracing.calling(ask.service.decode(), headers, timeout)
+        try:
+            options = encode_options(ask.options, headers, ask.wait)
+            limits = timeout, silence, retries, stream
+            self._loop.call(self._begin, receiver, ask.service, ask.body, *limits, options, ask.retry)
+        except BaseException as error:
+            self._loop.call(self._cancel, receiver)  # Ctrl-C may have come after it was handed over
+            if finish is not None:
+                finish(error)
+            raise
+        return finish
 
     # ── in the loop ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, receiver: Any, ask: Ask, options: bytes, limits: dict[str, Any]) -> None:
+    def _begin(
+        self,
+        receiver: Any,
+        service: bytes,
+        body: Sequence[bytes],
+        timeout: float | None,
+        silence: float | None,
+        retries: int,
+        stream: bool,
+        options: bytes,
+        retry: Retry | None,
+    ) -> None:
         try:
             receiver.call = self._dialog.begin(
-                receiver, ask.service, ask.body, options=options, retry=ask.retry, **limits
-            )
+                receiver, service, body, timeout=timeout, silence=silence, retries=retries, stream=stream,
+                options=options, retry=retry,
+            )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - it is raised where the request was made
             receiver.put(error.with_traceback(None))
 
@@ -167,7 +182,7 @@ class BlockingDialog:
         """Send a request whose reply `recv` returns."""
         sent = _SentRequest(self._dialog, self._arrived, self._unfinished)
         self._unfinished[sent] = None
-        self._loop.call(self._begin, sent, Ask(service, body, 0.0), b"", {"stream": True})
+        self._loop.call(self._begin, sent, service, body, None, None, 0, True, b"", None)
 
     def recv(self, *, timeout: float) -> Reply:
         """Return the next reply, or part of one, to a request made with `send`."""
@@ -194,6 +209,10 @@ class BlockingDialog:
     def close(self) -> None:
         """Cancel every outstanding request, close the connection, and end the threads."""
         self._threads.close()
+
+
+def _finish(finish: tracing.Finish, done: "Future[Any]") -> None:
+    finish(None if done.cancelled() else done.exception())
 
 
 class _SentRequest(Inbox):

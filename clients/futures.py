@@ -8,7 +8,6 @@ need no lock.
 import logging
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
@@ -26,7 +25,6 @@ Convert = Callable[[Reply], Any]
 
 EXIT_SECONDS: Final = 1.0
 """How long the interpreter waits, when it exits, until a client that was not closed has sent what it has to send."""
-PENDING: Final = object()
 CANCELLED: Final = object()
 
 log = logging.getLogger("zmdp.client")
@@ -44,9 +42,6 @@ class ReplyFuture(Future[Any]):
         convert: Makes the value of the reply.
     """
 
-    _outcome: Any = PENDING
-    """The first outcome: the reply, the error or `CANCELLED`.  `_settle` sets it once."""
-
     def __init__(self, threads: "ClientThreads", cancel: Callback, convert: Convert | None = None) -> None:
         # Without super().__init__(): see above.
         self.call: Any = None
@@ -54,9 +49,11 @@ class ReplyFuture(Future[Any]):
         self._threads = threads
         self._cancel = cancel
         self._convert = convert
-        self._gates: deque[threading.Lock] = deque()
+        self._outcomes: list[Any] = []
+        """The first one counts: the reply, the error or `CANCELLED`."""
+        self._gates: list[threading.Lock] = []
         """A lock for each thread that waits, which is released when the outcome is there."""
-        self._called_when_done: deque[Callback] = deque()
+        self._called_when_done: list[Callback] = []
 
     def put(self, outcome: Any) -> None:
         """Take the reply or the error, unless the future was cancelled."""
@@ -64,33 +61,35 @@ class ReplyFuture(Future[Any]):
 
     def _settle(self, outcome: Any) -> bool:
         """Settle the future, unless it is settled.  Return whether this is its outcome."""
-        if vars(self).setdefault("_outcome", outcome) is not outcome:  # at once, whichever threads try to
+        outcomes = self._outcomes
+        outcomes.append(outcome)
+        if outcomes[0] is not outcome:  # another thread was first
             return False
         while self._gates:
             with suppress(IndexError):
-                self._gates.popleft().release()
+                self._gates.pop().release()
         if self._called_when_done:
             self._run_callbacks()
         return True
 
     def _wait(self, timeout: float | None) -> Any:
         """Wait for the outcome, and return the value, the error or `CANCELLED`.  Raises `TimeoutError`."""
-        if self._outcome is PENDING:
+        if not self._outcomes:
             gate = threading.Lock()
             gate.acquire()
             self._gates.append(gate)
-            if self._outcome is PENDING:  # else it came before the gate was there
+            if not self._outcomes:  # else it came before the gate was there
                 seconds = -1.0 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX)
                 if not gate.acquire(timeout=seconds):
                     with suppress(ValueError):
                         self._gates.remove(gate)
-                    if self._outcome is PENDING:
+                    if not self._outcomes:
                         raise TimeoutError
         return self._found()
 
     def _found(self) -> Any:
         """Return the value, the error or `CANCELLED`.  The value is made here, not in the client's loop."""
-        found = self._outcome
+        found = self._outcomes[0]
         if self._convert is None or not isinstance(found, Reply):
             return found
         if "_value" not in vars(self):
@@ -115,7 +114,7 @@ class ReplyFuture(Future[Any]):
 
     def done(self) -> bool:
         """Return whether the reply or an error has arrived, or the request was cancelled."""
-        return self._outcome is not PENDING
+        return bool(self._outcomes)
 
     def running(self) -> bool:
         """Return False: until its outcome is there, a request can be cancelled."""
@@ -123,7 +122,7 @@ class ReplyFuture(Future[Any]):
 
     def cancelled(self) -> bool:
         """Return whether the request was cancelled."""
-        return self._outcome is CANCELLED
+        return bool(self._outcomes) and self._outcomes[0] is CANCELLED
 
     def cancel(self) -> bool:
         """Cancel the request.  Return False if its outcome has arrived."""
@@ -166,7 +165,7 @@ class ReplyFuture(Future[Any]):
         threads, callbacks = self._threads, self._called_when_done
         while callbacks:
             with suppress(IndexError):
-                fn = callbacks.popleft()
+                fn = callbacks.pop(0)
                 if self.cancelled():
                     _call(fn, self)
                 else:
