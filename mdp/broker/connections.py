@@ -10,7 +10,6 @@ generated, which no other peer ever gets, the end only decides whom to probe; th
 from somebody else, who must not receive or continue anything (C39).
 """
 
-import errno
 import logging
 import os
 import resource
@@ -33,15 +32,12 @@ PROBES: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03, 0.1, 0.3)
 """When to probe the peers of a connection, in seconds after its end; the socket notices within about a millisecond."""
 GENERATED_BYTES: Final = 5
 """Length of the routing ids that libzmq generates, which begin with a 0 byte."""
-RESERVE: Final = 8
-"""Descriptors kept in reserve.  When there are no others left, connections can still be accepted, and then ended."""
-SPARE: Final = 2
-"""Descriptors that must be free, beside the reserve, before connections are served again."""
-RESERVE_RETRY: Final = 1.0
-"""Seconds until the next attempt to get the reserve back."""
+SPARE_FILES: Final = 16
+"""Descriptors that connections leave free: a new one that would take one of these is ended (C42).
+
+Without a free descriptor, libzmq would try again and again to accept the connections that wait."""
 MONITOR_EVENTS: Final = 10_000
-"""Maximum number of events that wait in the monitor; then libzmq's thread blocks.  When descriptors run out, it reports
-about 100 000 failures to accept a connection in a second."""
+"""Maximum number of events that wait in the monitor; then libzmq's thread blocks."""
 LIBZMQ_EVENTS: Final = 1000
 """Events of `MONITOR_EVENTS` that libzmq's end of the monitor has room for: its default SNDHWM."""
 OWN_FILES: Final = 256
@@ -50,11 +46,9 @@ UNLIMITED_FILES: Final = 1 << 20
 """What an unlimited number of descriptors is taken for."""
 
 _ACCEPTED: Final = int(zmq.Event.ACCEPTED)
-_ACCEPT_FAILED: Final = int(zmq.Event.ACCEPT_FAILED)
 _DISCONNECTED: Final = int(zmq.Event.DISCONNECTED)
 _EVENTS: Final = (
     zmq.Event.ACCEPTED
-    | zmq.Event.ACCEPT_FAILED
     | zmq.Event.DISCONNECTED
     | zmq.Event.HANDSHAKE_FAILED_AUTH
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -75,10 +69,15 @@ _LOCAL: Final = ""
 """The address of all peers on this host."""
 
 
+def max_files() -> int:
+    """Return how many descriptors this process may have now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return UNLIMITED_FILES if soft == resource.RLIM_INFINITY else min(soft, UNLIMITED_FILES)
+
+
 def default_max_connections() -> int:
     """Return how many connections this process has descriptors for."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = UNLIMITED_FILES if soft == resource.RLIM_INFINITY else min(soft, UNLIMITED_FILES)
+    files = max_files()
     return max(files - OWN_FILES, files // 2, 1)
 
 
@@ -168,13 +167,9 @@ class Connections:
         self._per_address = per_address
         self._journal = Journal(logger)
         self._now = 0.0
-        self._reserve: list[int] = []
-        self._retry_at: float | None = None
-        """When to get the reserve back.  Until then, all new connections are ended."""
         self._devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._copy = os.dup(self._devnull)
         """Where descriptors of connections are copied to, since there may be no other one."""
-        self._take_reserve()
         self._socket = socket
         endpoint = f"inproc://zmdp-connections-{id(socket)}"
         socket.monitor(endpoint, _EVENTS)
@@ -310,8 +305,6 @@ class Connections:
                 self._accepted(value)
             elif event == _DISCONNECTED:
                 self._disconnected(value)
-            elif event == _ACCEPT_FAILED:
-                self._accept_failed(value)
             else:
                 kind, reason = _FAILED_HANDSHAKES[event]
                 self.counts[kind] += 1
@@ -326,8 +319,9 @@ class Connections:
         self.totals.open += 1
         self.totals.addresses[address] += 1
         self.counts["accepted"] += 1
-        if self._retry_at is not None:
-            self._refuse(connection, "out-of-descriptors", "ended a new connection, for lack of descriptors")
+        if descriptor >= (files := max_files()) - SPARE_FILES:  # accept returns the lowest that is free (POSIX)
+            text = "ended a new connection, for lack of descriptors: this process may have %d open files (ulimit -n)"
+            self._refuse(connection, "out-of-descriptors", text, files)
         elif self.totals.open > self._maximum:
             text = "ended a new connection from %s: there are %d already (max-connections)"
             self._refuse(connection, "over-limit", text, address or "this host", self._maximum)
@@ -356,36 +350,6 @@ class Connections:
 
     def _drop_generated(self, identity: bytes) -> AcceptedConnection | None:
         return self.known.pop(identity, None) or self.watched.pop(identity, None)
-
-    def _accept_failed(self, reason: int) -> None:
-        if reason == errno.EAGAIN:
-            return  # the peer has given up
-        self.counts["accept-failed"] += 1
-        self._note("accept-failed", "cannot accept connections: %s", os.strerror(reason))
-        if reason in {errno.EMFILE, errno.ENFILE}:
-            # libzmq tries again at once and without end.  So let it accept, and end what it accepts.
-            self._release_reserve()
-
-    def _release_reserve(self) -> None:
-        self._retry_at = self._now + RESERVE_RETRY
-        while self._reserve:
-            os.close(self._reserve.pop())
-
-    def _take_reserve(self) -> None:
-        """Reserve descriptors, if some more are free."""
-        taken: list[int] = []
-        try:
-            while len(taken) < RESERVE + SPARE:
-                taken.append(os.dup(self._devnull))
-        except OSError:
-            for each in taken:
-                os.close(each)
-            self._retry_at = self._now + RESERVE_RETRY
-            return
-        for each in taken[RESERVE:]:
-            os.close(each)
-        self._reserve = taken[:RESERVE]
-        self._retry_at = None
 
     # ── ending connections ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -441,8 +405,8 @@ class Connections:
         self._to_end.append(connection)
 
     def _end_excess(self) -> None:
-        while self._to_end:
-            connection = self._to_end.pop()
+        due, self._to_end = self._to_end, []  # not those that come meanwhile: `deadline` is then now
+        for connection in due:
             if connection.ended:
                 continue
             try:
@@ -462,11 +426,11 @@ class Connections:
 
     def deadline(self) -> float | None:
         """Return when to call `end_unfinished` and `to_probe`, or None."""
-        if self._more:
+        if self._more or self._to_end:
             return self._now
         due = min(self._due.values())[0] if self._due else None
         unfinished = self.unfinished.deadline() if self.unfinished is not None and self._open else None
-        for other in (self._journal.deadline(), self._retry_at, unfinished):
+        for other in (self._journal.deadline(), unfinished):
             if other is not None and (due is None or other < due):
                 due = other
         return due
@@ -475,9 +439,7 @@ class Connections:
         """Do what is due, and return the routing ids of the peers to probe now."""
         self._now = now
         self._journal.flush(now)
-        if self._retry_at is not None and now >= self._retry_at:
-            self._take_reserve()
-        if self._more:
+        if self._more or self._to_end:
             self.look(now)
         if not self._due:
             return []
@@ -497,7 +459,6 @@ class Connections:
         self._read()  # libzmq's thread must not be blocked
         self._socket.disable_monitor()
         self._monitor.close(0)
-        self._release_reserve()
         os.close(self._devnull)
         os.close(self._copy)
 
