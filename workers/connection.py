@@ -22,7 +22,7 @@ from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
-from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED, NOT_BEGUN, REFUSED, why_refused
+from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED, REFUSED, why_not_begun, why_refused
 from ..mdp.transport.sockets import ONE_CONNECTION_MS, Context, dealer
 from ..mdp.wire import Message
 from ..mdp.wire.about import MAX_ABOUT, encode_about
@@ -333,7 +333,7 @@ class WorkerConnection:
             event = parse_monitor_message(message)
             refusal = why_refused(event["event"], event["value"], self._keys, self._endpoint)
             if event["event"] == zmq.Event.CONNECT_RETRIED:  # and nothing before, which would have been told
-                refusal = NOT_BEGUN
+                refusal = why_not_begun()
             if self._connected:
                 if event["event"] & ENDED and socket is not None:  # or an attempt to connect again has failed
                     while session.state.connected and (last := receive(socket)):  # what arrived before the end

@@ -12,7 +12,7 @@ from ..keys import ClientKeys
 from ..transport.listening import keep_alive
 from ..transport.multipart import receive, send
 from ..transport.reach import HANDSHAKE_FAILED, why_refused
-from ..transport.sockets import ONE_CONNECTION_MS, connect
+from ..transport.sockets import ONE_CONNECTION_MS, connect, invalid_endpoint, new_socket
 from ..wire import Message
 from .door import Door
 from .machine import Broker
@@ -37,7 +37,7 @@ class LinkPort(Port):
     """One connection to another broker, at `endpoint`.
 
     `identity` is the link's in the machine, and `keys` are this broker's own with the other's public key, or None.
-    Raises `zmq.ZMQError` if there can be no socket.
+    Raises `SettingError` or `zmq.ZMQError` if there can be no socket.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LinkPort(Port):
         self.role = role
         """The role of the other broker's key."""
         self._closed = False
-        self._socket = context.socket(zmq.DEALER)
+        self._socket = new_socket(context, zmq.DEALER)
         keep_alive(self._socket)
         options: dict[int, int] = {
             zmq.RECONNECT_IVL: ONE_CONNECTION_MS,
@@ -219,5 +219,7 @@ class LinkPorts:
             keys = ClientKeys(self._own.public_key, self._own.secret_key, link.key)
         try:
             return LinkPort(self._broker, identity, link.endpoint, keys, self._role_of(link), self._context)
-        except zmq.ZMQError as error:
+        except SettingError as error:
             return str(error)
+        except zmq.ZMQError as error:
+            return str(invalid_endpoint(link.endpoint, error))

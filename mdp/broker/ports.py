@@ -18,7 +18,7 @@ from ..errors import BindError
 from ..limits import Limits
 from ..transport.listening import check_free, keep_alive, randomise_routing_ids
 from ..transport.multipart import Unsent, receive, send
-from ..transport.sockets import use_family
+from ..transport.sockets import new_socket, use_family
 from ..wire import Message
 from .connections import Connections
 from .machine import Broker
@@ -157,7 +157,7 @@ class RouterPort(Port):
         logger: logging.Logger,
     ) -> None:
         randomise_routing_ids()
-        self.socket = context.socket(zmq.ROUTER)
+        self.socket = new_socket(context, zmq.ROUTER)
         self.connections: Connections = Connections(
             self.socket,
             context,

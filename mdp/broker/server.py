@@ -21,11 +21,12 @@ from ..access import Access
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
 from ..limits import Limits
+from ..transport.descriptors import check_descriptors
 from ..transport.multipart import receive
 from ..transport.sockets import check_local
 from ..wire import service_name
 from .backlog import Backlog
-from .connections import default_max_connections
+from .connections import SPARE_FILES, default_max_connections
 from .delivery import Delivery
 from .door import Door
 from .events import CloseLink, Event, OpenLink, WorkerForgotten
@@ -92,7 +93,8 @@ class Server:
     With `access`, only the keys that it lists may connect, except through `inproc://`, which has no keys.  Without it,
     an endpoint that other machines can reach is refused unless the settings are `insecure`.
 
-    Raises `BindError` if it cannot listen, or `SettingError` if a setting is invalid; nothing stays open then.
+    Raises `BindError` if it cannot listen, or `SettingError` if a setting is invalid or too few file descriptors are
+    free; nothing stays open then.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class Server:
         """When the last turn began, and when the next check for what is due, the machine's next tick, and the next look
         at the monitors, may be."""
         self._backlog = Backlog(self.broker.started)
+        check_descriptors(SPARE_FILES)
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
         main = RouterPort(self._context, self.limits, prefix=b"", main=None, logger=log)

@@ -20,7 +20,7 @@ class Probe:
     It sends an X1 client's HEARTBEAT.  A broker that takes requests answers with a HEARTBEAT, one that drains with a
     DISCONNECT.  ZeroMQ repeats a connection that is refused, so a broker that is just starting is found as well.
 
-    Raises `SettingError` for an invalid endpoint, and `zmq.ZMQError` if no socket can be opened.
+    Raises `SettingError` for an invalid endpoint, or if no socket can be opened.
     """
 
     def __init__(self, endpoint: str, context: Context, keys: ClientKeys | None = None) -> None:

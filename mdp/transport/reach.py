@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ..errors import BrokerUnreachable
+from ..errors import BrokerUnreachable, SettingError
 from ..keys import ClientKeys
-from .sockets import ONE_CONNECTION_MS, dealer
+from .descriptors import check_descriptors
+from .sockets import ONE_CONNECTION_MS, dealer, end, own_context
 
 PROBE_SECONDS: Final = 1.0
 """How long to wait for a program to accept a connection, and then for an answer; without one, nothing is concluded."""
@@ -69,8 +70,19 @@ def why_unreachable(endpoint: str, keys: ClientKeys | None = None) -> str | None
         return f"nothing is listening there. Is the broker running? `mdp-broker --bind {endpoint}` starts one"
     except (PermissionError, sockets.gaierror) as error:
         return error.strerror
+    except SettingError as error:  # too few descriptors
+        return str(error)
     except (OSError, ValueError):
         return None
+
+
+def why_not_begun() -> str:
+    """Return what CONNECT_RETRIED means if no other event came before it."""
+    try:
+        check_descriptors()
+    except SettingError as error:
+        return str(error)
+    return NOT_BEGUN
 
 
 def why_refused(event: int, value: int, keys: ClientKeys | None, endpoint: str = "") -> str | None:
@@ -146,7 +158,7 @@ def _why_not_usable(probe: sockets.socket, keys: ClientKeys | None, *, ended: bo
 
 def _shake_hands(endpoint: str, keys: ClientKeys | None) -> tuple[int, int]:
     """Connect with these keys.  Return what ZeroMQ's monitor says about it: the event and its value, or (0, 0)."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = own_context()
     try:
         monitored = HANDSHAKE_FAILED | int(zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.CLOSED)
         socket = dealer(context, endpoint, _NO_RECONNECTION, keys=keys, monitored=monitored)
@@ -154,7 +166,7 @@ def _shake_hands(endpoint: str, keys: ClientKeys | None) -> tuple[int, int]:
             event = recv_monitor_message(monitor) if monitor.poll(round(HANDSHAKE_SECONDS * 1000)) else None
             socket.disable_monitor()
     finally:
-        context.term()
+        end(context)
     return (0, 0) if event is None else (event["event"], event["value"])
 
 

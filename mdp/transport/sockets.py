@@ -1,5 +1,6 @@
 """ZeroMQ contexts that are terminated cleanly, and the DEALER sockets of clients and workers."""
 
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -7,6 +8,7 @@ import zmq
 
 from ..errors import BindError, SettingError
 from ..keys import ClientKeys
+from .descriptors import check_descriptors
 from .tcp import is_loopback
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -18,6 +20,8 @@ ONE_CONNECTION_MS: Final = 3_600_000
 
 Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the context never terminates."""
 
+_INVALID: Final = frozenset({errno.EINVAL, errno.ENAMETOOLONG, errno.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO})
+"""What ZeroMQ says of an endpoint that is not valid."""
 _MAX_PORT: Final = 65535
 
 _open: set[Context] = set()
@@ -26,18 +30,50 @@ _open: set[Context] = set()
 def own_context() -> Context:
     """Return a context for one client or worker, to be terminated with `end`.
 
+    Raises `SettingError` if too few file descriptors are free.
+
     This module keeps a reference until then.  Otherwise the garbage collector could terminate the context of a client
     that was never closed, and wait forever for sockets that are collected together with it.
     """
+    check_descriptors()
     context: Context = zmq.Context()
     _open.add(context)
     return context
 
 
 def end(context: Context) -> None:
-    """Terminate `context`, whose sockets have been closed, once the last messages are sent."""
-    context.term()
+    """Terminate `context`, whose sockets have been closed, once the last messages are sent.
+
+    A socket that is still open, because something failed while it was made, is closed: otherwise this would never end.
+    """
+    context.destroy(linger=0)
     _open.discard(context)
+
+
+def new_socket(context: Context, kind: int) -> Socket:
+    """Return a new socket of `context`.
+
+    Raises `SettingError` if too few file descriptors are free, or the context has as many sockets as it may.
+    """
+    check_descriptors()
+    try:
+        return context.socket(kind)
+    except zmq.ZMQError as error:
+        raise _cannot_open(error) from None
+
+
+def _cannot_open(error: zmq.ZMQError) -> Exception:
+    """Return the error for a socket that cannot be opened.  libzmq reports a context without room as EMFILE too."""
+    if error.errno != errno.EMFILE:
+        return error
+    try:
+        check_descriptors()
+    except SettingError as found:
+        return found
+    return SettingError(
+        "this ZeroMQ context has as many sockets as it may: set zmq.MAX_SOCKETS before its first socket, or use "
+        "several contexts"
+    )
 
 
 def checked_endpoint(endpoint: object) -> str:
@@ -100,8 +136,11 @@ def dealer(
     keys: ClientKeys | None = None,
     monitored: int = 0,
 ) -> Socket:
-    """Return a DEALER that `connect` has connected to `endpoint`.  Raises `SettingError` if that is invalid."""
-    socket = context.socket(zmq.DEALER)
+    """Return a DEALER that `connect` has connected to `endpoint`.
+
+    Raises `SettingError` if that is invalid, or as `new_socket` does.
+    """
+    socket = new_socket(context, zmq.DEALER)
     try:
         connect(socket, endpoint, options, keys=keys, monitored=monitored)
     except zmq.ZMQError as error:
@@ -134,6 +173,8 @@ def connect(
         raise
 
 
-def invalid_endpoint(endpoint: str, error: zmq.ZMQError) -> SettingError:
-    """Return the error for an endpoint that ZeroMQ does not accept."""
-    return SettingError(f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555")
+def invalid_endpoint(endpoint: str, error: zmq.ZMQError) -> Exception:
+    """Return the error for an endpoint that ZeroMQ does not accept, or for a socket that cannot be opened."""
+    if error.errno in _INVALID:
+        return SettingError(f"{endpoint!r} is not a valid endpoint ({error}): try tcp://127.0.0.1:5555")
+    return _cannot_open(error)

@@ -10,7 +10,7 @@ from ..access import Access
 from ..errors import BindError
 from ..wire import Message
 from .multipart import receive, send
-from .sockets import Context, Socket
+from .sockets import Context, Socket, new_socket
 
 ENDPOINT: Final = "inproc://zeromq.zap.01"
 """Where libzmq looks for the one ZAP handler of a context."""
@@ -39,7 +39,7 @@ class ZapHandler:
     def __init__(self, context: Context, access: Access) -> None:
         self.access = access
         self.counts: Counter[str] = Counter()
-        self._socket = context.socket(zmq.ROUTER)
+        self._socket = new_socket(context, zmq.ROUTER)
         self._socket.set(zmq.LINGER, 0)
         try:
             self._socket.bind(ENDPOINT)

@@ -15,7 +15,7 @@ from ...mdp.limits import Limits
 from ...mdp.logs import fields_of
 from ...mdp.transport.listening import check_free, keep_alive, randomise_routing_ids
 from ...mdp.transport.multipart import Unsent, receive, send
-from ...mdp.transport.sockets import Context, check_local, checked_endpoint, use_family
+from ...mdp.transport.sockets import Context, check_local, checked_endpoint, new_socket, use_family
 from ...mdp.transport.zap import ZapHandler
 from ..handling import Failed
 from ..request import Request
@@ -125,7 +125,7 @@ class FreelanceServerConnection:
         if access is None and not listening.insecure:
             check_local(listening.bind)
         randomise_routing_ids()
-        self._socket = context.socket(zmq.ROUTER)
+        self._socket = new_socket(context, zmq.ROUTER)
         try:
             self._socket.set(zmq.ROUTING_ID, listening.endpoint.encode())
             self._socket.set(zmq.ROUTER_MANDATORY, 1)
