@@ -1,6 +1,8 @@
 """ZeroMQ contexts that are terminated cleanly, and the DEALER sockets of clients and workers."""
 
 import errno
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -22,6 +24,8 @@ Not -1: with that, libzmq 4.3.5 leaks a session whose handshake fails, and the c
 
 _INVALID: Final = frozenset({errno.EINVAL, errno.ENAMETOOLONG, errno.EPROTONOSUPPORT, zmq.ENOCOMPATPROTO})
 """What ZeroMQ says of an endpoint that is not valid."""
+_TCP_ADDRESS: Final = re.compile(r"[0-9A-Za-z\[:][-.:%;\[\]_*0-9A-Za-z]*:[0-9]+")
+"""The addresses that libzmq accepts; whether there is such a host, it finds out later."""
 _MAX_PORT: Final = 65535
 
 _open: set[Context] = set()
@@ -87,11 +91,34 @@ def checked_endpoint(endpoint: object) -> str:
 
 
 def checked_endpoints(broker: str | Sequence[str]) -> list[str]:
-    """Return the endpoints in `broker`, at least one.  Raises `SettingError` as `checked_endpoint` does."""
-    endpoints = list(broker) if isinstance(broker, list | tuple) else [broker]
-    if not endpoints:
+    """Return the endpoints in `broker`, at least one.
+
+    Raises `SettingError` if ZeroMQ cannot connect to one of them.  Nothing is connected to find out: a broker would log
+    that as a failed handshake.
+    """
+    given = list(broker) if isinstance(broker, list | tuple) else [broker]
+    if not given:
         raise SettingError("broker is empty: it must be an endpoint such as tcp://127.0.0.1:5555, or several")
-    return [checked_endpoint(endpoint) for endpoint in endpoints]
+    endpoints = [checked_endpoint(each) for each in given]
+    for endpoint in endpoints:
+        problem = _connect_problem(endpoint)
+        if problem is not None:
+            raise SettingError(f"{endpoint!r} is not a valid endpoint: {problem}")
+    return endpoints
+
+
+def _connect_problem(endpoint: str) -> str | None:
+    """Return why ZeroMQ would not connect to an endpoint that has no `port_problem`, or None."""
+    transport, _, address = endpoint.partition("://")
+    if transport not in {"tcp", "inproc"} and not zmq.has(transport):
+        return "endpoints begin with tcp://, ipc:// or inproc://, as in tcp://127.0.0.1:5555"
+    if not address or address == "@":
+        return "it has no address, as in tcp://127.0.0.1:5555"
+    if transport == "tcp" and not _TCP_ADDRESS.fullmatch(address):
+        return "write tcp://HOST:PORT, as in tcp://127.0.0.1:5555"
+    if transport == "ipc" and len(os.fsencode(address)) > zmq.IPC_PATH_MAX_LEN > 0:
+        return f"its path is longer than {zmq.IPC_PATH_MAX_LEN} bytes"
+    return None
 
 
 def port_problem(endpoint: str) -> str | None:
