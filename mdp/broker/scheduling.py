@@ -22,6 +22,11 @@ from ..linked_lists import LinkedList, Node
 if TYPE_CHECKING:
     from .records import Client, Link, Remote, Request, Worker
 
+GROUP_BITS: Final = 8
+"""A group of loads has this power of two of them: its bit mask is a short integer, however many requests a worker may
+hold."""
+GROUP_MASK: Final = (1 << GROUP_BITS) - 1
+"""Selects the bits of a load that are its place in its group."""
 MAX_CLIENTS: Final = 1000
 """Clients of which a queue is asked for the oldest request at most: an answer must not take long."""
 
@@ -151,20 +156,26 @@ class FairQueue:
 class Pool:
     """Workers with free credit, by the number of requests that they hold."""
 
-    __slots__ = ("_lists", "_loads", "size")
+    __slots__ = ("_groups", "_lists", "_loads", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._lists: list[LinkedList[Worker]] = []
-        self._loads = 0
-        """Bit mask of the loads at which there are workers."""
+        self._loads: list[int] = []
+        """Bit masks of the loads at which there are workers, one for each group of loads."""
+        self._groups = 0
+        """Bit mask of the groups in which there are workers."""
 
     def add(self, worker: Worker, load: int) -> None:
         """Add a worker that holds `load` requests after all others that hold as many."""
         while len(self._lists) <= load:
             self._lists.append(LinkedList())
         self._lists[load].append(worker)
-        self._loads |= 1 << load
+        group = load >> GROUP_BITS
+        while len(self._loads) <= group:
+            self._loads.append(0)
+        self._loads[group] |= 1 << (load & GROUP_MASK)
+        self._groups |= 1 << group
         self.size += 1
 
     def remove(self, worker: Worker, load: int) -> None:
@@ -172,14 +183,23 @@ class Pool:
         workers = self._lists[load]
         workers.remove(worker)
         if workers.first is None:
-            self._loads &= ~(1 << load)
+            group = load >> GROUP_BITS
+            self._loads[group] &= ~(1 << (load & GROUP_MASK))
+            if not self._loads[group]:
+                self._groups &= ~(1 << group)
         self.size -= 1
 
     def least(self) -> Worker | None:
         """Return the least recently used of the workers that hold the fewest requests."""
-        if not self._loads:
+        if not self._groups:
             return None
-        return self._lists[(self._loads & -self._loads).bit_length() - 1].first
+        group = _lowest(self._groups)
+        return self._lists[(group << GROUP_BITS) + _lowest(self._loads[group])].first
+
+
+def _lowest(mask: int) -> int:
+    """Return the number of the lowest bit that is set."""
+    return (mask & -mask).bit_length() - 1
 
 
 class Schedule:

@@ -146,6 +146,20 @@ def test_among_those_that_hold_as_many_the_first_that_came(crowd):  # C21
     assert pool.size == 2
 
 
+@pytest.mark.parametrize("loads", [(255, 256, 257), (0, 65_536), (511, 512, 768, 20_000)])
+def test_loads_of_several_groups(crowd, loads):  # C21
+    pool = Pool()
+    workers = [crowd.worker(1) for _ in loads]
+    for worker, load in reversed([*zip(workers, loads, strict=True)]):
+        pool.add(worker, load)
+    for worker, load in zip(workers, loads, strict=True):
+        assert pool.least() is worker
+        pool.remove(worker, load)
+    assert pool.least() is None
+    pool.add(workers[0], loads[-1])
+    assert pool.least() is workers[0]
+
+
 # ── Schedule ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -13,7 +13,10 @@ import pytest
 from support import turns
 
 from zmdp.mdp.broker.machine import Broker
-from zmdp.mdp.wire import batch
+from zmdp.mdp.broker.records import Service, Worker
+from zmdp.mdp.broker.roles import Role
+from zmdp.mdp.broker.scheduling import Pool
+from zmdp.mdp.wire import WX1, batch
 
 BODY = b"x" * 32
 
@@ -147,6 +150,31 @@ def requests(number):
     for each in range(50):
         packed.request_to_broker(50 * number + each, 15_000, b"echo", b"", [BODY])
     return packed.messages()[0]
+
+
+def moved(pool, worker, load):
+    """The bytes of all that is made, and given up, while a worker is moved that holds so many requests."""
+    pool.add(worker, load)
+    gc.disable()
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    pool.remove(worker, load)
+    pool.add(worker, load)
+    assert pool.least() is worker
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    gc.enable()
+    pool.remove(worker, load)
+    return peak - before
+
+
+def test_a_worker_is_moved_at_the_same_cost_however_many_requests_it_holds():
+    """The bit masks of loads are short: with a bit for each load, they would be as long as the largest."""
+    worker = Worker((b"w",), WX1, Service(b"echo"), Role(), credit=1, id=1, now=0)
+    pool = Pool()
+    moved(pool, worker, 1)  # warm-up
+    assert moved(pool, worker, 100_000) <= moved(pool, worker, 1) + 500
 
 
 HELD = {
