@@ -7,7 +7,7 @@ import zmq
 
 from ..mdp.keys import ClientKeys
 from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED
-from ..mdp.transport.sockets import ONE_CONNECTION_MS, connect
+from ..mdp.transport.sockets import ONE_CONNECTION_MS, connect, new_socket
 from .broker_connection import BrokerConnection
 
 MAX_UNREAD: Final = 64
@@ -26,7 +26,7 @@ _OPTIONS: Final[dict[int, int]] = {
 class BrokerSocket:
     """A DEALER socket for one connection, and the monitor that reports the end of it.
 
-    Raises `zmq.ZMQError` if it cannot be opened.
+    Raises `zmq.ZMQError` or `SettingError` if it cannot be opened.
     """
 
     connection: BrokerConnection
@@ -36,7 +36,7 @@ class BrokerSocket:
         self.endpoint = endpoint
         self.ended = False
         """The monitor has reported the end of the connection, which it does only once."""
-        self.socket = context.socket(zmq.DEALER)
+        self.socket = new_socket(context, zmq.DEALER)
         connect(self.socket, endpoint, _OPTIONS, keys=keys, monitored=ENDED | HANDSHAKE_FAILED)
         self.monitor = self.socket.get_monitor_socket()
         """Readable when the connection has ended or could not be established."""

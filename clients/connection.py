@@ -55,7 +55,7 @@ class ClientConnection:
     A broker that refuses this client's keys says so.  When all have done so, one after the other, the outstanding
     requests fail, since waiting would not help.
 
-    Raises `SettingError` for an invalid endpoint.
+    Raises `SettingError` if ZeroMQ does not accept the first endpoint, or no file descriptor is left.
     """
 
     def __init__(
@@ -93,12 +93,10 @@ class ClientConnection:
         self._lost_at: float | None = None
         """Since when there has been no connection, once that is logged, until a broker answers."""
         self._loss_warned = False
-        for endpoint in reversed(session.failover.endpoints.all):  # the connection to the first is kept
-            self.drop()
-            try:
-                self._open(endpoint, time.monotonic())
-            except zmq.ZMQError as error:
-                raise invalid_endpoint(endpoint, error) from None
+        try:
+            self._open(self.endpoint, time.monotonic())
+        except zmq.ZMQError as error:
+            raise invalid_endpoint(self.endpoint, error) from None
 
     @property
     def endpoint(self) -> str:
@@ -248,7 +246,7 @@ class ClientConnection:
             if session.outstanding and now >= session.retry_at:
                 try:
                     self._open(session.next_endpoint(), now)
-                except zmq.ZMQError as error:  # no file descriptor is left, for example
+                except (zmq.ZMQError, SettingError) as error:  # no file descriptor is left, for example
                     session.lose(str(error), now)
         if self._current is None or not self._send_over(self._current, now):
             return kept

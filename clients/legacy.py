@@ -82,9 +82,7 @@ class LegacyDialog:
         """The event loop, once it is known."""
         self._closed = False
         self._connections = asyncio.Semaphore(min(settings.max_outstanding, MAX_CONNECTIONS))
-        for endpoint in reversed(self._endpoints.all):  # raises SettingError if one is invalid
-            self._close_idle()
-            self._idle.append(self._open(endpoint))  # the connection to the first is kept
+        self._idle.append(self._open(self.endpoint))  # raises SettingError if that is impossible
 
     @property
     def endpoint(self) -> str:

@@ -12,7 +12,7 @@ from ...mdp.keys import ClientKeys
 from ...mdp.limits import Limits
 from ...mdp.transport.multipart import receive, send
 from ...mdp.transport.reach import HANDSHAKE_FAILED, why_refused
-from ...mdp.transport.sockets import invalid_endpoint, use_family
+from ...mdp.transport.sockets import invalid_endpoint, new_socket, use_family
 from .session import FreelanceSession
 
 MAX_MESSAGES: Final = 100
@@ -76,7 +76,7 @@ class FreelanceConnection:
         self._ended: list[int] = []
         """The descriptors of connections that have ended, and may have brought replies before."""
         self._descriptors = _Descriptors()
-        self._socket = context.socket(zmq.ROUTER)
+        self._socket = new_socket(context, zmq.ROUTER)
         try:
             self._socket.set(zmq.LINGER, 0)
             self._socket.set(zmq.ROUTER_MANDATORY, 1)

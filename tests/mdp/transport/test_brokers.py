@@ -75,7 +75,7 @@ def test_everything_that_connects_reads_the_environment(folder, monkeypatch):
     for name, value in folder.environment("shop").items():
         monkeypatch.setenv(name, value)
     with Client() as client:
-        assert (client.endpoint, client._settings.keys) == (RIGHT, folder.keys("shop"))
+        assert (client.endpoint, client._connect.keywords["key"]) == (RIGHT, folder.keys("shop"))
 
     async def settings():
         async with AsyncClient() as client:
