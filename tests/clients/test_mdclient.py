@@ -211,6 +211,16 @@ def test_invalid_arguments(client, call, message):
 
 
 @pytest.mark.parametrize("protocol", ALL)
+def test_a_client_opens_one_connection(server, endpoint, protocol):
+    """A broker would log others, over which nothing follows, as handshakes that failed."""
+    before = server.connections.counts["accepted"]
+    with Client([endpoint, NOBODY], timeout=TIMEOUT_SECONDS, protocol=protocol) as client:
+        for _ in range(2):
+            assert client.request("echo", b"x") == [b"x"]
+    assert server.connections.counts["accepted"] == before + 1
+
+
+@pytest.mark.parametrize("protocol", ALL)
 def test_a_closed_client_says_so(endpoint, protocol):
     client = Client(endpoint, timeout=TIMEOUT_SECONDS, protocol=protocol)
     client.close()
