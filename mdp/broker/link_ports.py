@@ -58,7 +58,7 @@ class LinkPort(Port):
         self.role = role
         """The role of the other broker's key."""
         self._closed = False
-        self._socket = new_socket(context, zmq.DEALER)
+        self._socket: zmq.Socket[bytes] = new_socket(context, zmq.DEALER)
         keep_alive(self._socket)
         options: dict[int, int] = {
             zmq.RECONNECT_IVL: ONE_CONNECTION_MS,

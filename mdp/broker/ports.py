@@ -157,7 +157,7 @@ class RouterPort(Port):
         logger: logging.Logger,
     ) -> None:
         randomise_routing_ids()
-        self.socket = new_socket(context, zmq.ROUTER)
+        self.socket: zmq.Socket[bytes] = new_socket(context, zmq.ROUTER)
         self.connections: Connections = Connections(
             self.socket,
             context,
