@@ -1,5 +1,5 @@
 # The two targets to know: `make demo` shows what zmdp does, `make test` tests it.  Both install what they need into
-# .venv; `make test` also installs Java and Chromium if it may, `make demo-spark` Java.
+# .venv; `make test` also installs Java, Chromium and PgBouncer if it may, `make demo-spark` Java.
 
 PYTHON ?= python3
 SEEDS ?= 10000
@@ -20,7 +20,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: airflow demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser node lint unit sim crash attack failover soak bench bench-more dist compatibility release-check clean help
+.PHONY: airflow demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser pgbouncer node lint unit sim crash attack failover soak bench bench-more dist compatibility release-check clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -124,6 +124,18 @@ browser:
 	$(HAVE_BROWSER) || \
 		echo "Chromium is missing, and tests in a browser need it. On Debian: apt-get install chromium" >&2
 
+# Installs PgBouncer if that is possible here; where systemd runs, Debian also starts it.  Without it, the tests behind
+# it are skipped, and say so.
+HAVE_PGBOUNCER = PATH="$$PATH:/usr/sbin" command -v pgbouncer >/dev/null
+pgbouncer:
+	@if ! $(HAVE_PGBOUNCER) && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing PgBouncer …"; \
+		apt-get install -y -qq --no-install-recommends pgbouncer >/dev/null 2>&1 || \
+			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends pgbouncer; } >/dev/null 2>&1; \
+	fi; \
+	$(HAVE_PGBOUNCER) || \
+		echo "PgBouncer is missing, and some tests of Titanic need it. On Debian: apt-get install pgbouncer" >&2
+
 # The site is built in an environment of its own, beside what tests and benchmarks need.
 DOCS := .venv-docs/bin
 
@@ -141,10 +153,10 @@ docs-serve: docs-pages
 # tests/stages.py says what runs, in which stages, and what each shows.
 STAGES = $(BIN)/python tests/stages.py
 
-test: java browser $(VENV)/dev.installed
+test: java browser pgbouncer $(VENV)/dev.installed
 	@$(STAGES) test
 
-test-all: java browser $(VENV)/dev.installed
+test-all: java browser pgbouncer $(VENV)/dev.installed
 	@$(STAGES) all
 
 # What `make test-all` runs beyond `make test`.
@@ -156,10 +168,10 @@ node: $(VENV)/dev.installed
 	[ -d $(VENV)/node/node_modules/zeromq ] || \
 		echo "zeromq for Node is missing, and tests of the programs in Node need it: install Node and npm" >&2
 
-test-long: java browser node $(VENV)/dev.installed
+test-long: java browser pgbouncer node $(VENV)/dev.installed
 	@$(STAGES) long
 
-test-loaded: java browser $(VENV)/dev.installed
+test-loaded: java browser pgbouncer $(VENV)/dev.installed
 	@$(STAGES) test --load 4
 	@$(STAGES) test --load 4
 

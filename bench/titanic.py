@@ -212,7 +212,7 @@ def fill(database: Database) -> None:
                 ],
             )  # fmt: skip
             connection.commit()
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with database.engine.begin() as connection:
         connection.exec_driver_sql("ANALYZE")
 
 

@@ -17,7 +17,8 @@ from sqlalchemy.engine import Connection, Engine
 from ..mdp.codes import Code
 from ..mdp.errors import TitanicError
 from .metrics import CommitMetrics
-from .schema import READ_ONLY_STATE, absolute, file_identity, shown
+from .postgresql import READ_ONLY_STATE
+from .schema import absolute, file_identity, shown
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

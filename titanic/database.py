@@ -6,6 +6,8 @@ from typing import Final
 
 from sqlalchemy.engine import URL, Engine
 
+from ..mdp.codes import Code
+from ..mdp.errors import TitanicError
 from . import schema, store
 from .batches import BatchExecutor
 from .metrics import Metrics
@@ -67,7 +69,8 @@ def prepare(url: URL, clock: store.Clock, lease: float) -> tuple[Engine, str]:
     The engine waits for locks so briefly that a `lease` of so many seconds can be renewed meanwhile, which is due after
     a third of it: a transaction with locked rows may come before as well as after.
 
-    A SQLite file is created and migrated.  Raises `SchemaError` if PostgreSQL's tables have another version.
+    A SQLite file is created and migrated.  Raises `SchemaError` if PostgreSQL's tables have another version, and
+    `TitanicError` if its server only reads.
     """
     engine = schema.open_engine(url, create=True, lock_timeout=min(schema.BUSY_TIMEOUT_SECONDS, lease / 4))
     try:
@@ -78,6 +81,12 @@ def prepare(url: URL, clock: store.Clock, lease: float) -> tuple[Engine, str]:
         with engine.connect() as connection:
             if not schema.is_sqlite(url):
                 schema.check(connection, url)
+                if connection.exec_driver_sql("SHOW transaction_read_only").scalar() == "on":
+                    raise TitanicError(
+                        f"{schema.shown(url)} only reads: it is a standby, or default_transaction_read_only is set; "
+                        "name the primary, or several hosts and target_session_attrs=read-write",
+                        code=Code.FAILED,
+                    )
                 store.set_clock(connection, clock)
                 if connection.exec_driver_sql("SHOW fsync").scalar() != "on":
                     log.warning("the PostgreSQL server runs with fsync=off: commits may not survive a power failure")

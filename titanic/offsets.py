@@ -44,8 +44,6 @@ class SafeOffset:
     def __init__(self, engine: Engine, number: str) -> None:
         self._engine = engine
         self._latest = sa.text(_LATEST[engine.dialect.name, number])
-        # On PostgreSQL, each statement is a transaction, so it sees everything committed before it.
-        self._isolation = "AUTOCOMMIT" if engine.dialect.name == "postgresql" else "SERIALIZABLE"
         self._ahead = 0
         self._writing: set[str] = set()
         """Transactions that may still commit numbers up to `_ahead`."""
@@ -56,7 +54,7 @@ class SafeOffset:
 
     def advance(self, wait: float) -> int:
         """Return the safe offset, after waiting up to `wait` seconds for open transactions."""
-        with self._engine.connect().execution_options(isolation_level=self._isolation) as connection:
+        with self._engine.connect() as connection:  # on PostgreSQL, each statement sees what was committed before it
             if connection.dialect.name == "sqlite":
                 self.safe, self.known = self._number(connection), True
                 return self.safe

@@ -11,7 +11,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, urlencode
 
 import sqlalchemy as sa
 from alembic import command
@@ -21,6 +20,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
 from ..mdp.errors import SettingError, TitanicError
+from . import postgresql
 from .store.models import VERSION_TABLE, Identity
 
 DEFAULT_DB: Final = "sqlite:///titanic.db"
@@ -28,8 +28,6 @@ BUSY_TIMEOUT_SECONDS: Final = 5
 """How long to wait for a lock, and for a connection."""
 WAL_BYTES: Final = 64 << 20
 """Size to which SQLite's write-ahead log shrinks again after a large transaction."""
-READ_ONLY_STATE: Final = "25006"
-"""PostgreSQL's SQLSTATE for a write in a transaction, or at a server, that only reads."""
 _DRIVERS: Final = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 _UPGRADE_LOCK: Final = 0x7A6D6470
 """Key of the PostgreSQL advisory lock that migrations take."""
@@ -103,53 +101,10 @@ def open_engine(
         if not path.parent.is_dir():
             raise SettingError(f"{path}: there is no folder {path.parent}")
         return _sqlite(url, write=write, busy_timeout=busy_timeout)
-    # The tables grow and shrink, and the plan of a prepared statement would stay the same.
-    settings = {"prepare_threshold": None, **_postgresql_settings(url, lock_timeout)}
     try:
-        engine = sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
-    except ImportError as error:  # psycopg is missing, or the libpq that it needs
-        raise SettingError(f"PostgreSQL needs psycopg: pip install 'zmdp[postgres]' ({error})") from None
+        return postgresql.open_engine(url, lock_timeout=lock_timeout)
     except sa.exc.ArgumentError as error:
         raise SettingError(f"{shown(url)}: {error}") from None
-    sa.event.listen(engine, "handle_error", _give_up_reading_server)
-    return engine
-
-
-def _give_up_reading_server(context: sa.engine.ExceptionContext) -> None:
-    """Drop the connections if their server refuses to write: after a failover, others may lead to another server."""
-    if getattr(context.original_exception, "sqlstate", "") == READ_ONLY_STATE:
-        context.is_disconnect = True
-
-
-def _postgresql_settings(url: URL, lock_timeout: float) -> dict[str, Any]:
-    """Return the parameters of a connection to PostgreSQL, other than those in `url`."""
-    # Whatever the server's defaults, a commit must be on disk when it returns, and what another transaction has changed
-    # meanwhile is no error.  Another program's lock must not block Titanic forever; nor must its own locks block others
-    # if this host vanishes in the middle of a transaction.
-    ours = (
-        r"-c synchronous_commit=on -c default_transaction_isolation=read\ committed "
-        f"-c lock_timeout={lock_timeout * 1000:.0f} "
-        f"-c idle_in_transaction_session_timeout={BUSY_TIMEOUT_SECONDS * 1000}"
-    )
-    given = url.query.get("options", "")
-    settings: dict[str, Any] = {
-        "application_name": "titanic",
-        "client_encoding": "utf8",  # otherwise, text from a database without an encoding is bytes
-        "connect_timeout": BUSY_TIMEOUT_SECONDS,
-        "tcp_user_timeout": 4 * BUSY_TIMEOUT_SECONDS * 1000,
-        "keepalives_idle": BUSY_TIMEOUT_SECONDS,
-        "options": f"{given if isinstance(given, str) else ' '.join(given)} {ours}".strip(),
-    }
-    return {name: value for name, value in settings.items() if name == "options" or name not in url.query}
-
-
-def libpq_uri(url: URL, *, lock_timeout: float) -> str:
-    """Return `url`, of PostgreSQL, with all settings of a connection, as libpq reads it.  It may contain a password."""
-    _, given = url.get_dialect()().create_connect_args(url)
-    settings = _postgresql_settings(url, lock_timeout)
-    # A string in a statement is read in the same way whatever the server's default.
-    settings["options"] += " -c standard_conforming_strings=on"
-    return f"postgresql:///?{urlencode({**given, **settings}, quote_via=quote)}"
 
 
 def _sqlite(url: URL, *, write: bool, busy_timeout: float) -> Engine:

@@ -26,10 +26,13 @@ KEPT = """
 
 def wrong_counts(engine):
     """Return the counts of rows that differ from those that are kept, and what is kept instead."""
-    level = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
-    with engine.execution_options(**level).begin() as connection:  # both statements see the same
-        rows, kept = (set(map(tuple, connection.exec_driver_sql(each))) for each in (COUNT_ROWS, KEPT))
-    return sorted(rows - kept), sorted(kept - rows)
+    # In one statement, so that both see the same.
+    both = f"SELECT 'rows', a.* FROM ({COUNT_ROWS}) AS a UNION ALL SELECT 'kept', b.* FROM ({KEPT}) AS b"
+    found = {"rows": set(), "kept": set()}
+    with engine.begin() as connection:
+        for which, *counts in connection.exec_driver_sql(both):
+            found[which].add(tuple(counts))
+    return sorted(found["rows"] - found["kept"]), sorted(found["kept"] - found["rows"])
 
 
 def check_counts(engine):

@@ -40,7 +40,7 @@ class Cluster:
     """A database cluster and its server, which runs with `settings`."""
 
     def __init__(self, folder: Path, *, fsync: bool, settings: dict[str, str]) -> None:
-        self._folder = folder
+        self.folder = folder
         self._data = folder / "data"
         self._settings = {"fsync": "on" if fsync else "off", **settings}
         self._server: subprocess.Popen[bytes] | None = None
@@ -54,10 +54,10 @@ class Cluster:
 
     def _run(self, program: str, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
         command = [self._bin / program, *arguments]
-        return subprocess.run(command, **_unprivileged(self._folder), capture_output=True, check=False)
+        return subprocess.run(command, **unprivileged(self.folder), capture_output=True, check=False)
 
     def url(self, db: str = "postgres") -> str:
-        return f"postgresql://postgres@/{db}?host={self._folder}&port={self._settings.get('port', 5432)}"
+        return f"postgresql://postgres@/{db}?host={self.folder}&port={self._settings.get('port', 5432)}"
 
     def execute(self, sql: str, db: str = "postgres") -> list[tuple[Any, ...]]:
         """Run one statement outside of a transaction; return its rows."""
@@ -77,12 +77,12 @@ class Cluster:
 
     def start(self) -> None:
         assert self._server is None, "it runs"
-        options = {"listen_addresses": "", "unix_socket_directories": str(self._folder), **self._settings}
+        options = {"listen_addresses": "", "unix_socket_directories": str(self.folder), **self._settings}
         settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-        with (self._folder / "log").open("ab") as log:
+        with (self.folder / "log").open("ab") as log:
             self._server = subprocess.Popen(
                 ["sh", "-c", GUARD, "sh", self._bin / "postgres", "-D", self._data, *settings],
-                **_unprivileged(self._folder), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
+                **unprivileged(self.folder), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
         eventually(self._answers)
         if int(self.execute("SHOW server_version_num")[0][0]) >= 150000:
@@ -90,7 +90,7 @@ class Cluster:
 
     def _answers(self) -> bool:
         assert self._server is not None
-        assert self._server.poll() is None, (self._folder / "log").read_text()
+        assert self._server.poll() is None, (self.folder / "log").read_text()
         with suppress(psycopg.OperationalError):
             self.execute("SELECT 1")
             return True
@@ -132,7 +132,7 @@ def cluster(*, fsync: bool = False, **settings: str) -> Iterator[Cluster]:
         shutil.rmtree(folder)
 
 
-def _unprivileged(folder: Path) -> dict[str, Any]:
+def unprivileged(folder: Path) -> dict[str, Any]:
     """Return the arguments that run a program as an unprivileged user, in a folder that it may read."""
     if NOBODY is None:
         return {"cwd": folder}
@@ -154,7 +154,7 @@ def _binaries(folder: Path) -> Path:
 def _reachable(package: Path, folder: Path) -> Path:
     """Return `package`, or a copy of it in `folder` if the server's user cannot enter it."""
     with suppress(PermissionError):
-        subprocess.run([package / "pginstall/bin/postgres", "--version"], **_unprivileged(folder), check=True,
+        subprocess.run([package / "pginstall/bin/postgres", "--version"], **unprivileged(folder), check=True,
                        stdout=subprocess.DEVNULL)  # fmt: skip
         return package
     # The programs find their libraries by relative paths.

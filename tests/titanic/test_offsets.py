@@ -5,6 +5,7 @@ import time
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 from zmdp.titanic import admin, enqueue, store
 from zmdp.titanic.arrow.reading import Requests
@@ -134,7 +135,8 @@ def test_a_rolled_back_transaction_does_not_delay_the_stream(db):
 @only_postgresql
 def test_a_prepared_transaction_is_waited_for_under_its_new_name(db):
     stream = Stream(db)
-    with db.engine.connect() as connection:
+    theirs = sa.create_engine(db.engine.url, poolclass=sa.NullPool)
+    with theirs.connect() as connection:
         transaction = connection.begin_twophase("ours")
         enqueue(connection, "slow", b"")
         db.add()

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ...mdp.errors import SettingError, TitanicError
-from .. import schema
+from .. import postgresql, schema
 from .bodies import UUID_BYTES, hexadecimal
 from .columns import BODY_COLUMNS
 
@@ -57,16 +57,16 @@ def connect_arrow(db: str, *, write: bool) -> "Iterator[Sqlite | Postgresql]":
         try:
             from adbc_driver_manager import AdbcConnection  # noqa: PLC0415 - not needed for SQLite
 
-            database = _postgresql(schema.libpq_uri(url, lock_timeout=LOCK_TIMEOUT_SECONDS))
+            database = _postgresql(postgresql.libpq_uri(url))
         except ImportError as error:
             raise SettingError(
                 f"PostgreSQL as Arrow needs ADBC: pip install 'zmdp[spark,postgres]' ({error})"
             ) from None
         with AdbcConnection(database) as connection:
-            opened = Postgresql(connection)
-            if write:  # staged rows do not survive a crash of the server anyway
-                opened.execute("SET synchronous_commit = off")
-            yield opened
+            # Staged rows do not survive a crash of the server anyway.
+            yield Postgresql(
+                connection, postgresql.begin_statement(url, lock_timeout=LOCK_TIMEOUT_SECONDS, durable=False)
+            )
 
 
 @lru_cache(maxsize=4)
@@ -79,19 +79,25 @@ def _postgresql(uri: str) -> "AdbcDatabase":
 
 
 class Postgresql:
-    """A connection to PostgreSQL."""
+    """A connection to PostgreSQL.  `begin` begins a transaction: ADBC's own would not set what it needs."""
 
-    def __init__(self, connection: "AdbcConnection") -> None:
+    def __init__(self, connection: "AdbcConnection", begin: str) -> None:
         self._connection = connection
+        self._begin = begin
 
     def query(self, columns: Iterable[str], rest: str) -> Iterator[pa.RecordBatch]:
-        """Yield columns of requests as the server sends them.  `rest` is what follows FROM.  A UUID is 16 bytes."""
+        """Yield columns of requests as the server sends them, in a transaction.  `rest` is what follows FROM.
+
+        A UUID is 16 bytes.
+        """
         names = ", ".join("uuid_send(uuid) AS uuid" if name == "uuid" else name for name in columns)
-        return self._execute(f"SELECT {names} FROM titanic_requests {rest}")  # noqa: S608 - our own
+        self._do(self._begin)
+        yield from self._execute(f"SELECT {names} FROM titanic_requests {rest}")  # noqa: S608 - our own
+        self._do("COMMIT")
 
     def stage(self, touch: str, rows: pa.RecordBatch) -> bool:
         """Add rows to `titanic_staged` if `touch` returns a row, in a transaction, and return whether it did."""
-        self._connection.set_autocommit(False)
+        self._do(self._begin)
         wanted = bool(sum(batch.num_rows for batch in self._execute(touch)))
         if wanted:
             with self._statement(
@@ -100,11 +106,10 @@ class Postgresql:
                 kinds, values = rows.__arrow_c_array__()
                 copy.bind(values, kinds)
                 copy.execute_update()
-        self._connection.commit()
+        self._do("COMMIT")
         return wanted
 
-    def execute(self, command: str) -> None:
-        """Execute a command that returns nothing."""
+    def _do(self, command: str) -> None:
         with self._statement({}) as statement:
             statement.set_sql_query(command)
             statement.execute_update()
