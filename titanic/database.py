@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy.engine import URL, Engine
@@ -78,6 +79,13 @@ def prepare(url: URL, clock: store.Clock, lease: float) -> tuple[Engine, str]:
             before, now = schema.upgrade(engine)
             if before != now:
                 log.info("%s: migrated tables: %s → %s", schema.shown(url), before or "none", now)
+            if network := schema.network_file_system(Path(str(url.database))):
+                log.warning(
+                    "%s is on a network file system (%s): SQLite keeps requests only if a single host uses the file "
+                    "and the file system's locks work; use a local disk, or PostgreSQL",
+                    schema.shown(url),
+                    network,
+                )
         with engine.connect() as connection:
             if not schema.is_sqlite(url):
                 schema.check(connection, url)

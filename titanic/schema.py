@@ -5,6 +5,7 @@ PostgreSQL needs `psycopg` (`pip install zmdp[postgres]`).
 """
 
 import os
+import re
 import shlex
 import sqlite3
 import time
@@ -29,6 +30,14 @@ BUSY_TIMEOUT_SECONDS: Final = 5
 WAL_BYTES: Final = 64 << 20
 """Size to which SQLite's write-ahead log shrinks again after a large transaction."""
 _DRIVERS: Final = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+_PAIRS: Final = re.compile(r"\s*\w+\s*=")
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_VARIABLE: Final = re.compile(r"\$(\w+|\{\w*\}?)")
+_SEVERAL_HOSTS: Final = "postgresql://USER@/NAME?host=HOST1:PORT&host=HOST2:PORT"
+_ENCODED: Final = "special characters in a password are written in hex, such as %40 for @ and %2F for /"
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "fuse.glusterfs", "fuse.s3fs", "lustre"}
+)
 _UPGRADE_LOCK: Final = 0x7A6D6470
 """Key of the PostgreSQL advisory lock that migrations take."""
 
@@ -41,18 +50,46 @@ def database_url(db: str | URL) -> URL:
     """Return the URL of `db`, with its driver: `sqlite:///FILE`, `postgresql://USER@HOST/NAME`, or just a file.
 
     Raises:
-        SettingError: It is something else.
+        SettingError: It is something else.  The message shows no password.
     """
-    try:
-        url = db if isinstance(db, URL) else make_url(db) if "://" in db else URL.create("sqlite", database=db)
-    except (sa.exc.ArgumentError, ValueError):  # whose message would show a password
-        raise SettingError("not a database URL: Titanic needs sqlite:///FILE or postgresql://USER@HOST/NAME") from None
+    url = (_parsed(db) if "://" in db else _file(db)) if isinstance(db, str) else db
     backend = url.drivername.partition("+")[0]
     if backend not in _DRIVERS:
         raise SettingError(f"{url.drivername!r} is not supported: Titanic needs sqlite:///FILE or postgresql://…")
-    if backend == "sqlite" and (not url.database or ":memory:" in url.database or url.query):
-        raise SettingError("Titanic needs a SQLite file, without query parameters: sqlite:///FILE")
+    if backend == "sqlite" and (
+        not url.database or ":memory:" in url.database or url.query or url.host or url.username
+    ):
+        raise SettingError(
+            "Titanic needs a SQLite file, without query parameters: sqlite:///FILE, or sqlite:////FOLDER/FILE"
+        )
     return url.set(drivername=_DRIVERS[backend])
+
+
+def _parsed(db: str) -> URL:
+    hosts, _, rest = db.partition("://")[2].partition("?")[0].partition("/")
+    try:
+        url = make_url(db)
+    except (sa.exc.ArgumentError, ValueError):  # whose message would show a password
+        hint = f"several hosts are given as {_SEVERAL_HOSTS}" if "," in hosts else _ENCODED
+        raise SettingError(
+            f"not a database URL: Titanic needs sqlite:///FILE or postgresql://USER@HOST/NAME; {hint}"
+        ) from None
+    if "@" in (url.host or "") or (url.host and "@" in rest):  # what is shown would be part of a password
+        raise SettingError(f"the database URL's password or user is not encoded: {_ENCODED}")
+    return url
+
+
+def _file(db: str) -> URL:
+    """Return the URL of a file.  Raises `SettingError` if the name is rather meant to be something else."""
+    if _PAIRS.match(db):
+        meant = "NAME=VALUE settings, as libpq takes them"
+    elif scheme := _SCHEME.match(db):
+        meant = f"a URL, but has no :// after {scheme[1]}"
+    elif variable := _VARIABLE.search(db):
+        meant = f"the value of {variable[0]}, which nothing has put in its place"
+    else:
+        return URL.create("sqlite", database=db)
+    raise SettingError(f"the database looks like {meant}: Titanic needs sqlite:///FILE or postgresql://USER@HOST/NAME")
 
 
 def shown(url: URL) -> str:
@@ -98,8 +135,11 @@ def open_engine(
             raise SettingError(f"there is no database {path}: `titanic serve` creates it; see --db")
         if path.is_dir():
             raise SettingError(f"{path} is a folder: the database must be a file")
-        if not path.parent.is_dir():
-            raise SettingError(f"{path}: there is no folder {path.parent}")
+        if path.exists() and not path.is_file():
+            raise SettingError(f"{path} is a device, a pipe or a socket: the database must be a file")
+        folder = path.resolve().parent if path.is_symlink() else path.parent
+        if not folder.is_dir():
+            raise SettingError(f"{path}: there is no folder {folder}")
         return _sqlite(url, write=write, busy_timeout=busy_timeout)
     try:
         return postgresql.open_engine(url, lock_timeout=lock_timeout)
@@ -116,7 +156,7 @@ def _sqlite(url: URL, *, write: bool, busy_timeout: float) -> Engine:
         connection.isolation_level = None  # `begin` below begins transactions, not Python's sqlite3
         connection.execute("PRAGMA foreign_keys=ON")
         if write:
-            _use_wal(connection)
+            use_wal(connection)
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
         else:
@@ -163,34 +203,55 @@ def explain(error: sa.exc.DBAPIError, url: URL) -> str:
     code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
     path = str(url.database)
     if code in {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY} and is_sqlite(url):
+        folder = Path(path).absolute().parent
         if not os.path.exists(path):
-            return (
-                f"the file cannot be created in the folder {Path(path).absolute().parent}: no permission to write there"
-            )
+            if os.statvfs(folder).f_flag & os.ST_RDONLY:
+                reason = "the file system is read-only"
+            elif not os.access(folder, os.W_OK, effective_ids=True):
+                reason = "no permission to write there"
+            return f"the file cannot be created in the folder {folder}: {reason}"
         if not os.access(path, os.R_OK, effective_ids=True):
             return "permission denied: the file cannot be read"
         if code == sqlite3.SQLITE_CANTOPEN and os.path.exists(f"{path}-wal"):
             return f"permission denied: SQLite cannot open the write-ahead log {path}-wal ({reason})"
         if not os.access(path, os.W_OK, effective_ids=True):
             return f"the file is read-only ({reason})"
-        if not os.access(Path(path).absolute().parent, os.W_OK, effective_ids=True):
+        if not os.access(folder, os.W_OK, effective_ids=True):
             return f"the file's folder is read-only, and SQLite must create files in it ({reason})"
     return reason
 
 
-def _use_wal(connection: Any) -> None:
+def use_wal(connection: Any) -> None:
     """Switch to WAL, which the file remembers.  SQLite does not wait while another program does the same, so this
-    function does."""
+    function does.  Raises `SettingError` if the file system cannot do it."""
     until = time.monotonic() + BUSY_TIMEOUT_SECONDS
     while True:
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
             time.sleep(0.01)
         else:
+            if mode != "wal":
+                raise SettingError(
+                    "SQLite cannot keep a write-ahead log on the database's file system: put the file on a local disk, "
+                    "or use PostgreSQL"
+                )
             return
+
+
+def network_file_system(path: Path) -> str | None:
+    """Return the type of the file system of `path` if other hosts may have it too, such as `nfs`."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError), open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        for mount in mounts:
+            where, _, what = mount.partition(" - ")
+            if where.split()[2] == number:
+                kind = what.split()[0]
+                return kind if kind in NETWORK_FILE_SYSTEMS else None
+    return None
 
 
 # ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,6 +1,7 @@
 """The database: its URL, how it is opened, its tables and their versions."""
 
 import gc
+import os
 import re
 import shutil
 import sqlite3
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import wait
+from contextlib import closing
 from pathlib import Path
 from shlex import quote
 from uuid import uuid4
@@ -130,6 +132,55 @@ def test_a_password_in_an_invalid_url_is_not_shown(given):
 
 
 @pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("host=127.0.0.1 dbname=queue", "looks like NAME=VALUE settings, as libpq takes them"),
+        (f" user = me password={SECRET}", "looks like NAME=VALUE settings"),
+        ("postgresql:queue", "looks like a URL, but has no :// after postgresql"),
+        ("sqlite:titanic.db", "looks like a URL, but has no :// after sqlite"),
+        ("sqlite:/titanic.db", "looks like a URL, but has no :// after sqlite"),
+        ("file:titanic.db?mode=rw", "looks like a URL, but has no :// after file"),
+        (f"postgresql+psycopg:me:{SECRET}@host/queue", r"has no :// after postgresql\+psycopg"),
+        ("$DATABASE_URL", r"looks like the value of \$DATABASE_URL, which nothing has put in its place"),
+        (f"${{DATABASE_URL:-{SECRET}}}", r"looks like the value of \$\{DATABASE_URL, which nothing"),
+        ("/var/lib/$NAME/titanic.db", r"looks like the value of \$NAME"),
+    ],
+)  # fmt: skip
+def test_what_is_rather_meant_to_be_something_else_is_no_file(given, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingError, match=told) as refused:
+        database_url(given)
+    assert "Titanic needs sqlite:///FILE or postgresql://USER@HOST/NAME" in str(refused.value)
+    assert SECRET not in str(refused.value)
+    name = given.partition("?")[0]
+    assert database_url(f"sqlite:///{name}").database == name  # it can still be a file's name
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (f"postgresql://me:{SECRET}@host1:5432,host2:5433/name", "postgresql://USER@/NAME?host=HOST1:PORT&host=HOST2"),
+        (f"postgresql://me:my@{SECRET}@host/name", "%40 for @"),
+        (f"postgresql://me:12/{SECRET}@host/name", "%2F for /"),
+        ("sqlite://host/titanic.db", "sqlite:///FILE, or sqlite:////FOLDER/FILE"),
+        (f"sqlite://me:{SECRET}@/titanic.db", "sqlite:///FILE"),
+        ("sqlite://titanic.db", "sqlite:///FILE"),
+    ],
+)
+def test_a_url_that_says_something_else_gets_a_hint(given, told):
+    with pytest.raises(SettingError, match=re.escape(told)) as refused:
+        database_url(given)
+    assert SECRET not in str(refused.value)
+
+
+@only_postgresql
+def test_several_hosts_as_the_hint_writes_them(own_url, opened, tmp_path):
+    folder = own_url.partition("?host=")[2].partition("&")[0]
+    url = f"{own_url.partition('?')[0]}?host={tmp_path}:5432&host={folder}:5432"
+    assert run(opened(url), "SELECT 1") == [(1,)]
+
+
+@pytest.mark.parametrize(
     ("query", "problem"),
     [("port=x", "Received non-integer port"), ("host=a,b&port=1&host=c", "Can't mix 'multihost' formats")],
 )
@@ -207,6 +258,28 @@ def test_a_folder_is_not_created(tmp_path, opened):
 def test_a_folder_is_rejected(tmp_path, opened):
     with pytest.raises(SettingError, match=f"{tmp_path} is a folder"):
         opened(str(tmp_path), create=True)
+
+
+def test_what_is_no_file_is_rejected(tmp_path, opened):
+    os.mkfifo(tmp_path / "pipe.db")
+    (tmp_path / "link.db").symlink_to(tmp_path / "nowhere" / "titanic.db")
+    for name, told in (("pipe.db", "is a device, a pipe or"), ("link.db", f"there is no folder {tmp_path}/nowhere")):
+        with pytest.raises(SettingError, match=told):
+            opened(str(tmp_path / name), create=True)
+
+
+def test_a_file_system_that_cannot_have_a_write_ahead_log(tmp_path):
+    """SQLite then says so only by its answer; this VFS is for file systems whose locks do not work."""
+    with closing(sqlite3.connect(f"file:{tmp_path}/titanic.db?vfs=unix-dotfile", uri=True)) as connection:
+        with pytest.raises(SettingError, match="put the file on a local disk, or use PostgreSQL"):
+            schema.use_wal(connection)
+
+
+def test_a_network_file_system_is_recognized(tmp_path, monkeypatch):
+    assert schema.network_file_system(Path("/proc/self")) is None
+    monkeypatch.setattr(schema, "NETWORK_FILE_SYSTEMS", {"proc"})
+    assert schema.network_file_system(Path("/proc/self")) == "proc"
+    assert schema.network_file_system(tmp_path) is None
 
 
 @only_postgresql
