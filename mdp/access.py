@@ -136,12 +136,12 @@ def read_text(path: Path, hint: str) -> str:
     Raises `AccessError`; if the file does not exist, the message ends with `hint`.
     """
     try:
-        return path.read_text()
+        return toml.read(path)
     except OSError as error:
         more = f": {hint}" if isinstance(error, FileNotFoundError) else ""
         raise AccessError(f"cannot read the access file {path}: {error.strerror}{more}") from None
     except UnicodeDecodeError:
-        raise AccessError(f"the access file {path} is not text") from None
+        raise AccessError(f"the access file {path} is not text in UTF-8") from None
 
 
 def read_toml(text: str, path: Path) -> dict[str, Any]:

@@ -7,10 +7,18 @@ from typing import Any
 from .errors import SettingError
 
 
+def read(path: Path) -> str:
+    """Return the text of a file, whatever the locale, without the byte order mark that editors on Windows add.
+
+    Raises `OSError` and `UnicodeDecodeError`.
+    """
+    return path.read_text(encoding="utf-8-sig")
+
+
 def load(path: Path) -> dict[str, Any]:
     """Return the content of a file.  Raises `SettingError`."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read(path)
     except OSError as error:
         raise SettingError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -48,7 +48,8 @@ class ScheduleOptions(TypedDict, total=False):
         TextOption(
             max_bytes=255,
             help="When to submit a request, as in a crontab: minute, hour, day of the month, month, day of the week; "
-            "e.g. '30 2 * * MON-FRI'. With six fields, the first has the seconds.",
+            "e.g. '30 2 * * MON-FRI', or @hourly, @daily, @weekly, @monthly, @yearly. With six fields, the first has "
+            "the seconds.",
         ),
     ]
     every: Annotated[

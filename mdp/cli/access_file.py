@@ -11,6 +11,7 @@ from typing import Any, Final
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from .. import toml
 from ..access import Access, load, parse
 from ..certificates import PUBLIC_SUFFIX, SECRET_SUFFIX, public_key
 from ..errors import AccessError, SettingError
@@ -47,7 +48,7 @@ def allow(path: Path, role: str, keys: Sequence[str], settings: Mapping[str, Any
                 create_keys(BROKER_NAME, path.parent)
             return _replace(path, _BEGINNING, change)
         load(path)
-        return _replace(path, path.read_text(), change)
+        return _replace(path, _read(path), change)
 
 
 def add_token(path: Path, role: str, digest: str) -> Access:
@@ -64,7 +65,7 @@ def add_token(path: Path, role: str, digest: str) -> Access:
         if role not in roles:
             hint = spelling_hint(role, list(roles)) if roles else "it has none"
             raise SettingError(f"{path} has no role {role!r}: {hint} (mdp-keys allow adds a role)")
-        return _replace(path, path.read_text(), change)
+        return _replace(path, _read(path), change)
 
 
 def revoke(path: Path, key: str) -> list[tuple[str, str]]:
@@ -128,7 +129,7 @@ def _value(key: str, folder: Path) -> bytes | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return toml.read(path)
     except (OSError, UnicodeDecodeError):
         load(path)  # says what is wrong
         raise
@@ -146,7 +147,9 @@ def _replace(path: Path, text: str, change: Callable[[Any], None]) -> Access:
     target = path.resolve()
     try:
         before = target.stat() if target.exists() else None
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as file:
             try:
                 file.write(changed)
                 file.flush()

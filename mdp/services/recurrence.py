@@ -21,6 +21,16 @@ from .submission import MAX_SECONDS
 
 UTC: Final = "UTC"
 _DAY_SECONDS: Final = 86400
+_NICKNAMES: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+"""What cron calls some expressions."""
 
 
 class RecurrenceError(ValueError):
@@ -106,16 +116,22 @@ def every(seconds: float, start: float) -> Interval:
 
 
 def cron(expression: str, zone: str = UTC) -> Cron:
-    """Return the recurrence of a cron expression.  Raises `RecurrenceError`."""
+    """Return the recurrence of a cron expression, or of a nickname such as `@daily`.  Raises `RecurrenceError`."""
+    if expression.startswith("@") and expression not in _NICKNAMES:
+        raise RecurrenceError(
+            f"cron is {expression!r:.100}: of the names, there are {', '.join(_NICKNAMES)}; otherwise it has five "
+            "fields, or six that begin with the seconds"
+        )
+    fields = _NICKNAMES.get(expression, expression)
     try:
-        found = Cron(expression, ZoneInfo(zone))
+        found = Cron(fields, ZoneInfo(zone))
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise RecurrenceError(
             f"timezone is {zone!r:.100}: it must be a name such as Europe/Berlin (if all are unknown, this machine "
             "lacks the database of time zones: install tzdata)"
         ) from None
     try:
-        CronSim(expression, datetime(2000, 1, 1))
+        CronSim(fields, datetime(2000, 1, 1))
     except CronSimError as error:
         raise RecurrenceError(f"cron is {expression!r:.100}: {str(error)[:1].lower()}{str(error)[1:]}") from None
     return found

@@ -12,6 +12,12 @@ def test_the_content_of_a_file(tmp_path):
     assert toml.load(path) == {"a": {"b": "ü"}}
 
 
+def test_a_byte_order_mark_is_no_content(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_bytes(b"\xef\xbb\xbf[a]\r\nb = '\xc3\xbc'\r\n")  # as Notepad writes it
+    assert toml.load(path) == {"a": {"b": "ü"}}
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

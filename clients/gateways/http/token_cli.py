@@ -6,6 +6,7 @@ import click
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from ....mdp import toml
 from ....mdp.cli.console import CONTEXT_SETTINGS
 from ....mdp.errors import AccessError
 from ....mdp.tokens import new_token
@@ -42,7 +43,7 @@ def add(path: Path, role: str, digest: str) -> bool:
     text, created = _BEGINNING, True
     if path.exists():
         created = role not in load(path).roles
-        text = path.read_text()
+        text = toml.read(path)
     try:
         content = tomlkit.parse(text)
         table = content.setdefault("roles", tomlkit.table(is_super_table=True)).setdefault(role, tomlkit.table())
@@ -54,7 +55,7 @@ def add(path: Path, role: str, digest: str) -> bool:
     beside = path.with_name(path.name + ".new")
     try:
         beside.touch(mode=0o600)
-        beside.write_text(changed)
+        beside.write_text(changed, encoding="utf-8")
         if path.exists():
             beside.chmod(path.stat().st_mode)
         beside.replace(path)

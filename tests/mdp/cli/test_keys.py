@@ -150,6 +150,13 @@ def test_comments_and_layout_survive(access):
         assert comment in access.read_text()
 
 
+def test_a_file_from_windows_can_be_edited(access):
+    access.write_bytes(b"\xef\xbb\xbf# f\xc3\xbcr uns\r\n" + access.read_bytes().replace(b"\n", b"\r\n"))
+    keys("allow", "shop", "web.key", "--access", "access.toml")
+    assert load(access).keys_of("shop") == ["shop.key", "web.key"]
+    assert "# für uns" in access.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -91,6 +91,22 @@ def test_a_cron_expression(expression, after, found):
     assert cron(expression).after(after) == found
 
 
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("@hourly", (2026, 11, 25, 14)), ("@daily", (2026, 11, 26)), ("@midnight", (2026, 11, 26)),
+        ("@weekly", (2026, 11, 29)), ("@monthly", (2026, 12, 1)), ("@yearly", (2027, 1, 1)),
+        ("@annually", (2027, 1, 1)),
+    ],
+)  # fmt: skip
+def test_the_names_of_expressions(name, found):
+    assert cron(name).after(utc(2026, 11, 25, 13, 30)) == utc(*found)
+
+
+def test_the_name_of_an_expression_in_a_time_zone():
+    assert cron("@daily", "Asia/Tokyo").after(utc(2026, 11, 25)) == utc(2026, 11, 25, 15)
+
+
 def test_a_time_zone():
     rule = cron("30 2 * * *", "Europe/Berlin")
     assert rule.after(utc(2026, 1, 10)) == utc(2026, 1, 10, 1, 30)
@@ -226,7 +242,13 @@ def test_the_series_does_not_depend_on_where_it_is_entered(place, expression, fr
         ("* * * *", "UTC", "wrong number of fields"),
         ("60 * * * *", "UTC", "bad minute"),
         ("* * 30 2 *", "UTC", "bad day-of-month"),
-        ("@daily", "UTC", "wrong number of fields"),
+        (
+            "@reboot",
+            "UTC",
+            "'@reboot': of the names, there are @yearly, .*, @hourly; otherwise it has",
+        ),
+        ("@Daily", "UTC", "of the names, there are"),
+        ("@daily 5", "UTC", "of the names, there are"),
         ("* * * * *", "Mars/Olympus", "'Mars/Olympus': it must be a name such as Europe/Berlin"),
         ("* * * * *", "../../etc/passwd", "timezone is"),
         ("* * * * *", "Europe", "timezone is"),
