@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 import logging
+import os
 import re
 import shlex
 import signal
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import pytest
 from support import pages
-from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
+from support.databases import Database, new_file
+from support.postgres import cluster as new_cluster
+from support.processes import BIN, TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
 
 from zmdp.clients import Client
 from zmdp.mdp.broker.drops import Drop
@@ -191,6 +194,41 @@ def test_the_commands_about_titanic(tmp_path):
                         (given,) = out
                     else:
                         assert out == printed
+
+
+def test_the_commands_about_backups(tmp_path):
+    """SQLite is backed up, restored and moved to PostgreSQL, which is dumped and restored, as the page says."""
+    page = "docs/how-to/backups.md"
+    (backup, move), (restore, dump, undump) = blocks(page, "console"), blocks(page, "sh")
+    new_file(tmp_path / "titanic.db")
+    file = Database(str(tmp_path / "titanic.db"))
+    with new_cluster() as cluster:
+        env = os.environ | cluster.environment
+        env["PATH"] = f"{BIN}:{env['PATH']}"
+
+        def execute(text, **more):
+            done = subprocess.run(
+                ["sh", "-ec", text], cwd=tmp_path, env=env | more, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        def check_printed(session):
+            for command, *printed in sessions(session.splitlines()):
+                out = execute(command)
+                assert re.sub(r"\d+ bytes", "bytes", out) == re.sub(r"\d+ bytes", "bytes", "\n".join([*printed, ""]))
+
+        file.add("first")
+        file.add("second")
+        check_printed(backup)
+        file.add("later")
+        file.engine.dispose()
+        assert "later" not in execute(restore)
+        cluster.execute("CREATE DATABASE queue")
+        check_printed(move)
+        execute(dump, TITANIC_DB="postgresql:///queue")
+        restored, original = execute(undump), execute("titanic stats --db titanic.db")
+        assert re.sub(r"\d+[smh]\b", "age", restored) == re.sub(r"\d+[smh]\b", "age", original)
 
 
 def sessions(lines):

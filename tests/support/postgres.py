@@ -59,6 +59,12 @@ class Cluster:
     def url(self, db: str = "postgres") -> str:
         return f"postgresql://postgres@/{db}?host={self.folder}&port={self._settings.get('port', 5432)}"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What its own programs need to find it, and to be found."""
+        found = {"PGHOST": self.folder, "PGPORT": self._settings.get("port", 5432), "PGUSER": "postgres"}
+        return {name: str(value) for name, value in found.items()} | {"PATH": f"{self._bin}:{os.environ['PATH']}"}
+
     def execute(self, sql: str, db: str = "postgres") -> list[tuple[Any, ...]]:
         """Run one statement outside of a transaction; return its rows."""
         with psycopg.connect(self.url(db), autocommit=True) as connection:

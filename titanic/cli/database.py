@@ -1,7 +1,9 @@
 """What the commands that open the database have in common."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Final
 
 import click
 import sqlalchemy as sa
@@ -19,6 +21,8 @@ DB = click.option(
     metavar="URL",
     help=with_default("Database: sqlite:///FILE (or just FILE), or postgresql://USER@HOST/NAME.", schema.DEFAULT_DB),
 )
+MIN_SHOWN: Final = 1000
+"""Steps from which it is worth showing the progress."""
 Begin = Callable[[], AbstractContextManager[Connection]]
 """Begin a transaction."""
 
@@ -51,3 +55,13 @@ def opened_tables(db: str, *, write: bool = False) -> Iterator[Begin]:
         with engine.begin() as connection:
             schema.check(connection, engine.url)
         yield engine.begin
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on stderr, if that is a terminal and there is enough to do."""
+    if total <= MIN_SHOWN or not sys.stderr.isatty():
+        yield lambda steps: None
+        return
+    with click.progressbar(length=total, label=what, file=sys.stderr) as bar:
+        yield bar.update

@@ -30,6 +30,8 @@ HINT_SECONDS: Final = 1.0
 """When to tell that there is none yet."""
 POLL_SECONDS: Final = 0.05
 LAZY_COMMANDS: Final = {
+    "backup": "zmdp.titanic.cli.copies:backup",
+    "move": "zmdp.titanic.cli.copies:move",
     "schedule": "zmdp.titanic.cli.schedules:schedule",
     "serve": "zmdp.titanic.cli.serve:serve",
     **{
@@ -52,6 +54,7 @@ def cli() -> None:
     titanic close UUID                  delete the request and its reply
     titanic schedule add NAME SERVICE   submit a request again and again
     titanic ls --state failed           list failed requests
+    titanic backup titanic-monday.db    copy the database, also while Titanic is running
 
     `request`, `reply`, `close` and `schedule` ask the Titanic that is registered at the broker. The other commands
     except `serve` open the database directly.

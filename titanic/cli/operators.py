@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from ...mdp.logs import counted
 from .. import admin, schema
 from ..frames import unpack
 from ..store.models import NOT_ENDED, STATES
-from .database import DB, Begin, opened_engine, opened_tables
+from .database import DB, Begin, opened_engine, opened_tables, progress
 from .parameters import AGE, NEEDS_UNIT, TEXT, UUID_TYPE, shown_age
 
 CHUNK: Final = 1000
@@ -368,7 +367,7 @@ def _change(
         chunks: Iterable[Sequence[UUID]] = (uuids[at : at + CHUNK] for at in range(0, len(uuids), CHUNK))
         if everything:
             chunks = ([uuid for _, uuid in chunk] for chunk in _chunks(read, which))
-        with _progress(_count(read, which) if everything else len(uuids), what) as advance:
+        with progress(_count(read, which) if everything else len(uuids), what) as advance:
             for chunk in chunks:
                 with begin() as connection:
                     changed |= set(change(connection, chunk, time.time()))
@@ -410,7 +409,7 @@ def purge(*, states: tuple[str, ...], service: str | None, older_than: float, dr
         if dry_run:
             click.echo(f"{total} would be deleted")
             return
-        with opened_tables(db, write=True) as begin, _progress(total, "deleted") as advance:
+        with opened_tables(db, write=True) as begin, progress(total, "deleted") as advance:
             for chunk in _chunks(read, which):
                 with begin() as connection:
                     deleted += admin.purge(connection, which, [id_ for id_, _ in chunk])
@@ -457,16 +456,6 @@ def _chunks(read: Begin, which: admin.Filter) -> Iterator[list[tuple[int, UUID]]
 def _which(states: tuple[str, ...], service: str | None, older_than: float | None, **others: Any) -> admin.Filter:
     before = None if older_than is None else time.time() - older_than
     return admin.Filter(states, service, created_before=before, **others)
-
-
-@contextmanager
-def _progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on stderr, if that is a terminal and there is enough to do."""
-    if total <= CHUNK or not sys.stderr.isatty():
-        yield lambda steps: None
-        return
-    with click.progressbar(length=total, label=what, file=sys.stderr) as bar:
-        yield bar.update
 
 
 def _with_times(row: dict[str, Any]) -> dict[str, Any]:
