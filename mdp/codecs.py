@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from .errors import CodecError, SettingError
+from .extras import install_command
 
 
 class Codec(Protocol):
@@ -136,5 +137,5 @@ def _named(name: str) -> Codec:
         try:
             _made[name] = kind()
         except ImportError as error:
-            raise SettingError(f"codec {name!r} needs a package: pip install 'zmdp[{name}]' ({error})") from None
+            raise SettingError(f"codec {name!r} needs a package: {install_command(name)} ({error})") from None
     return _made[name]

@@ -36,7 +36,7 @@ def cli() -> None:
     mdp-spark fleet yourmodule:handler --service NAME --max 4    serve NAME with executors
     mdp-spark status                            show the batches and fleets at the broker
 
-    Needs `pip install 'zmdp[spark]'` and Java 17 or newer. The client commands (all but batch, fleet and doctor) need
+    Needs the extra zmdp[spark] and Java 17 or newer. The client commands (all but batch, fleet and doctor) need
     neither.
 
     \b

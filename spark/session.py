@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from ..mdp.errors import SettingError, ZmdpError
+from ..mdp.extras import install_command
 from .errors import reason
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NEEDS_PYSPARK: Final = "this needs PySpark: pip install 'zmdp[spark]'"
 NEEDS_JAVA: Final = (
     "Spark needs Java 17 or newer: on Debian, run `apt-get install openjdk-17-jre-headless`; elsewhere, install Java "
     "and set JAVA_HOME"
@@ -82,7 +82,7 @@ def check_installed() -> None:
     try:
         import pyspark  # noqa: F401, PLC0415 - optional dependency
     except ImportError:
-        raise SettingError(NEEDS_PYSPARK) from None
+        raise SettingError(f"this needs PySpark: {install_command('spark')}") from None
     problem = java_problem()
     if problem is not None:
         raise SparkError(f"{problem}: {NEEDS_JAVA}")
@@ -304,7 +304,7 @@ def connect_session(remote: str) -> "SparkSession":
     try:
         from pyspark.sql.connect.session import SparkSession  # noqa: PLC0415
     except ImportError as error:
-        raise SettingError(f"Spark Connect needs its client: pip install 'zmdp[connect]' ({error})") from None
+        raise SettingError(f"Spark Connect needs its client: {install_command('connect')} ({error})") from None
     _check_listening("Spark Connect server", [shown.removeprefix("sc://").partition("/")[0]], CONNECT_PORT)
     try:
         os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # tells pyspark.sql.functions, as `getOrCreate` does

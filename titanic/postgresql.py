@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL, Connection, Engine
 
 from ..mdp.errors import SettingError
+from ..mdp.extras import install_command
 
 CONNECT_SECONDS: Final = 5
 """How long to wait for a connection, and how long the server waits for a transaction whose client says nothing."""
@@ -34,7 +35,7 @@ def open_engine(url: URL, *, lock_timeout: float) -> Engine:
     try:
         engine = sa.create_engine(url, connect_args=settings, pool_size=2, pool_recycle=3600)
     except ImportError as error:  # psycopg is missing, or the libpq that it needs
-        raise SettingError(f"PostgreSQL needs psycopg: pip install 'zmdp[postgres]' ({error})") from None
+        raise SettingError(f"PostgreSQL needs psycopg: {install_command('postgres')} ({error})") from None
 
     @sa.event.listens_for(engine, "connect")
     def connect(connection: Any, record: Any) -> None:

@@ -1,7 +1,7 @@
 """Titanic's database: its URL, how it is opened, and the version of its tables.
 
 SQLite, the default, is a file with a write-ahead log and `synchronous=FULL`, so a commit is on disk when it returns.
-PostgreSQL needs `psycopg` (`pip install zmdp[postgres]`).
+PostgreSQL needs `psycopg`, which the extra `postgres` has.
 """
 
 import os

@@ -8,12 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..mdp.errors import SettingError
+from ..mdp.extras import install_command
 
 
 def check_installed() -> None:
     """Raise `SettingError` if watchfiles is not installed."""
     if find_spec("watchfiles") is None:
-        raise SettingError("--reload needs watchfiles: pip install 'zmdp[reload]'")
+        raise SettingError(f"--reload needs watchfiles: {install_command('reload')}")
 
 
 def source_folders(modules: Iterable[str]) -> list[Path]:

@@ -29,6 +29,7 @@ import zmq
 from ..access import Access, Permissions
 from ..broker.server import Server
 from ..errors import BindError, SettingError
+from ..extras import install_command
 from ..transport.tcp import is_loopback, listen, shown_address
 
 MODULE: Final = "zmdp.clients.dashboard"
@@ -48,7 +49,7 @@ def check_packages(what: str) -> None:
     """Raise `SettingError` if a package of the extra `web` is missing."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
-        raise SettingError(f"{what} needs further packages ({', '.join(missing)} missing): pip install 'zmdp[web]'")
+        raise SettingError(f"{what} needs further packages ({', '.join(missing)} missing): {install_command('web')}")
 
 
 def check_address(host: str, *, access: Access | None, insecure: bool) -> None:

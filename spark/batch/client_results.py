@@ -19,6 +19,7 @@ from ...clients import Client, ServiceNotFound, bodies
 from ...mdp.cli.console import Decorator, with_default
 from ...mdp.codes import Code
 from ...mdp.errors import SettingError
+from ...mdp.extras import install_command
 from ...titanic.cli.parameters import client_options
 from .. import control
 from ..client.requests import copy_rows
@@ -48,7 +49,7 @@ def fetch(*, job: str, output: str, format_: str, client: Client) -> int:
         try:
             import pyarrow.parquet  # noqa: F401, PLC0415 - optional dependency
         except ImportError:
-            raise click.UsageError("--format parquet needs PyArrow: pip install 'zmdp[arrow]'") from None
+            raise click.UsageError(f"--format parquet needs PyArrow: {install_command('arrow')}") from None
     driver, record = _find(client, job)
     is_value = record["format"] == "value"
     if is_value and format_ != "json":

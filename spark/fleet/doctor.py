@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ...clients import Client
 from ...mdp.errors import SettingError, ZmdpError
+from ...mdp.extras import install_command
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_none_reachable
 from ...mdp.transport.sockets import checked_endpoints
@@ -33,7 +34,6 @@ SUPPORTED_VERSIONS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...] | 
     "pyarrow": ((18,), None),
 }
 """For each package the oldest supported version, and the first one that is too new (as in `pyproject.toml`)."""
-INSTALL: Final = "pip install 'zmdp[spark]'"
 EXECUTOR_CHECKS: Final = ("executors", "executors reach the broker")
 
 State = Literal["ok", "failed", "skipped"]
@@ -166,10 +166,10 @@ def _library(name: str) -> Check:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Check(name, "failed", "is not installed", f"install {wanted}: {INSTALL}")
+        return Check(name, "failed", "is not installed", f"install {wanted}: {install_command('spark')}")
     parts = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
     if parts < first or (after is not None and parts >= after):
-        return Check(name, "failed", version, f"install {wanted}: {INSTALL}")
+        return Check(name, "failed", version, f"install {wanted}: {install_command('spark')}")
     return Check(name, "ok", version)
 
 

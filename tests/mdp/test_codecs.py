@@ -1,6 +1,7 @@
 """Values to frames and back."""
 
 import math
+import re
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ from support.results import package
 from zmdp.mdp import codecs
 from zmdp.mdp.codecs import Coder
 from zmdp.mdp.errors import CodecError, SettingError, ZmdpError
+from zmdp.mdp.extras import install_command
 
 plain = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]))
@@ -146,5 +148,5 @@ def test_an_invalid_codec_is_rejected(codec):
 def test_a_package_that_is_not_installed(monkeypatch, name, module):
     monkeypatch.setattr(codecs, "_made", {})
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(SettingError, match=rf"codec '{name}' needs a package: pip install 'zmdp\[{name}\]'"):
+    with pytest.raises(SettingError, match=re.escape(f"codec '{name}' needs a package: {install_command(name)}")):
         Coder(name)

@@ -79,7 +79,7 @@ def test_the_version_of_java(tmp_path, monkeypatch, text, version):
 def test_a_missing_package_is_a_matter_of_installation(monkeypatch, needs):
     for name in ("pyspark", "pyspark.sql.connect.session"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(SettingError, match="pip install"):
+    with pytest.raises(SettingError, match=r"pip install .*\[(spark|connect)\]'"):
         needs()
 
 

@@ -23,6 +23,7 @@ from sqlalchemy.engine import make_url
 from support.processes import TIMEOUT_SECONDS
 
 from zmdp.mdp.errors import SettingError
+from zmdp.mdp.extras import install_command
 from zmdp.titanic import admin, enqueue, schema, store
 from zmdp.titanic.database import prepare
 from zmdp.titanic.schema import SchemaError, database_url, file_identity, open_engine, shown
@@ -415,7 +416,7 @@ def test_a_missing_psycopg_is_reported_with_the_command_to_run(psycopg, monkeypa
             monkeypatch.delitem(sys.modules, name)
         (tmp_path / "psycopg.py").write_text("raise ImportError('no pq wrapper available')")
         monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(SettingError, match=re.escape("pip install 'zmdp[postgres]'")):
+    with pytest.raises(SettingError, match=re.escape(install_command("postgres"))):
         open_engine(database_url("postgresql://host/name"))
 
 

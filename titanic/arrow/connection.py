@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from ...mdp.errors import SettingError, TitanicError
+from ...mdp.extras import install_command
 from .. import postgresql, schema
 from .bodies import UUID_BYTES, hexadecimal
 from .columns import BODY_COLUMNS
@@ -60,7 +61,7 @@ def connect_arrow(db: str, *, write: bool) -> "Iterator[Sqlite | Postgresql]":
             database = _postgresql(postgresql.libpq_uri(url))
         except ImportError as error:
             raise SettingError(
-                f"PostgreSQL as Arrow needs ADBC: pip install 'zmdp[spark,postgres]' ({error})"
+                f"PostgreSQL as Arrow needs ADBC: {install_command('spark', 'postgres')} ({error})"
             ) from None
         with AdbcConnection(database) as connection:
             # Staged rows do not survive a crash of the server anyway.

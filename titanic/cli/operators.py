@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from ...clients import bodies
 from ...mdp.cli.console import EXIT_CODES, Group, Number, printable, with_default
 from ...mdp.errors import SettingError, UnknownTicket
+from ...mdp.extras import install_command
 from ...mdp.logs import counted
 from .. import admin, schema
 from ..frames import unpack
@@ -227,7 +228,7 @@ def export(
     try:
         from ..arrow.parquet import write_parquet  # noqa: PLC0415 - which needs pyarrow
     except ImportError as error:
-        raise SettingError(f"Parquet needs pyarrow: pip install 'zmdp[arrow]' ({error})") from None
+        raise SettingError(f"Parquet needs pyarrow: {install_command('arrow')} ({error})") from None
     with opened_tables(db), _completed(output) as path:
         write_parquet(db, which, path)
 

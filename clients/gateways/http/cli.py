@@ -22,6 +22,7 @@ from ....mdp.cli.console import (
 )
 from ....mdp.cli.systemd import systemd_option
 from ....mdp.errors import BindError, SettingError
+from ....mdp.extras import install_command
 from ....mdp.keys import ClientKeys
 from ....mdp.transport.tcp import is_loopback
 from ....mdp.transport.tcp import listen as open_listener
@@ -134,7 +135,7 @@ def cli(
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
             raise
-        raise SettingError(f"this needs further packages ({error.name} is missing): pip install 'zmdp[web]'") from None
+        raise SettingError(f"this needs further packages ({error.name} is missing): {install_command('web')}") from None
     if tls_cert is None and (tls_key or tls_client_ca):
         raise click.UsageError("--tls-key and --tls-client-ca require --tls-cert")
     if tls_client_ca is not None and access is None:

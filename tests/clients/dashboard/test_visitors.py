@@ -10,6 +10,7 @@ from support.processes import TIMEOUT_SECONDS, eventually, run
 from support.web import form_token, web_broker, web_server_of
 
 from zmdp.clients import Client
+from zmdp.mdp.extras import install_command
 from zmdp.mdp.tokens import digest_of, written
 
 COOKIE = "zmdp_"
@@ -211,7 +212,7 @@ def test_without_the_packages_it_says_what_to_install(in_this_process, monkeypat
     result = in_this_process("mdp-broker", "--bind", "tcp://127.0.0.1:*", "--http", "127.0.0.1:0")
     assert result.returncode == 2
     assert result.stderr.decode().splitlines() == [
-        "mdp-broker: mdp-broker --http needs further packages (jinja2 missing): pip install 'zmdp[web]'"
+        f"mdp-broker: mdp-broker --http needs further packages (jinja2 missing): {install_command('web')}"
     ]
 
 

@@ -12,10 +12,11 @@ from support.results import package
 from support.sparks import Shared
 
 from zmdp.mdp.errors import SettingError
+from zmdp.mdp.extras import install_command
 from zmdp.spark import session
 from zmdp.spark.fleet import doctor
 from zmdp.spark.fleet.cluster import Cluster
-from zmdp.spark.fleet.doctor import INSTALL, SUPPORTED_VERSIONS, Doctor
+from zmdp.spark.fleet.doctor import SUPPORTED_VERSIONS, Doctor
 from zmdp.spark.session import SparkError
 
 NOWHERE = "tcp://127.0.0.1:1"
@@ -139,7 +140,7 @@ def test_unsupported_versions(monkeypatch, version, state):
     monkeypatch.setattr(doctor.metadata, "version", lambda name: version)
     found = doctor._library("pyspark")
     assert (found.state, found.found) == (state, version)
-    assert (INSTALL in found.advice) == (state == "failed")
+    assert (install_command("spark") in found.advice) == (state == "failed")
 
 
 def test_a_missing_library(monkeypatch):
@@ -147,7 +148,7 @@ def test_a_missing_library(monkeypatch):
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", missing)
-    assert doctor._library("pandas").advice == f"install 2.2 or newer, below 3: {INSTALL}"
+    assert doctor._library("pandas").advice == f"install 2.2 or newer, below 3: {install_command('spark')}"
 
 
 def test_supported_versions_match_the_project():

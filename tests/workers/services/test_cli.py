@@ -6,6 +6,7 @@ import pytest
 from support.processes import broker, process, run
 
 from zmdp.clients import Client
+from zmdp.mdp.extras import install_command
 
 SERVICES = """
 import os
@@ -127,7 +128,7 @@ def test_reload_without_watchfiles(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['watchfiles'] = None")
     done = run("mdworker", "own:services", "--reload", PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
-    assert b"--reload needs watchfiles: pip install 'zmdp[reload]'" in done.stderr
+    assert f"--reload needs watchfiles: {install_command('reload')}" in done.stderr.decode()
 
 
 @pytest.mark.parametrize(
