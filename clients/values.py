@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..mdp.errors import CodecError
+from ..mdp.errors import CodecError, flaw
 from ..mdp.services import About
 from ..mdp.services.schemas import RAW
 from .reply import Reply
@@ -40,7 +40,7 @@ def encoded(about: About, text: bytes) -> list[bytes]:
     try:
         return [msgspec.msgpack.encode(msgspec.json.decode(text))]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CodecError(f"the body cannot be read as json: {error}") from None
+        raise CodecError(f"the body cannot be read as json: {flaw(error)}") from None
     except OverflowError as error:
         raise CodecError(f"the body cannot be sent as msgpack: {error}") from None
 

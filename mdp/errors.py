@@ -148,3 +148,8 @@ class TitanicError(RequestError):
 
 class UnknownTicket(TitanicError, LookupError):
     """Titanic has no such request: it was closed, its reply has expired, or it was never accepted."""
+
+
+def flaw(error: Exception) -> str:
+    """Return what is wrong with a value, given the error; the versions of Python word differently how deep it is."""
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

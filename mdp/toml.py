@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from .errors import SettingError
+from .errors import SettingError, flaw
 
 
 def read(path: Path) -> str:
@@ -32,4 +32,4 @@ def parse(text: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     # Not all are TOMLDecodeErrors: a number may have too many digits, and arrays may be too deep.
     except (ValueError, RecursionError) as error:
-        raise SettingError(f"{path} is not valid TOML: {error}") from None
+        raise SettingError(f"{path} is not valid TOML: {flaw(error)}") from None

@@ -17,7 +17,7 @@ from zmq.utils.monitor import parse_monitor_message
 from .. import __version__
 from ..mdp import wire
 from ..mdp.codes import Code
-from ..mdp.errors import SettingError
+from ..mdp.errors import SettingError, flaw
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
 from ..mdp.transport.multipart import receive, send
@@ -72,7 +72,7 @@ def _checked(about: Mapping[str, Any]) -> Mapping[str, Any]:
             raise TypeError(f"it is of type {type(about).__name__}")
         size = len(encode_about(about))
     except (TypeError, ValueError, RecursionError) as error:
-        raise SettingError(f"about is {about!r:.100}: it must be a dict of JSON values: {error}") from None
+        raise SettingError(f"about is {about!r:.100}: it must be a dict of JSON values: {flaw(error)}") from None
     if size > MAX_ABOUT:
         raise SettingError(f"about has {size} bytes as JSON: the limit is {MAX_ABOUT}")
     return about

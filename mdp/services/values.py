@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ..errors import CodecError, SettingError
+from ..errors import CodecError, SettingError, flaw
 from .schemas import RAW
 
 CODECS: Final[Mapping[str, Any]] = {"json": msgspec.json, "msgpack": msgspec.msgpack}
@@ -74,7 +74,7 @@ class ValueType:
         except msgspec.ValidationError as error:
             raise Misfit(problem_in(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise CodecError(f"the body cannot be read as {self.codec}: {error}") from None
+            raise CodecError(f"the body cannot be read as {self.codec}: {flaw(error)}") from None
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON schema of the values."""

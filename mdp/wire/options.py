@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
-from ..errors import SettingError
+from ..errors import SettingError, flaw
 from .names import MAX_NAME
 from .value import Value
 
@@ -116,7 +116,7 @@ def encode_options(values: Mapping[str, Any]) -> bytes:
     try:
         raw = json.dumps(values, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise SettingError(f"options cannot be sent as JSON: {error}") from None
+        raise SettingError(f"options cannot be sent as JSON: {flaw(error)}") from None
     if len(raw) > MAX_OPTIONS or parse_options(raw) is None:
         raise SettingError(
             f"options {raw[:200]!r} are invalid: wait must be true or false, headers must map strings "

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.codes import Code
-from ...mdp.errors import ServiceError
+from ...mdp.errors import ServiceError, flaw
 from .collecting import collect, is_url, write
 from .jobs import unprocessable
 from .tasks import stream
@@ -58,7 +58,7 @@ class Results:
         except (TypeError, ValueError, RecursionError) as error:
             raise ServiceError(
                 Code.FAILED, f"the job returned a {type(result).__name__}; return a DataFrame or a value for "
-                f"JSON ({error})"
+                f"JSON ({flaw(error)})"
             ) from None  # fmt: skip
         description: dict[str, Any] = {"job": job, "format": "value", "path": None}
         if len(data) <= self.inline:

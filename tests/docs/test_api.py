@@ -4,9 +4,11 @@ A class or function has Args, Returns or Yields, Raises, and an example.  A meth
 class.
 """
 
+import ast
 import importlib
 import inspect
 import re
+import textwrap
 import typing
 from pathlib import Path
 
@@ -71,6 +73,13 @@ def has_example(doc):
     return re.search(r"\n\n    \S", before) is not None
 
 
+def raises(function):
+    """Return whether the code of a function raises an error that it creates."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    raised = (each.exc for each in ast.walk(definition) if isinstance(each, ast.Raise))
+    return any(isinstance(each, ast.Call) and ast.unparse(each.func).endswith("Error") for each in raised)
+
+
 def missing(name, value):
     """Return what the docstring of a class or function lacks."""
     doc = inspect.getdoc(value) or ""
@@ -81,9 +90,7 @@ def missing(name, value):
         returns = inspect.signature(value).return_annotation
         if returns is not None and not (section(doc, "Returns") or section(doc, "Yields")):
             lacking.append("Returns")
-        if re.search(
-            r"^ +raise \w*Error\(", inspect.getsource(value).replace(value.__doc__, ""), re.MULTILINE
-        ) and not section(doc, "Raises"):
+        if raises(value) and not section(doc, "Raises"):
             lacking.append("Raises")
     if re.search(r"\bRaises `", doc):
         lacking.append("Raises as a section")

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
-from support.pages import DOCS, blocks
+from support.pages import DOCS, blocks, need_curl
 from support.processes import TIMEOUT_SECONDS, broker, process
 
 pytest.importorskip("fastapi", reason="needs FastAPI: pip install fastapi")
@@ -18,6 +18,7 @@ URL = "http://127.0.0.1:8000"
 
 
 def test_the_application_of_the_page(tmp_path):
+    need_curl()
     (tmp_path / "images.py").write_text(blocks((DOCS / "how-to" / "services.md").read_text(), "python")[0])
     (tmp_path / "shop.py").write_text("\n".join(blocks(PAGE, "python")))
     (session,) = blocks(PAGE, "console")

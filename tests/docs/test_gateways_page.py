@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support import browser as browsers
 from support.http_gateways import TITANIC, await_services, http_gateway, websocket_url
-from support.pages import blocks
+from support.pages import blocks, need_curl
 from support.processes import TIMEOUT_SECONDS, broker, process
 
 from zmdp.clients.gateways.http import access, cli, websocket
@@ -61,6 +61,7 @@ def endpoint(tmp_path_factory):
 
 def test_the_commands_print_what_the_page_shows(endpoint, tmp_path):
     """UUIDs and tokens differ, and so do responses in the headers that the page leaves out."""
+    need_curl()
     given = {}  # what the page shows → what is there
     options = ("--bind", "127.0.0.1:0", "--broker", endpoint)
     tried = 0

@@ -22,7 +22,7 @@ def test_a_byte_order_mark_is_no_content(tmp_path):
     ("content", "expected"),
     [
         (b"[a", "is not valid TOML: "),
-        (b"a = " + b"[" * 10_000, "is not valid TOML: "),
+        (b"a = " + b"[" * 10_000, "is not valid TOML: it is nested too deeply"),
         (b"a = " + b"9" * 10_000, "is not valid TOML: "),
         (b"a = '\xfc'", "is not text in UTF-8"),
     ],

@@ -7,14 +7,13 @@ import shlex
 import shutil
 import signal
 import sqlite3
-import tempfile
 import threading
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
-from pathlib import Path
 
 import pytest
 from support.postgres import cluster as new_cluster
+from support.privileges import bound_by_permissions
 from support.processes import TIMEOUT_SECONDS, broker, eventually, free_endpoint, process, run
 from support.titanics import BEATS, LIMITS, row, state
 
@@ -360,57 +359,35 @@ def test_show(operator):
     assert "lease" not in told
 
 
-NOBODY = 65534
-
-
 @pytest.fixture
-def unprivileged():
-    """`with unprivileged():` runs the block as a user whom file permissions restrict."""
-
-    @contextmanager
-    def as_nobody():
-        root = os.geteuid() == 0
-        if root:
-            os.seteuid(NOBODY)
-        try:
-            yield
-        finally:
-            if root:
-                os.seteuid(0)
-
-    return as_nobody
-
-
-@pytest.fixture
-def folder():
-    """A folder that every user can enter, unlike pytest's own."""
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name)
-        path.chmod(0o755)
-        yield path
-        path.chmod(0o755)
+def folder(tmp_path):
+    """A folder that can be removed whatever its permissions have become."""
+    path = tmp_path / "folder"
+    path.mkdir()
+    yield path
+    path.chmod(0o755)
 
 
 READING = [["ls", "--json"], ["stats"], ["db", "check"], ["purge", "--older-than", "0", "--dry-run"]]
 
 
-def test_a_read_only_database_can_be_read(operator, here, folder, unprivileged):
+def test_a_read_only_database_can_be_read(operator, here, folder):
     _, uuids, db = operator
     copied = shutil.copy(db, folder / "titanic.db")
     os.chmod(copied, 0o444)
     folder.chmod(0o555)
     for command in ([*each, "--db", str(copied)] for each in (*READING, ["show", uuids["done"]])):
-        with unprivileged():
+        with bound_by_permissions():
             result = here(*command)
         assert (result.returncode, result.stderr) == (0, b""), result.stderr
     for command in (["retry", "--all"], ["purge", "--older-than", "0"], ["cancel", "--all"], ["db", "upgrade"]):
-        with unprivileged():
+        with bound_by_permissions():
             result = here(*command, "--db", str(copied))
         assert (result.returncode, result.stdout) == (6, b"")
         assert "titanic.db: the file is read-only (" in one_line(result)
 
 
-def test_a_read_only_database_is_read_while_a_titanic_writes(operator, here, folder, unprivileged):
+def test_a_read_only_database_is_read_while_a_titanic_writes(operator, here, folder):
     _, uuids, db = operator
     copied = shutil.copy(db, folder / "titanic.db")
     with closing(sqlite3.connect(copied)) as writer, writer:
@@ -420,27 +397,27 @@ def test_a_read_only_database_is_read_while_a_titanic_writes(operator, here, fol
         for name in folder.iterdir():
             name.chmod(0o444)
         folder.chmod(0o555)
-        with unprivileged():
+        with bound_by_permissions():
             result = here("show", "--json", uuids["done"], "--db", str(copied))
     writer.close()
     assert json.loads(done(result))["priority"] == 8
 
 
-def test_an_unreadable_database_says_why(operator, here, folder, unprivileged):
+def test_an_unreadable_database_says_why(operator, here, folder):
     _, _, db = operator
     copied = shutil.copy(db, folder / "titanic.db")
     os.chmod(copied, 0)
     for command in (*READING, ["retry", "--all"]):
-        with unprivileged():
+        with bound_by_permissions():
             result = here(*command, "--db", str(copied))
         assert (result.returncode, result.stdout) == (6, b"")
         assert "titanic.db: permission denied: the file cannot be read" in one_line(result)
 
 
 @pytest.mark.parametrize("command", [["serve"], ["db", "upgrade"]], ids=" ".join)
-def test_a_folder_in_which_no_database_can_be_created(here, folder, unprivileged, command):
+def test_a_folder_in_which_no_database_can_be_created(here, folder, command):
     folder.chmod(0o555)
-    with unprivileged():
+    with bound_by_permissions():
         result = here(*command, "--db", str(folder / "titanic.db"))
     assert (result.returncode, result.stdout) == (6, b"")
     told = f"titanic.db: the file cannot be created in the folder {folder}: no permission to write there"

@@ -54,6 +54,12 @@ def write_files(page: str, folder: Path) -> None:
         file.write_text(text)
 
 
+def need_curl() -> None:
+    """Skip the test if there is no curl to run."""
+    if shutil.which("curl") is None:
+        pytest.skip("there is no curl (Debian: apt-get install curl)")
+
+
 @dataclass
 class Reader:
     """Runs the commands of pages in a folder."""
@@ -83,7 +89,7 @@ class Reader:
         if words[0] in MODULES:  # also where they are not installed as commands of their own
             words = [sys.executable, *(["-m", words[0]] if words[0] != "python" else []), *words[1:]]
         elif words[0] == "curl":
-            words[0] = shutil.which("curl") or pytest.skip("there is no curl")
+            need_curl()
         if words[0] == "export":
             self.env |= dict(word.split("=", 1) for word in words[1:])
             return

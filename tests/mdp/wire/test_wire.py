@@ -656,7 +656,7 @@ for _ in range(100_000):
 UNSENDABLE = {  # and the beginning of what is said about it
     "bytes": ({"a": b"x"}, "options cannot be sent as JSON: Object of type bytes"),
     "no number": ({"a": math.nan}, "options cannot be sent as JSON: Out of range float"),
-    "too deep for JSON": ({"a": ENDLESS}, "options cannot be sent as JSON: maximum recursion depth"),
+    "too deep for JSON": ({"a": ENDLESS}, "options cannot be sent as JSON: it is nested too deeply"),
     "wait 1": ({"wait": 1}, "options b'{\"wait\":1}' are invalid: wait must be"),
     "header 1": ({"headers": {"a": 1}}, 'options b\'{"headers":{"a":1}}\' are invalid: wait must be'),
     "too deep": ({"a": json.loads("[" * 64 + "]" * 64)}, 'options b\'{"a":[[['),
