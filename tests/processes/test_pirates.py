@@ -57,13 +57,13 @@ class ParanoidPirateWorker(threading.Thread):
 
     def __init__(self, context: zmq.Context, endpoint: str) -> None:
         super().__init__()
-        self._context, self._endpoint = context, endpoint
+        self._sockets, self._endpoint = context, endpoint
         self.ended = threading.Event()
         self.connected = 0
 
     def run(self) -> None:
         while not self.ended.is_set():
-            with self._context.socket(zmq.DEALER) as socket:
+            with self._sockets.socket(zmq.DEALER) as socket:
                 socket.linger = 0
                 socket.connect(self._endpoint)
                 socket.send(b"\x01")

@@ -134,7 +134,9 @@ def decode(message: str | bytes) -> Ask | CancelAsk:
     except _Invalid as error:
         raise MessageError(str(error), id_) from None
     except _NOT_JSON:
-        raise MessageError("a message must be a JSON object, in valid Unicode", _id_in(message)) from None
+        raise MessageError(
+            "a message must be a JSON object, in valid Unicode, and not be nested deeply", _id_in(message)
+        ) from None
 
 
 def _id_in(message: str | bytes) -> Id | None:

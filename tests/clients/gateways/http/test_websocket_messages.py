@@ -108,7 +108,8 @@ def test_an_invalid_text_message(message, id_, why):
 
 @pytest.mark.parametrize("body", ["[" * 200_000 + "]" * 200_000, '{"a":' * 200_000 + "1" + "}" * 200_000])
 def test_a_body_that_is_nested_too_deeply(body):
-    with pytest.raises(MessageError, match="must be a JSON object"):
+    """How deep a message may be for the first or only for the second look into it depends on the version of Python."""
+    with pytest.raises(MessageError, match="not be nested deeply"):
         decode(f'{{"id":1,"service":"s","body":{body}}}')
 
 
