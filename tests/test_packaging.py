@@ -93,5 +93,5 @@ def test_the_classifiers_name_the_versions_that_are_tested():
     makefile = (ROOT / "Makefile").read_text()
     (versions,) = [line for line in makefile.splitlines() if line.startswith("PYTHONS := ")]
     named = [each.rpartition(" :: ")[2] for each in PYPROJECT["project"]["classifiers"] if ":: Python :: 3." in each]
-    assert named == ["3.11", "3.12", "3.13"]
+    assert named == ["3.11", "3.12", "3.13", "3.14"]
     assert versions == f"PYTHONS := {' '.join(named)}"
