@@ -429,9 +429,20 @@ def summary(results: Results, seconds: float, used: float) -> str:
     counts = [f"{results.passed} passed", f"{len(results.failed)} failed"]
     if results.expected:
         counts.append(f"{results.expected} failed as expected")
-    reasons = "; ".join(f"{count} × {reason}" for reason, count in sorted(results.skipped.items()))
-    counts.append(f"{results.skipped.total()} skipped{f' ({reasons})' if reasons else ''}")
+    counts.append(f"{results.skipped.total()} skipped")
     return f"{', '.join(counts)}; {duration(seconds)}, {duration(used)} of processor time"
+
+
+def build() -> str:
+    """Return how far zmdp is compiled here, and what to do if it is not."""
+    script = "from zmdp.mdp import compiled; print(compiled.summary())"
+    told = subprocess.run((PYTHON, "-c", script), check=True, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    if told == "compiled":
+        return "zmdp is compiled"
+    return (
+        f"zmdp is NOT compiled: it runs in {told}, also where a stage says compiled\n"
+        "    to compile it: apt-get install gcc libc6-dev python3-dev (on Debian), make clean, and again"
+    )
 
 
 def main() -> int:
@@ -447,6 +458,8 @@ def main() -> int:
     results, began = Results(), time.monotonic()
     if given.load:
         os.nice(19)
+    if any(job.is_pytest and not job.pure for stage in stages for job in stage.jobs):
+        say(build())
     with load(given.load):
         for number, stage in enumerate(stages, 1):
             say(f"── {number}/{len(stages)} {stage.name}: {stage.shows}")
@@ -458,6 +471,10 @@ def main() -> int:
         say("\nTo repeat what failed:")
         for name, again in results.failed:
             say(f"  {name}\n      {again}")
+    if results.skipped:
+        say("\nSkipped:")
+        for reason, count in sorted(results.skipped.items()):
+            say(f"  {count} × {reason}")
     say(f"\n{summary(results, time.monotonic() - began, processor_seconds())}")
     return 1 if results.failed else 0
 

@@ -159,6 +159,14 @@ def test_the_make_targets_that_pages_name_exist():
     assert named <= targets
 
 
+def test_make_help_says_how_long_each_target_takes():
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    targets = [line for line in shown if line.startswith("make ")]
+    assert len(targets) > 20
+    time = re.compile(r"make [\w-]+( [A-Z]+=\d+)? +(\d+ (minute|hour)s?( each)?|until Ctrl-C|at once) +\w")
+    assert [line for line in targets if not time.match(line)] == []
+
+
 def code_of(pages):
     """Return the code on the pages, in blocks and within lines."""
     return [code for page in pages for code in re.findall(r"```.*?```|`[^`]+`", page.read_text(), re.DOTALL)]

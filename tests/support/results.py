@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from textwrap import shorten
 
 import pytest
 
@@ -11,6 +12,8 @@ from zmdp.mdp import compiled
 COMPILED = compiled.parts()["machines"]
 """Whether the machines are compiled; the other build runs with ZMDP_PURE=1."""
 
+MAX_REASON = 120
+"""Characters of a reason for skipping a test that are shown."""
 NOT_INSTALLED = "the package {} is not installed"
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _OURS = ("zmdp", "support", "simulation", "attacks", "crash")
@@ -64,7 +67,7 @@ def pytest_runtest_logreport(report):
 
 def _reason(report):
     text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return text.removeprefix("Skipped: ")
+    return shorten(text.removeprefix("Skipped: "), MAX_REASON)  # in one line
 
 
 def _record(test, outcome, **more):

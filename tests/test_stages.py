@@ -1,0 +1,30 @@
+"""What `make test` says of what it cannot run."""
+
+import json
+import os
+import subprocess
+import sys
+
+import stages
+from support.results import MAX_REASON
+
+
+def test_a_reason_for_skipping_is_one_line(tmp_path):
+    program = "import pytest\ndef test_it(): pytest.skip('first\\n\\n  second ' + 'long ' * 100)\n"
+    (tmp_path / "test_it.py").write_text(program)
+    results = tmp_path / "results.jsonl"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_XDIST_WORKER"}
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "support.results", "-c", os.devnull, str(tmp_path)],
+        check=True,
+        capture_output=True,
+        env={**environment, "ZMDP_TEST_RESULTS": str(results), "PYTHONPATH": str(stages.ROOT / "tests")},
+    )
+    (reason,) = [json.loads(line)["reason"] for line in results.read_text().splitlines() if "skipped" in line]
+    assert reason.startswith("first second long")
+    assert len(reason) <= MAX_REASON
+
+
+def test_what_is_not_compiled_is_said(monkeypatch):
+    monkeypatch.setenv("ZMDP_PURE", "1")
+    assert stages.build().startswith("zmdp is NOT compiled: it runs in pure Python")
