@@ -167,6 +167,13 @@ def test_make_help_says_how_long_each_target_takes():
     assert [line for line in targets if not time.match(line)] == []
 
 
+def test_pages_install_from_a_checkout_until_there_is_a_release():
+    """What an index has under this name until then may be somebody else's."""
+    released = re.search(r"^## \d", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    wrong = re.compile("/path/to/zmdp" if released else r"pip install[^`\n]*[ ']zmdp\b")
+    assert [page.name for page in PAGES if wrong.search(page.read_text())] == []
+
+
 def code_of(pages):
     """Return the code on the pages, in blocks and within lines."""
     return [code for page in pages for code in re.findall(r"```.*?```|`[^`]+`", page.read_text(), re.DOTALL)]
