@@ -17,11 +17,13 @@ TOP = ("mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations")
 
 
 def sources():
-    """Return every module of the product and its file."""
+    """Return every module of the product and its file; PyInstaller's hooks, which run in it, are no part of it."""
     found = {}
     for path in sorted(
         [*(ROOT / "src" / "zmdp").rglob("*.py"), *(p for top in TOP for p in (ROOT / top).rglob("*.py"))]
     ):
+        if "__pyinstaller" in path.parts:
+            continue
         inside = path.relative_to(ROOT / "src" if "src" in path.relative_to(ROOT).parts else ROOT).with_suffix("")
         parts = [part for part in inside.parts if part not in {"zmdp", "__init__"}]
         found[".".join(["zmdp", *parts])] = path

@@ -376,8 +376,8 @@ def _log_build() -> None:
     """Log that it is not compiled, unless the environment asks for that: pip does not say so."""
     if not PURE and not all(compiled.parts().values()):
         log.info(
-            "slower than it could be: not all of zmdp is compiled (%s); most systems have compiled wheels, and pip "
-            "install -v shows why a build did not compile",
+            "slower than it could be: not all of zmdp is compiled (%s), which takes a C compiler when it is installed; "
+            "pip install -v shows why a build did not compile",
             compiled.summary(),
         )  # fmt: skip
 
