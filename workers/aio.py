@@ -19,6 +19,7 @@ from .aio_handling import EAGER, AsyncHandler, HandlerCalls, begin_task
 from .base import AsyncSource, BaseWorker
 from .blocking import BlockingWatch
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, WorkerConnection
+from .contexts import RequestContexts
 from .handling import Outcome, failed
 from .request import Request
 
@@ -190,7 +191,7 @@ class _AsyncConnection(WorkerConnection):
         """Set when the connection and all handlers have ended."""
         self._calls = HandlerCalls(handler, worker._adapter, self)
         self._loop = loop
-        self._worker_context = copy_context()
+        self._contexts = RequestContexts()
         self._watch = BlockingWatch(loop, worker.service.decode(), name_of(handler))
         self._running: dict[int, asyncio.Task[None]] = {}
         """The tasks of handlers that wait for something, by the id() of their requests."""
@@ -233,7 +234,7 @@ class _AsyncConnection(WorkerConnection):
 
     def _schedule(self) -> None:
         if self._soon is None:
-            self._soon = self._loop.call_soon(self._turn, context=self._worker_context)
+            self._soon = self._loop.call_soon(self._turn, context=self._contexts.base)
 
     def _turn(self) -> None:
         """Send, receive, and begin what has arrived, until nothing is left to do or the turn is over."""
@@ -267,7 +268,7 @@ class _AsyncConnection(WorkerConnection):
         self._watch.note()
         try:
             for _ in range(waiting if self._handlers_wait else 1):
-                begin_task(self._handle_requests(), self._loop, self._worker_context.copy())
+                begin_task(self._handle_requests(), self._loop, self._contexts.new())
         except Exception as error:  # noqa: BLE001 - the callers get it
             while (request := self._next()) is not None:
                 self.crashed(request, error)
@@ -290,6 +291,7 @@ class _AsyncConnection(WorkerConnection):
                 break
             if task.cancelling() or not _is_unchanged(context):
                 break  # the next request must not see that
+            context = self._contexts.renewed(context)
 
     def _next(self) -> Request | None:
         """Return the next request to begin."""
@@ -339,7 +341,7 @@ class _AsyncConnection(WorkerConnection):
         if self._timer is not None:
             self._timer.cancel()
         self._wakes_at = due
-        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._wake, context=self._worker_context)
+        self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._wake, context=self._contexts.base)
 
     def _wake(self) -> None:
         self._timer, self._wakes_at = None, math.inf

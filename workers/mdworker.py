@@ -11,6 +11,7 @@ from ..mdp.errors import ClosedError, RequestCancelled
 from ..mdp.loading import check_not_importing
 from ..mdp.tracing import handling
 from .base import BaseWorker, ThreadedSource
+from .contexts import RequestContexts
 from .handling import Frames, Last, Outcome, failed
 from .request import Request
 from .threaded import ThreadedConnection
@@ -118,12 +119,13 @@ class Worker(BaseWorker[Handler]):
         """
         check_not_importing()
         handler = self._begin_start()
+        contexts = RequestContexts()
         try:
             for number in range(self._connection_count):
                 self._open(number)
             for number in range(self.settings.concurrency):
                 connection = self._connections[number % self._connection_count]
-                self._start(f"{self.service.decode()}-{number}", self._serve, connection, handler)
+                self._start(f"{self.service.decode()}-{number}", self._serve, connection, handler, contexts)
         except BaseException:
             self._give_up_start()
             raise
@@ -185,12 +187,12 @@ class Worker(BaseWorker[Handler]):
         self.close()
         self.wait()
 
-    def _serve(self, connection: ThreadedSource, handler: Handler) -> None:
+    def _serve(self, connection: ThreadedSource, handler: Handler, contexts: RequestContexts) -> None:
         request = connection.receive()
         while request is not None:
             following = None
             try:
-                following = self._handle(connection, handler, request)
+                following = contexts.new().run(self._handle, connection, handler, request)
             except Exception as error:  # noqa: BLE001 - an error in our own code: the caller gets it
                 connection.fail(request, error)
             request = following  # the body of the last one may be large, and the next one be long in coming
@@ -198,7 +200,7 @@ class Worker(BaseWorker[Handler]):
                 request = connection.receive()
 
     def _handle(self, connection: ThreadedSource, handler: Handler, request: Request) -> Request | None:
-        """Handle a request.  Return the next one if it has arrived."""
+        """Handle a request, in a context of its own.  Return the next one if it has arrived."""
         outcome: Outcome
         try:
             with handling(request):

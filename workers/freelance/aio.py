@@ -10,6 +10,7 @@ import zmq
 from ...mdp.transport.polling import add_reader, remove_reader
 from ...mdp.transport.sockets import Context
 from ..aio_handling import AsyncHandler, HandlerCalls
+from ..contexts import RequestContexts
 from ..handling import HandlerAdapter, Outcome
 from ..request import Request
 from .connection import FreelanceServerConnection, Listening
@@ -35,6 +36,7 @@ class AsyncServer(FreelanceServerConnection):
         """Set when the socket is closed and all handlers have ended."""
         self._calls = HandlerCalls(handler, adapter, self)
         self._loop = loop
+        self._contexts = RequestContexts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -77,7 +79,7 @@ class AsyncServer(FreelanceServerConnection):
             self._end()
             return
         while (request := self.session.begin()) is not None:
-            task = self._loop.create_task(self._calls.handle(request))
+            task = self._loop.create_task(self._calls.handle(request), context=self._contexts.new())
             self._tasks.add(task)
             task.add_done_callback(partial(self._task_ended, request))
         if more:

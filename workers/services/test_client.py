@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from ...mdp import wire
@@ -11,6 +12,7 @@ from ...mdp.codes import Code, request_error
 from ...mdp.errors import ClosedError, ServiceNotFound, ZmdpError
 from ...mdp.services import BaseService, Service, Streaming
 from ...mdp.tracing import handling
+from ..contexts import RequestContexts
 from ..handling import Failed, Last, failed
 from ..request import Request
 from .handlers import handler_of
@@ -36,7 +38,7 @@ class TestClient:
                 assert client.call(resize, Resize("a.png", 80)) == Size(80, 60)
 
     Errors are those of `Client`: what a function raises becomes a `ServiceError`.  Plain functions run in the calling
-    thread, coroutine functions in an event loop of the client's.
+    thread, coroutine functions in an event loop of the client's, each call in a context of its own, as in a worker.
 
     Args:
         services: The services to call.
@@ -52,11 +54,14 @@ class TestClient:
         }
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="zmdp-test-client", daemon=True)
+        self._context = copy_context()
+        """That of the lifespan."""
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._context = copy_context()
         try:
-            self._wait(self._lifespans.enter())
+            self._wait(self._lifespans.enter(), self._context)
         except BaseException:
             self._end()
             raise
@@ -64,7 +69,7 @@ class TestClient:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._wait(self._lifespans.leave())
+            self._wait(self._lifespans.leave(), self._context)
         finally:
             self._end()
 
@@ -175,51 +180,59 @@ class TestClient:
         request = Request(
             known.request.encode(value), service=name, client=CLIENT, options=wire.Options(options), attempt=1
         )
-        for frames, final in self._async_parts(request) if offered.runs_async else self._parts(request):
+        context = RequestContexts(self._context).new()
+        parts = self._async_parts(request, context) if offered.runs_async else self._parts(request, context)
+        for frames, final in parts:
             if not (final and isinstance(known, Streaming) and known.ends(frames)):
                 yield known.decode_reply(frames)
 
-    def _parts(self, request: Request) -> Generator[Part, None, None]:
+    def _parts(self, request: Request, context: Context) -> Generator[Part, None, None]:
         """Yield what a plain function replies."""
         try:
-            with handling(request):
-                result = self._handlers[request.service](request)
+            result = context.run(_called, self._handlers[request.service], request)
             final = isinstance(result, list)
             if final:
                 yield result, True
             while not final:
-                part, final = _next_part(request, result)
+                part, final = context.run(_next_part, request, result)
                 yield part, final
         except BaseException as error:
             raise _as_client_sees(error, request) from error
 
-    def _async_parts(self, request: Request) -> Generator[Part, None, None]:
+    def _async_parts(self, request: Request, context: Context) -> Generator[Part, None, None]:
         """Yield what a coroutine function replies, which runs in the event loop."""
         if not self._thread.is_alive():
             raise ClosedError("coroutine functions run only within the test client's `with` block")
-        with handling(request):
-            result = self._handlers[request.service](request)
+        result = context.run(_called, self._handlers[request.service], request)
         try:
             while hasattr(result, "__anext__"):
-                part = self._wait(_within(request, result.__anext__()))
+                part = self._wait(_within(request, result.__anext__()), context)
                 if isinstance(part, Last):
                     yield part.value, True
                     return
                 yield part, False
-            yield self._wait(_within(request, result)), True
+            yield self._wait(_within(request, result), context), True
         except BaseException as error:
             raise _as_client_sees(error, request) from error
         finally:
             if hasattr(result, "aclose") and self._thread.is_alive():
-                self._wait(_within(request, result.aclose()))
+                self._wait(_within(request, result.aclose()), context)
 
-    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _wait(self, work: Coroutine[Any, Any, Any], context: Context) -> Any:
+        async def run() -> Any:
+            return await self._loop.create_task(work, context=context)
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _called(handler: Callable[[Request], Any], request: Request) -> Any:
+    with handling(request):
+        return handler(request)
 
 
 def _next_part(request: Request, parts: Generator[list[bytes], None, list[bytes]]) -> Part:

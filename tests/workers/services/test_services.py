@@ -1,6 +1,7 @@
 """Declared services: through a real broker, and through their test client, which must behave the same."""
 
 import asyncio
+import decimal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -430,6 +431,75 @@ def test_middleware_awaits_streams_as_other_services(connect):
 
         with connect(surrounded) as client:
             assert list(client.stream(letters, "abc")) == ["a", "b", "c"]
+
+
+POOL = ContextVar("pool", default="no pool")
+
+
+def _prepare():
+    """Prepare in a lifespan what handlers see without asking for it."""
+    decimal.getcontext().prec = 7
+    return POOL.set("the pool")
+
+
+@contextmanager
+def prepared():
+    """Prepare, and check at the end that the context is that of the beginning."""
+    token = _prepare()
+    yield {}
+    POOL.reset(token)
+
+
+@asynccontextmanager
+async def prepared_async():
+    """Prepare, as above."""
+    with prepared():
+        yield {}
+
+
+@pytest.mark.parametrize("lifespan", [prepared, prepared_async])
+def test_a_request_sees_what_the_lifespan_has_set_and_nothing_of_other_requests(connect, lifespan):
+    services = Services(lifespan=lifespan)
+
+    def seen(precision):
+        before = decimal.getcontext().prec
+        decimal.getcontext().prec = precision
+        pool = POOL.get()
+        POOL.set("another pool")
+        return f"{pool}, {before}"
+
+    @services.service("plain")
+    def plain(precision: int) -> str:
+        return seen(precision)
+
+    @services.service("coroutine")
+    async def coroutine(precision: int) -> str:
+        return seen(precision)
+
+    @services.service("batches", batch=1)
+    def batches(precisions: list[int]) -> list[str]:
+        return [seen(each) for each in precisions]
+
+    @services.service("batches_async", batch=1)
+    async def batches_async(precisions: list[int]) -> list[str]:
+        return [seen(each) for each in precisions]
+
+    @services.service("stream")
+    def stream(precision: int) -> Iterator[str]:
+        yield seen(precision)
+        yield f"{POOL.get()}, {decimal.getcontext().prec}"
+
+    @services.service("stream_async")
+    async def stream_async(precision: int) -> AsyncIterator[str]:
+        yield seen(precision)
+        yield f"{POOL.get()}, {decimal.getcontext().prec}"
+
+    with connect(services) as client:
+        for each in (plain, coroutine, batches, batches_async):
+            assert [client.call(each, precision) for precision in (3, 4, 5)] == ["the pool, 7"] * 3
+        for each in (stream, stream_async):
+            for precision in (3, 4):
+                assert list(client.stream(each, precision)) == ["the pool, 7", f"another pool, {precision}"]
 
 
 TENANT = ContextVar("tenant", default="nobody")
