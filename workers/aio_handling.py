@@ -7,7 +7,9 @@ from contextvars import Context as TaskContext
 from types import CoroutineType
 from typing import Any, Final, Protocol
 
+from ..mdp import process
 from ..mdp.tracing import current, handling, opentelemetry_trace
+from .forked import end_if_forked
 from .handling import HandlerAdapter, Last, Outcome, failed
 from .request import Request
 
@@ -58,6 +60,7 @@ class HandlerCalls:
         self._handler = handler
         self._adapter = adapter
         self._holder = holder
+        self._pid = process.pid
 
     async def handle(self, request: Request) -> None:
         """Handle `request`: the work of a task of its own, whose context is that of the request.
@@ -83,7 +86,10 @@ class HandlerCalls:
                     raise
                 outcome = failed(error, request)  # something that the handler awaited was cancelled, not the handler
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
+                end_if_forked(self._pid, request, error)
                 outcome = failed(error, request)
+            else:
+                end_if_forked(self._pid, request)
             self._holder.handled(request, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
             self._holder.crashed(request, error)

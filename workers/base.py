@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack
 
-from ..mdp import wire
+from ..mdp import process, wire
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.functions import is_async, name_of
 from ..mdp.transport.sockets import Context, end, own_context
@@ -167,6 +167,7 @@ class BaseWorker(Generic[AnyHandler]):
                 f"worker for {self.service.decode()!r} has no handler: pass one, or decorate it with the worker"
             )
         self.started = True
+        self._pid = process.pid
         return self._handler
 
     def _session(self) -> WorkerSession:

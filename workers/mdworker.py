@@ -12,6 +12,7 @@ from ..mdp.loading import check_not_importing
 from ..mdp.tracing import handling
 from .base import BaseWorker, ThreadedSource
 from .contexts import RequestContexts
+from .forked import end_if_forked
 from .handling import Frames, Last, Outcome, failed
 from .request import Request
 from .threaded import ThreadedConnection
@@ -209,7 +210,10 @@ class Worker(BaseWorker[Handler]):
                     result = self._stream(connection, result, request)
                 outcome = self._adapter.frames(result)
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
+            end_if_forked(self._pid, request, error)
             outcome = failed(error, request)
+        else:
+            end_if_forked(self._pid, request)
         return connection.end(request, outcome)
 
     def _stream(self, connection: ThreadedSource, parts: Iterator[Any], request: Request) -> Any:
