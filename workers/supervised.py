@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -56,6 +57,7 @@ class SupervisorLink:
         # SIGHUP is for the supervisor, but a terminal sends it to the whole group.  Not SIG_IGN, which programs that
         # handlers start would inherit.
         signal.signal(signal.SIGHUP, lambda number, frame: None)
+        os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGHUP, signal.SIG_DFL))
         for descriptor in (reports, stderr):
             os.set_inheritable(descriptor, False)
 

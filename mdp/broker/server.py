@@ -6,13 +6,10 @@
 import logging
 import math
 import os
-import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Final, Self
 
 import zmq
@@ -406,27 +403,6 @@ class Server:
         self.door.close()
         if self._own_context:
             self._context.term()
-
-    @contextmanager
-    def stopped_by(self, *signals: signal.Signals) -> Iterator[None]:
-        """Call `stop` on each of `signals` within the block, and `reload` on SIGHUP.  Main thread only."""
-
-        def handle(number: int, frame: FrameType | None) -> None:
-            del frame
-            if number == signal.SIGHUP:
-                self.reload()
-            else:
-                self.stop()
-
-        before = {each: signal.signal(each, handle) for each in (*signals, signal.SIGHUP)}
-        # A signal that arrives just before the loop sleeps would not be noticed until something else happens.
-        wakeup = signal.set_wakeup_fd(self._sockets.waker.signals, warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for each, handler in before.items():
-                signal.signal(each, handler)
 
 
 def _check(binds: Sequence[str], settings: ServerSettings, access: Access | None) -> None:

@@ -335,35 +335,34 @@ def cli(
         ))  # fmt: skip
         stack.enter_context(Shutdown(
             server.stop, server.stop, limit=drain_timeout, unfinished=partial(_unfinished, server), announcement="",
-            grace=GRACE_SECONDS, logger=log,
+            grace=GRACE_SECONDS, reload=server.reload, logger=log,
         ))  # fmt: skip
-        with server.stopped_by():
-            endpoints = server.endpoints[: len(bind)]
-            for endpoint in endpoints:
-                click.echo(endpoint)
-            if web is not None:
-                web.start(server)
-                click.echo(web.url)
-            sys.stdout.flush()
-            _log_build()
-            _log_access(rules, insecure=insecure)
-            pirates = [
-                f"; pirates at {endpoint} {do} {show(service)}"
-                for do, actual, given in (
-                    ("call", server.pirate_endpoints, pirate), ("offer", server.pirate_worker_endpoints, pirate_workers)
-                )
-                for endpoint, (_, service) in zip(actual, given, strict=True)
-            ]  # fmt: skip
-            log.info(
-                "ready on %s%s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
-                ", ".join(endpoints), "".join(pirates), settings.limits.heartbeat, settings.limits.patience,
-            )  # fmt: skip
-            server.door.around_reload = notify.reloading
-            notify.ready(server.turning)
-            # The broker creates no reference cycles.  With a million requests waiting, looking for some would take a
-            # second each time, and most of the time that it takes to shut down.
-            gc.disable()
-            server.run()
+        endpoints = server.endpoints[: len(bind)]
+        for endpoint in endpoints:
+            click.echo(endpoint)
+        if web is not None:
+            web.start(server)
+            click.echo(web.url)
+        sys.stdout.flush()
+        _log_build()
+        _log_access(rules, insecure=insecure)
+        pirates = [
+            f"; pirates at {endpoint} {do} {show(service)}"
+            for do, actual, given in (
+                ("call", server.pirate_endpoints, pirate), ("offer", server.pirate_worker_endpoints, pirate_workers)
+            )
+            for endpoint, (_, service) in zip(actual, given, strict=True)
+        ]  # fmt: skip
+        log.info(
+            "ready on %s%s; heartbeat %g s, workers expire after %g s of silence; Ctrl-C stops it",
+            ", ".join(endpoints), "".join(pirates), settings.limits.heartbeat, settings.limits.patience,
+        )  # fmt: skip
+        server.door.around_reload = notify.reloading
+        notify.ready(server.turning)
+        # The broker creates no reference cycles.  With a million requests waiting, looking for some would take a
+        # second each time, and most of the time that it takes to shut down.
+        gc.disable()
+        server.run()
         return int(server.forced or server.cut_off)
 
 

@@ -1,4 +1,7 @@
-"""Ends a command on SIGTERM or Ctrl-C: in its own way if it can, and within a limit whatever its handlers do."""
+"""Ends a command on SIGTERM or Ctrl-C: in its own way if it can, and within a limit whatever its handlers do.
+
+Has it read its files again on SIGHUP.
+"""
 
 import faulthandler
 import logging
@@ -18,6 +21,7 @@ from .console import EXIT_FAILED, Decorator, Number, with_default
 from .notify import notify
 
 STOPPING: Final = "stopping once the requests in progress are finished"
+RESTART: Final = "restart it to change its settings"
 GRACE_SECONDS: Final = 1.0
 """How long a command may take after its limit: to give up by itself, and to close what it has open."""
 LAST_RESORT_SECONDS: Final = 1.9
@@ -27,6 +31,8 @@ REPORT_SECONDS: Final = 0.5
 LONGEST_WAIT_SECONDS: Final = 3600.0
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_HANGUP: Final = getattr(signal, "SIGHUP", None)
+"""None on Windows."""
 _BEGIN: Final = 0
 _HANDLED: Final = 0x80
 """Added to the number of a signal that Python has handled."""
@@ -47,6 +53,11 @@ class Shutdown:
     All of this happens in threads of its own, because a handler may block the main thread: there Python would run what
     is to happen on a signal.  Nothing waits for what it calls.
 
+    SIGHUP calls `reload`, or is logged as having no effect; if the terminal was closed, it is a signal like the others.
+    A handler of SIGHUP that the program has installed itself stays.
+
+    A child that is forked, as `multiprocessing` does, is not concerned: signals end it as they would without this.
+
     After a signal, it stays in force when the block has ended, until the process has: Python waits for all threads of
     executors before it exits.  Without a signal, it ends with the block.  Main thread only.
 
@@ -57,6 +68,8 @@ class Shutdown:
         at_limit: Gives up what is in progress, if the command does not do so by itself.
         exits: Whether a signal after the last step exits immediately; otherwise it is ignored.
         grace: Seconds after `limit` that the command may take to end.
+        reload: Reads again what can be read again while the command runs; None if nothing can.
+        restart: What to do instead, as in "restart it to change its settings".
         logger: The command's.
     """
 
@@ -69,6 +82,8 @@ class Shutdown:
         at_limit: Callable[[], object] | None = None,
         exits: bool = True,
         grace: float = GRACE_SECONDS,
+        reload: Callable[[], object] | None = None,
+        restart: str = RESTART,
         logger: logging.Logger = log,
     ) -> None:
         self._steps = steps
@@ -78,6 +93,8 @@ class Shutdown:
         self._at_limit = at_limit
         self._exits = exits
         self._grace = grace
+        self._reload = reload
+        self._restart = restart
         self._log = logger
         self._began: float | None = None
         """When the limit began to count."""
@@ -95,7 +112,9 @@ class Shutdown:
         self._send(_BEGIN)
 
     def __enter__(self) -> Self:
-        self._handlers = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        self._handlers = {number: signal.signal(number, self._handle) for number in self._to_handle()}
+        # `nohup` ignores it, so that the command outlives its terminal.
+        self._has_terminal = self._handlers.get(_HANGUP) == signal.SIG_DFL and _has_terminal()
         # What handles a signal in Python runs only in the main thread.  The numbers of signals are written here at
         # once, even if the main thread does not return from C code.
         self._wakeup = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
@@ -114,6 +133,11 @@ class Shutdown:
             self._thread.join()
             self._read_end.close()
 
+    def _to_handle(self) -> tuple[signal.Signals, ...]:
+        if _HANGUP is None or (self._reload is None and callable(signal.getsignal(_HANGUP))):
+            return _SIGNALS
+        return (*_SIGNALS, _HANGUP)
+
     def restore(self) -> None:
         """Handle signals as before."""
         _active.remove(self)
@@ -122,6 +146,13 @@ class Shutdown:
         descriptor = signal.set_wakeup_fd(-1)
         if descriptor != self._write_end.fileno():
             signal.set_wakeup_fd(descriptor)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child, handle signals as a program does that handles none."""
+        for number, handler in self._handlers.items():
+            inherited = handler in (signal.SIG_IGN, signal.default_int_handler)
+            signal.signal(number, handler if inherited else signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -134,16 +165,14 @@ class Shutdown:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _watch(self) -> None:
-        written = handled = 0
-        for number in iter(self._next, None):
-            if number == _BEGIN:
+        ends, hangups = _Arrivals(), _Arrivals()
+        for sent in iter(self._next, None):
+            number, handled = sent & ~_HANDLED, sent >= _HANDLED
+            if sent == _BEGIN:
                 self._count()
-            elif number & _HANDLED:
-                handled += 1
-            elif number in _SIGNALS:
-                written += 1
-            # Each signal is written twice, unless an event loop has its own descriptor, or Python is held up.
-            while self._signals < max(written, handled):
+            elif number == _HANGUP and hangups.is_new(handled):
+                self._hang_up()
+            elif number in _SIGNALS and ends.is_new(handled):
                 self._signal()
 
     def _next(self) -> int | None:
@@ -163,6 +192,17 @@ class Shutdown:
             self._first_step = self._first_step or step
         elif self._exits:
             os._exit(EXIT_FAILED)
+
+    def _hang_up(self) -> None:
+        if signal.getsignal(_HANGUP) != self._handle:
+            return  # the program has installed a handler of its own in the meantime
+        if self._has_terminal and not _has_terminal():
+            self._signal()
+        else:
+            _start(self._reload or self._nothing_to_reload)
+
+    def _nothing_to_reload(self) -> None:
+        self._log.warning("SIGHUP: there is nothing to reload: %s", self._restart)
 
     def _take_step(self, number: int) -> None:
         self._steps[number - 1]()
@@ -206,14 +246,53 @@ class Shutdown:
 _active: Final[list[Shutdown]] = []
 
 
-def _leave_to_parent() -> None:
-    """In a forked child, handle signals as before: they are not for the command that forked it."""
-    for shutdown in _active.copy():
-        shutdown.restore()
+class _Arrivals:
+    """Tells signals of a kind apart: each is written twice, unless an event loop has its own descriptor, or Python is
+    held up."""
 
+    def __init__(self) -> None:
+        self._counts = [0, 0]
+        self._new = 0
+
+    def is_new(self, handled: bool) -> bool:
+        self._counts[handled] += 1
+        new = max(self._counts) > self._new
+        self._new += new
+        return new
+
+
+class _Fork(threading.local):
+    """Holds signals back while a thread forks: until the child handles them itself, it would report them to its parent,
+    which would take them for its own."""
+
+    _before: set[int]
+
+    def begin(self) -> None:
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_SIGNALS, signal.SIGHUP))
+
+    def end(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
+
+    def end_in_child(self) -> None:
+        for shutdown in reversed(_active):
+            shutdown.leave_to_parent()
+        _active.clear()
+        self.end()
+
+
+_fork = _Fork()
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_leave_to_parent)
+    os.register_at_fork(before=_fork.begin, after_in_parent=_fork.end, after_in_child=_fork.end_in_child)
+
+
+def _has_terminal() -> bool:
+    """Return whether the process has a terminal, which it loses when that is closed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _start(function: Callable[..., object], *arguments: object) -> threading.Thread | None:

@@ -5,10 +5,7 @@ from contextlib import suppress
 
 
 class Wake:
-    """A pair of connected sockets: the thread polls `descriptor`, which is readable from `wake` until `clear`.
-
-    What is written to `signals` wakes it too, as `signal.set_wakeup_fd` does.
-    """
+    """A pair of connected sockets: the thread polls `descriptor`, which is readable from `wake` until `clear`."""
 
     def __init__(self) -> None:
         self._sender, self._receiver = sockets.socketpair()
@@ -16,7 +13,6 @@ class Wake:
         self._receiver.setblocking(False)
         self._asked = False
         self.descriptor = self._receiver.fileno()
-        self.signals = self._sender.fileno()
 
     def wake(self) -> None:
         """Interrupt the poll that is under way, or else the next one."""

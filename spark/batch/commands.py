@@ -3,14 +3,12 @@
 import logging
 import os
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 import click
@@ -297,13 +295,11 @@ class _Stopper:
         """None while Spark is starting."""
         self.shutdown = Shutdown(
             self._finish, self._cancel, limit=drain_timeout, unfinished=self._unfinished, announcement="",
-            at_limit=self._give_up, grace=SPARK_GRACE_SECONDS, logger=log,
+            at_limit=self._give_up, grace=SPARK_GRACE_SECONDS, reload=self._reload, logger=log,
         )  # fmt: skip
         self._drain_timeout = drain_timeout
-        signal.signal(signal.SIGHUP, self._reload)
 
-    def _reload(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+    def _reload(self) -> None:
         self.reload = True
 
     def _finish(self) -> None:

@@ -44,6 +44,28 @@ def client(endpoint):
         yield client
 
 
+@pytest.mark.parametrize(
+    ("command", "ready", "stream"),
+    [
+        (["mdworker", "zmdp.workers.echo:worker"], "offering", "stderr"),
+        (["mdworker", "zmdp.workers.echo:worker", "--freelance", "PORT"], "offering", "stderr"),
+        (["titanic", "serve", "--db", "titanic.db"], "serving", "stderr"),
+        (["mdp-broker", "--bind", "PORT"], "tcp://", "stdout"),
+        (["mdp-gateway", "http", "--bind", "127.0.0.1:0"], "http://", "stdout"),
+        (["mdp-gateway", "flux", "--socket", "SOCKET"], "local://", "stdout"),
+    ],
+    ids=["worker", "freelance", "titanic", "broker", "http", "flux"],
+)
+def test_a_command_that_has_nothing_to_reload_says_so(endpoint, tmp_path, command, ready, stream):
+    """From the moment when it says where it serves."""
+    command = [{"PORT": free_endpoint(), "SOCKET": str(tmp_path / "flux")}.get(each, each) for each in command]
+    with process(*command, cwd=tmp_path, MDP_BROKER=endpoint) as running:
+        running.line(ready, stream)
+        running.send_signal(signal.SIGHUP)
+        running.line("nothing to reload")
+        assert ended(running) == 0
+
+
 @contextmanager
 def worker(endpoint, handler, *options, service="", limit=LIMIT):
     command = ("mdworker", f"stuck:{handler}", "--service", service or handler, "--broker", endpoint, *limit, *options)

@@ -243,7 +243,12 @@ async def _serve(
         gc.set_threshold(COLLECT_AFTER)
 
     with Shutdown(
-        in_loop(server.stop), in_loop(abort), limit=settings["drain_timeout"], unfinished=server.unfinished, logger=log
+        in_loop(server.stop),
+        in_loop(abort),
+        limit=settings["drain_timeout"],
+        unfinished=server.unfinished,
+        restart="restart it to read its settings and files again; accepted requests are kept",
+        logger=log,
     ):
         await asyncio.to_thread(warn_if_unreachable, log, broker, keys)
         serving = asyncio.ensure_future(server.run(ready))

@@ -21,6 +21,8 @@ from ..supervised import ProcessLimits, SupervisorLink
 MAX_SHOWN: Final = 10
 """Maximum number of unfinished requests, or of services, that the log names."""
 
+RESTART: Final = "restart it to run new code, or start it with --processes N, whose processes SIGHUP replaces"
+
 AnyWorker = Worker | AsyncWorker
 Offering = AnyWorker | ServicesWorker
 Watched = Callable[[Callable[[], bool]], None]
@@ -35,7 +37,8 @@ def serve(worker: Offering, drain_timeout: float, link: SupervisorLink | None, l
     # A supervised process ignores further signals: on Ctrl-C it gets one from the terminal and one from its supervisor,
     # which also kills it if need be.
     with Shutdown(
-        worker.stop, limit=drain_timeout, unfinished=partial(_unfinished, worker), exits=link is None, logger=log,
+        worker.stop, limit=drain_timeout, unfinished=partial(_unfinished, worker), exits=link is None,
+        restart=RESTART, logger=log,
     ) as shutdown:  # fmt: skip
         if link is not None:
 

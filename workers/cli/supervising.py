@@ -2,11 +2,10 @@
 
 import logging
 import math
-import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 from ...mdp.cli import notify
@@ -51,10 +50,9 @@ def supervise(worker: Offering, settings: Supervision) -> int:
         stack.enter_context(
             Shutdown(
                 supervisor.stop, supervisor.stop, limit=settings.drain_timeout, unfinished=supervisor.unfinished,
-                announcement="", grace=END_SECONDS, logger=log,
+                announcement="", grace=END_SECONDS, reload=partial(supervisor.replace_all, "SIGHUP"), logger=log,
             )
         )  # fmt: skip
-        _replace_on_hangup(supervisor)
         notify.ready(supervisor.turning, lambda: supervisor.served)
         return supervisor.run()
 
@@ -69,17 +67,3 @@ def _load_watch(worker: AnyWorker, stack: ExitStack) -> Callable[[], tuple[Load,
     )
     service = worker.service.decode()
     return lambda: (fetch_load(client, service), fetch_pids(client, service))
-
-
-def _replace_on_hangup(supervisor: Supervisor) -> None:
-    """Replace the processes on SIGHUP, unless it comes because the terminal was closed: then stop."""
-    interactive = os.isatty(sys.stderr.fileno())
-
-    def hang_up(number: int, frame: object) -> None:
-        del number, frame
-        if interactive and not os.isatty(sys.stderr.fileno()):
-            supervisor.stop()
-        else:
-            supervisor.replace_all("SIGHUP")
-
-    signal.signal(signal.SIGHUP, hang_up)

@@ -163,14 +163,17 @@ def cli(
         server = http.gateway_server(gateway, listener, tls)
         if shown_name is not None:
             control.offer(upstream, "http", shown_name, server.url, lambda: status(gateway, server))
-        click.echo(server.url)
-        sys.stdout.flush()
-        http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))
-        if rules is None and not is_loopback(bind[0]):
-            http.log.warning("--insecure: whoever can connect may call every service")
-        elif rules is not None and tls is None and not is_loopback(bind[0]):
-            http.log.warning("tokens are not encrypted without --tls-cert: put a proxy with TLS in front")
-        gc.freeze()  # what is there now stays
-        return await http.serve(gateway, server)
+
+        def ready() -> None:
+            click.echo(server.url)
+            sys.stdout.flush()
+            http.log.info("ready at %s for the broker at %s; Ctrl-C stops it", server.url, ", ".join(broker))
+            if rules is None and not is_loopback(bind[0]):
+                http.log.warning("--insecure: whoever can connect may call every service")
+            elif rules is not None and tls is None and not is_loopback(bind[0]):
+                http.log.warning("tokens are not encrypted without --tls-cert: put a proxy with TLS in front")
+            gc.freeze()  # what is there now stays
+
+        return await http.serve(gateway, server, ready)
 
     return run(main)

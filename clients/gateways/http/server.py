@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-import signal
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from ....mdp.access import SETTLE_SECONDS, FileState, state_of
@@ -33,7 +34,7 @@ def reload(gateway: Gateway) -> None:
     """Read the access file again, once nobody writes it.  If it is invalid, what it said before still applies."""
     access = gateway.access
     if access is None:
-        log.info("there is no access file to read again")
+        log.info("nothing to reload: the gateway was started without --access")
     else:
         asyncio.get_running_loop().call_later(SETTLE_SECONDS, _read_again, gateway, access.path, state_of(access.path))
 
@@ -54,16 +55,19 @@ def _read_again(gateway: Gateway, path: Path, seen: FileState) -> None:
         log.info("read the access file again: %s", counted(len(access.roles), "role"))
 
 
-async def serve(gateway: Gateway, server: Server) -> int:
-    """Serve until SIGTERM or SIGINT.  Return the exit code."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload, gateway)
+async def serve(gateway: Gateway, server: Server, ready: Callable[[], object] = lambda: None) -> int:
+    """Call `ready`, and serve until SIGTERM or SIGINT.  Return the exit code."""
 
     def unfinished() -> str:
         open_ = len(server.connections)
         return f"the requests of {counted(open_, 'connection')}" if open_ else NOTHING_IN_PROGRESS
 
     stop = in_loop(server.stop)
-    with Shutdown(stop, stop, limit=gateway.settings.drain_timeout, unfinished=unfinished, logger=log):
+    with Shutdown(
+        stop, stop, limit=gateway.settings.drain_timeout, unfinished=unfinished,
+        reload=in_loop(partial(reload, gateway)), logger=log,
+    ):  # fmt: skip
+        ready()
         notify.ready(notify.event_loop())
         try:
             await server.run()
