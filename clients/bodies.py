@@ -13,6 +13,7 @@ import click
 
 from ..mdp.tracing import REQUEST_ID
 from .reply import Reply
+from .values import is_text
 
 BODY = click.argument("body", nargs=-1)
 HEADER = click.option(
@@ -33,7 +34,8 @@ VERBOSE = click.option(
 )
 BODY_HELP = (
     "Each BODY is one frame of the request: text, @FILE for the content of a file, - for stdin, or @@TEXT for text "
-    "that begins with @. Without a BODY the request has one empty frame. Files and stdin are sent byte for byte."
+    "that begins with @. Write -- before a text that begins with -, unless it is a number. Without a BODY the request "
+    "has one empty frame. Files and stdin are sent byte for byte."
 )
 
 
@@ -93,6 +95,17 @@ def print_json(value: object) -> None:
     """Print a value as one line of JSON, and flush."""
     click.echo(json.dumps(value, ensure_ascii=False))
     sys.stdout.flush()
+
+
+def print_frames(frames: Sequence[bytes], *, parts: bool = False) -> None:
+    """Print the frames of a reply, one per line.
+
+    A single frame that is text ends with a newline, too; one that is not, such as an image, is printed as it is, unless
+    stdout is a terminal.  With `parts`, every frame has a line, since more replies follow.
+    """
+    data = b"\n".join(frames)
+    lines = parts or len(frames) > 1
+    write(data, newline=lines or (not data.endswith(b"\n") and (sys.stdout.isatty() or (bool(data) and is_text(data)))))
 
 
 def write(data: bytes, *, newline: bool) -> None:

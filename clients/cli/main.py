@@ -116,8 +116,8 @@ def call(
     """Call SERVICE and print its reply.
 
     For a service with types, BODY is a value in JSON, or a text for one that takes a text, and so is what is printed.
-    Otherwise a reply of one frame is printed byte for byte (on a terminal, with a newline); several frames are printed
-    one per line.
+    Otherwise frames are printed one per line; a single frame that is not text, such as an image, is printed byte for
+    byte, without a newline.
 
     \b
     mdclient call echo hello                                   through a broker
@@ -142,7 +142,7 @@ def call(
     if as_json:
         bodies.print_json(bodies.described(reply))
     else:
-        bodies.write(b"\n".join(reply), newline=len(reply) > 1 or sys.stdout.isatty())
+        bodies.print_frames(reply)
 
 
 @cli.command(epilog=bodies.BODY_HELP)
@@ -179,7 +179,7 @@ def stream(
             if as_json:
                 bodies.print_json(bodies.described(part))
             else:
-                bodies.write(b"\n".join(part), newline=True)
+                bodies.print_frames(part, parts=True)
 
 
 @cli.command()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce, wraps
+from itertools import islice
 from pkgutil import resolve_name
 from typing import Any, Final, NoReturn, TextIO
 
@@ -41,6 +42,9 @@ CONTEXT_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_optio
 FILE_SPELLING: Final = "zmdp.file-spelling"
 """Key in a Click context's `meta`: the names of settings as their TOML file spells them."""
 
+_Z85: Final = r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#]"
+_VALUE: Final = re.compile(rf"-(\.?\d.*|Infinity|{_Z85}(-|{_Z85}){{38}})", re.DOTALL)
+"""A word that begins like an option, and is none: a negative number, or a key in Z85, which has 40 characters."""
 _OTHER_NAMES: Final[Mapping[str, str]] = {"--listen": "--bind", "--port": "--bind"}
 """Options of other programs that are called otherwise here."""
 
@@ -173,6 +177,8 @@ def _explain(error: click.UsageError) -> str:
         text = f"Invalid value for {_origin(error.ctx, error.param)}: {error.message}"
     elif isinstance(error, click.NoSuchOption) and (known := _known_as(error)) is not None:
         text = f"No such option '{error.option_name}': use '{known.opts[0]} {known.make_metavar(error.ctx)}'"
+    elif isinstance(error, click.NoSuchOption) and _may_be_value(error):
+        text = f"No such option '{error.option_name}': write -- before a value that begins with -"
     elif isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
         text = f"{text.rstrip('.')}: {error.param.help or ''}"
     return f"{text if text.endswith('?') else text.rstrip('.') + '.'} See '{error.ctx.command_path} --help'"
@@ -182,6 +188,14 @@ def _known_as(error: click.NoSuchOption) -> click.Parameter | None:
     """Return the option of the command that does what one of another name does elsewhere."""
     name, context = _OTHER_NAMES.get(error.option_name), error.ctx
     return next((each for each in context.command.params if name in each.opts), None) if context else None
+
+
+def _may_be_value(error: click.NoSuchOption) -> bool:
+    """Return whether what is not an option may be meant as an argument of the command."""
+    takes_arguments = error.ctx is not None and any(
+        isinstance(each, click.Argument) for each in error.ctx.command.params
+    )
+    return takes_arguments and not error.option_name.startswith("--") and not error.possibilities
 
 
 def _origin(context: click.Context, option: click.Option) -> str:
@@ -201,7 +215,37 @@ def environment_variable(context: click.Context, option: click.Parameter) -> str
     return str(option.envvar or f"{context.auto_envvar_prefix}_{(option.name or '').upper()}")
 
 
-class Command(click.Command):
+class Subcommand(click.Command):
+    """A command whose arguments may be negative numbers and public keys, although these begin like options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        return super().parse_args(ctx, self._with_values_last(args))
+
+    def _with_values_last(self, args: list[str]) -> list[str]:
+        """Return the words with the arguments behind the options, and after `--`, if one of these looks like a value.
+
+        What follows an option that takes a value stays with it.
+        """
+        takes = {name: each.nargs for each in self.params if _takes_value(each) for name in each.opts}
+        options: list[str] = []
+        values: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                values += words
+            elif not word.startswith("-") or word == "-" or _VALUE.fullmatch(word):
+                values.append(word)
+            else:
+                options += [word, *islice(words, takes.get(word, 0))]
+        return [*options, "--", *values] if any(map(_VALUE.fullmatch, values)) else args
+
+
+def _takes_value(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Option) and not parameter.is_flag and not parameter.count
+
+
+class Command(Subcommand):
     """A command that prints its help if nothing is given, because that is not enough."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -211,6 +255,12 @@ class Command(click.Command):
 
 class Group(Command, click.Group):
     """A group of commands that prints its help if no command is given."""
+
+    command_class = Subcommand
+
+    def _with_values_last(self, args: list[str]) -> list[str]:
+        """Return the words as they are: they are parsed again by the command that they name."""
+        return args
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments.  If an option of a command is in front of the command, say where it belongs."""

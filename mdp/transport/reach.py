@@ -174,7 +174,7 @@ def _why_not_admitted(status: int, keys: ClientKeys | None) -> str:
     if status != _NOT_ADMITTED or keys is None:
         return f"the broker cannot check keys (ZAP status {status}): see its log"
     key = keys.public.decode()
-    return f"the broker refuses this key, which it does not know or no longer: `mdp-keys allow ROLE -- '{key}'` adds it"
+    return f"the broker refuses this key, which it does not know or no longer: `mdp-keys allow ROLE '{key}'` adds it"
 
 
 def _other_key(keys: ClientKeys) -> str:

@@ -119,7 +119,7 @@ def test_a_proxy_with_a_key_of_its_own(folder, endpoint, settings):
 
 
 REFUSED = {
-    "unknown key": ("stranger", "broker", r"the broker refuses this key, .* `mdp-keys allow ROLE -- '.{40}'` adds it"),
+    "unknown key": ("stranger", "broker", r"the broker refuses this key, .* `mdp-keys allow ROLE '.{40}'` adds it"),
     "wrong broker": ("shop", "stranger", r"the broker ended the handshake: its public key is not .{40}, the one given"),
     "no key": (None, "broker", r"this broker admits only known keys: pass --key and --broker-key"),
 }

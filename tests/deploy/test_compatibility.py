@@ -85,7 +85,7 @@ def test_each_program_works_with_those_of_the_last_release(today, protocol, old,
     done = subprocess.run(
         [folder("client") / "mdclient", *words, "--broker", endpoint], check=True, capture_output=True
     )
-    assert done.stdout == b"hello"
+    assert done.stdout.rstrip() == b"hello"
 
 
 def test_todays_titanic_upgrades_the_database_while_requests_are_submitted(old, start, tmp_path):

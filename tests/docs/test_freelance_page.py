@@ -32,9 +32,9 @@ def test_the_first_steps():
         servers = [stack.enter_context(process(*shlex.split(line.removeprefix("$ ")))) for line in serve]
         for server in servers:
             server.line("offering echo at")
-        assert run(*words).stdout.decode() == printed
+        assert run(*words).stdout.decode() == f"{printed}\n"
         servers[0].kill()
-        assert run(*words).stdout.decode() == printed
+        assert run(*words).stdout.decode() == f"{printed}\n"
 
 
 def test_the_examples_in_python(capsys):

@@ -121,7 +121,7 @@ def test_programs_use_either_of_a_pair_with_keys(folder):
             brokers[name].line("ready on")
         worker = stack.enter_context(process(*shlex.split(serve), cwd=folder, **env))
         worker.line(f"resize: serving at {ends['left']}")
-        assert run(*shlex.split(call), **env).stdout == b"hello"
+        assert run(*shlex.split(call), **env).stdout == b"hello\n"
         (program,) = blocks(PAGE, "py")
         for name, endpoint in ends.items():
             program = program.replace(f"tcp://{name}:5555", endpoint)
@@ -133,4 +133,4 @@ def test_programs_use_either_of_a_pair_with_keys(folder):
             worker.line(f"resize: moved to {ends['right']}")
             assert client.request("resize", b"two") == [b"two"]
             assert client.endpoint == ends["right"]
-        assert run(*shlex.split(call), **env).stdout == b"hello"
+        assert run(*shlex.split(call), **env).stdout == b"hello\n"

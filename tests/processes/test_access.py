@@ -64,7 +64,7 @@ def test_titanic(call, folder):
     result = call("titanic", "request", "echo", "hello", "--idempotency-key", "once", **keys)
     uuid = result.stdout.decode().strip()
     assert re.fullmatch("[0-9a-f]{32}", uuid), result
-    assert call("titanic", "reply", uuid, "--wait", **keys).stdout == b"hello"
+    assert call("titanic", "reply", uuid, "--wait", **keys).stdout == b"hello\n"
     assert call("titanic", "close", uuid, *folder.options("shop")).returncode == 0
     assert call("titanic", "reply", uuid, **keys).returncode == 4
 

@@ -35,14 +35,25 @@ def one_line(result):
 # ── mdclient ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_call_prints_one_frame_byte_for_byte(mdclient, tmp_path):
+def test_call_prints_what_is_not_text_byte_for_byte(mdclient, tmp_path):
     data = bytes(range(256)) * 100
     (tmp_path / "data").write_bytes(data)
-    assert mdclient("call", "echo", "hello").stdout == b"hello"
     assert mdclient("call", "echo", "-", stdin=data).stdout == data
     assert mdclient("call", "echo", f"@{tmp_path}/data").stdout == data
-    assert mdclient("call", "echo", "@@home").stdout == b"@home"
+
+
+def test_call_ends_a_text_with_a_newline(mdclient):
+    assert mdclient("call", "echo", "hello").stdout == b"hello\n"
+    assert mdclient("call", "echo", "-", stdin=b"one\ntwo\n").stdout == b"one\ntwo\n"
+    assert mdclient("call", "echo", "@@home").stdout == b"@home\n"
     assert mdclient("call", "echo").stdout == b""
+
+
+def test_a_body_may_begin_like_an_option(mdclient):
+    assert mdclient("call", "echo", "-5", "--timeout", "20", "-.5e3").stdout == b"-5\n-.5e3\n"
+    assert mdclient("call", "echo", "-1", "--", "--json").stdout == b"-1\n--json\n"
+    refused = mdclient("call", "echo", "-x")
+    assert one_line(refused).startswith("mdclient: No such option '-x': write -- before a value that begins with -.")
 
 
 def test_call_as_json(mdclient):
@@ -154,10 +165,10 @@ def test_headers(endpoint, mdclient, tmp_path):
 
 def test_mdclient_speaks_older_protocols(endpoint, mdclient):
     speak = ("--protocol", "0.2")
-    assert mdclient("call", "echo", "hello", *speak).stdout == b"hello"
-    assert mdclient("call", "echo", "hello", *speak, "--envelope").stdout == b"hello"
+    assert mdclient("call", "echo", "hello", *speak).stdout == b"hello\n"
+    assert mdclient("call", "echo", "hello", *speak, "--envelope").stdout == b"hello\n"
     assert mdclient("stream", "echo", "hello", *speak).stdout == b"hello\n"
-    assert mdclient("call", "echo", "hello", MDP_PROTOCOL="0.1").stdout == b"hello"
+    assert mdclient("call", "echo", "hello", MDP_PROTOCOL="0.1").stdout == b"hello\n"
     assert mdclient("ping", "--count", "1", *speak).returncode == 0
     assert b"echo" in mdclient("services", *speak).stdout
     bench = mdclient("bench", "echo", "--load", "sync", "--seconds", "0.2", "--json", *speak)
@@ -462,7 +473,7 @@ def test_mdworker_serves_a_coroutine_function_with_a_codec(endpoint, mdclient, m
     command = ("mdworker", "services:double", "--service", "double", "--codec", "json", "--broker", endpoint)
     with process(*command, cwd=HERE) as worker:
         worker.line("double: serving at ")
-        assert mdclient("call", "--wait", "double", "21").stdout == b"42"
+        assert mdclient("call", "--wait", "double", "21").stdout == b"42\n"
         result = mdclient("call", "double", "{")
         assert (result.returncode, "cannot be read as json" in one_line(result)) == (1, True)
         result = mdclient("call", "double", "null")

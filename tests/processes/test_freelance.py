@@ -163,7 +163,7 @@ def test_what_is_served_is_logged(endpoint):
 def test_a_function_needs_no_service_name(call, endpoint):
     with server(endpoint, "builtins:list") as running:
         running.line("offering freelance at")
-        assert call("--freelance", endpoint, "x").stdout == b"x"
+        assert call("--freelance", endpoint, "x").stdout == b"x\n"
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(endpoint):
@@ -200,7 +200,7 @@ def test_invalid_usage_of_mdworker(options, code, text):
 def test_a_public_name_and_another_place_to_listen(call, endpoint):
     port = endpoint.rpartition(":")[2]
     with server(endpoint, ECHO, "--bind", f"tcp://*:{port}", "--insecure"):
-        assert call("--freelance", endpoint, "x").stdout == b"x"
+        assert call("--freelance", endpoint, "x").stdout == b"x\n"
 
 
 def test_keys(call, endpoint, tmp_path):
@@ -210,7 +210,7 @@ def test_keys(call, endpoint, tmp_path):
         done = call("--freelance", endpoint, "x")
         assert done.returncode == 5
         assert b"--key" in done.stderr
-        assert call("--freelance", endpoint, "x", **keys).stdout == b"x"
+        assert call("--freelance", endpoint, "x", **keys).stdout == b"x\n"
 
 
 # ── mdclient ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -219,13 +219,13 @@ def test_keys(call, endpoint, tmp_path):
 def test_the_reply_is_printed_as_without_freelance(call, endpoint):
     missing = free_endpoint()
     with server(endpoint):
-        assert call("--freelance", endpoint, "hello").stdout == b"hello"
+        assert call("--freelance", endpoint, "hello").stdout == b"hello\n"
         assert call("--freelance", endpoint, "a", "b").stdout == b"a\nb\n"
         assert call("--freelance", endpoint).stdout == b""
-        assert call("--freelance", missing, "--freelance", endpoint, "x").stdout == b"x"
-        assert call("--freelance", f"{missing},{endpoint}", "x").stdout == b"x"
+        assert call("--freelance", missing, "--freelance", endpoint, "x").stdout == b"x\n"
+        assert call("--freelance", f"{missing},{endpoint}", "x").stdout == b"x\n"
         assert call("--freelance", endpoint, "-", stdin=b"\xff\0").stdout == b"\xff\0"
-        assert call("--freelance", endpoint, "@@x", MDP_BROKER="tcp://127.0.0.1:1").stdout == b"@x"
+        assert call("--freelance", endpoint, "@@x", MDP_BROKER="tcp://127.0.0.1:1").stdout == b"@x\n"
         printed = json.loads(call("--json", "--freelance", endpoint, "a", "b").stdout)
         assert printed == {"service": endpoint, "final": True, "frames": ["a", "b"]}
 

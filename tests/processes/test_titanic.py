@@ -105,8 +105,8 @@ def test_a_request_from_beginning_to_end(endpoint, db):
     told = done(titanic("request", "echo", "hello"))
     assert UUID.fullmatch(told)
     uuid = told.decode().strip()
-    assert done(titanic("reply", uuid, "--wait")) == b"hello"
-    assert done(titanic("reply", uuid.upper())) == b"hello"
+    assert done(titanic("reply", uuid, "--wait")) == b"hello\n"
+    assert done(titanic("reply", uuid.upper())) == b"hello\n"
     assert done(titanic("close", uuid, STRANGE)) == b""
     assert done(titanic("close", uuid)) == b""
     result = titanic("reply", uuid)

@@ -1,6 +1,5 @@
 """The command `titanic`: submit requests and fetch replies.  `serve.py` and `operators.py` have the others."""
 
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, Final, NoReturn
@@ -136,8 +135,8 @@ def reply(
 ) -> None:
     """Fetch the reply to the request UUID. Titanic keeps the reply until the request is closed.
 
-    A reply of one frame is printed byte for byte (on a terminal, with a newline); several frames are printed one per
-    line. Exit code 3 means that there is no reply yet.
+    Frames are printed one per line; a single frame that is not text, such as an image, is printed byte for byte,
+    without a newline. Exit code 3 means that there is no reply yet.
     """
     if start and not stream:
         raise click.UsageError("--from requires --stream", context)
@@ -147,7 +146,7 @@ def reply(
     try:
         if stream:
             for part in ticket.partials(start, timeout=limit):
-                _print_part(part, as_json=as_json, newline=True)
+                _print_part(part, as_json=as_json, parts=True)
         result = ticket.result(limit if wait or stream else 0)
     except ServiceError as error:
         raise TitanicError(f"request {uuid.hex} has failed: {error}") from None
@@ -155,7 +154,7 @@ def reply(
         if wait or stream or error.code is not None:
             raise
         raise RequestTimeout(f"there is no reply to {uuid.hex} yet: use --wait to wait for it") from None
-    _print_part(result, as_json=as_json, newline=stream or len(result) > 1 or sys.stdout.isatty())
+    _print_part(result, as_json=as_json, parts=stream)
 
 
 @cli.command()
@@ -187,11 +186,11 @@ def _titanic(client: Client) -> Titanic:
     return Titanic(client)
 
 
-def _print_part(part: Reply, *, as_json: bool, newline: bool) -> None:
+def _print_part(part: Reply, *, as_json: bool, parts: bool) -> None:
     if as_json:
         bodies.print_json({"final": part.final, "frames": [bodies.text_or_base64(frame) for frame in part]})
     else:
-        bodies.write(b"\n".join(part), newline=newline)
+        bodies.print_frames(part, parts=parts)
 
 
 def main() -> NoReturn:

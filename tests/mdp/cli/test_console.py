@@ -289,6 +289,52 @@ def test_an_option_in_front_of_its_command(lazy, outcome):
         assert "No such option '--size'" in told("--size", *other)
 
 
+KEY = "-Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hI"
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "values"),
+    [
+        (["-5"], None, ("-5",)),
+        (["a", "-1.5e3", "--size", "7", "b"], "7", ("a", "-1.5e3", "b")),
+        (["--size", "-7", "-.5"], "-7", ("-.5",)),
+        (["--size=-7", "-Infinity", "-"], "-7", ("-Infinity", "-")),
+        (["-1", "--", "--size", "-2"], None, ("-1", "--size", "-2")),
+        (["-1", "--loud"], None, ("-1",)),
+        ([KEY], None, (KEY,)),
+        (["--", "-x"], None, ("-x",)),
+    ],
+    ids=str,
+)
+def test_numbers_and_keys_are_values_although_they_begin_like_options(words, size, values):
+    found = []
+
+    @click.group(cls=Group)
+    def cli():
+        pass
+
+    @cli.command()
+    @click.argument("given", nargs=-1)
+    @click.option("--size")
+    @click.option("--loud", is_flag=True)
+    def take(given, size, loud):
+        found.append((given, size, loud))
+
+    cli.main(["take", *words], standalone_mode=False)
+    assert found == [(values, size, "--loud" in words)]
+
+
+def test_a_value_that_begins_like_an_option_needs_two_dashes(outcome):
+    @click.command()
+    @click.argument("given", nargs=-1)
+    def take(given):
+        del given
+
+    told = "prog: No such option '-x': write -- before a value that begins with -. See 'prog --help'\n"
+    assert outcome(take, "-x") == (2, told)
+    assert outcome(take, "--long") == (2, "prog: No such option '--long'. See 'prog --help'\n")
+
+
 @pytest.mark.parametrize(("wrong", "meant"), [("lter", "later"), ("nw", "now")])
 def test_a_misspelt_command_of_a_lazy_group(lazy, outcome, wrong, meant):
     assert outcome(lazy, wrong) == (2, f"prog: No such command '{wrong}': did you mean {meant}? See 'prog --help'\n")

@@ -121,7 +121,7 @@ def test_keys(bind, tmp_path):
         assert why_unreachable(at) == (
             "this broker admits only known keys: pass --key and --broker-key (in Python, key and broker_key)"
         )
-        assert f"`mdp-keys allow ROLE -- '{key}'` adds it" in why_unreachable(at, folder.keys("stranger"))
+        assert f"`mdp-keys allow ROLE '{key}'` adds it" in why_unreachable(at, folder.keys("stranger"))
         assert f"its public key is not {key}" in why_unreachable(at, folder.keys("shop", "stranger"))
         assert "does not use keys" in why_unreachable(without.endpoints[0], folder.keys("shop"))
         check_listening([*without.endpoints, at], folder.keys("shop"))
