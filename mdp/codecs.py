@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from .builtin_values import as_builtin
 from .errors import CodecError, SettingError
 from .extras import install_command
 
@@ -31,7 +32,7 @@ class _Json:
     """
 
     def encode(self, value: Any) -> list[bytes]:
-        return [msgspec.json.encode(value)]
+        return [msgspec.json.encode(value, enc_hook=as_builtin)]
 
     def decode(self, frames: Sequence[bytes]) -> Any:
         return msgspec.json.decode(_only(frames))
@@ -46,7 +47,7 @@ class _Msgpack:
         self._pack, self._unpack = msgpack.packb, msgpack.unpackb
 
     def encode(self, value: Any) -> list[bytes]:
-        return [self._pack(value)]
+        return [self._pack(value, default=as_builtin)]
 
     def decode(self, frames: Sequence[bytes]) -> Any:
         return self._unpack(_only(frames))
