@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ..mdp.errors import CodecError
 from ..mdp.services import Description
-from ..mdp.services.schemas import REFERENCE, Schema, definitions
+from ..mdp.services.schemas import RAW, REFERENCE, Schema, definitions
 
 _SIMPLE: Final[Mapping[str, str]] = {
     "string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None", "object": "dict[str, Any]",
@@ -165,7 +165,7 @@ class _Types:
                 return self._union(options, tagged="discriminator" in schema)
         if isinstance(kind, list):
             return self._union([{**schema, "type": each} for each in kind])
-        if "contentEncoding" in schema or "contentMediaType" in schema:
+        if "contentEncoding" in schema or schema.get("contentMediaType") == RAW["contentMediaType"]:
             return "bytes"
         if kind == "object" and isinstance(schema.get("properties"), dict):
             return self._named(str(schema.get("title", "Value")), schema)

@@ -1,26 +1,30 @@
 """Values of a declared type: converted to a frame and back, validated, and described by a JSON schema.
 
 msgspec does the work: it knows dataclasses, TypedDicts, Structs, attrs classes, enums, dates, UUIDs, bytes and unions.
-Models of Pydantic, recognized by their methods, validate themselves.
+Dataclasses in unions get a tag (unions.py), and Pydantic reads and writes what is its own (models.py).
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from enum import Flag
+from functools import lru_cache
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from ..builtin_values import TEXTS, as_builtin
 from ..errors import CodecError, SettingError, flaw
+from .misfit import Misfit, problem_in
+from .models import Adapter, adapter_of, is_of_pydantic
+from .refusals import check_fields, check_keys, refused_union
 from .schemas import RAW
+from .type_parts import is_model, parts, show
+from .unions import Tagging, unions_in
 
 CODECS: Final[Mapping[str, Any]] = {"json": msgspec.json, "msgpack": msgspec.msgpack}
-_PATH: Final = re.compile(r"(.*) - at `([^`]*)`", re.DOTALL)
-_INNER_PATH: Final = re.compile(r"([.\[][^ ]*): (.*)", re.DOTALL)
-
-
-class Misfit(CodecError):
-    """A value is readable but is not of the declared type; the text says where: `$.width: expected int, got str`."""
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_BASES: Final[Mapping[type, str]] = {str: "string", int: "integer", float: "number"}
+"""Types of whose subclasses values can be made, and their names in JSON schemas."""
 
 
 class ValueType:
@@ -29,10 +33,10 @@ class ValueType:
     A value of type `bytes` is the frame itself, with either codec.  An empty frame stands for None.
 
     Args:
-        kind: Any type that msgspec knows, or a model of Pydantic; `Any` for plain values.
+        kind: Any type that msgspec or Pydantic knows; `Any` for plain values.
         codec: `"json"` or `"msgpack"`.
 
-    Raises `SettingError` for a type whose values cannot be sent.
+    Raises `SettingError` for a type whose values cannot be sent, or would not come back as they were.
     """
 
     def __init__(self, kind: Any, codec: str = "json") -> None:
@@ -42,15 +46,13 @@ class ValueType:
         self.codec = codec
         self.raw = kind is bytes
         """Whether the value is the frame itself."""
-        module = CODECS[codec]
         try:
-            self._schema = dict(RAW) if self.raw else _schema(self.kind)
-            self._encoder = module.Encoder(enc_hook=_to_builtin)
-            self._decoder = module.Decoder(self.kind, dec_hook=_from_builtin)
+            self._conversion = conversion = _conversion_of(self.kind, codec)
+            self._schema = dict(RAW) if self.raw else conversion.schema()
         except (TypeError, NotImplementedError, NameError, SyntaxError) as error:  # the last: annotations as text
             raise SettingError(f"values of type {show(kind)} cannot be sent: {error}") from None
-
-        self.nothing = [b"" if self.raw else self._encoder.encode(None)]
+        self._encode, self._decode = conversion.encode, conversion.decode
+        self.nothing = [b"" if self.raw else CODECS[codec].encode(None)]
         """The frame with which a stream ends that has no last value."""
 
     def encode(self, value: Any) -> list[bytes]:
@@ -58,7 +60,7 @@ class ValueType:
         try:
             if self.raw:
                 return [bytes(memoryview(value))]
-            return [self._encoder.encode(value)]
+            return [self._encode(value)]
         except Exception as error:  # whatever a value's own methods raise
             raise CodecError(f"{_shown(value)} cannot be sent as {self.codec}: {error}") from error
 
@@ -70,10 +72,10 @@ class ValueType:
         if self.raw:
             return frame
         try:
-            return self._decoder.decode(frame) if frame else msgspec.convert(None, self.kind)
+            return self._decode(frame) if frame else self._conversion.convert(None)
         except msgspec.ValidationError as error:
             raise Misfit(problem_in(error)) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise CodecError(f"the body cannot be read as {self.codec}: {flaw(error)}") from None
 
     def schema(self) -> dict[str, Any]:
@@ -87,19 +89,15 @@ def converted(value: Any, kind: Any) -> Any:
     Raises `Misfit`, `CodecError` if the type's own methods fail, and `TypeError` or `NotImplementedError` if it is none
     of those that values are converted to.
     """
+    conversion = _conversion_of(kind, "json")
     try:
-        return msgspec.convert(value, kind, dec_hook=_from_builtin)
+        return conversion.convert(value)
     except msgspec.ValidationError as error:
         raise Misfit(problem_in(error)) from None
-    except (TypeError, NotImplementedError):
-        raise  # this type is none of those that values are converted to
+    except (CodecError, TypeError, NotImplementedError):
+        raise  # the latter two: this type is none of those that values are converted to
     except Exception as error:  # whatever a value's own methods raise
         raise CodecError(f"no value of type {show(kind)} can be made: {type(error).__name__}: {error}") from error
-
-
-def show(kind: Any) -> str:
-    """Return the name of a type as people write it."""
-    return str(getattr(kind, "__qualname__", None) or kind).replace("typing.", "")
 
 
 def _shown(value: Any) -> str:
@@ -110,59 +108,179 @@ def _shown(value: Any) -> str:
         return f"a value of type {show(type(value))}"
 
 
-def problem_in(error: msgspec.ValidationError) -> str:
-    """Return what msgspec says about a value, the path first."""
-    text = str(error)
-    found = _PATH.fullmatch(text)
-    path, text = (found[2], found[1]) if found else ("$", text)
-    if inner := _INNER_PATH.fullmatch(text):  # a model's own path, inside of msgspec's
-        path, text = path + inner[1], inner[2]
-    return f"{path}: {text[:1].lower()}{text[1:]}".replace("`", "")
+# ── who converts ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-# ── models of Pydantic ───────────────────────────────────────────────────────────────────────────────────────────────
+class _Conversion(Protocol):
+    """Converts the values of one type."""
+
+    def encode(self, value: Any, /) -> bytes:
+        """Return the frame of a value."""
+
+    def decode(self, frame: bytes, /) -> Any:
+        """Return the value in a frame."""
+
+    def convert(self, value: Any, /) -> Any:
+        """Return a decoded value as one of the type."""
+
+    def schema(self) -> dict[str, Any]:
+        """Return the JSON schema."""
 
 
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and hasattr(kind, "model_validate") and hasattr(kind, "model_json_schema")
+def _conversion_of(kind: Any, codec: str) -> _Conversion:
+    """Return what converts values.  Raises `TypeError`, `NotImplementedError`, `NameError`, `SyntaxError`."""
+    try:
+        hash(kind)
+    except TypeError:  # metadata of `Annotated`
+        return _new_conversion(kind, codec, "")
+    return _kept_conversion(kind, codec, repr(kind))  # unions are equal in any order, in which Pydantic tries them
 
 
-# msgspec's hooks for types that it does not know: NotImplementedError says that they do not know them either.
+def _new_conversion(kind: Any, codec: str, _shown: str) -> _Conversion:
+    outside_models = [each for each in parts(kind, inside_models=False) if is_of_pydantic(each)]
+    if is_model(kind) or not all(map(is_model, outside_models)):
+        return _Pydantic(kind, codec)
+    try:
+        check_fields(kind)
+        check_keys(kind, codec, made_from_texts=False)
+        unions = unions_in(kind)
+        return _Tagged(kind, codec, unions) if unions else _Plain(kind, codec)
+    except TypeError:
+        if outside_models:  # a union, for example, of which msgspec knows less
+            return _Pydantic(kind, codec)
+        raise
+
+
+_kept_conversion = lru_cache(maxsize=256)(_new_conversion)
+
+
+class _Plain:
+    """Conversion by msgspec, whose hooks know some types more."""
+
+    def __init__(self, kind: Any, codec: str) -> None:
+        self._kind = kind
+        module = CODECS[codec]
+        self.encode = module.Encoder(enc_hook=_to_json if codec == "json" else _to_builtin).encode
+        try:
+            self.decode = module.Decoder(kind, dec_hook=_from_builtin).decode
+        except TypeError as error:
+            raise TypeError(refused_union(kind) or str(error)) from None
+
+    def convert(self, value: Any) -> Any:
+        return msgspec.convert(value, self._kind, dec_hook=_from_builtin)
+
+    def schema(self) -> dict[str, Any]:
+        return _schema(self._kind)
+
+
+class _Tagged:
+    """Conversion of a type in which there are unions of dataclasses."""
+
+    def __init__(self, kind: Any, codec: str, unions: Sequence[tuple[type, ...]]) -> None:
+        self._tagging = Tagging(kind, unions)
+        self._plain = _Plain(self._tagging.kind, codec)
+        self.schema = self._plain.schema
+
+    def encode(self, value: Any) -> bytes:
+        frame: bytes = self._plain.encode(self._tagging.to_wire(value))
+        return frame
+
+    def decode(self, frame: bytes) -> Any:
+        return self._made(self._plain.decode(frame))
+
+    def convert(self, value: Any) -> Any:
+        return self._made(self._plain.convert(value))
+
+    def _made(self, value: Any) -> Any:
+        try:
+            return self._tagging.from_wire(value)
+        except (TypeError, ValueError) as error:  # as msgspec has it, if the dataclass itself refuses its values
+            raise Misfit(f"$: {error}") from None
+
+
+class _Pydantic:
+    """Conversion by Pydantic; in MessagePack, a value consists of what it would be in JSON."""
+
+    def __init__(self, kind: Any, codec: str) -> None:
+        self._packed = codec == "msgpack"
+        self._adapter = adapter_of(kind) if is_model(kind) else Adapter(kind)
+
+    def encode(self, value: Any) -> bytes:
+        text = self._adapter.write(value)
+        packed: bytes = msgspec.msgpack.encode(msgspec.json.decode(text)) if self._packed else text
+        return packed
+
+    def decode(self, frame: bytes) -> Any:
+        if self._packed:
+            return self.convert(msgspec.msgpack.decode(frame))
+        msgspec.json.decode(frame, type=msgspec.Raw)  # Pydantic accepts what is not JSON, such as NaN
+        return self._adapter.read(frame)
+
+    def convert(self, value: Any) -> Any:
+        return self._adapter.read(msgspec.json.encode(value, enc_hook=as_builtin))
+
+    def schema(self) -> dict[str, Any]:
+        return _without_odd_defaults(self._adapter.schema)
+
+
+# ── msgspec's hooks for types that it does not know ──────────────────────────────────────────────────────────────────
+
+
+def _to_json(value: Any) -> Any:
+    kind: Any = type(value)
+    return msgspec.Raw(adapter_of(kind).write(value)) if is_model(kind) else as_builtin(value)
 
 
 def _to_builtin(value: Any) -> Any:
-    if _is_model(type(value)):
-        return value.model_dump(mode="json")
-    raise NotImplementedError(f"type {show(type(value))} is not supported")
+    kind: Any = type(value)
+    return msgspec.json.decode(adapter_of(kind).write(value)) if is_model(kind) else as_builtin(value)
 
 
 def _from_builtin(kind: Any, value: Any) -> Any:
-    if not _is_model(kind):
+    """Return a value of a type that msgspec does not know.  It adds to the text of a ValueError where the value is."""
+    if is_model(kind):
+        try:
+            return adapter_of(kind).read(msgspec.json.encode(value))
+        except Misfit as error:
+            raise ValueError(str(error).removeprefix("$").removeprefix(": ")) from None
+    base = str if issubclass(kind, tuple(TEXTS)) else next((each for each in _BASES if issubclass(kind, each)), None)
+    if base is None:
         raise NotImplementedError
-    try:
-        return kind.model_validate(value)
-    except ValueError as error:
-        details: Any = getattr(error, "errors", None)
-        if details is None:  # not Pydantic's own
-            raise
-        first = details(include_url=False)[0]
-        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-        raise ValueError(f"{path}: {first['msg']}" if path else first["msg"]) from None
+    if type(value) is not base and not (base is float and type(value) is int):
+        raise ValueError(f"expected {base.__name__}, got {type(value).__name__}")
+    return kind(value)
+
+
+def _schema_of(kind: Any, inner: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a type that msgspec does not know, and add the definitions to which it refers."""
+    if is_model(kind):
+        schema = dict(adapter_of(kind).schema)
+        inner.update(schema.pop("$defs", {}))  # its references point to the root, where msgspec's are too
+        return schema
+    for base, form in TEXTS.items():
+        if isinstance(kind, type) and issubclass(kind, base):
+            return {"type": "string", "format": form}
+    for base, name in _BASES.items():
+        if isinstance(kind, type) and issubclass(kind, base):
+            return {"type": name}
+    raise TypeError(f"{show(kind)} is unknown to msgspec: {_INSTEAD}")
+
+
+_INSTEAD: Final = "use builtin types, dataclasses, or models of Pydantic"
 
 
 def _schema(kind: Any) -> dict[str, Any]:
     inner: dict[str, Any] = {}
-
-    def of_model(model: Any) -> dict[str, Any]:
-        if not _is_model(model):
-            raise NotImplementedError
-        schema: dict[str, Any] = model.model_json_schema()
-        inner.update(schema.pop("$defs", {}))  # its references point to the root, where msgspec's are too
-        return schema
-
-    schema = msgspec.json.schema(kind, schema_hook=of_model)
+    schema = msgspec.json.schema(kind, schema_hook=lambda each: _schema_of(each, inner))
     if inner:
         schema["$defs"] = {**inner, **schema.get("$defs", {})}
+    flags = {each.__name__ for each in parts(kind) if isinstance(each, type) and issubclass(each, Flag)}
+    for name in flags & schema.get("$defs", {}).keys():  # msgspec names the single flags only
+        schema["$defs"][name] = {"title": name, "type": "integer"}
+    return _without_odd_defaults(schema)
+
+
+def _without_odd_defaults(schema: dict[str, Any]) -> dict[str, Any]:
     _leave_out_defaults(schema)
     return schema
 

@@ -20,7 +20,8 @@ from typing import Any, Final
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, SettingError
 from ...mdp.loading import load
-from ...mdp.services.values import Misfit, ValueType, converted
+from ...mdp.services.misfit import Misfit
+from ...mdp.services.values import ValueType, converted
 from ...workers import Request
 
 ENTRY_POINTS: Final = "zmdp.spark.jobs"

@@ -34,7 +34,7 @@ from ...clients.rows.arrow import OK, Outcome, answer
 from ...mdp.codes import Code
 from ...mdp.errors import CodecError, SettingError
 from ...mdp.services import BaseService, Service, Streaming
-from ...mdp.services.values import show
+from ...mdp.services.type_parts import show
 
 AnyService = BaseService[Any, Any]
 Row = tuple[Any, int | None, str | None]

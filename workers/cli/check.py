@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import NoneType
 
 from ...mdp.services import Streaming
-from ...mdp.services.values import show
+from ...mdp.services.type_parts import show
 from ..aio import AsyncWorker
 from ..services import ServicesWorker
 from ..services.offered import AnyOffered

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...mdp.errors import CodecError, ServiceError
 from ...mdp.middleware import surrounded
-from ...mdp.services.values import Misfit
+from ...mdp.services.misfit import Misfit
 from ..handling import Last, Unreadable
 from ..request import Request, State
 from .batching import Batcher

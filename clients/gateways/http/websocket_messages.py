@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from ....mdp.services.values import problem_in
+from ....mdp.services.misfit import problem_in
 from ...values import is_json
 
 Id = str | int

@@ -6,6 +6,7 @@ import json
 import math
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
@@ -16,7 +17,8 @@ from support.results import package
 
 from zmdp.mdp.errors import CodecError, SettingError
 from zmdp.mdp.services import Service
-from zmdp.mdp.services.values import Misfit, ValueType, converted
+from zmdp.mdp.services.misfit import Misfit
+from zmdp.mdp.services.values import ValueType, converted
 
 
 class Colour(enum.Enum):
@@ -137,6 +139,54 @@ class Misspelt:
 def test_a_type_that_cannot_be_sent_is_refused_when_it_is_declared(kind):
     with pytest.raises(SettingError, match=r"values of type .* cannot be sent"):
         ValueType(kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec", "problem"),
+    [
+        (dict[tuple[int, int], int], "json", r"keys of .* would be texts in JSON: use dict\[str, …\] or codec="),
+        (list[dict[int | str, int]], "json", r"keys of dict\[int | str, int\] would be texts in JSON"),
+        (dict[bool, int], "json", "keys of .* would be texts in JSON"),
+        (dict[Path, int], "msgpack", r"keys of dict\[.*Path, int\] are not made from texts again: use dict\[str, …\]"),
+        (range, "json", "range is unknown to msgspec: use builtin types, dataclasses, or models of Pydantic"),
+        (list[complex], "json", "complex is unknown to msgspec"),
+    ],
+)
+def test_a_type_whose_values_would_be_changed_is_refused_with_the_remedy(kind, codec, problem):
+    with pytest.raises(SettingError, match=rf"values of type .* cannot be sent: {problem}"):
+        ValueType(kind, codec)
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_attrs_whose_values_would_be_lost(codec):
+    attrs = package("attrs")
+    private = attrs.make_class("Private", {"_number": attrs.field(type=int)})
+    with pytest.raises(SettingError, match="_number of Private would be lost, as its name begins with _: rename it"):
+        ValueType(list[private], codec)
+
+
+def test_messagepack_has_keys_of_other_types():
+    values = ValueType(dict[tuple[int, int] | str, int], "msgpack")
+    assert values.decode(values.encode({(1, 2): 3, "a": 4})) == {(1, 2): 3, "a": 4}
+
+
+def test_types_that_msgspec_does_not_know():
+    class UserId(str):
+        __slots__ = ()
+
+    assert type(ValueType(UserId).decode([b'"a"'])) is UserId
+    assert ValueType(list[Path]).schema() == {"type": "array", "items": {"type": "string", "format": "path"}}
+    assert ValueType(dict[UserId, int]).decode([b'{"a": 1}']) == {UserId("a"): 1}
+    with pytest.raises(Misfit, match=r"\$\[0\]: expected str, got int"):
+        ValueType(list[Path]).decode([b"[1]"])
+
+
+def test_the_schema_of_flags_allows_several():
+    class Access(enum.IntFlag):
+        READ = 1
+        WRITE = 2
+
+    assert ValueType(list[Access]).schema()["$defs"]["Access"] == {"title": "Access", "type": "integer"}
 
 
 def test_an_unknown_codec():
