@@ -23,11 +23,20 @@ def is_text(data: bytes) -> bool:
 
 def is_json(data: bytes) -> bool:
     """Return whether `data` is JSON."""
+    return not problem_of_json(data)
+
+
+def problem_of_json(data: bytes) -> str:
+    """Return why `data` is not JSON; nothing if it is."""
+    if not is_text(data):
+        return "it is not UTF-8"
     try:
         msgspec.json.decode(data, type=msgspec.Raw)  # it makes no objects, and does not look into strings
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return is_text(data)
+    except RecursionError:
+        return "it is nested too deeply"
+    except msgspec.DecodeError as error:
+        return str(error)
+    return ""
 
 
 def encoded(about: About, text: bytes) -> list[bytes]:

@@ -25,7 +25,7 @@ from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import problem_of
 from .request_body import Disconnected, read_body
 from .service_list import list_services
-from .translation import AS_DATA, PREFIX, Asked, body_of, frames_of, service_of
+from .translation import AS_DATA, PREFIX, Asked, body_of, check_lines, frames_of, service_of
 
 READY_TIMEOUT_SECONDS: Final = 5.0
 WRITE_BYTES: Final = 1 << 18
@@ -83,6 +83,10 @@ class Application:
             await self._perform(scope, receive, send)
         except Disconnected:
             pass
+        except stream.BrokenOff:
+            connection_of(scope).transport.close()  # once everything is written; the client sees that it is not all
+            while (await receive())["type"] != "http.disconnect":
+                pass
         except Exception as error:  # noqa: BLE001 - the last resort: it is logged and answered
             await _respond(send, *_problem(error, scope["method"], scope["path"]).response())
 
@@ -99,14 +103,21 @@ class Application:
         gateway.enter(len(body))
         outcome = _Outcome(gateway, asked)
         try:
-            if asked.json:
-                outcome.about = await gateway.descriptions.of(service.decode(), asked.timeout)
+            if asked.json or not (asked.stream or len(frames) > 1):
+                about = await gateway.descriptions.of(service.decode(), asked.timeout)
                 if connection_of(scope).disconnected:
                     raise Disconnected
                 asked.timeout = outcome.time_left()
-                frames = encoded(outcome.about, body)
+                if asked.json:
+                    outcome.about, frames = about, encoded(about, frames[0])
+                if about.codec and about.part is not None and not asked.stream:
+                    check_lines(asked, about)
+                    lines = stream.Lines(gateway, service.decode(), asked.timeout, about)
+                    await self._stream(scope, send, service, frames, asked, options, lines)
+                    return
             if asked.stream:
-                await self._stream(scope, send, service, frames, asked, options, outcome.about)
+                events = stream.Events(gateway, service.decode(), asked.timeout, outcome.about)
+                await self._stream(scope, send, service, frames, asked, options, events)
                 return
             outcome.call = self._client.begin(
                 outcome, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
@@ -127,17 +138,16 @@ class Application:
         frames: Sequence[bytes],
         asked: Asked,
         options: Mapping[str, Any] | None,
-        about: About | None,
+        events: stream.Events,
     ) -> None:
-        """Answer with events."""
-        events = stream.Events(self._gateway, service.decode(), asked.timeout, about)
+        """Answer with events, or with lines."""
         try:
             events.call = self._client.begin(
                 events, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
                 options=options,
             )  # fmt: skip
             with on_disconnect(scope, events.disconnected):
-                await stream.write(events, [], send)
+                await stream.write(events, send)
         finally:
             events.disconnected()
 

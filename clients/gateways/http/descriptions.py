@@ -33,7 +33,10 @@ class Descriptions:
         The broker may take up to `timeout` seconds, and at most `TIMEOUT_SECONDS`.
         """
         known = self._known.get(service)
-        if known is None or known[0] < time.monotonic():
+        if known is not None and known[0] >= time.monotonic():
+            if known[1].done():
+                return known[1].result()
+        else:
             self._known.pop(service, None)
             if len(self._known) >= MAX_REMEMBERED:
                 del self._known[next(iter(self._known))]

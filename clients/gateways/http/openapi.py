@@ -22,6 +22,7 @@ from .job_options import QUERY
 from .problems import SERVICE_ERROR
 from .schemas import Components
 from .service_list import list_services
+from .translation import JSON_LINES
 from .websocket import PATH as WEBSOCKET_PATH
 
 _PAGE: Final = """<!doctype html>
@@ -123,6 +124,7 @@ def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
                 f"Call {name}",
                 {"200": {"description": "The reply", "content": reply}},
                 *_FAILURES,
+                *(() if about.part is None else ("406",)),
                 parameters=[_TIMEOUT, _PREFER],
                 requestBody=body,
                 **more,
@@ -158,10 +160,11 @@ def _bodies(service: str, about: About, components: Components) -> tuple[dict[st
         taken = components.add(service, about.request)
         content = {"application/json": {"schema": taken, "example": example(about.request)}}
     replies: dict[str, Any] = {} if about.part is None else {"text/event-stream": {}}
-    for schema in (about.reply, about.part):
-        if schema is not None:
-            kind = "application/octet-stream" if schema == RAW else "application/json"
-            replies[kind] = {} if schema == RAW else {"schema": components.add(service, schema)}
+    if about.reply is not None:
+        kind = "application/octet-stream" if about.reply == RAW else "application/json"
+        replies[kind] = {} if about.reply == RAW else {"schema": components.add(service, about.reply)}
+    if about.part is not None and about.part != RAW:
+        replies[JSON_LINES.decode()] = {"schema": components.add(service, about.part)}  # of each line
     return {"content": content}, replies or {"application/octet-stream": {}}
 
 

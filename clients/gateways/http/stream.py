@@ -1,4 +1,5 @@
-"""Replies as they arrive: server-sent events, one for each PARTIAL, then one for the FINAL or the error.
+"""Replies as they arrive: server-sent events, one for each PARTIAL, then one for the FINAL or the error, or values as
+lines of JSON.
 
     event: partial            a part that is one frame of text; each line of it is a line `data: …`
     event: partial-base64     any other part: `data` is a JSON list with each frame in Base64
@@ -6,12 +7,14 @@
     event: error              a problem document, instead of the last part
     :                         a comment, after a while without events
 
-An error that arrives before anything else is an ordinary response with its status.
+An error that arrives before anything else is an ordinary response with its status.  After a line of JSON, the response
+breaks off: a line with the problem would be taken for a value.
 """
 
 import asyncio
 import base64
 import json
+import logging
 from collections import deque
 from time import monotonic
 from typing import Any, Final
@@ -23,7 +26,7 @@ from ...reply import Reply
 from ...values import is_text, json_of
 from .gateway import Gateway
 from .problems import problem_of
-from .translation import EVENT_STREAM
+from .translation import AS_DATA, EVENT_STREAM, JSON_LINES
 
 KEEP_ALIVE_SECONDS: Final = 15.0
 """How long a stream is silent before a comment is sent, so that proxies do not take the connection for dead."""
@@ -31,9 +34,12 @@ CHUNK_BYTES: Final = 256 << 10
 """Events are written together up to this size."""
 OVERHEAD_BYTES: Final = 100
 """Memory charged for each event, in addition to its content."""
-HEADERS: Final = [(b"content-type", EVENT_STREAM), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
-"""The last one tells nginx to pass on events immediately."""
+_AT_ONCE: Final = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+"""The last one tells nginx to pass on everything immediately."""
+HEADERS: Final = [(b"content-type", EVENT_STREAM), *_AT_ONCE]
 _COMMENT: Final = b":\n\n"
+
+log = logging.getLogger("zmdp.gateway")
 
 
 def event(name: str, frames: list[bytes]) -> bytes:
@@ -51,6 +57,10 @@ def error_event(problem: Problem) -> bytes:
     return b"event: error\ndata: %s\n\n" % problem.body()
 
 
+class BrokenOff(Exception):
+    """A response cannot be completed."""
+
+
 class Events:
     """The events of one reply that have not been written yet: the receiver of a request's outcomes.
 
@@ -58,12 +68,16 @@ class Events:
     more, the request is cancelled, and the stream ends with an error after the events that wait.
     """
 
+    headers = HEADERS
+
     def __init__(self, gateway: Gateway, service: str, timeout: float, about: About | None = None) -> None:
         self.call: Call | None = None
         self.ended = False
         """No more events arrive."""
         self.problem: Problem | None = None
         """Why the request failed, if that was before its first event."""
+        self.broken_off = False
+        """The response ends without the last events."""
         self._gateway = gateway
         self._client = gateway.upstream.client
         self._service = service
@@ -82,12 +96,16 @@ class Events:
             return
         if isinstance(outcome, Reply):
             self.ended = outcome.final
-            value = None if self._about is None else json_of(self._about, outcome)
-            self._add(event("final" if outcome.final else "partial", outcome if value is None else [value]))
+            self._take_in(outcome)
             if not self.ended:
                 self._check_unread()
         else:
             self._end(problem_of(outcome, self._service, overdue=monotonic() >= self._deadline))
+
+    def _take_in(self, part: Reply) -> None:
+        """Add what is written for a part."""
+        value = None if self._about is None else json_of(self._about, part)
+        self._add(event("final" if part.final else "partial", part if value is None else [value]))
 
     def _check_unread(self) -> None:
         settings = self._gateway.settings
@@ -136,10 +154,13 @@ class Events:
     def _end(self, problem: Problem) -> None:
         self.ended = True
         if self._begun:
-            self._add(error_event(problem))
+            self._break_off(problem)
         else:
             self.problem = problem
             self._wake()
+
+    def _break_off(self, problem: Problem) -> None:
+        self._add(error_event(problem))
 
     def _add(self, data: bytes) -> None:
         self._begun = True
@@ -169,17 +190,45 @@ class Events:
         return b"".join(taken)
 
 
-async def write(events: Events, headers: list[tuple[bytes, bytes]], send: Any) -> None:
-    """Write a response with all events, as fast as the client reads.  Raises `Problem` if it failed from the outset."""
+class Lines(Events):
+    """The values of one reply that have not been written yet, each of which is a line of JSON."""
+
+    headers = [(b"content-type", JSON_LINES), *_AT_ONCE, *AS_DATA]  # noqa: RUF012 - as that of the class above
+
+    def _take_in(self, part: Reply) -> None:
+        value = None if self._about is None else json_of(self._about, part)
+        if part.final and (value == b"null" or part == [b""]):
+            self._wake()  # it only ends the stream
+        elif value is None:
+            self.fail(Problem("interrupted", "a value cannot be written as JSON", service=self._service))
+        else:
+            self._add(value.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n")  # they are not within texts
+
+    def _break_off(self, problem: Problem) -> None:
+        log.info("service %r: the stream broke off: %s", self._service, problem.detail)
+        self.broken_off = True
+        self._wake()
+
+    def remind(self) -> None:
+        """Nothing can be written that is not a value."""
+
+
+async def write(events: Events, send: Any) -> None:
+    """Write a response with all events, as fast as the client reads.
+
+    Raises `Problem` if it failed from the outset, and `BrokenOff` if it cannot be completed.
+    """
     events.keep_alive()
     try:
         data = await events.take()
         if events.problem is not None:
             raise events.problem
-        await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *headers]})
+        await send({"type": "http.response.start", "status": 200, "headers": events.headers})
         while data:
             await send({"type": "http.response.body", "body": data, "more_body": True})
             data = await events.take()
+        if events.broken_off:
+            raise BrokenOff
         await send({"type": "http.response.body", "body": b"", "more_body": False})
     finally:
         events.let_end()

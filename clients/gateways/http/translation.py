@@ -9,10 +9,13 @@ Content-Type: multipart/*    each part is a frame; any other body is one frame
 Content-Type: …/json         the body must be JSON: a value, which a service may want in MessagePack; so is its reply
 Accept: TYPE                 the reply's type, if it is one frame; several frames are multipart/mixed
 Accept: text/event-stream    PARTIALs as they arrive (stream.py); otherwise only the FINAL counts
+
+A service with types that streams replies with lines of JSON, if the client does not want events.
 """
 
 import re
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
@@ -23,14 +26,19 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from ....mdp.errors import SettingError
 from ....mdp.http.problems import Problem
 from ....mdp.services import About
+from ....mdp.services.schemas import RAW
 from ....mdp.tracing import REQUEST_ID, TRACE_HEADERS
 from ....mdp.wire import service_name
-from ...values import is_json, json_of
+from ...values import is_json, json_of, problem_of_json
 
 PREFIX: Final = b"/services/"
 BINARY: Final = b"application/octet-stream"
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream"
+JSON_LINES: Final = b"application/x-ndjson"
+_LINES: Final = frozenset({JSON_LINES, b"application/jsonl"})
+_OF_VALUES: Final = _LINES | {None, JSON}
+_ACCEPTS_LINES: Final = _LINES | {b"*/*", b"application/*"}
 AS_DATA: Final = [
     (b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; sandbox"),
 ]  # fmt: skip
@@ -48,13 +56,14 @@ _KNOWN: Final = _SINGLE | _LISTS | frozenset(_PASSED)
 _SECONDS: Final = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?)(ms|s)?")
 _MEDIA_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/[\w.+!#$&^-]+")
 _JSON_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/(?:[\w.+!#$&^-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
+_CHARSET: Final = re.compile(rb';\s*charset\s*=\s*"?([^\s";]*)', re.IGNORECASE)
 _WAIT: Final = re.compile(rb'wait\s*=\s*("?)(\d{1,15}(?:\.\d{1,9})?)\1', re.IGNORECASE)
 
 
 class Asked:
     """What the headers of a request say."""
 
-    __slots__ = ("found", "headers", "json", "label", "length", "stream", "timeout", "wait")
+    __slots__ = ("found", "headers", "json", "label", "length", "lines", "stream", "timeout", "wait")
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]], default: float, longest: float) -> None:
         """Read headers; `default` and `longest` are the timeouts.  Raises `Problem`."""
@@ -87,12 +96,16 @@ class Asked:
         content_type = found.get(b"content-type")
         self.json = content_type is not None and _JSON_TYPE.fullmatch(content_type) is not None
         """The body is JSON."""
+        if self.json and b";" in content_type and (charset := _CHARSET.search(content_type)):
+            _check_charset(charset[1])
         accept = found.get(b"accept")
         self.stream = False
         """Pass on PARTIALs as they arrive."""
+        self.lines = True
+        """Values may be lines of JSON."""
         self.label: bytes | None = None
         """The type of a reply of one frame, if the client names one."""
-        if accept is not None and accept != b"*/*":
+        if accept and accept != b"*/*":
             self._read_accept(accept)
         length = found.get(b"content-length")
         self.length = None if length is None else int(length)
@@ -113,10 +126,18 @@ class Asked:
 
     def _read_accept(self, accept: bytes) -> None:
         types = [each.partition(b";")[0].strip().lower() for each in accept.split(b",")]
+        self.lines = not _ACCEPTS_LINES.isdisjoint(types)
         if EVENT_STREAM in types:
             self.stream = True
         elif len(types) == 1 and _MEDIA_TYPE.fullmatch(types[0]) and not types[0].startswith(b"multipart/"):
             self.label = types[0]
+
+
+def _check_charset(name: bytes) -> None:
+    """Raise `Problem` unless JSON in this encoding is UTF-8."""
+    if name.lower() not in {b"utf-8", b"utf8", b"us-ascii", b"ascii"}:
+        shown = name.decode("latin-1")
+        raise Problem("unsupported-media-type", f"the Content-Type says charset={shown}: send JSON as UTF-8 (RFC 8259)")
 
 
 def _repeated(name: bytes, first: bytes, value: bytes) -> bytes:
@@ -158,8 +179,10 @@ def service_of(raw_path: bytes) -> bytes:
 def frames_of(asked: Asked, body: bytes, max_parts: int) -> Sequence[bytes]:
     """Return the frames in the body of a request.  Raises `Problem` if it is not what its type says."""
     content_type = asked.found.get(b"content-type")
-    if asked.json and body and not is_json(body):
-        raise Problem("invalid", "the Content-Type is JSON, but the body is not")
+    if asked.json:
+        body = body.removeprefix(BOM_UTF8)  # which parsers may ignore (RFC 8259, 8.1), and programs on Windows write
+        if body and (problem := problem_of_json(body)):
+            raise Problem("invalid", f"the Content-Type is JSON, but the body is not: {problem}")
     if content_type is None or content_type[:10].lower() != b"multipart/":
         return (body,)
     boundary = parse_options_header(content_type)[1].get(b"boundary")
@@ -202,13 +225,22 @@ def _parts(boundary: bytes, body: bytes, max_parts: int) -> list[bytes]:
     return frames
 
 
+def check_lines(asked: Asked, about: About) -> None:
+    """Raise `Problem` if the values that a service streams cannot be lines of JSON that the client accepts."""
+    if about.part == RAW:
+        raise Problem("not-acceptable", "the service streams bytes: send Accept: text/event-stream")
+    if not asked.lines:
+        lines, events = JSON_LINES.decode(), EVENT_STREAM.decode()
+        raise Problem("not-acceptable", f"the service streams its values: send Accept: {lines}, or Accept: {events}")
+
+
 def body_of(frames: Sequence[bytes], asked: Asked, about: About | None = None) -> tuple[bytes, bytes]:
     """Return type and content of the body with the frames of a reply.
 
     A value is JSON for a caller that sent JSON, of whose service `about` is what workers say.
     """
-    if about is not None and asked.label in {None, JSON} and (value := json_of(about, frames)) is not None:
-        return JSON, value
+    if about is not None and asked.label in _OF_VALUES and (value := json_of(about, frames)) is not None:
+        return asked.label or JSON, value
     if len(frames) == 1:
         return asked.label or (JSON if asked.json and is_json(frames[0]) else BINARY), frames[0]
     boundary = secrets.token_hex(16).encode()  # nobody can guess it, so no frame contains it

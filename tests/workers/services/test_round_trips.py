@@ -318,6 +318,9 @@ def test_a_value_comes_back_as_it_was(site, kind, value, codec):
         (body,) = echo.encode_request([value])
         answer = httpx.post(f"{url}/services/echo", content=body, timeout=TIMEOUT_SECONDS)
         assert echo.decode_reply([answer.content]) == value
+        if codec == "json" and kind is not bytes:
+            answer = httpx.post(f"{url}/services/twice", content=body, timeout=TIMEOUT_SECONDS)
+            assert [twice.decode_reply([line]) for line in answer.content.split(b"\n")[:-1]] == [value, value]
 
         code = stubs.stub([client.describe("echo")])
         stub = ModuleType("stub")

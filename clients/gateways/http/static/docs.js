@@ -3,6 +3,7 @@
 
 const SERVICES = "/services/";
 const JSON_TYPE = "application/json";
+const LINES_TYPE = "application/x-ndjson";
 const at = (id) => document.getElementById(id);
 
 function element(name, properties = {}, ...children) {
@@ -32,7 +33,7 @@ function withComponents(schema, document) {
 }
 
 function schemaOf(title, content, document) {
-  const schema = content?.[JSON_TYPE]?.schema;
+  const schema = (content?.[JSON_TYPE] ?? content?.[LINES_TYPE])?.schema;
   const text = schema ? withComponents(schema, document) : Object.keys(content ?? {}).join(", ") || "nothing";
   return element("div", {}, element("h2", { textContent: title }), element("pre", { textContent: text }));
 }

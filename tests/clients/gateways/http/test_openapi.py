@@ -119,7 +119,16 @@ def test_a_stream_of_bytes_is_documented():
     OpenAPIV31SpecValidator(found).validate()
     call = found["paths"]["/services/images.resize"]["post"]
     assert call["requestBody"]["content"] == {"application/octet-stream": {}}
-    assert call["responses"]["200"]["content"] == {"text/event-stream": {}, "application/octet-stream": {}}
+    assert call["responses"]["200"]["content"] == {"text/event-stream": {}}
+
+
+def test_a_stream_of_values_is_documented():
+    found = described(request=RESIZE, part=SIZE)
+    OpenAPIV31SpecValidator(found).validate()
+    responses = found["paths"]["/services/images.resize"]["post"]["responses"]
+    schema = {"$ref": "#/components/schemas/images.resize.Size"}
+    assert responses["200"]["content"] == {"text/event-stream": {}, "application/x-ndjson": {"schema": schema}}
+    assert responses["406"]["description"] == "The reply has no type that is accepted"
 
 
 def test_different_types_of_the_same_name_are_different_components():

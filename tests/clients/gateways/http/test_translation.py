@@ -76,13 +76,53 @@ def test_json_in_and_out(kind):
     found = asked((b"content-type", kind), (b"accept", b"*/*"))
     assert frames_of(found, b'{"a": 1}', 1) == (b'{"a": 1}',)
     assert frames_of(found, b"", 1) == (b"",)
-    for body in (b"{", b"\xff", b'"\xff"', b"[" * 100_000):
-        with pytest.raises(Problem, match="the Content-Type is JSON, but the body is not"):
+    for body, problem in (
+        (b"{", "Input data was truncated"),
+        (b"NaN", "JSON is malformed: invalid character"),
+        (b'"\xff"', "it is not UTF-8"),
+        ('{"a": 1}'.encode("utf-16"), "it is not UTF-8"),
+        (b"[" * 100_000, "it is nested too deeply"),
+    ):
+        with pytest.raises(Problem, match=f"the Content-Type is JSON, but the body is not: {problem}"):
             frames_of(found, body, 1)
     assert body_of([b"[1]"], found) == (b"application/json", b"[1]")
     for other in (b"\x89PNG", b'"\xff"'):
         assert body_of([other], found) == (b"application/octet-stream", other)
     assert body_of([b"[1]"], asked((b"content-type", kind), (b"accept", b"text/plain"))) == (b"text/plain", b"[1]")
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_json():
+    found = asked((b"content-type", b"application/json"))
+    assert frames_of(found, b'\xef\xbb\xbf{"a": 1}', 1) == (b'{"a": 1}',)
+    assert frames_of(asked((b"content-type", b"text/plain")), b"\xef\xbb\xbfa", 1) == (b"\xef\xbb\xbfa",)
+
+
+@pytest.mark.parametrize("charset", [b"utf-16", b"ISO-8859-1", b'"windows-1252"'])
+def test_json_in_another_encoding_is_refused(charset):
+    with pytest.raises(Problem, match=r"the Content-Type says charset=.*: send JSON as UTF-8") as caught:
+        asked((b"content-type", b"application/json; charset=" + charset))
+    assert (caught.value.status, caught.value.kind) == (415, "unsupported-media-type")
+    for known in (b'"UTF-8"', b"utf8", b"us-ascii"):
+        assert asked((b"content-type", b"application/json;charset=" + known)).json
+    assert not asked((b"content-type", b"text/plain; charset=" + charset)).json
+
+
+@pytest.mark.parametrize(
+    ("accept", "lines"),
+    [
+        (b"", True),
+        (b"*/*", True),
+        (b"application/json, */*;q=0.1", True),
+        (b"application/*", True),
+        (b"Application/X-NDJSON", True),
+        (b"application/jsonl", True),
+        (b"application/json", False),
+        (b"text/html", False),
+    ],
+)
+def test_who_accepts_lines_of_json(accept, lines):
+    assert asked((b"accept", accept)).lines is lines
+    assert asked().lines
 
 
 @pytest.mark.parametrize("kind", [b"text/plain", b"application/jsonp", b"application/octet-stream"])

@@ -1,6 +1,6 @@
 """Values over HTTP, by the codec that the workers of a service tell, and the page on which people try services."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -16,6 +16,7 @@ from zmdp.testing import running_broker
 
 JSON = {"content-type": "application/json; charset=utf-8"}
 services = Services()
+PIECES = ("pieces.broken", "pieces.bytes", "pieces.texts")
 
 
 @dataclass
@@ -39,6 +40,24 @@ def plain(pair: Pair) -> Pair:
 async def parts(count: int) -> AsyncIterator[Pair]:
     for number in range(count):
         yield Pair(number)
+
+
+@services.service("pieces.broken")
+def broken(count: int) -> Iterator[Pair]:
+    for number in range(count):
+        yield Pair(number)
+    raise ValueError("no more")
+
+
+@services.service("pieces.bytes")
+def pieces() -> Iterator[bytes]:
+    yield b"a"
+
+
+@services.service("pieces.texts")
+def texts() -> Iterator[str]:
+    yield "a\r\nb\u2028"
+    yield ""
 
 
 @services.service("raw", codec="msgpack")
@@ -73,7 +92,13 @@ def test_what_is_not_json_is_refused(gateway):
     for service in ("packed", "plain", "raw"):
         answer = post(gateway, service, b"{first: 1}")
         assert answer.status_code == 400
-        assert answer.json()["detail"] == "the Content-Type is JSON, but the body is not"
+        assert answer.json()["detail"].startswith("the Content-Type is JSON, but the body is not: ")
+
+
+@pytest.mark.parametrize("service", ["packed", "plain"])
+def test_of_equal_keys_the_last_one_counts(gateway, service):
+    """JSON leaves it open; here the gateway and both codecs agree."""
+    assert post(gateway, service, b'{"first": 1, "first": 2}').json() == {"first": 2, "second": 2}
 
 
 def test_who_sends_something_else_gets_frames(gateway):
@@ -95,6 +120,51 @@ def test_a_stream_of_values(gateway):
         'data: {"first":1,"second":2}',
         "data: null",
     ]
+
+
+@pytest.mark.parametrize("accept", ["*/*", "application/x-ndjson", "application/jsonl", "text/html, */*;q=0.1"])
+def test_a_stream_of_values_is_lines_of_json(gateway, accept):
+    answer = post(gateway, "parts", b"2", **JSON, accept=accept)
+    assert answer.text == '{"first":0,"second":2}\n{"first":1,"second":2}\n'
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert post(gateway, "parts", b"0", **JSON, accept=accept).content == b""
+
+
+def test_a_stream_without_a_request_is_lines_too(gateway):
+    answer = post(gateway, "pieces.texts", b"", accept="*/*")
+    assert answer.text == '"a\\r\\nb\u2028"\n""\n'
+
+
+@pytest.mark.parametrize(
+    ("service", "accept"), [("parts", "application/json"), ("parts", "text/html"), ("pieces.bytes", "*/*")]
+)
+def test_a_stream_that_no_accepted_type_can_carry(gateway, service, accept):
+    answer = post(gateway, service, b"1", **JSON, accept=accept)
+    assert answer.status_code == 406
+    assert answer.json()["type"].endswith("#not-acceptable")
+    assert "Accept: text/event-stream" in answer.json()["detail"]
+
+
+def test_an_error_before_the_first_line_has_its_status(gateway):
+    assert post(gateway, "pieces.broken", b"0").json()["detail"] == "ValueError: no more"
+    assert post(gateway, "parts", b'"x"').status_code == 422
+
+
+def test_an_error_after_a_line_breaks_off_the_response(gateway):
+    received = b""
+    url = f"{gateway.url}/services/pieces.broken"
+    with httpx.stream("POST", url, content=b"2", headers=JSON, timeout=TIMEOUT_SECONDS) as answer:
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):  # noqa: PT012 - after a part
+            for piece in answer.iter_bytes():
+                received += piece
+    assert received == b'{"first":0,"second":2}\n{"first":1,"second":2}\n'
+
+
+def test_a_single_value_is_a_line_too(gateway):
+    answer = post(gateway, "packed", b'{"first": 1}', **JSON, accept="application/x-ndjson")
+    assert answer.content == b'{"first":2,"second":1}'
+    assert answer.headers["content-type"] == "application/x-ndjson"
 
 
 def test_the_document_describes_the_services(gateway):
@@ -124,7 +194,7 @@ def test_people_try_services_on_the_page(gateway, tmp_path):
     with browsers.browser(tmp_path) as page:
         page.open(gateway.url + "/docs")
         names = "Array.from(document.querySelectorAll('summary'), (each) => each.textContent)"
-        eventually(lambda: page.evaluate(names) == ["packed", "parts", "plain", "raw"])
+        eventually(lambda: page.evaluate(names) == ["packed", "parts", *PIECES, "plain", "raw"])
         page.evaluate("document.querySelectorAll('summary')[0].click()")
         eventually(lambda: page.evaluate("document.querySelectorAll('textarea').length") == 1)
         assert page.evaluate("document.querySelector('.description').innerHTML") == "Swap &lt;b&gt;both&lt;/b&gt;."
