@@ -114,7 +114,7 @@ class Shutdown:
     def __enter__(self) -> Self:
         self._handlers = {number: signal.signal(number, self._handle) for number in self._to_handle()}
         # `nohup` ignores it, so that the command outlives its terminal.
-        self._has_terminal = self._handlers.get(_HANGUP) == signal.SIG_DFL and _has_terminal()
+        self._has_terminal = _HANGUP is not None and self._handlers.get(_HANGUP) == signal.SIG_DFL and _has_terminal()
         # What handles a signal in Python runs only in the main thread.  The numbers of signals are written here at
         # once, even if the main thread does not return from C code.
         self._wakeup = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
@@ -194,7 +194,7 @@ class Shutdown:
             os._exit(EXIT_FAILED)
 
     def _hang_up(self) -> None:
-        if signal.getsignal(_HANGUP) != self._handle:
+        if _HANGUP is None or signal.getsignal(_HANGUP) != self._handle:
             return  # the program has installed a handler of its own in the meantime
         if self._has_terminal and not _has_terminal():
             self._signal()

@@ -16,6 +16,7 @@ from zmdp.mdp import compiled, wire
 from zmdp.mdp.broker.given_up import GIVEN_UP
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.records import NEVER
+from zmdp.mdp.broker.scheduling import GROUP_BITS
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.wire import C01, C02, CX1, W01, W02, WX1, batch
 
@@ -126,6 +127,10 @@ def check_books(broker):
 
 def check_schedule(service):
     """Every worker with free credit is where it is looked for, and no request waits that one of them could take."""
+
+    def place(worker):  # C21
+        return not worker.warm, -worker.pooled if worker.warm else worker.pooled
+
     schedule = service.schedule
     assert all(request.attempts for request in queued(schedule.suspects))
     assert not any(request.attempts for request in queued(schedule.queue))
@@ -150,9 +155,11 @@ def check_schedule(service):
     for pool, members in pools.items():
         assert pool.size == len(members)
         lines = {load: list(line) for load, line in enumerate(pool._lists) if line.first is not None}
-        assert pool._loads == sum(1 << load for load in lines)
+        found = sum(mask << (group << GROUP_BITS) for group, mask in enumerate(pool._loads))
+        assert found == sum(1 << load for load in lines)
+        assert pool._groups == sum(1 << group for group, mask in enumerate(pool._loads) if mask)
         assert {worker: load for load, line in lines.items() for worker in line} == {w: w.load for w in members}
-        assert all(line == sorted(line, key=lambda worker: worker.pooled) for line in lines.values())
+        assert all(line == sorted(line, key=place) for line in lines.values())
     assert not (schedule.queue.size and capacity), "a worker has credit while a request waits"
     clean = pools[schedule._without_suspect]
     assert not (schedule.suspects.size and clean), "a worker has credit while a suspect waits"
