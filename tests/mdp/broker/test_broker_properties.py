@@ -399,6 +399,7 @@ class Hired:
     seen: float
     sent: float
     used: int = 0
+    warm: bool = False
     leaving: bool = False
     held: dict[int, Asked] = field(default_factory=dict)
 
@@ -643,11 +644,16 @@ class BrokerMachine(RuleBasedStateMachine):
         return asked
 
     def choose(self, service, *, suspect):
-        """C21: fewest outstanding, then least recently used; C17: one suspect each."""
+        """C21: fewest outstanding, then warm and most recently used, or else least; C17: one suspect each."""
+
+        def place(worker):
+            hired = self.hired[worker]
+            return len(hired.held), not hired.warm, -hired.used if hired.warm else hired.used
+
         free = [worker for worker in self.staff(service) if self.hired[worker].free]
         if suspect:
             free = [worker for worker in free if not self.hired[worker].suspicious]
-        return min(free, key=lambda worker: (len(self.hired[worker].held), self.hired[worker].used), default=None)
+        return min(free, key=place, default=None)
 
     def settle(self, service):
         """Dispatch what can be dispatched."""
@@ -1110,6 +1116,7 @@ class BrokerMachine(RuleBasedStateMachine):
         elif what == "PARTIAL":
             self.on_partial(asked, said)
         else:
+            hired.warm = what == "FINAL" and worker.header == WX1
             self.release(worker, asked)
             if not asked.abandoned:
                 self.on_end(what, asked, said)
