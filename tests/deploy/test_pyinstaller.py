@@ -1,6 +1,7 @@
 """A program that PyInstaller has made offers a service, and calls it."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +50,8 @@ else:
 @pytest.mark.timeout(1200)
 def test_a_client_and_a_worker_in_one_folder(tmp_path):
     package("PyInstaller")
+    if shutil.which("objdump") is None:
+        pytest.skip("PyInstaller needs objdump (Debian: apt-get install binutils)")
     (tmp_path / "program.py").write_text(PROGRAM)
     made = subprocess.run(
         [sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level=WARN", "program.py"],
