@@ -296,7 +296,7 @@ class Worker(TimerNode):
         "warm",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - a record with many fields
         self,
         route: Route,
         header: bytes,

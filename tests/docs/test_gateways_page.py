@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,9 +15,11 @@ from pathlib import Path
 import pytest
 from support import browser as browsers
 from support.http_gateways import TITANIC, await_services, http_gateway, websocket_url
+from support.offered import offered
 from support.pages import blocks, need_curl
 from support.processes import TIMEOUT_SECONDS, broker, process
 
+from zmdp import Services
 from zmdp.clients.gateways.http import access, cli, websocket
 from zmdp.clients.gateways.http.problems import SERVICE_ERROR
 from zmdp.mdp.http.frames import MAX_FRAGMENTS
@@ -30,6 +33,15 @@ PAGE = (ROOT / "docs" / "how-to" / "gateways.md").read_text()
 GATEWAY = (sys.executable, "-m", "zmdp.clients.gateways.cli")
 URL = "http://127.0.0.1:8080"
 SERVERS = {"mdp-broker", "mdworker"}
+
+
+images = Services()
+
+
+@images.service("images.find")
+def find(query: str) -> Iterator[str]:
+    for number in range(3):
+        yield f"{query}-{number}.png"
 
 
 def sessions():
@@ -56,7 +68,8 @@ def endpoint(tmp_path_factory):
         (folder / "words.py").write_text(program.replace('Worker("words")', f'Worker("words", broker="{at}")'))
         with process(sys.executable, str(folder / "words.py")):
             await_services(at, "echo", "count", "words", "images.resize", *TITANIC)
-            yield at
+            with offered(images, at):
+                yield at
 
 
 def test_the_commands_print_what_the_page_shows(endpoint, tmp_path):

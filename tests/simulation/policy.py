@@ -104,8 +104,8 @@ def plan(waiting: Waiting, seats: Sequence[Seat], now: float) -> list[Step]:
     """Dispatch requests from `waiting` while `seats` have credit; the others remain.
 
     Suspects go first, and never to a worker that has one.  Of the workers that have free credit, the one with the
-    fewest requests is chosen; then the warm one at which something has changed last, or else the one at which nothing has
-    changed for longest.
+    fewest requests is chosen; then the warm one at which something has changed last, or else the one at which nothing
+    has changed for longest.
     """
     desks = [_Desk(seat) for seat in seats]
     latest = max((desk.changed for desk in desks), default=0)
