@@ -50,7 +50,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "method-not-allowed": Kind(405, "This path does not support the method"),
     "not-acceptable": Kind(406, "The reply has no type that is accepted"),
     "slow-request": Kind(408, "The request did not arrive in time"),
-    "unsupported-media-type": Kind(415, "The body is encoded in a way that the gateway does not know"),
+    "unsupported-media-type": Kind(415, "The body is encoded in a way that the gateway does not read"),
     "expectation-failed": Kind(417, "The expectation cannot be met"),
     "unknown-host": Kind(421, "The gateway does not have this name"),
     "headers-too-large": Kind(431, "The headers of the request are too large"),

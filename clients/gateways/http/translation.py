@@ -49,7 +49,7 @@ _SINGLE: Final = frozenset(
     {b"authorization", b"content-length", b"content-type", b"host", b"origin", b"request-timeout"}
 )
 """Headers that a request may have once."""
-_LISTS: Final = frozenset({b"accept", b"prefer", b"tracestate"})
+_LISTS: Final = frozenset({b"accept", b"content-encoding", b"prefer", b"tracestate"})
 _PASSED: Final = {**{name.encode(): name for name in TRACE_HEADERS}, b"x-request-id": REQUEST_ID}
 """Headers that handlers get, and their names there."""
 _KNOWN: Final = _SINGLE | _LISTS | frozenset(_PASSED)
@@ -79,6 +79,8 @@ class Asked:
                 named[name[len(_HEADER_PREFIX) :].decode("latin-1")] = _text(name, value)
         self.found: Mapping[bytes, bytes] = found
         """The known headers, by their names in lower case."""
+        if b"content-encoding" in found:
+            _check_coding(found[b"content-encoding"])
         self.timeout = default
         """Seconds."""
         self.wait = False
@@ -149,6 +151,14 @@ def _repeated(name: bytes, first: bytes, value: bytes) -> bytes:
     if name in _LISTS:
         return first + b", " + value
     raise Problem("invalid", f"the header {name.decode()} is there twice")
+
+
+def _check_coding(value: bytes) -> None:
+    """Raise `Problem` if a body is compressed: services would get it as it is, and its size would not be limited."""
+    if any(each.strip().lower() not in {b"", b"identity"} for each in value.split(b",")):
+        shown = value.decode("latin-1")
+        text = f"the Content-Encoding of the body is {shown!r}: send it as it is, or unpack it in a proxy"
+        raise Problem("unsupported-media-type", text, headers=[(b"accept-encoding", b"identity")])
 
 
 def _text(name: bytes, value: bytes) -> str:

@@ -1,5 +1,7 @@
 """Requests to services over HTTP: a real gateway, broker and workers."""
 
+import gzip
+
 import httpx
 import pytest
 from support.gateways import running_gateway
@@ -60,6 +62,22 @@ def test_parts_are_frames_and_back(http, services):
     )
     assert again.status_code == 200
     assert list(services.requests[-1]) == [b"one", b"", b"\r\n--c"]
+
+
+@pytest.mark.parametrize("coding", ["gzip", "identity, br", "unknown"])
+@pytest.mark.parametrize("path", ["/services/echo", "/jobs/echo"])
+def test_an_encoded_body_is_refused(http, services, path, coding):
+    before = len(services.requests)
+    response = http.post(path, content=gzip.compress(b"{}"), headers={"content-encoding": coding})
+    assert problem(response) == (415, "unsupported-media-type")
+    assert response.headers["accept-encoding"] == "identity"
+    assert f"is '{coding}': send it as it is" in response.json()["detail"]
+    assert len(services.requests) == before
+
+
+def test_a_body_may_say_that_it_is_not_encoded(http):
+    response = http.post("/services/echo", content=b"{}", headers={"content-encoding": "Identity"})
+    assert (response.status_code, response.content) == (200, b"{}")
 
 
 def test_large_bodies(http):
