@@ -93,6 +93,8 @@ class Connection(asyncio.Protocol):
         """Size of what arrived last."""
         self._body = 0
         """How much of the body that is arriving the application has got."""
+        self._discarding = False
+        """The rest of the request that is arriving is not kept, and so does not count."""
         self._closing_since: float | None = None
         self._blocked_since: float | None = None
         """Since when the client has read nothing, while something waits to be sent."""
@@ -137,7 +139,8 @@ class Connection(asyncio.Protocol):
         if frames is not None:
             self._count_messages(frames)
         else:
-            self._connections.hold(self, self.unfinished + len(data))
+            if not self._discarding:
+                self._connections.hold(self, self.unfinished + len(data))
             if inner is not self.inner:  # uvicorn has called `upgrade`
                 self.frames = FrameCounter()
         if len(getattr(self.inner, "pipeline", ())) > MAX_PIPELINED:
@@ -194,6 +197,11 @@ class Connection(asyncio.Protocol):
         """The application has got so many bytes of a body."""
         self._body = size
 
+    def discard(self) -> None:
+        """Keep nothing of the rest of its request, which is refused or has been answered."""
+        self._discarding = True
+        self._connections.hold(self, 0)
+
     def complete(self, size: int) -> None:
         """The application has got all of a request, of so many bytes."""
         self._body = 0
@@ -204,6 +212,7 @@ class Connection(asyncio.Protocol):
     def end(self) -> None:
         """A request has been answered."""
         self.outstanding = self._body = 0
+        self._discarding = False
         self.on_disconnect = None
         self._connections.hold(self, 0)
         self._do(Phase.IDLE)
@@ -293,6 +302,7 @@ class Connection(asyncio.Protocol):
         if self.frames is not None:
             self._close_websocket(_TRY_AGAIN_LATER)
         elif self.upload is not None:
+            self.discard()
             text = f"requests that have not arrived completely take {self._limits.max_unfinished} bytes"
             self.upload.refuse(Problem("overloaded", f"{text}, which is half of --max-memory"))
         else:

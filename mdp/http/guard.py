@@ -52,6 +52,7 @@ class Guard:
             return
         with suppress(ClientDisconnect):
             await self._application(scope, exchange.receive, exchange.send)
+        await exchange.end()
 
     async def hold_up(self, connection: Connection) -> None:
         """Log that a client has no valid token, and let it wait; its connection may have to make room meanwhile."""
@@ -89,6 +90,9 @@ class _WebSocket:
         await self._send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             raise ClientDisconnected  # to uvicorn, an application that ends without a handshake has a bug
+
+    async def end(self) -> None:
+        """There is nothing left to say."""
 
     async def answer(self, problem: Problem) -> None:
         """Refuse to open the WebSocket."""
@@ -146,8 +150,6 @@ class _Exchange:
             finally:
                 self._connection.upload = self._timeout = None
         if self._refusal is not None:
-            if not self._started:
-                await self.answer(self._refusal)
             return {"type": "http.disconnect"}
         return self._noted(message)
 
@@ -183,6 +185,14 @@ class _Exchange:
         if self._refusal is None:
             await self._forward(message)
 
+    async def end(self) -> None:
+        """Answer a request that was refused while its body arrived.
+
+        Not before the application has ended, which kept what had arrived: the answer may take long.
+        """
+        if self._refusal is not None and not self._started:
+            await self.answer(self._refusal)
+
     async def answer(self, problem: Problem) -> None:
         """Answer with a problem document."""
         status, headers, body = problem.response()
@@ -207,6 +217,7 @@ class _Exchange:
     async def _ignore_rest(self) -> None:
         """Read the rest of the body, within limits, so that the client gets the response."""
         limit = self._size + MAX_IGNORED
+        self._connection.discard()
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 while self._arriving and self._size < limit:
