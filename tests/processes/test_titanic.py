@@ -146,7 +146,7 @@ def test_stream_prints_part_by_part(titanic):
         {"final": False, "frames": ["2", "."]},
         {"final": True, "frames": ["end"]},
     ]
-    assert done(titanic("reply", uuid)) == b"end"
+    assert done(titanic("reply", uuid)) == b"end\n"
 
 
 def test_a_request_that_failed(titanic):
@@ -514,7 +514,7 @@ def test_postgresql(here):
         assert b"as required" in done(here("db", "check"))
         with serve(at, cluster.url()) as serving:
             uuid = done(here("request", "echo", "hello")).decode().strip()
-            assert done(here("reply", uuid, "--wait")) == b"hello"
+            assert done(here("reply", uuid, "--wait")) == b"hello\n"
             assert uuids_of(done(here("ls", "--json"))) == [uuid]
             assert serving.end() == 0
         assert done(here("purge", "--older-than", "0")) == b"1 deleted\n"
