@@ -283,13 +283,13 @@ def test_commands_with_several_brokers(tmp_path, in_this_process):
             submit(f"without {name}")
             for arguments, env in ((either, {}), ((), {"MDP_BROKER": both})):
                 result = in_this_process("mdclient", "call", "echo", name, *arguments, **env)
-                assert (result.returncode, result.stdout) == (0, name.encode()), result
+                assert (result.returncode, result.stdout) == (0, f"{name}\n".encode()), result
             brokers.start(name)
             brokers.await_links(name)
             submit(f"after {name}")
         for uuid, text in tickets:
             result = in_this_process("titanic", "reply", uuid, "--wait", "--timeout", str(TIMEOUT_SECONDS), *either)
-            assert (result.returncode, result.stdout) == (0, text), result
+            assert (result.returncode, result.stdout) == (0, text + b"\n"), result
         assert titanic.end() == 0
 
 
