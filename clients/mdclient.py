@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 from ..mdp import process, wire
 from ..mdp.codecs import Codec, Coder
 from ..mdp.errors import ClosedError, RequestError, SettingError, ZmdpError
+from ..mdp.extras import install_command
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
@@ -440,7 +441,7 @@ class Client:
         try:
             from .arrow import map_arrow  # noqa: PLC0415 - needs an optional dependency
         except ImportError as error:
-            raise SettingError(f"Client.map_arrow needs PyArrow: pip install 'zmdp[arrow]' ({error})") from None
+            raise SettingError(f"Client.map_arrow needs PyArrow: {install_command('arrow')} ({error})") from None
         return map_arrow(name, data, input, output, codec, result, rows_per_request, checked, self._connect)
 
     def _check_map(self, within_loop: str) -> None:

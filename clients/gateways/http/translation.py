@@ -98,12 +98,7 @@ class Asked:
         content_type = found.get(b"content-type")
         self.json = content_type is not None and _JSON_TYPE.fullmatch(content_type) is not None
         """The body is JSON."""
-        if (
-            content_type is not None
-            and self.json
-            and b";" in content_type
-            and (charset := _CHARSET.search(content_type))
-        ):
+        if self.json and content_type is not None and (charset := _CHARSET.search(content_type)):
             _check_charset(charset[1])
         accept = found.get(b"accept")
         self.stream = False

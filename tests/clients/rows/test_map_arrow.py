@@ -1,6 +1,7 @@
 """`Client.map_arrow`, with a real broker and workers."""
 
 import asyncio
+import re
 import sys
 from contextlib import closing
 
@@ -238,5 +239,5 @@ def test_a_closed_client(client):
 def test_without_pyarrow(client, monkeypatch):
     monkeypatch.delitem(sys.modules, "zmdp.clients.arrow", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(SettingError, match=r"pip install 'zmdp\[arrow\]'"):
+    with pytest.raises(SettingError, match=re.escape(install_command("arrow"))):
         client.map_arrow("up", TEXTS, input="text")

@@ -233,7 +233,7 @@ VALUES: list[tuple[Any, Any]] = [
     (dict[Color, str], {Color.RED: "a"}),
     (dict[uuid.UUID, float], {uuid.UUID(int=1): 0.5}),
     (int | str | list[int] | None, "1"),
-    (Literal["fast", 1] | None, 1),
+    (Literal["fast", "good"] | None, "good"),
     (Path, Path("/a/b")),
     (list[Path | None], [Path("a"), None]),
     (ipaddress.IPv4Address, ipaddress.ip_address("127.0.0.1")),
