@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Final
 
 from .errors import SettingError
+from .logs import enable_again
 
 MAX_NAMES: Final = 10
 """How many of a module's names are shown."""
@@ -55,6 +56,7 @@ def load(target: str, example: str) -> object:
         raise SettingError(f"cannot use {target}: {reason}") from None
     finally:
         _importing = None
+        enable_again()
     return found
 
 

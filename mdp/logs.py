@@ -131,3 +131,14 @@ def configure(level: str, form: str = "text") -> None:
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     handler.addFilter(RequestFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def enable_again() -> None:
+    """Enable the loggers of zmdp after the user's code has run.
+
+    `logging.config` disables all loggers that it does not name, if it is not told otherwise: then nobody would see that
+    a handler fails.
+    """
+    for name in list(logging.Logger.manager.loggerDict):
+        if name == "zmdp" or name.startswith("zmdp."):
+            logging.getLogger(name).disabled = False

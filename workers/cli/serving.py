@@ -11,7 +11,7 @@ from ...mdp.cli import notify
 from ...mdp.cli.console import EXIT_FAILED
 from ...mdp.cli.shutdown import Shutdown
 from ...mdp.errors import SettingError
-from ...mdp.logs import counted, fields_of
+from ...mdp.logs import counted, enable_again, fields_of
 from ..aio import AsyncWorker
 from ..freelance import AsyncFreelanceWorker, FreelanceWorker
 from ..mdworker import Worker
@@ -88,8 +88,10 @@ async def _serve_services(worker: ServicesWorker, started: str, watched: Watched
     except SettingError:
         raise
     except Exception:
+        enable_again()  # the lifespan may have configured `logging`
         log.exception("the lifespan failed at the start, so nothing is served")
         return EXIT_FAILED
+    enable_again()
     log.info(started)
     watched(notify.event_loop())
     try:

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.processes import broker, process, run
 
-from zmdp.clients import Client
+from zmdp.clients import Client, ServiceError
 from zmdp.mdp.extras import install_command
 
 SERVICES = """
@@ -174,3 +174,72 @@ def test_a_module_that_exits(tmp_path):
     done = run("mdworker", "leaving:services")
     assert done.returncode == 2
     assert b"mdworker: cannot use leaving:services: SystemExit: 0 (" in done.stderr
+
+
+CONFIGURES_LOGGING = """
+import logging.config
+from contextlib import contextmanager
+from zmdp import Services, Worker
+
+SETTINGS = {
+    "version": 1,
+    "formatters": {"own": {"format": "OWN %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"own": {"class": "logging.StreamHandler", "formatter": "own"}},
+    "root": {"handlers": ["own"], "level": "INFO"},
+}
+
+def dict_config():
+    logging.config.dictConfig(SETTINGS)
+
+def file_config():
+    logging.config.fileConfig("logging.ini")
+
+@contextmanager
+def lifespan():
+    dict_config()
+    yield
+
+services = Services(**SERVICES)
+CONFIGURE
+
+@services.service("fails")
+def fails() -> int:
+    raise ValueError("no good")
+
+worker = Worker("fails", lambda request: fails())
+"""
+LOGGING_INI = """
+[loggers]
+keys = root
+[handlers]
+keys = own
+[formatters]
+keys = own
+[logger_root]
+level = INFO
+handlers = own
+[handler_own]
+class = StreamHandler
+formatter = own
+args = (sys.stderr,)
+[formatter_own]
+format = OWN %(levelname)s %(name)s: %(message)s
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "where"),
+    [("services", "dict_config()"), ("worker", "dict_config()"), ("worker", "file_config()"), ("services", "lifespan")],
+)
+def test_a_module_that_configures_logging_does_not_silence_the_worker(tmp_path, target, where):
+    lifespan, configure = ("lifespan=lifespan", "") if where == "lifespan" else ("", where)
+    module = CONFIGURES_LOGGING.replace("**SERVICES", lifespan).replace("CONFIGURE\n", f"{configure}\n")
+    (tmp_path / "own.py").write_text(module)
+    (tmp_path / "logging.ini").write_text(LOGGING_INI)
+    with broker() as (_, endpoint), Client(endpoint) as client:
+        with process("mdworker", f"own:{target}", "--broker", endpoint, cwd=tmp_path) as worker:
+            worker.line("OWN INFO zmdp.worker: offering fails")
+            with pytest.raises(ServiceError, match="no good"):
+                client.call("fails")
+            worker.line("OWN ERROR zmdp.worker: fails: the handler failed")
+            worker.line("ValueError: no good")
