@@ -54,10 +54,9 @@ def write_files(page: str, folder: Path) -> None:
         file.write_text(text)
 
 
-def need_curl() -> None:
-    """Skip the test if there is no curl to run."""
-    if shutil.which("curl") is None:
-        pytest.skip("there is no curl (Debian: apt-get install curl)")
+def need_curl() -> str:
+    """Return where curl is, or skip the test if there is none."""
+    return shutil.which("curl") or pytest.skip("there is no curl (Debian: apt-get install curl)")
 
 
 @dataclass
@@ -89,7 +88,7 @@ class Reader:
         if words[0] in MODULES:  # also where they are not installed as commands of their own
             words = [sys.executable, *(["-m", words[0]] if words[0] != "python" else []), *words[1:]]
         elif words[0] == "curl":
-            need_curl()
+            words[0] = need_curl()
         if words[0] == "export":
             self.env |= dict(word.split("=", 1) for word in words[1:])
             return
