@@ -18,7 +18,7 @@ from ..mdp.keys import ClientKeys
 from ..mdp.logs import counted
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
-from ..mdp.transport.reach import NOT_BEGUN, REFUSED, why_refused
+from ..mdp.transport.reach import REFUSED, why_not_begun, why_refused
 from ..mdp.transport.sockets import invalid_endpoint
 from .broker_socket import BrokerSocket
 from .call import Call, Outcome
@@ -333,7 +333,7 @@ class ClientConnection:
         if event["event"] == zmq.Event.DISCONNECTED:
             return "the program that listens there closed the connection: is it a broker?", False
         if event["event"] == zmq.Event.CONNECT_RETRIED:
-            return NOT_BEGUN, False
+            return why_not_begun(), False
         remedy = f"`mdp-broker --bind {self.endpoint}` starts one"
         return f"nothing is listening there. Is the broker running? {remedy}", False
 
