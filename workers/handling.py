@@ -117,7 +117,15 @@ def failed(error: BaseException, request: Request) -> Failed:
         log.info("%s: %s", request.service, error, extra=fields_of(request))
         return Failed(Code.MALFORMED, str(error))
     log.error("%s: the handler failed", request.service, exc_info=error, extra=fields_of(request))
-    return Failed(Code.FAILED, "".join(traceback.format_exception_only(error)).strip()[:MAX_ERROR_CHARACTERS])
+    return Failed(Code.FAILED, _text_of(error)[:MAX_ERROR_CHARACTERS])
+
+
+def _text_of(error: BaseException) -> str:
+    """Return the type and the text of an exception; of a group, such as a TaskGroup's, also of those in it."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, BaseExceptionGroup):
+        text += ": " + "; ".join(map(_text_of, error.exceptions))
+    return text
 
 
 def _problem(error: ServiceError) -> str | None:

@@ -106,6 +106,15 @@ def test_the_current_request_is_that_of_this_thread_and_block():
         (KeyError("x"), False, Failed(500, "KeyError: 'x'")),
         (ValueError("x" * 5000), False, Failed(500, "ValueError: " + "x" * 988)),
         (ValueError("two\nlines"), False, Failed(500, "ValueError: two\nlines")),
+        (
+            ExceptionGroup("two failed", [ValueError("one"), ExceptionGroup("more", [KeyError("x"), OSError("y")])]),
+            False,
+            Failed(
+                500,
+                "ExceptionGroup: two failed (2 sub-exceptions): ValueError: one; "
+                "ExceptionGroup: more (2 sub-exceptions): KeyError: 'x'; OSError: y",
+            ),
+        ),
         (RequestCancelled("so there"), False, Failed(499, "cancelled")),
         (Unreadable("cannot be read"), False, Failed(400, "cannot be read")),
         (ServiceError(422, "two numbers"), False, Failed(422, "two numbers", (b"",))),

@@ -1,12 +1,13 @@
 """`Services`: functions with types, declared as services."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from ...mdp.errors import SettingError
 from ...mdp.functions import name_of
+from ...mdp.spelling import spelling_hint
 from ..arguments import WorkerArguments
 from .lifespan import Lifespan, checked_lifespan
 from .middleware import Middleware
@@ -22,6 +23,14 @@ O = TypeVar("O")  # noqa: E741
 
 DEFAULT_BATCH_WAIT = 0.005
 """Seconds."""
+
+
+def _check_known(what: str, settings: Mapping[str, Any], others: Sequence[str]) -> None:
+    """Raise `TypeError` for a setting that is none, with the one that is probably meant."""
+    known = (*others, *ServiceSettings.__annotations__)
+    for name in settings:
+        if name not in known:
+            raise TypeError(f"{what} has no setting {name!r}: {spelling_hint(name, known)}")
 
 
 class Decorator(Protocol):
@@ -104,6 +113,7 @@ class Services:
         middleware: Sequence[Middleware] = (),
         **defaults: Unpack[ServiceSettings],
     ) -> None:
+        _check_known("Services", defaults, ("prefix", "lifespan", "middleware"))
         self.prefix = prefix
         self.lifespan = checked_lifespan(lifespan)
         self.middleware = list(middleware)
@@ -127,7 +137,7 @@ class Services:
     def service(self, name: str, **settings: Unpack[ServiceSettings]) -> Decorator: ...
     def service(
         self,
-        name: str,
+        name: Any = None,
         *,
         batch: int | None = None,
         batch_wait: float = DEFAULT_BATCH_WAIT,
@@ -153,7 +163,12 @@ class Services:
 
         Raises:
             SettingError: The function or a setting is invalid, or the name was declared before.
+            TypeError: There is no such setting.
         """
+        if not isinstance(name, str):
+            example = name_of(name).rpartition(".")[2] if callable(name) else "count"
+            raise SettingError(f'a service has a name: write @services.service("{example}") above its function')
+        _check_known("a service", settings, ("name", "batch", "batch_wait"))
 
         def declare(function: Callable[..., Any]) -> AnyOffered:
             if not callable(function):

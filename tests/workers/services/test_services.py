@@ -768,6 +768,24 @@ def test_what_cannot_be_a_service(function, settings, problem):
         Services().service("a", **settings)(function)
 
 
+def test_a_setting_that_is_misspelt():
+    for declare in (lambda: Services().service("x", retrys=3), lambda: Services(retrys=3)):
+        with pytest.raises(TypeError, match=r"has no setting 'retrys': did you mean retries\?"):
+            declare()
+
+
+def test_a_service_without_a_name():
+    def count(text: str) -> int:
+        return len(text)
+
+    services = Services()
+    with pytest.raises(SettingError, match=r'write @services\.service\("count"\) above its function'):
+        services.service(count)
+    with pytest.raises(SettingError, match=r'write @services\.service\("count"\)'):
+        services.service()
+    assert list(services) == []
+
+
 def test_a_batch_of_other_types():
     def function(values: int) -> list[int]:
         return [values]
