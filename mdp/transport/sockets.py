@@ -54,7 +54,7 @@ def end(context: Context) -> None:
     _open.discard(context)
 
 
-def new_socket(context: Context, kind: int) -> Socket:
+def new_socket(context: Context, kind: int) -> zmq.Socket[bytes]:  # not `Socket`: mypyc may not know what that is
     """Return a new socket of `context`.
 
     Raises `SettingError` if too few file descriptors are free, or the context has as many sockets as it may.
