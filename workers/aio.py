@@ -60,6 +60,7 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
 
     Raises:
         SettingError: A setting is invalid.
+        TypeError: There is no such setting.
     """
 
     default_concurrency = DEFAULT_CONCURRENCY

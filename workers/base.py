@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, Unpack
 from ..mdp import process, wire
 from ..mdp.errors import ClosedError, SettingError
 from ..mdp.functions import is_async, name_of
+from ..mdp.spelling import check_known
 from ..mdp.transport.sockets import Context, end, own_context
 from .arguments import WorkerArguments, WorkerSettings
 from .connection import ready_options
@@ -105,6 +106,7 @@ class BaseWorker(Generic[AnyHandler]):
         broker: str | Sequence[str] | None = None,
         **arguments: Unpack[WorkerArguments],
     ) -> None:
+        check_known("a worker", arguments, ("service", "handler", "broker", *WorkerArguments.__annotations__))
         self.service = wire.service_name(service)
         self.settings = WorkerSettings.of(broker, arguments, default_concurrency=self.default_concurrency)
         """Can be replaced until the worker is started, except for the codec."""

@@ -78,6 +78,7 @@ class Worker(BaseWorker[Handler]):
 
     Raises:
         SettingError: A setting is invalid.
+        TypeError: There is no such setting.
     """
 
     _asyncio = False

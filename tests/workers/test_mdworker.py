@@ -22,6 +22,7 @@ from zmdp.mdp import wire
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.workers import (
+    AsyncWorker,
     ClosedError,
     Request,
     RequestCancelled,
@@ -275,6 +276,14 @@ def test_the_guides_loop_without_a_thread(endpoint, monkeypatch):
     monkeypatch.undo()
     worker.stop()
     assert worker.wait(TIMEOUT_SECONDS)
+
+
+@pytest.mark.parametrize("kind", [Worker, AsyncWorker])
+def test_a_setting_that_is_misspelt(kind):
+    with pytest.raises(TypeError, match=r"a worker has no setting 'concurency': did you mean concurrency\?"):
+        kind("echo", concurency=3)
+    with pytest.raises(TypeError, match=r"a worker has no setting 'brokers': did you mean broker\?"):
+        kind("echo", brokers="tcp://127.0.0.1:5555")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """Servers that clients call directly, without a broker (FLP, C46): `FreelanceWorker` and `AsyncFreelanceWorker`."""
 
 import asyncio
-from typing import Any, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
 from ...mdp.access import Access
+from ...mdp.spelling import check_known
 from ...mdp.transport.sockets import checked_endpoint
 from ..aio import AsyncWorker
 from ..aio_handling import AsyncHandler
@@ -17,6 +18,7 @@ from .threads import ThreadedServer
 
 DEFAULT_SERVICE = "freelance"
 """The name that requests show to the handler, and that the log shows."""
+_OWN_ARGUMENTS: Final = ("endpoint", "handler", "bind", "service", "access", "insecure")
 
 
 class _FreelanceBase(BaseWorker[AnyHandler]):
@@ -33,6 +35,7 @@ class _FreelanceBase(BaseWorker[AnyHandler]):
         insecure: bool = False,
         **arguments: Unpack[HandlerArguments],
     ) -> None:
+        check_known("a Freelance worker", arguments, (*_OWN_ARGUMENTS, *HandlerArguments.__annotations__))
         self.endpoint = public_endpoint(endpoint)
         self.bind = self.endpoint if bind is None else checked_endpoint(bind)
         self.access = access
@@ -92,6 +95,7 @@ class FreelanceWorker(_FreelanceBase[Handler], Worker):
 
     Raises:
         SettingError: A setting is invalid.
+        TypeError: There is no such setting.
         BindError: It cannot listen, when it starts.
     """
 
@@ -120,6 +124,7 @@ class AsyncFreelanceWorker(_FreelanceBase[AsyncHandler], AsyncWorker):
 
     Raises:
         SettingError: A setting is invalid.
+        TypeError: There is no such setting.
         BindError: It cannot listen, when it starts.
     """
 

@@ -1,13 +1,13 @@
 """`Services`: functions with types, declared as services."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, overload
 
 from ...mdp.errors import SettingError
 from ...mdp.functions import name_of
-from ...mdp.spelling import spelling_hint
+from ...mdp.spelling import check_known
 from ..arguments import WorkerArguments
 from .lifespan import Lifespan, checked_lifespan
 from .middleware import Middleware
@@ -23,14 +23,6 @@ O = TypeVar("O")  # noqa: E741
 
 DEFAULT_BATCH_WAIT = 0.005
 """Seconds."""
-
-
-def _check_known(what: str, settings: Mapping[str, Any], others: Sequence[str]) -> None:
-    """Raise `TypeError` for a setting that is none, with the one that is probably meant."""
-    known = (*others, *ServiceSettings.__annotations__)
-    for name in settings:
-        if name not in known:
-            raise TypeError(f"{what} has no setting {name!r}: {spelling_hint(name, known)}")
 
 
 class Decorator(Protocol):
@@ -103,6 +95,9 @@ class Services:
             last one, in each process.  The mapping that it yields is `current_request().state`.
         middleware: Called around each request, the first outermost: see `zmdp.workers.services.middleware`.
         defaults: Settings of all services that do not have their own: see `ServiceSettings`.
+
+    Raises:
+        TypeError: There is no such setting.
     """
 
     def __init__(
@@ -113,7 +108,7 @@ class Services:
         middleware: Sequence[Middleware] = (),
         **defaults: Unpack[ServiceSettings],
     ) -> None:
-        _check_known("Services", defaults, ("prefix", "lifespan", "middleware"))
+        check_known("Services", defaults, ("prefix", "lifespan", "middleware", *ServiceSettings.__annotations__))
         self.prefix = prefix
         self.lifespan = checked_lifespan(lifespan)
         self.middleware = list(middleware)
@@ -168,7 +163,7 @@ class Services:
         if not isinstance(name, str):
             example = name_of(name).rpartition(".")[2] if callable(name) else "count"
             raise SettingError(f'a service has a name: write @services.service("{example}") above its function')
-        _check_known("a service", settings, ("name", "batch", "batch_wait"))
+        check_known("a service", settings, ("name", "batch", "batch_wait", *ServiceSettings.__annotations__))
 
         def declare(function: Callable[..., Any]) -> AnyOffered:
             if not callable(function):

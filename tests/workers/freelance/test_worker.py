@@ -278,6 +278,14 @@ def test_an_ipc_path_in_use(tmp_path):
         assert client.request(b"x") == [b"x"]
 
 
+@pytest.mark.parametrize("kind", [FreelanceWorker, AsyncFreelanceWorker])
+def test_a_setting_that_is_misspelt_or_another_workers(kind):
+    with pytest.raises(TypeError, match=r"a Freelance worker has no setting 'acess': did you mean access\?"):
+        kind("tcp://127.0.0.1:5555", acess=None)
+    with pytest.raises(TypeError, match="a Freelance worker has no setting 'liveness': known are endpoint, "):
+        kind("tcp://127.0.0.1:5555", liveness=3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "settings"),
     [
