@@ -24,6 +24,8 @@ class Retry:
     down) and the codes with which a handler fails, it may have been, so name them only for a request that may be
     executed twice.  Nothing is sent again after its time has passed (408), or once a part of a stream has arrived.
 
+    `Client(retries=)` multiplies that time; the `retries` of a service or a submission are Titanic's.
+
     Args:
         attempts: How often to send the request in all.
         codes: The codes of errors after which to send it again.

@@ -57,7 +57,7 @@ class Schedules:
             missed: What to do about occurrences that are over a minute late: `skip` them, submit one request for them
                 (`once`, the default), or submit `all`.
             priority: 0 to 9; 9 runs first (default: the service's, or 0).
-            retries: How often to retry if the handler fails (default: the service's, or 0).
+            retries: How often Titanic retries it if the handler fails (default: the service's, or 0).
             backoff: Pause in seconds before the first retry, doubled for each further one (default: the service's,
                 or 1).
             ttl: How long to keep the results, in seconds (default: the service's, or a week).

@@ -233,7 +233,9 @@ class SubmissionOptions(TypedDict, total=False):
     retries: Annotated[
         int | None,
         IntegerOption(
-            maximum=MAX_RETRIES, help="How often to retry the request if the service's handler fails.", default="0"
+            maximum=MAX_RETRIES,
+            help="How often Titanic retries the request if the service's handler fails.",
+            default="0",
         ),
     ]
     backoff: Annotated[

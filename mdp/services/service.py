@@ -24,7 +24,8 @@ class BaseService(Generic[In, Out]):
         request: Type of the value that it takes; None if it takes none.
         reply: Type of the value that it replies with, or of each part of a stream.
         codec: `"json"` or `"msgpack"`.
-        retries: Of a request that is submitted to Titanic: how often to execute it again if the handler fails.
+        retries: Of a request that is submitted to Titanic: how often Titanic retries it if the handler fails.  A call
+            by a client is not affected: see `Client(retries=)` and `Retry`.
         backoff: Seconds before the first of these retries.
         ttl: Seconds for which Titanic keeps the result.
         priority: Of the requests that wait at Titanic, those with the highest priority run first.
@@ -123,7 +124,8 @@ class Service(BaseService[In, Out]):
         request: Type of the value that it takes; None if it takes none.
         reply: Type of the value that it replies with.
         codec: `"json"` or `"msgpack"`.
-        retries: Of a request that is submitted to Titanic: how often to execute it again if the handler fails.
+        retries: Of a request that is submitted to Titanic: how often Titanic retries it if the handler fails.  A call
+            by a client is not affected: see `Client(retries=)` and `Retry`.
         backoff: Seconds before the first of these retries.
         ttl: Seconds for which Titanic keeps the result.
         priority: Of the requests that wait at Titanic, those with the highest priority run first.
@@ -146,7 +148,8 @@ class Streaming(BaseService[In, Out]):
         request: Type of the value that it takes; None if it takes none.
         reply: Type of each value of the stream.
         codec: `"json"` or `"msgpack"`.
-        retries: Of a request that is submitted to Titanic: how often to execute it again if the handler fails.
+        retries: Of a request that is submitted to Titanic: how often Titanic retries it if the handler fails.  A call
+            by a client is not affected: see `Client(retries=)` and `Retry`.
         backoff: Seconds before the first of these retries.
         ttl: Seconds for which Titanic keeps the result.
         priority: Of the requests that wait at Titanic, those with the highest priority run first.

@@ -19,7 +19,7 @@ _MAXIMA: Final[Mapping[str, float]] = {
 class SubmissionDefaults(TypedDict, total=False):
     """Options with which requests of a service are submitted to Titanic, unless the submission has its own.
 
-    `retries` says how often a request whose handler fails is executed again, and `backoff` how many seconds after;
+    `retries` says how often Titanic retries a request whose handler fails, and `backoff` how many seconds after;
     `ttl` for how many seconds the result is kept.  Of requests that wait, those with the highest `priority` are first.
     """
 
