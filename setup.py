@@ -12,6 +12,7 @@ import sys
 import tempfile
 from contextlib import chdir
 from pathlib import Path
+from sysconfig import get_config_var
 
 from setuptools import Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -106,8 +107,17 @@ def extensions() -> list[Extension]:
 def _continue_without(error: BaseException) -> None:
     """Say that nothing is compiled, unless the environment demands that everything is."""
     if PURE == "0":
+        error.add_note(_reason(error))
         raise error
-    print(f"zmdp: nothing is compiled, so it runs in pure Python: {error!r}", file=sys.stderr)
+    print(f"zmdp: nothing is compiled, so it runs in pure Python: {_reason(error)}", file=sys.stderr)
+
+
+def _reason(error: BaseException) -> str:
+    compiler, *_ = str(os.environ.get("CC") or get_config_var("CC") or "cc").split()
+    if os.name == "posix" and shutil.which(compiler) is None:
+        install = "install one (on Debian, `apt-get install gcc python3-dev`), and install zmdp again"
+        return f"there is no C compiler {compiler}: {install}"
+    return repr(error)
 
 
 def _check_compiler() -> None:

@@ -15,7 +15,7 @@ from ..mdp.logs import fields_of
 from ..mdp.tracing import current
 from ..mdp.transport.polling import add_reader, remove_reader
 from ..mdp.transport.sockets import Context
-from .aio_handling import EAGER, AsyncHandler, HandlerCalls, begin_task
+from .aio_handling import EAGER, AsyncHandler, HandlerCalls, HandlerTask, begin_task
 from .base import AsyncSource, BaseWorker
 from .blocking import BlockingWatch
 from .connection import FLUSH_SECONDS, SEND_RETRY_SECONDS, WorkerConnection
@@ -194,9 +194,9 @@ class _AsyncConnection(WorkerConnection):
         self._loop = loop
         self._contexts = RequestContexts()
         self._watch = BlockingWatch(loop, worker.service.decode(), name_of(handler))
-        self._running: dict[int, asyncio.Task[None]] = {}
+        self._running: dict[int, HandlerTask] = {}
         """The tasks of handlers that wait for something, by the id() of their requests."""
-        self._latest: tuple[asyncio.Task[None], Request] | None = None
+        self._latest: tuple[HandlerTask, Request] | None = None
         """The latest handler to begin, unless it has ended or is known to wait."""
         self._handlers_wait = False
         """Whether the latest handler had to wait."""
@@ -277,7 +277,7 @@ class _AsyncConnection(WorkerConnection):
     async def _handle_requests(self) -> None:
         """Handle requests, one after the other, until a handler has waited, none is left, or the turn is over."""
         until = time.monotonic() + MAX_TURN_SECONDS
-        task = cast("asyncio.Task[None]", asyncio.current_task())
+        task = cast("HandlerTask", asyncio.current_task())
         current.set(None)
         context = copy_context()
         while (request := self._next()) is not None:

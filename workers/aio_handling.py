@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextvars import Context as TaskContext
 from types import CoroutineType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from ..mdp import process
 from ..mdp.tracing import current, handling, opentelemetry_trace
@@ -20,18 +20,33 @@ EAGER: Final = sys.version_info >= (3, 12)
 """Whether tasks begin when they are made."""
 
 
-def begin_task(
-    work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: TaskContext
-) -> "asyncio.Task[None]":
+class HandlerTask(asyncio.Task[None]):
+    """A task that handles requests.  It knows whether its own handler has cancelled it."""
+
+    cancelled_itself = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Cancel it; asyncio and handlers call this."""
+        if asyncio.current_task() is self:
+            self.cancelled_itself = True
+        return super().cancel(msg)
+
+    def uncancel(self) -> int:
+        """Take a `cancel` back, as `asyncio.timeout` and task groups do."""
+        left = super().uncancel()
+        if not left:
+            self.cancelled_itself = False
+        return left
+
+
+def begin_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop, context: TaskContext) -> HandlerTask:
     """Return a task of the running `loop` that runs `work`.
 
     From Python 3.12 on, it has already begun, and ended if it did not wait for anything.
     """
     if sys.version_info >= (3, 12):  # mypy knows this, but not EAGER
-        task = asyncio.Task(work, loop=loop, context=context, eager_start=True)
-    else:
-        task = loop.create_task(work, context=context)
-    return task
+        return HandlerTask(work, loop=loop, context=context, eager_start=True)
+    return HandlerTask(work, loop=loop, context=context)
 
 
 class Holder(Protocol):
@@ -81,10 +96,12 @@ class HandlerCalls:
                     else:
                         outcome = await self._reply(result, request)
             except asyncio.CancelledError as error:
-                if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # this is a task
+                task = cast("HandlerTask", asyncio.current_task())
+                if task.cancelling() and not task.cancelled_itself:
                     self._holder.handled(request, None)
                     raise
-                outcome = failed(error, request)  # something that the handler awaited was cancelled, not the handler
+                # The handler has cancelled itself, as it would at another worker; or something that it awaited was.
+                outcome = failed(error, request)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises, even SystemExit, the worker goes on
                 end_if_forked(self._pid, request, error)
                 outcome = failed(error, request)

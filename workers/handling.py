@@ -3,6 +3,7 @@
 import logging
 import traceback
 from collections.abc import Sequence
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from ..mdp import tracing
@@ -17,6 +18,8 @@ Frame = bytes | bytearray | memoryview
 Frames = Frame | Sequence[Frame] | None
 """What a handler may yield or return: one frame, several (a list or tuple), or None for one empty frame."""
 
+MAX_CAUSES = 20
+"""Exceptions of a group that the client is told."""
 MAX_ERROR_CHARACTERS = 1000
 """Characters of an exception's text that are sent to the client."""
 
@@ -30,6 +33,10 @@ class Failed(NamedTuple):
     text: str
     detail: tuple[bytes, ...] = ()
 
+
+_NOT_RUN = {
+    CoroutineType: "a coroutine", GeneratorType: "a generator", AsyncGeneratorType: "an async generator",
+}  # fmt: skip
 
 Outcome = list[bytes] | Failed
 """The frames of a FINAL, or the failure of the request."""
@@ -94,13 +101,31 @@ class HandlerAdapter:
                 frame = result[0]
                 if type(frame) is bytes and len(frame) <= MAX_BODY:
                     return [frame]
+        check_result(result)
         if isinstance(result, Last):
             result = result.value
         return _checked(_frames(result) if self._coder is None else self._coder.encode(result))
 
 
+def check_result(result: object) -> None:
+    """Raise `HandlerError` if a handler has returned something that it should have run."""
+    if type(result) in _NOT_RUN:
+        if isinstance(result, CoroutineType):
+            result.close()  # else Python warns that it was never awaited
+        raise HandlerError(
+            f"a handler returned {_NOT_RUN[type(result)]} that was not run, as a plain function does that wraps one of "
+            "another kind: declare the wrapper as the kind that it wraps, such as an `async def` that awaits"
+        )
+
+
 def failed(error: BaseException, request: Request) -> Failed:
-    """Return what to report to the client for an exception.  Only the log gets the traceback."""
+    """Return what to report to the client for an exception.  Only the log gets the traceback.
+
+    A group with a single exception, as a TaskGroup raises it, stands for that one.
+    """
+    raised, causes = error, _causes(error)
+    if len(causes) == 1:
+        (error,) = causes
     if isinstance(error, ServiceError):
         problem = _problem(error)
         if problem is None:
@@ -116,16 +141,29 @@ def failed(error: BaseException, request: Request) -> Failed:
     if isinstance(error, Unreadable):
         log.info("%s: %s", request.service, error, extra=fields_of(request))
         return Failed(Code.MALFORMED, str(error))
-    log.error("%s: the handler failed", request.service, exc_info=error, extra=fields_of(request))
-    return Failed(Code.FAILED, _text_of(error)[:MAX_ERROR_CHARACTERS])
+    log.error("%s: the handler failed", request.service, exc_info=raised, extra=fields_of(request))
+    text = _text_of(error)
+    if causes[0] is not error:  # a group
+        text += ": " + "; ".join(map(_text_of, causes))
+    return Failed(Code.FAILED, text[:MAX_ERROR_CHARACTERS])
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return the first exceptions in a group, and in groups within it; without a group, `error` itself."""
+    found: list[BaseException] = []
+    left = [error]
+    while left and len(found) < MAX_CAUSES:
+        each = left.pop()
+        if isinstance(each, BaseExceptionGroup):
+            left += reversed(each.exceptions)
+        else:
+            found.append(each)
+    return found
 
 
 def _text_of(error: BaseException) -> str:
-    """Return the type and the text of an exception; of a group, such as a TaskGroup's, also of those in it."""
-    text = "".join(traceback.format_exception_only(error)).strip()
-    if isinstance(error, BaseExceptionGroup):
-        text += ": " + "; ".join(map(_text_of, error.exceptions))
-    return text
+    """Return the type and the text of an exception."""
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _problem(error: ServiceError) -> str | None:

@@ -130,9 +130,19 @@ def run(name: str, command: click.Command) -> NoReturn:
         _discard(sys.stdout)  # the reader of our output has gone
         sys.exit(EXIT_FAILED)
     except OSError as error:
+        if _current_directory_is_deleted():  # the error itself names no file
+            _fail(name, EXIT_FAILED, "the current directory has been deleted: change to one that exists")
         subject = error.filename or ("cannot write the output" if error.errno in CANNOT_WRITE else "")
         _fail(name, EXIT_FAILED, f"{subject}: {error.strerror or error}".removeprefix(": "))
     sys.exit(result if isinstance(result, int) else 0)
+
+
+def _current_directory_is_deleted() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _open_closed_streams() -> None:

@@ -3,12 +3,13 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support.processes import broker, eventually, process, run
+from support.processes import BIN, TIMEOUT_SECONDS, broker, eventually, process, run
 
 HERE = Path(__file__).parent
 
@@ -482,3 +483,20 @@ def test_mdworker_serves_a_coroutine_function_with_a_codec(endpoint, mdclient, m
     with process(*command, cwd=module) as worker:
         worker.line("count: serving at ")
         assert mdclient("stream", "--wait", "count", "2").stdout == b'0\n1\n{"counted":2}\n'
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["mdworker", "zmdp.workers.echo:worker"], ["titanic", "serve", "--db", "titanic.db"]],
+    ids=lambda each: each[0],
+)
+def test_a_directory_that_has_been_deleted(tmp_path, command):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    change = "import os, sys; os.rmdir(os.getcwd()); os.execv(sys.argv[1], sys.argv[1:])"
+    result = subprocess.run(
+        [sys.executable, "-c", change, str(BIN / command[0]), *command[1:]],
+        cwd=gone, capture_output=True, timeout=TIMEOUT_SECONDS, check=False,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert one_line(result) == f"{command[0]}: the current directory has been deleted: change to one that exists"

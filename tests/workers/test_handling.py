@@ -46,6 +46,31 @@ def test_what_a_handler_may_not_give(result):
         HandlerAdapter(None).frames(result)
 
 
+async def coroutine():
+    """Return nothing."""
+
+
+async def async_generator():
+    """Yield nothing."""
+    return
+    yield
+
+
+def generator():
+    """Yield nothing."""
+    yield from ()
+
+
+@pytest.mark.parametrize("codec", [None, "json"])
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [(coroutine, "a coroutine"), (async_generator, "an async generator"), (generator, "a generator")],
+)
+def test_what_a_plain_function_returns_that_wraps_another_kind(function, what, codec):
+    with pytest.raises(HandlerError, match=f"returned {what} that was not run"):
+        HandlerAdapter(codec).frames(function())
+
+
 @pytest.mark.parametrize("result", [b"x" * (MAX_BODY + 1), [b""] * (MAX_BODY_FRAMES + 1)], ids=["bytes", "frames"])
 def test_what_no_broker_takes(result):
     assert HandlerAdapter(None).frames(result[1:]) in ([result[1:]], result[1:])
@@ -111,9 +136,15 @@ def test_the_current_request_is_that_of_this_thread_and_block():
             False,
             Failed(
                 500,
-                "ExceptionGroup: two failed (2 sub-exceptions): ValueError: one; "
-                "ExceptionGroup: more (2 sub-exceptions): KeyError: 'x'; OSError: y",
+                "ExceptionGroup: two failed (2 sub-exceptions): ValueError: one; KeyError: 'x'; OSError: y",
             ),
+        ),
+        (ExceptionGroup("", [ExceptionGroup("", [ValueError("one")])]), False, Failed(500, "ValueError: one")),
+        (ExceptionGroup("in a task", [ServiceError(404, "none")]), False, Failed(404, "none", (b"",))),
+        (
+            ExceptionGroup("many", [ValueError()] * 10_000),
+            False,
+            Failed(500, "ExceptionGroup: many (10000 sub-exceptions): " + "; ".join(["ValueError"] * 20)),
         ),
         (RequestCancelled("so there"), False, Failed(499, "cancelled")),
         (Unreadable("cannot be read"), False, Failed(400, "cannot be read")),

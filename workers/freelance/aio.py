@@ -9,7 +9,7 @@ import zmq
 
 from ...mdp.transport.polling import add_reader, remove_reader
 from ...mdp.transport.sockets import Context
-from ..aio_handling import AsyncHandler, HandlerCalls
+from ..aio_handling import AsyncHandler, HandlerCalls, HandlerTask
 from ..contexts import RequestContexts
 from ..handling import HandlerAdapter, Outcome
 from ..request import Request
@@ -79,7 +79,7 @@ class AsyncServer(FreelanceServerConnection):
             self._end()
             return
         while (request := self.session.begin()) is not None:
-            task = self._loop.create_task(self._calls.handle(request), context=self._contexts.new())
+            task = HandlerTask(self._calls.handle(request), loop=self._loop, context=self._contexts.new())
             self._tasks.add(task)
             task.add_done_callback(partial(self._task_ended, request))
         if more:

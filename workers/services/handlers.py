@@ -6,7 +6,7 @@ from typing import Any
 from ...mdp.errors import CodecError, ServiceError
 from ...mdp.middleware import surrounded
 from ...mdp.services.misfit import Misfit
-from ..handling import Last, Unreadable
+from ..handling import Last, Unreadable, check_result
 from ..request import Request, State
 from .batching import Batcher
 from .middleware import CallNext, middleware_of
@@ -30,13 +30,17 @@ def handler_of(offered: AnyOffered, state: State) -> Callable[[Request], Any]:
 
         async def handle_async(request: Request) -> list[bytes]:
             request.state = state
-            return encode(await endpoint(request))
+            result = await endpoint(request)
+            check_result(result)
+            return encode(result)
 
         return handle_async
 
     def handle(request: Request) -> list[bytes]:
         request.state = state
-        return encode(endpoint(request))
+        result = endpoint(request)
+        check_result(result)
+        return encode(result)
 
     return handle
 

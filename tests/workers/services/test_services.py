@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 
 import pytest
 from support.processes import TIMEOUT_SECONDS, eventually
@@ -455,6 +455,28 @@ async def prepared_async():
     """Prepare, as above."""
     with prepared():
         yield {}
+
+
+def test_a_plain_wrapper_around_a_coroutine_function_is_told_what_to_do(connect):
+    services = Services()
+
+    async def inner(n: int) -> int:
+        return n
+
+    @services.service("plain")
+    @wraps(inner)
+    def plain(n):
+        return inner(n)
+
+    @services.service("asynchronous")
+    @wraps(inner)
+    async def asynchronous(n):
+        return await inner(n)
+
+    with connect(services) as client:
+        assert client.call(asynchronous, 1) == 1
+        with pytest.raises(ServiceError, match="a handler returned a coroutine that was not run, as a plain function"):
+            client.call(plain, 1)
 
 
 @pytest.mark.parametrize("lifespan", [prepared, prepared_async])
