@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Final, NamedTuple
 
@@ -60,6 +60,7 @@ class _Rooms(NamedTuple):
     acceptance: Acceptance
     maintenance: Maintenance
     scheduler: Scheduler
+    service_schedules: ServiceSchedules
     service: Service
 
 
@@ -77,7 +78,8 @@ class Server:
         ttl: Seconds to keep results of requests without a ttl of their own, or a `Retention`, which may differ by
             service and for failed requests; None keeps them until they are closed.
         schedules: The declared schedules (`store.declare_schedules`); None leaves them as they are.
-        service_schedules: Whether to take up the schedules that services declare.
+        service_schedules: Whether to take up the schedules that services declare; by default if Titanic has no key:
+            where everybody may submit requests, workers may do it so, too.
         drain_timeout: Seconds that `stop` waits for running requests, of callers and of services.
         heartbeat: Seconds between heartbeats.
         liveness: Silent heartbeat intervals after which the broker is considered dead.
@@ -101,7 +103,7 @@ class Server:
         max_deaths: int = DEFAULT_MAX_DEATHS,
         ttl: float | Retention | None = None,
         schedules: Sequence[Schedule] | None = None,
-        service_schedules: bool = False,
+        service_schedules: bool | None = None,
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
         liveness: int = 5,
@@ -129,7 +131,7 @@ class Server:
         self._max_per_service = max_waiting_per_service or -(-max_waiting // 2)
         self._max_deaths = max_deaths
         self._retention = retention
-        self._service_schedules = service_schedules
+        self._follows_services = keys is None if service_schedules is None else service_schedules
         self._drain_timeout = drain_timeout
         self._drain_until: float | None = None
         """When the drain must end, on the event loop's clock."""
@@ -207,7 +209,7 @@ class Server:
             ]
             running = (
                 rooms.maintenance.run(), rooms.discovery.run(), rooms.callers.watch(), rooms.scheduler.run(),
-                self._compare_databases(client), *self._declaring(client, database, rooms),
+                self._compare_databases(client), rooms.service_schedules.run(),
             )  # fmt: skip
             tasks = [asyncio.ensure_future(each) for each in running]
             ending.push_async_callback(_cancelled, tasks)
@@ -225,11 +227,6 @@ class Server:
             for each in done:
                 each.result()  # these tasks never end by themselves: raises the bug that ended one
 
-    def _declaring(self, client: AsyncClient, database: Database, rooms: _Rooms) -> list[Coroutine[Any, Any, None]]:
-        if not self._service_schedules:
-            return []
-        return [ServiceSchedules(client, database, rooms.dispatcher, rooms.discovery).run()]
-
     def _connect(self, client: AsyncClient, database: Database) -> _Rooms:
         lease = store.Lease(secrets.token_hex(8), self._lease)
         retries = RetryPolicy(
@@ -245,7 +242,8 @@ class Server:
         maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)
         service = Service(database, acceptance, backlog, dispatcher, callers, self.metrics)
         scheduler = Scheduler(database, acceptance, backlog)
-        return _Rooms(callers, dispatcher, discovery, acceptance, maintenance, scheduler, service)
+        declared = ServiceSchedules(client, database, dispatcher, discovery, follows=self._follows_services)
+        return _Rooms(callers, dispatcher, discovery, acceptance, maintenance, scheduler, declared, service)
 
     async def _compare_databases(self, client: AsyncClient) -> None:
         """Log an error while another Titanic at the broker uses another database.  Runs until cancelled."""

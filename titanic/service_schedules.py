@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -38,13 +39,19 @@ class ServiceSchedules:
         database: Has the schedules.
         dispatcher: Knows which services have workers.
         discovery: Knows whether the broker answers.
+        follows: Whether to keep them; otherwise they are looked for, and the log says that they are not followed.
     """
 
-    def __init__(self, client: AsyncClient, database: Database, dispatcher: Dispatcher, discovery: Discovery) -> None:
+    def __init__(
+        self, client: AsyncClient, database: Database, dispatcher: Dispatcher, discovery: Discovery, *, follows: bool
+    ) -> None:
         self._client = client
         self._database = database
         self._dispatcher = dispatcher
         self._discovery = discovery
+        self._follows = follows
+        self._told: set[str] = set()
+        """The services whose schedules are not followed, which has been logged."""
         self._ask_at: dict[str, float] = {}
         """When to ask next of each service that has workers, on the monotonic clock."""
         self._since = time.monotonic()
@@ -70,6 +77,9 @@ class ServiceSchedules:
                 pass  # its workers have just left
             except (SettingError, MalformedRequest) as error:
                 log.warning("ignored the schedule that workers of %s declare: %s", service, error)
+        if not self._follows:
+            self._tell(found)
+            return
         if not self._discovery.answered:
             self._since = now
         # If no Titanic or no broker ran for long, workers first get the time to say it again.
@@ -78,6 +88,14 @@ class ServiceSchedules:
             declared = store.Declared(found, self._database.clock.now(), forget)
             for problem in await self._database.writer.submit(store.declare_service_schedules, declared):
                 log.warning("%s", problem)
+
+    def _tell(self, found: Mapping[str, Schedule | None]) -> None:
+        self._told &= self._ask_at.keys()
+        for service, schedule in found.items():
+            if schedule is not None and service not in self._told:
+                self._told.add(service)
+                text = "workers of %s declare a schedule, which is not followed: `titanic serve --service-schedules`"
+                log.warning(text, service)
 
     def _read(self, service: str, about: About) -> Schedule | None:
         """Return the schedule that workers declare, or None.  Raises `SettingError` or `MalformedRequest`."""

@@ -34,6 +34,13 @@ def checked_schedule(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def shown(schedule: Mapping[str, Any]) -> str:
+    """Return when a schedule recurs, as in "every 300 s"."""
+    if "every" in schedule:
+        return f"every {schedule['every']:g} s"
+    return f"by cron {schedule['cron']!r} in {schedule.get('timezone', 'UTC')}"
+
+
 def _seconds(value: Any) -> float:
     """Return the seconds that a number or a text such as `5m` says."""
     if isinstance(value, int | float) and not isinstance(value, bool):

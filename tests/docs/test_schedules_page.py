@@ -28,7 +28,7 @@ def block(language, about=""):
 def endpoint(tmp_path):
     with broker() as (_, at):
         db = ("--db", str(tmp_path / "titanic.db"))
-        with process("titanic", "serve", "--service-schedules", "--broker", at, *db, *QUICK) as titanic:
+        with process("titanic", "serve", "--broker", at, *db, *QUICK) as titanic:
             titanic.line("titanic.schedule: serving")
             yield at
 

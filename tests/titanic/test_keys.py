@@ -1,10 +1,12 @@
 """Titanic and its callers with keys, at a broker that requires them."""
 
 import asyncio
+import logging
+import sqlite3
 
 import pytest
 from support.access import Folder
-from support.processes import TIMEOUT_SECONDS
+from support.processes import TIMEOUT_SECONDS, eventually
 from support.titanics import BEATS, LIMITS, serving
 
 from zmdp.clients import AsyncClient, Client, RequestRejected
@@ -50,3 +52,28 @@ def test_a_caller_whose_role_may_not_call_titanic(folder):
 def test_keys_that_cannot_be_used(folder):
     with pytest.raises(SettingError, match="add --broker-key"):
         Server(str(folder.path / "titanic.db"), key=folder.path / "titanic.key_secret")
+
+
+@pytest.mark.parametrize("told", [{}, {"service_schedules": True}], ids=["by default", "told to"])
+def test_what_workers_may_have_submitted_is_decided_where_roles_are(folder, caplog, told):
+    caplog.set_level(logging.WARNING)
+    db = str(folder.path / "titanic.db")
+
+    def schedules():
+        with sqlite3.connect(db) as connection:
+            return connection.execute("SELECT name FROM titanic_schedules").fetchall()
+
+    with folder.broker(limits=LIMITS) as broker:
+        endpoint = broker.endpoints[0]
+        about = {"schedule": {"every": 86400}}
+        with (
+            serving(endpoint, db, **folder.settings("titanic"), **told),
+            Worker("echo", list, broker=endpoint, about=about, **BEATS, **folder.settings("resizer")),
+        ):
+            if told:
+                eventually(lambda: schedules() == [("service:echo",)])
+            else:
+                eventually(
+                    lambda: any("echo declare a schedule, which is not followed" in each for each in caplog.messages)
+                )
+                assert schedules() == []

@@ -85,7 +85,7 @@ def test_a_titanic_takes_up_changes_and_drops_what_workers_declare(bench, url, c
     def rows():
         return [(row["name"], row["service"], row["every"], row["retries"], row["paused"]) for row in schedules.ls()]
 
-    with serving(bench.endpoint, url, service_schedules=True):
+    with serving(bench.endpoint, url):
         with Worker("sweep", sweep, broker=bench.endpoint, about=declared(every=1, retries=3).as_option(), **BEATS):
             eventually(lambda: len(called) >= 2)
             assert rows() == [("service:sweep", "sweep", 1.0, 3, False)]
@@ -100,15 +100,24 @@ def test_a_titanic_takes_up_changes_and_drops_what_workers_declare(bench, url, c
     assert len(keys) == len(set(keys)) >= 2
 
 
-def test_without_the_option_nothing_is_taken_up(bench, url, client):
+def test_what_is_not_taken_up_is_in_the_log(bench, url, client, caplog, monkeypatch):
+    monkeypatch.setattr(service_schedules, "REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(service_schedules, "INTERVAL_SECONDS", 0.01)
+    caplog.set_level(logging.WARNING)
+    told = "workers of sweep declare a schedule, which is not followed: `titanic serve --service-schedules`"
     asked = []
     about = declared(every=1).as_option()
-    with serving(bench.endpoint, url), Worker("sweep", asked.append, broker=bench.endpoint, about=about, **BEATS):
+    with (
+        serving(bench.endpoint, url, service_schedules=False),
+        Worker("sweep", asked.append, broker=bench.endpoint, about=about, **BEATS),
+    ):
         eventually(lambda: client.available("sweep"))
         assert client.describe("sweep").about.schedule == {"every": 1}
+        eventually(lambda: told in caplog.messages)
         Schedules(client).add("other", "sweep", every=1)
         eventually(lambda: asked)
         assert [row["name"] for row in Schedules(client).ls()] == ["other"]
+    assert caplog.messages.count(told) == 1
 
 
 def test_what_a_worker_says_is_checked(bench, url, client, caplog):
@@ -116,7 +125,7 @@ def test_what_a_worker_says_is_checked(bench, url, client, caplog):
     about = {"schedule": {"every": "often"}, "submission": {"retries": 10**9}}
     good = declared(every=86400).as_option()
     with (
-        serving(bench.endpoint, url, service_schedules=True),
+        serving(bench.endpoint, url),
         Worker("bad", lambda _: b"", broker=bench.endpoint, about=about, **BEATS),
         Worker("good", lambda _: b"", broker=bench.endpoint, about=good, **BEATS),
     ):
@@ -132,7 +141,7 @@ def test_what_cannot_be_read_changes_nothing(bench, url, client, caplog, monkeyp
     def rows():
         return [(row["name"], row["paused"]) for row in schedules.ls()]
 
-    with serving(bench.endpoint, url, service_schedules=True):
+    with serving(bench.endpoint, url):
         with Worker("sweep", lambda _: b"", broker=bench.endpoint, about=declared(every=60).as_option(), **BEATS):
             eventually(lambda: rows() == [("service:sweep", False)])
             schedules.pause("service:sweep")

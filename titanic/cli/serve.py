@@ -118,10 +118,13 @@ log = logging.getLogger("zmdp.titanic")
     help="Schedules in TOML: those in the database that came from such a file are made to match it.",
 )
 @click.option(
-    "--service-schedules",
-    is_flag=True,
-    help="Take up the schedules that services declare: @services.service(…, every=…). Any worker that may offer a "
-    "service can then have requests submitted to it.",
+    "--service-schedules/--no-service-schedules",
+    default=None,
+    help=with_default(
+        "Take up the schedules that services declare: @services.service(…, every=…). Any worker that may offer a "
+        "service can then have requests submitted to it.",
+        "unless Titanic has a key",
+    ),
 )
 @click.option(
     "--drain-timeout",

@@ -8,20 +8,21 @@ from ...mdp.services.type_parts import show
 from ..aio import AsyncWorker
 from ..services import ServicesWorker
 from ..services.offered import AnyOffered
-from .serving import AnyWorker, Offering
+from .serving import AnyWorker, Offering, scheduled
 
 TITLES = ("SERVICE", "REQUEST", "REPLY", "RUNS IN", "CONCURRENCY")
 
 
 def table(worker: Offering) -> str:
-    """Return a line for each service that a worker offers, under a line of titles."""
+    """Return a line for each service that a worker offers, under a line of titles, and for each schedule."""
     if isinstance(worker, ServicesWorker):
         rows = [_row(each, *_types(offered)) for each, offered in zip(worker.workers, worker.offered, strict=True)]
     else:
         body = worker.settings.codec or "frames"
         rows = [_row(worker, str(body), str(body))]
     widths = [max(map(len, column)) for column in zip(TITLES, *rows, strict=True)]
-    return "\n".join(_line(cells, widths) for cells in (TITLES, *rows))
+    schedules = scheduled(worker) if isinstance(worker, ServicesWorker) else []
+    return "\n".join([*(_line(cells, widths) for cells in (TITLES, *rows)), *schedules])
 
 
 def _row(worker: AnyWorker, request: str, reply: str) -> tuple[str, ...]:

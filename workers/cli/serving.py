@@ -12,6 +12,7 @@ from ...mdp.cli.console import EXIT_FAILED
 from ...mdp.cli.shutdown import Shutdown
 from ...mdp.errors import SettingError
 from ...mdp.logs import counted, enable_again, fields_of
+from ...mdp.services.schedule import shown
 from ..aio import AsyncWorker
 from ..freelance import AsyncFreelanceWorker, FreelanceWorker
 from ..mdworker import Worker
@@ -74,6 +75,12 @@ def described(worker: Offering) -> str:
     return f"{names}{more} at {brokers}{concurrency}"
 
 
+def scheduled(worker: ServicesWorker) -> list[str]:
+    """Return a line for each service that has a schedule, which no worker follows by itself."""
+    text = "{}: a Titanic is to submit a request {}; without one, nothing does"
+    return [text.format(each.name, shown(each.schedule)) for each in worker.offered if each.schedule]
+
+
 async def _serve_async(worker: AsyncWorker, started: str, watched: Watched) -> None:
     worker.start()
     log.info(started)
@@ -93,6 +100,8 @@ async def _serve_services(worker: ServicesWorker, started: str, watched: Watched
         return EXIT_FAILED
     enable_again()
     log.info(started)
+    for line in scheduled(worker):
+        log.info("%s", line)
     watched(notify.event_loop())
     try:
         await worker.wait()

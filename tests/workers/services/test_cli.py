@@ -123,6 +123,22 @@ def test_a_table_of_what_would_be_served():
     assert done.stdout.decode().splitlines()[1].split() == ["echo", "frames", "frames", "threads", "3"]
 
 
+def test_a_schedule_is_shown_because_no_worker_follows_it(tmp_path):
+    module = "from zmdp import Services\nservices = Services()\n"
+    module += "@services.service('cleanup', every='5m')\ndef cleanup() -> None: pass\n"
+    module += "@services.service('report', cron='30 2 * * *')\ndef report() -> None: pass\n"
+    (tmp_path / "timed.py").write_text(module)
+    lines = [
+        "cleanup: a Titanic is to submit a request every 300 s; without one, nothing does",
+        "report: a Titanic is to submit a request by cron '30 2 * * *' in UTC; without one, nothing does",
+    ]
+    done = run("mdworker", "timed:services", "--check", cwd=tmp_path)
+    assert done.stdout.decode().splitlines()[-2:] == lines
+    with broker() as (_, at), process("mdworker", "timed:services", "--broker", at, cwd=tmp_path) as worker:
+        for line in lines:
+            worker.line(line)
+
+
 def test_reload_without_watchfiles(tmp_path):
     (tmp_path / "watchfiles.py").write_text("raise ImportError")
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['watchfiles'] = None")
