@@ -287,9 +287,10 @@ class _Incoming:
         self._task = asyncio.current_task()
 
     def give_up(self) -> None:
-        """End the handler without a reply."""
+        """End the handler without a reply, so that another worker gets the request."""
         if self._task is not None:
-            self._task.cancel()
+            # Not within the task itself: for the worker, that would be a failure of the handler.
+            asyncio.get_running_loop().call_soon(self._task.cancel)
 
     def put(self, answer: Answer | Fail) -> None:
         self.answers.append(answer)
