@@ -69,8 +69,9 @@ class Client:
             just lost the first.  With X1 it also moves to the next when its broker drains, and returns to the first
             once that is back.
         timeout: Seconds that each attempt may take.
-        retries: Attempts after the first.  A request may take `timeout × (1 + retries)` seconds in all, and this limit
-            travels with it.
+        retries: Attempts after the first, when nothing answers.  A request may take `timeout × (1 + retries)` seconds
+            in all, and this limit travels with it.  After which errors it is sent again, `retry` says; how often
+            Titanic tries again what failed, the `retries` of a service or a submission.
         protocol: `"X1"` (docs/reference/x1.md), or `"0.2"` or `"0.1"` for brokers that do not speak it.
         envelope: With protocol 0.2, begin each message with an empty frame, as a ROUTER–DEALER proxy between client
             and broker requires.  X1 and 0.1 always do.
