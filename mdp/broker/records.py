@@ -293,9 +293,10 @@ class Worker(TimerNode):
         "about", "batch", "busy_seconds", "credit", "dialect", "done", "free", "gives_up", "header", "held", "host",
         "id", "key", "last_seen", "last_sent", "leaving", "misaddressed", "name", "oversized_reply_at", "pid", "pool",
         "pooled", "pooled_load", "role", "route", "service", "since", "suspects", "unreached_from", "version",
+        "warm",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - a record with many fields
         self,
         route: Route,
         header: bytes,
@@ -338,6 +339,9 @@ class Worker(TimerNode):
         """Why it will not finish what it holds, if its DISCONNECT says so."""
         self.batch: Any = None
         """The open batch of commands to it, which is sent at the end of the broker's turn."""
+        self.warm = False
+        """Whether it speaks X1 and the last request that it ended was answered with a FINAL: then it goes before others
+        that hold as many (C21)."""
         self.pool: Pool | None = None
         """The pool that it is in.  The schedule keeps this and the next three."""
         self.pooled_load = 0

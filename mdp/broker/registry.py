@@ -16,7 +16,7 @@ from collections import deque
 from typing import Any, Final
 
 from ..timers import Timers
-from ..wire import show, size_of
+from ..wire import WX1, show, size_of
 from .directory import Directory
 from .metrics import bucket_of
 from .records import (
@@ -217,14 +217,18 @@ class Registry:
             self.expiries.set(request, request.deadline)
         return attempt
 
-    def release(self, attempt: Attempt) -> None:
-        """Take a request from its worker.  Unless it is abandoned, it must be queued or dropped next."""
+    def release(self, attempt: Attempt, *, answered: bool = False) -> None:
+        """Take a request from its worker.  Unless it is abandoned, it must be queued or dropped next.
+
+        `answered` says that the worker has sent its FINAL.
+        """
         self._detach(attempt)
         worker = attempt.worker
         service = worker.service
         if isinstance(worker, Remote):
             service.schedule.update_remote(worker)
         else:
+            worker.warm = answered and worker.header == WX1
             service.schedule.update(worker)
         if not service.unsettled:
             self.directory.touch(service)

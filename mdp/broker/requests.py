@@ -181,7 +181,7 @@ class Requests:
                 self._outgoing.reply(request, False, command.body)
             return
         self._stats.replies += 1
-        self._registry.release(attempt)
+        self._registry.release(attempt, answered=True)
         worker = attempt.worker
         seconds = now - request.since
         worker.done += 1

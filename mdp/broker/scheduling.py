@@ -1,7 +1,10 @@
 """The dispatch policy of a service: which request goes to which worker.
 
 - Clients take turns; the requests of each stay in order (C20).
-- A request goes to the worker with the fewest outstanding requests; among those, to the least recently used (C21).
+- A request goes to the worker with the fewest outstanding requests.  Among those, the warm ones come first, the most
+  recently used before the others: an X1 worker is warm if the last request that it ended was answered with a FINAL.
+  Then come those that have failed, have done nothing yet, or speak another protocol: the least recently used first
+  (C21).
 - If no local worker has credit, the request is passed on to another broker that can reach one: over the fewest links,
   and among those, to where most credit is free (C44).
 - A request whose worker died is a *suspect*.  Suspects go first, and a worker holds at most one: if a request kills its
@@ -167,10 +170,13 @@ class Pool:
         """Bit mask of the groups in which there are workers."""
 
     def add(self, worker: Worker, load: int) -> None:
-        """Add a worker that holds `load` requests after all others that hold as many."""
+        """Add a worker that holds `load` requests: before all others that hold as many if it is warm, else after."""
         if len(self._lists) <= load:
             self._grow(load)
-        self._lists[load].append(worker)
+        if worker.warm:
+            self._lists[load].prepend(worker)
+        else:
+            self._lists[load].append(worker)
         group = load >> GROUP_BITS
         self._loads[group] |= 1 << (load & GROUP_MASK)
         self._groups |= 1 << group
@@ -193,7 +199,7 @@ class Pool:
         self.size -= 1
 
     def least(self) -> Worker | None:
-        """Return the least recently used of the workers that hold the fewest requests."""
+        """Return the first of the workers that hold the fewest requests."""
         if not self._groups:
             return None
         group = _lowest(self._groups)
@@ -228,7 +234,7 @@ class Schedule:
         self._without_suspect = Pool()
         self._with_suspect = Pool()
         self._pooled = 0
-        """Counts how often a worker was added to a pool, to tell which of two was used less recently."""
+        """Counts how often a worker was added to a pool, to tell which of two was used more recently."""
 
     @property
     def room(self) -> int:
@@ -338,7 +344,9 @@ class Schedule:
             return other if without is None else without
         if without.load != other.load:
             return without if without.load < other.load else other
-        return without if without.pooled < other.pooled else other  # the less recently used one (C21)
+        if without.warm != other.warm:
+            return without if without.warm else other
+        return without if (without.pooled > other.pooled) is without.warm else other  # C21
 
     def idle_worker(self) -> Worker | None:
         """Return a worker with free credit that holds no request, or None."""

@@ -1,9 +1,9 @@
-"""Who waits and who is next: queues and expiry (C12), fair turns (C20), workers least recently used first (C21)."""
+"""Who waits and who is next: queues and expiry (C12), fair turns (C20), which worker is next (C21)."""
 
 import time
 from collections.abc import Callable
 
-from support.peers import Bench
+from support.peers import Bench, X1Worker
 
 Start = Callable[..., Bench]
 
@@ -77,3 +77,22 @@ def test_c21_the_worker_that_was_idle_longest_is_next(bench: Bench) -> None:
     third.work(b"")
     first.nothing()
     second.nothing()
+
+
+def test_c21_a_warm_worker_is_next_and_one_that_has_failed_is_not(bench: Bench) -> None:
+    # C21
+    client = bench.x1_client()
+    first, second = bench.x1_worker(b"echo"), bench.x1_worker(b"echo")
+
+    def ask(worker: X1Worker) -> bytes:
+        client.request(b"echo", b"")
+        return worker.work(b"")
+
+    for _ in range(3):
+        first.final(ask(first), b"")
+        client.final(b"echo", b"")
+    first.error(ask(first), b"500", b"no")
+    client.error(b"500")
+    for _ in range(3):
+        second.final(ask(second), b"")
+        client.final(b"echo", b"")

@@ -133,6 +133,8 @@ class Seat:
     role: str = ""
     held: dict[int, Held] = field(default_factory=dict)
     leaving: bool = False
+    warm: bool = False
+    """It speaks X1, and the last request that it ended was answered with a FINAL."""
     unreached_from: int = -1
     """The first turn of which it has received nothing; -1 if it is connected."""
 
@@ -596,7 +598,7 @@ class Ledger:
         seat, ticket = found
         if command.final:
             self.stats.replies += 1
-            self._done(seat, ticket)
+            self._done(seat, ticket, answered=True)
             self._events["FINAL of an abandoned request goes nowhere"] += ticket.over
         else:
             self.stats.partials += 1
@@ -684,10 +686,11 @@ class Ledger:
         seat.last_sent = now
         self._changed(seat)
 
-    def _done(self, seat: Seat, ticket: Ticket) -> None:
+    def _done(self, seat: Seat, ticket: Ticket, *, answered: bool = False) -> None:
         """A worker is done with a request."""
         del seat.held[ticket.address]
         ticket.seat = None
+        seat.warm = answered and seat.x1
         self._changed(seat)
 
     def _changed(self, seat: Seat) -> None:

@@ -38,8 +38,16 @@ def no_turns(queue: FairQueue) -> Any:
     return request
 
 
+def oldest_first(pool: Pool, worker: Any, load: int, add: Any = Pool.add) -> None:
+    """Of workers with the same load the one that was used least recently is next."""
+    add(pool, worker, load)
+    line = pool._lists[load]
+    line.remove(worker)
+    line.append(worker)
+
+
 def newest_first(pool: Pool, worker: Any, load: int, add: Any = Pool.add) -> None:
-    """Of workers with the same load the one that was used last is next."""
+    """Of workers with the same load the one that was used last is next, even if it has failed."""
     add(pool, worker, load)
     line = pool._lists[load]
     line.remove(worker)
@@ -437,6 +445,7 @@ def impolite(connection: BrokerConnection, call: Any, now: float, add: Any = Bro
 MUTANTS = [
     (FairQueue, "prepend", FairQueue.append, "it was the turn of"),
     (FairQueue, "take", no_turns, "C20"),
+    (Pool, "add", oldest_first, "C21"),
     (Pool, "add", newest_first, "C21"),
     (Pool, "least", most_loaded, "C21"),
     (Schedule, "next_pair", suspects_together, "a second suspect"),
@@ -499,7 +508,7 @@ MUTANTS = [
 
 FIRST_SEEDS = {
     answer_slow_readers: 5, any_client: 13, anyone: 5, forget_unbegun: 36, give_up_proxies: 5, never_give_up: 16,
-    one_worker: 17, repeat_stream: 254, restream_x1: 6, secretive: 6, trusting: 47,
+    old_address: 1, one_worker: 17, repeat_stream: 254, restream_x1: 6, secretive: 6, trusting: 47,
 }  # fmt: skip
 """The first seed that finds each of those that few seeds find.  If it no longer does, the search only takes longer."""
 

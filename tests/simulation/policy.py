@@ -95,12 +95,17 @@ class _Desk:
         self.suspects = seat.suspects
         self.changed = seat.changed
 
+    def place(self) -> tuple[int, bool, int]:
+        """Return what comes first (C21)."""
+        return self.load, not self.seat.warm, -self.changed if self.seat.warm else self.changed
+
 
 def plan(waiting: Waiting, seats: Sequence[Seat], now: float) -> list[Step]:
     """Dispatch requests from `waiting` while `seats` have credit; the others remain.
 
     Suspects go first, and never to a worker that has one.  Of the workers that have free credit, the one with the
-        fewest requests is chosen, then the one at which nothing has changed for longest.
+    fewest requests is chosen; then the warm one at which something has changed last, or else the one at which nothing
+    has changed for longest.
     """
     desks = [_Desk(seat) for seat in seats]
     latest = max((desk.changed for desk in desks), default=0)
@@ -117,7 +122,7 @@ def plan(waiting: Waiting, seats: Sequence[Seat], now: float) -> list[Step]:
         if now >= ticket.deadline:
             steps.append((ticket, None))
             continue
-        desk = min(choice, key=lambda desk: (desk.load, desk.changed))
+        desk = min(choice, key=_Desk.place)
         latest += 1
         desk.load, desk.suspects, desk.changed = desk.load + 1, desk.suspects + bool(ticket.deaths), latest
         steps.append((ticket, desk.seat))

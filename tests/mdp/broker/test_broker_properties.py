@@ -127,6 +127,10 @@ def check_books(broker):
 
 def check_schedule(service):
     """Every worker with free credit is where it is looked for, and no request waits that one of them could take."""
+
+    def place(worker):  # C21
+        return not worker.warm, -worker.pooled if worker.warm else worker.pooled
+
     schedule = service.schedule
     assert all(request.attempts for request in queued(schedule.suspects))
     assert not any(request.attempts for request in queued(schedule.queue))
@@ -155,7 +159,7 @@ def check_schedule(service):
         assert found == sum(1 << load for load in lines)
         assert pool._groups == sum(1 << group for group, mask in enumerate(pool._loads) if mask)
         assert {worker: load for load, line in lines.items() for worker in line} == {w: w.load for w in members}
-        assert all(line == sorted(line, key=lambda worker: worker.pooled) for line in lines.values())
+        assert all(line == sorted(line, key=place) for line in lines.values())
     assert not (schedule.queue.size and capacity), "a worker has credit while a request waits"
     clean = pools[schedule._without_suspect]
     assert not (schedule.suspects.size and clean), "a worker has credit while a suspect waits"
@@ -395,6 +399,7 @@ class Hired:
     seen: float
     sent: float
     used: int = 0
+    warm: bool = False
     leaving: bool = False
     held: dict[int, Asked] = field(default_factory=dict)
 
@@ -639,11 +644,16 @@ class BrokerMachine(RuleBasedStateMachine):
         return asked
 
     def choose(self, service, *, suspect):
-        """C21: fewest outstanding, then least recently used; C17: one suspect each."""
+        """C21: fewest outstanding, then warm and most recently used, or else least; C17: one suspect each."""
+
+        def place(worker):
+            hired = self.hired[worker]
+            return len(hired.held), not hired.warm, -hired.used if hired.warm else hired.used
+
         free = [worker for worker in self.staff(service) if self.hired[worker].free]
         if suspect:
             free = [worker for worker in free if not self.hired[worker].suspicious]
-        return min(free, key=lambda worker: (len(self.hired[worker].held), self.hired[worker].used), default=None)
+        return min(free, key=place, default=None)
 
     def settle(self, service):
         """Dispatch what can be dispatched."""
@@ -1106,6 +1116,7 @@ class BrokerMachine(RuleBasedStateMachine):
         elif what == "PARTIAL":
             self.on_partial(asked, said)
         else:
+            hired.warm = what == "FINAL" and worker.header == WX1
             self.release(worker, asked)
             if not asked.abandoned:
                 self.on_end(what, asked, said)

@@ -133,6 +133,18 @@ def test_the_worker_that_holds_the_fewest_comes_first(crowd):  # C21
     assert pool.least() is None
 
 
+def test_among_warm_workers_that_hold_as_many_the_last_that_came(crowd):  # C21
+    pool = Pool()
+    workers = [crowd.worker(2, load=1) for _ in range(4)]
+    for worker in workers[:3]:
+        worker.warm = True
+        pool.add(worker, 1)
+    pool.add(workers[3], 1)
+    for worker in (*reversed(workers[:3]), workers[3]):
+        assert pool.least() is worker
+        pool.remove(worker, 1)
+
+
 def test_among_those_that_hold_as_many_the_first_that_came(crowd):  # C21
     pool = Pool()
     workers = [crowd.worker(2, load=1) for _ in range(3)]
@@ -202,12 +214,24 @@ def test_a_request_takes_the_least_loaded_worker_whether_that_holds_a_suspect_or
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_with_equal_loads_the_least_recently_used(crowd, first):  # C21
+@pytest.mark.parametrize("warm", [False, True])
+def test_with_equal_loads_the_least_recently_used_or_if_they_are_warm_the_most(crowd, first, warm):  # C21
     schedule = Schedule()
     workers = [crowd.worker(9, load=1), crowd.worker(9, load=1, suspects=1)]
-    schedule.update(workers[first])
-    schedule.update(workers[1 - first])
-    assert schedule.next_worker() is workers[first]
+    for worker in (workers[first], workers[1 - first]):
+        worker.warm = warm
+        schedule.update(worker)
+    assert schedule.next_worker() is workers[1 - first if warm else first]
+
+
+@pytest.mark.parametrize("suspects", [0, 1])
+def test_a_warm_worker_goes_before_one_that_has_failed(crowd, suspects):  # C21
+    schedule = Schedule()
+    warm, failed = crowd.worker(9, load=1), crowd.worker(9, load=1, suspects=suspects)
+    warm.warm = True
+    for worker in (failed, warm, failed):
+        schedule.update(worker)
+        assert schedule.next_worker() is (warm if warm.pool else failed)
 
 
 def test_if_all_hold_a_suspect_a_request_takes_one_of_them(crowd):
