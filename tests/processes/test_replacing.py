@@ -1,5 +1,6 @@
 """Worker processes that are replaced while they serve: no call fails, and there is always a worker."""
 
+import json
 import os
 import signal
 import subprocess
@@ -59,8 +60,8 @@ def processes_of(client, wanted):
     """Wait until so many processes serve; return their pids."""
 
     def pids():
-        found = {client.call("version", number)[1] for number in range(20)}
-        return found if len(found) == wanted else None
+        workers = json.loads(client.request("mmi.workers", b"version")[0])["workers"]
+        return {each["pid"] for each in workers} if len(workers) == wanted else None
 
     return eventually(pids)
 
