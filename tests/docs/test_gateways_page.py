@@ -1,6 +1,5 @@
 """The examples of the page about gateways: commands, programs, and JavaScript in a real browser."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -14,18 +13,15 @@ from pathlib import Path
 
 import pytest
 from support import browser as browsers
-from support.http_gateways import TITANIC, await_services, http_gateway, websocket_url
+from support.http_gateways import TITANIC, await_services, http_gateway
 from support.offered import offered
 from support.pages import blocks, need_curl
 from support.processes import TIMEOUT_SECONDS, broker, process
 
 from zmdp import Services
-from zmdp.clients.gateways.http import access, cli, websocket
+from zmdp.clients.gateways.http import access, cli
 from zmdp.clients.gateways.http.problems import SERVICE_ERROR
-from zmdp.mdp.http.frames import MAX_FRAGMENTS
-from zmdp.mdp.http.limits import ConnectionLimits
 from zmdp.mdp.http.problems import KINDS, TYPE_BASE
-from zmdp.mdp.tokens import new_token
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]
@@ -109,38 +105,22 @@ def check(command, printed, given, folder):
 
 @pytest.mark.skipif(browsers.PROGRAM is None, reason="needs the browser Chromium: apt-get install chromium")
 def test_the_programs_in_javascript(endpoint, tmp_path):
-    with_fetch, over_websocket, with_token = blocks(PAGE, "js")
-    (received,) = blocks(PAGE, "json")
+    (with_fetch,) = blocks(PAGE, "js")
     handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(tmp_path))) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         origin = f"http://127.0.0.1:{server.server_port}"
-        token, digest = new_token()
-        rules = access.parse(f'[roles.shop]\ntokens = ["{digest}"]', tmp_path)
         try:
             with (
                 http_gateway(endpoint, allow_origins=(origin,)) as gateway,
-                http_gateway(endpoint, allow_origins=(origin,), access=rules) as guarded,
                 browsers.browser(tmp_path / "browser") as page,
             ):
                 page.open(origin + "/")
 
-                def run(program):
-                    for shown, real in ((URL, gateway.url), (URL.replace("http", "ws"), websocket_url(gateway)[:-3])):
-                        program = program.replace(shown, real)
-                    return page.evaluate(f"(async () => {{ {program} }})()")
-
                 (stream,) = [printed for command, printed in sessions() if "event-stream" in command]
-                assert run(with_fetch) == stream
-                assert run(over_websocket) == json.loads(received)
-                opened = with_token.replace("wss://gateway.example/ws", websocket_url(guarded))
-                for which, expected in ((token, "open"), ("wrong", "error")):
-                    assert expected == run(
-                        f"""const token = "{which}"; const socket = {opened}
-                        return await new Promise((tell) => {{
-                          socket.onopen = () => tell("open"); socket.onerror = () => tell("error"); }});"""
-                    )
+                program = with_fetch.replace(URL, gateway.url)
+                assert page.evaluate(f"(async () => {{ {program} }})()") == stream
         finally:
             server.shutdown()
             thread.join()
@@ -167,11 +147,3 @@ def test_the_access_file_of_the_page_is_valid(tmp_path):
     (text,) = blocks(PAGE, "toml")
     caller = access.parse(text, tmp_path).roles["shop"]
     assert caller.may_call(b"spark.sql")
-
-
-def test_the_names_in_the_section_about_websockets():
-    assert f"`{websocket.PATH}`" in PAGE
-    assert f"{websocket.MAX_OUTSTANDING} requests are outstanding" in " ".join(PAGE.split())
-    assert ConnectionLimits.ping_interval == 20
-    assert f"more than {MAX_FRAGMENTS} fragments" in " ".join(PAGE.split())
-    assert f"`{websocket.TOKEN_PREFIX}${{token}}`" in PAGE

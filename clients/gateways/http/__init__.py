@@ -11,7 +11,6 @@ gateway is for; everything else is a route of Starlette.
     stream.py         replies as server-sent events
     jobs.py           requests that Titanic stores
     openapi.py        the OpenAPI document
-    websocket*.py     many requests over one WebSocket
     server.py         runs the gateway; the HTTP server itself is mdp/http
     settings.py       the settings; cli.py has an option for each
 """

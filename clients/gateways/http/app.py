@@ -20,7 +20,7 @@ from ....mdp.services import About
 from ...call import Call, Outcome
 from ...reply import Reply
 from ...values import encoded
-from . import jobs, openapi, stream, websocket
+from . import jobs, openapi, stream
 from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import problem_of
 from .request_body import Disconnected, read_body
@@ -64,9 +64,6 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            await self._routes(scope, receive, send)
-            return
         if scope["raw_path"].startswith(PREFIX):
             await self._call(scope, receive, send)
         else:
@@ -269,7 +266,7 @@ async def _ignore(request: Request, error: Exception) -> Response:
 
 def application(gateway: Gateway) -> Any:
     """Return the application with the routes of all modules."""
-    found = Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway), *websocket.routes(gateway)])
+    found = Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway)])
     if not gateway.settings.allow_origins:
         return found
     return CORSMiddleware(  # what browsers require of responses to pages of other origins

@@ -23,7 +23,6 @@ from .problems import SERVICE_ERROR
 from .schemas import Components
 from .service_list import list_services
 from .translation import JSON_LINES
-from .websocket import PATH as WEBSOCKET_PATH
 
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>mdp-gateway</title>
@@ -100,9 +99,6 @@ def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
                 "Check whether requests can be answered",
                 {"200": _json("They can"), "503": _json("They cannot, for these reasons")},
             )
-        },
-        WEBSOCKET_PATH: {
-            "get": _operation("Open a WebSocket, which carries many requests", {"101": {"description": "It is open"}})
         },
         "/jobs/{uuid}": {
             "parameters": [_parameter("path", "uuid", "UUID of the job", {"type": "string"}, required=True)],

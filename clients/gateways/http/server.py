@@ -25,9 +25,7 @@ log = logging.getLogger("zmdp.gateway")
 
 def gateway_server(gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None) -> Server:
     """Return the server of a gateway."""
-    return Server(
-        application(gateway), gateway.settings, listener, tls, name="the gateway", owner=gateway, drain=gateway.drain
-    )
+    return Server(application(gateway), gateway.settings, listener, tls, name="the gateway", owner=gateway)
 
 
 def reload(gateway: Gateway) -> None:

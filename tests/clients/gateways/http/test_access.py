@@ -1,6 +1,5 @@
 """Who may call what: the access file, tokens, certificates, and the broker's roles."""
 
-import asyncio
 import hashlib
 import re
 import ssl
@@ -12,8 +11,6 @@ import pytest
 from support.access import Folder
 from support.gateways import Services, running_gateway, running_services
 from support.processes import TIMEOUT_SECONDS, eventually
-from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
 
 from zmdp.clients import Client
 from zmdp.clients.gateways.http.access import Caller, load, parse
@@ -283,23 +280,6 @@ class TestTls:
         with tls() as http:
             assert http.post("/services/echo").status_code == 401
             assert http.post("/services/echo", headers=bearer()).status_code == 200
-
-    def test_a_websocket(self, tls, certificates):
-        trust = ssl.create_default_context(cafile=certificates / "ca.pem")
-        with tls() as http:
-            url = str(http.base_url.join("/ws")).replace("https", "wss", 1)
-
-        async def visit():  # with asyncio, because OpenSSL's connections are not made for two threads at once
-            connected = partial(connect, url, ssl=trust, open_timeout=TIMEOUT_SECONDS)
-            with pytest.raises(InvalidStatus, match="401"):
-                await connected()
-            trust.load_cert_chain(certificates / "shop.pem", certificates / "shop.key")
-            async with asyncio.timeout(TIMEOUT_SECONDS), connected() as websocket:
-                for service, expected in (("echo", '{"id":1,"final":"x"}'), ("fail", "#not-allowed")):
-                    await websocket.send(f'{{"id":1,"service":"{service}","body":"x"}}')
-                    assert expected in await websocket.recv()
-
-        asyncio.run(visit())
 
     def test_a_certificate_without_a_role(self, tls):
         with tls("stranger") as http:

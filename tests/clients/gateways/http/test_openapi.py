@@ -40,7 +40,7 @@ def test_the_document_names_the_services_that_exist(endpoint):
         assert answer.content == b"hi"
         found = httpx.get(gateway.url + "/openapi.json", timeout=TIMEOUT_SECONDS).json()
         OpenAPIV31SpecValidator(found).validate()
-        assert {"/services/a%2Fb%20c", "/jobs/a%2Fb%20c", "/jobs/{uuid}", "/ws"} <= found["paths"].keys()
+        assert {"/services/a%2Fb%20c", "/jobs/a%2Fb%20c", "/jobs/{uuid}"} <= found["paths"].keys()
         assert "/services/echo" not in found["paths"]
         parameters = found["paths"]["/jobs/a%2Fb%20c"]["post"]["parameters"]
         assert {each["name"] for each in parameters if each["in"] == "query"} == QUERY.keys()
