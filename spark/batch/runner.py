@@ -7,8 +7,8 @@ The PARTIALs of a request report events, each as one frame of JSON:
     {"event": "progress", "job": id, "seconds": s, "stages": n, "stages_done": n, "tasks": n, …}
     {"event": "yielded", "job": id, "value": …}              from a job that is a generator
 
-Its FINAL is the result (`results.py`).  When a request is cancelled, by its caller, by its deadline or because the
-caller disconnects, its Spark jobs are cancelled too.
+Its FINAL is the result (`results.py`), in the type that the caller accepts (`media.py`).  When a request is cancelled,
+by its caller, by its deadline or because the caller disconnects, its Spark jobs are cancelled too.
 """
 
 import json
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -29,6 +29,7 @@ from .execution import execute
 from .failures import failure, gave_up, lost_error, python_traceback
 from .history import History
 from .jobs import UNPROCESSABLE, JobCall, Query
+from .media import MEDIA_TYPES, media_type_of, rendered
 from .offer import Offer
 from .progress import Progress, spark_ui
 from .results import Results, plain
@@ -65,6 +66,9 @@ class JobRunner:
 
     def run(self, request: Request, spec: Query | JobCall, offer: Offer) -> Generator[bytes, None, list[bytes]]:
         """Yield the PARTIALs of a request and return the frames of its FINAL."""
+        kind = media_type_of(request)
+        if kind is not None:
+            spec = replace(spec, format=MEDIA_TYPES[kind])
         request_id = request.headers.get(REQUEST_ID, "")
         losses, reported = self._history.losses(request_id, request.user, spec.text)
         if losses >= MAX_LOSSES:
@@ -77,8 +81,8 @@ class JobRunner:
             work = partial(execute, offer, self._results, offer.catalogue.role_of(request))
             job = Job(spec, request.user, session, work)
             self.running.add(job)
-            kind = "sql" if isinstance(spec, Query) else "job"
-            self._history.begin(job.id, user=job.owner, service=kind, what=spec.text, request_id=request_id)
+            service = "sql" if isinstance(spec, Query) else "job"
+            self._history.begin(job.id, user=job.owner, service=service, what=spec.text, request_id=request_id)
             log.info("job %s%s: %s", job.id, f" of {job.owner}" if job.owner else "", job.title)
             job.start()
             try:
@@ -93,7 +97,8 @@ class JobRunner:
                 raise gave_up(losses + 1, str(error))
             if error is not None:
                 raise error
-            return job.outcome if isinstance(job.outcome, list) else []
+            result = job.outcome if isinstance(job.outcome, list) else []
+            return rendered(kind, result) if kind is not None and result else result
 
     def _acquire_session(self) -> JobSession | None:
         try:

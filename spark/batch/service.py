@@ -19,6 +19,7 @@ from ..control import control_service
 from .fetching import handle
 from .history import History
 from .jobs import describe_job, parse_call, parse_query, unprocessable
+from .media import ABOUT
 from .offer import Offer
 from .progress import spark_ui
 from .results import Results
@@ -64,16 +65,16 @@ class Batch:
         self._history = History(None, settings.name) if history is None else history
         self._runner = JobRunner(settings.name, pool, results, self._history)
         handlers = {
-            f"{settings.prefix}.sql": self.sql,
-            f"{settings.prefix}.job": self.job,
-            FETCH_PREFIX + settings.name: self.fetch,
+            f"{settings.prefix}.sql": (self.sql, ABOUT),
+            f"{settings.prefix}.job": (self.job, ABOUT),
+            FETCH_PREFIX + settings.name: (self.fetch, None),
         }
         self._workers = [
             Worker(
                 service, handler, broker=settings.broker, concurrency=settings.concurrency,
-                heartbeat=settings.heartbeat, liveness=settings.liveness, key=settings.keys,
+                heartbeat=settings.heartbeat, liveness=settings.liveness, key=settings.keys, about=about,
             )
-            for service, handler in handlers.items()
+            for service, (handler, about) in handlers.items()
         ]  # fmt: skip
         operations = {
             "status": self._status,

@@ -8,7 +8,9 @@ gateway is for; everything else is a route of Starlette.
     access.py         tokens and certificates ↔ roles; token_cli.py makes tokens
     gateway.py        what all parts share: who calls, and how much may be outstanding
     app.py            POST /services/NAME, and the routes
-    stream.py         replies as server-sent events
+    accept.py         which type a reply has
+    stream.py         replies as server-sent events, or as lines of JSON
+    rows.py           streams of values as a JSON array or CSV
     jobs.py           requests that Titanic stores
     openapi.py        the OpenAPI document
     server.py         runs the gateway; the HTTP server itself is mdp/http

@@ -52,6 +52,11 @@ def refused(function, *arguments):
         ([b"SELECT 1", b"{}"], Query("SELECT 1")),
         ([b"SELECT ?", b'{"format": "arrow", "args": [1]}'], Query("SELECT ?", "arrow", [1])),
         ([b"SELECT :n", b'{"args": {"n": 1}}'], Query("SELECT :n", "json", {"n": 1})),
+        ([b'{"query": "SELECT 1"}'], Query("SELECT 1")),
+        (
+            [b' {"query": "SELECT \\u00fc, :n;", "args": {"n": 0.10}, "format": "arrow"}'],
+            Query("SELECT ü, :n", "arrow", {"n": 0.1}),
+        ),
         ([b"FROM a JOIN b using -- both\n (id)"], Query("FROM a JOIN b using -- both\n (id)")),
         (
             [b"-- why\n/* how\n*/ ((with a as (select 1) from a))"],

@@ -127,7 +127,10 @@ def test_a_stream_of_values_is_documented():
     OpenAPIV31SpecValidator(found).validate()
     responses = found["paths"]["/services/images.resize"]["post"]["responses"]
     schema = {"$ref": "#/components/schemas/images.resize.Size"}
-    assert responses["200"]["content"] == {"text/event-stream": {}, "application/x-ndjson": {"schema": schema}}
+    assert responses["200"]["content"] == {
+        "text/event-stream": {}, "application/x-ndjson": {"schema": schema}, "application/jsonl": {"schema": schema},
+        "application/json": {"schema": {"type": "array", "items": schema}},
+    }  # fmt: skip
     assert responses["406"]["description"] == "The reply has no type that is accepted"
 
 
