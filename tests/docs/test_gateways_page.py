@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -40,6 +41,18 @@ def find(query: str) -> Iterator[str]:
         yield f"{query}-{number}.png"
 
 
+@dataclass
+class Image:
+    path: str
+    width: int | None
+
+
+@images.service("images.list")
+def listed(query: str) -> Iterator[Image]:
+    yield Image(f"{query}-0.png", 80)
+    yield Image(f"{query}-1.png", None)
+
+
 def sessions():
     """Return each command of the page, and what it prints."""
     return [
@@ -53,7 +66,7 @@ def sessions():
 def endpoint(tmp_path_factory):
     """A broker, with the workers of the page."""
     folder = tmp_path_factory.mktemp("page")
-    (program,) = blocks(PAGE, "python")
+    programs = blocks(PAGE, "python")
     with (
         broker() as (_, at),
         process("titanic", "serve", "--broker", at, cwd=folder),
@@ -61,9 +74,12 @@ def endpoint(tmp_path_factory):
         Worker("count", lambda request: b"%d" % len(request), broker=at),
         Worker("images.resize", lambda job: {"width": job["width"], "height": 60}, broker=at, codec="json"),
     ):
-        (folder / "words.py").write_text(program.replace('Worker("words")', f'Worker("words", broker="{at}")'))
-        with process(sys.executable, str(folder / "words.py")):
-            await_services(at, "echo", "count", "words", "images.resize", *TITANIC)
+        with ExitStack() as stack:
+            for program in programs:
+                file = folder / program.split()[1]
+                file.write_text(re.sub(r"Worker\(", f'Worker(broker="{at}", service=', program))
+                stack.enter_context(process(sys.executable, str(file)))
+            await_services(at, "echo", "count", "words", "table", "images.resize", *TITANIC)
             with offered(images, at):
                 yield at
 

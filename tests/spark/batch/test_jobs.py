@@ -197,6 +197,19 @@ def test_a_call(frames, arguments, format_):
     assert jobs.parse_call(frames, JOBS) == JobCall(name, JOBS[name], arguments, format_)
 
 
+def test_a_call_as_one_object():
+    body = b'{"job": "free", "arguments": {"x": 1}, "format": "arrow"}'
+    assert jobs.parse_call([body], JOBS) == JobCall("free", free, {"x": 1}, "arrow")
+    assert jobs.parse_call([b'{"job": "free"}'], JOBS) == JobCall("free", free)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"{}", b'{"query": 1}', b'{"query": "\\ud800"}', b"{" * 100_000, b'{"\xff": 1}']
+)
+def test_an_object_that_is_no_request(body):
+    assert 'a JSON object, {"query": "…", …}: ' in refused(jobs.parse_query, [body])
+
+
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
