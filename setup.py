@@ -1,4 +1,4 @@
-"""Build the optional compiled modules; everything else is in pyproject.toml.
+"""Find the packages, and build the optional compiled modules; everything else is in pyproject.toml.
 
 Cython compiles `CYTHON`, of which `batch.py` also runs uncompiled; mypyc compiles `MACHINES`, which all do.  If a
 compiler is missing or fails, the build continues in pure Python and says so; with `ZMDP_PURE=0` it fails, so that a
@@ -14,19 +14,15 @@ from contextlib import chdir
 from pathlib import Path
 from sysconfig import get_config_var
 
-from setuptools import Distribution, Extension, setup
+from setuptools import Distribution, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 STAGE = Path("build", "machines")
 """Compilers derive a module's name from its path, so here the folders have their installed names."""
-FOLDERS = {
-    "zmdp": "src/zmdp",
-    "zmdp/mdp": "mdp",
-    "zmdp/mmi": "mmi",
-    "zmdp/clients": "clients",
-    "zmdp/workers": "workers",
-}
+FOUND = find_packages(str(HERE))
+"""The product's folders.  They are installed under one name: `clients` would shadow a user's own package."""
+FOLDERS = {"zmdp": "src/zmdp", **{f"zmdp.{name}": name.replace(".", "/") for name in FOUND}}
 CYTHON = ["zmdp/mdp/transport/multipart_cython.pyx", "zmdp/mdp/wire/batch.py"]
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 """The setuptools commands that compile.  pip runs others only for the metadata, which should be fast."""
@@ -133,10 +129,10 @@ def _check_compiler() -> None:
 def _stage() -> None:
     shutil.rmtree(STAGE, ignore_errors=True)
     for name, folder in FOLDERS.items():
-        for source in (HERE / folder).rglob("*.p*"):
+        staged = STAGE / name.replace(".", "/")
+        staged.mkdir(parents=True)
+        for source in (HERE / folder).glob("*.p*"):
             if source.suffix in {".py", ".pyx", ".pxd"}:
-                staged = STAGE / name / source.relative_to(HERE / folder)
-                staged.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, staged)
     shutil.copy2(HERE / "src/zmdp/py.typed", STAGE / "zmdp")
 
@@ -191,4 +187,9 @@ class build_compiled(build_ext):  # noqa: N801 - named as setuptools names them
             self.extensions = []
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": build_compiled})
+setup(
+    packages=[*find_packages(str(HERE / "src")), *(f"zmdp.{name}" for name in FOUND)],
+    package_dir={"": "src", **FOLDERS},
+    ext_modules=extensions(),
+    cmdclass={"build_ext": build_compiled},
+)
