@@ -1,4 +1,4 @@
-"""The command `titanic`: submit requests and fetch replies.  `serve.py` and `operators.py` have the others."""
+"""The command `titanic`: submit requests and fetch replies."""
 
 import time
 from collections.abc import Sequence
