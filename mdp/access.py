@@ -162,7 +162,7 @@ def parse(text: str, path: Path) -> Access:
             f'{path} must name the broker\'s key: secret_key = "broker.key_secret" (make it with mdp-keys new broker)'
         )
     try:
-        own = read_secret(path.parent / secret_file)
+        public, secret = read_secret(path.parent / secret_file)
     except SettingError as error:
         raise AccessError(f"{path}: secret_key: {error}") from None
     roles: dict[str, Permissions] = {}
@@ -184,7 +184,7 @@ def parse(text: str, path: Path) -> Access:
                 also = "twice" if tokens[digest] == name else f"in role {tokens[digest]} already"
                 raise AccessError(f"{where}: token sha256:{digest.hex()[:8]}… is listed {also}")
             tokens[digest] = name
-    return Access(path, own.secret, own.public, roles, keys, named, tokens)
+    return Access(path, secret, public, roles, keys, named, tokens)
 
 
 def role_tables(content: Mapping[str, Any], path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -148,7 +148,7 @@ def test_a_key_loses_its_role_if_it_is_gone_or_has_another_one(folder):
         (f"[roles.shop]\nkeys = ['{'#' * 40}']", "nor is this a public key (40 characters of Z85)"),
         (f"[roles.shop]\nkeys = ['{'~' * 40}']", "nor is this a public key (40 characters of Z85)"),
         ("[roles.shop]\nkeys = ['access.toml']", "is not a certificate file: it has no public-key"),
-        ("[roles.shop]\nkeys = ['noise']", "is not a certificate file: it is not text"),
+        ("[roles.shop]\nkeys = ['noise']", "is not a certificate file: it has no public-key"),
         ("[roles.shop]\nkeys = ['.']", "role shop: key '.': cannot read"),
         ("[roles.shop]\nkeys = ['shop.key_secret']", "contains a secret key: use the public certificate,"),
         ("[roles.shop]\nkeys = ['shop.key', './shop.key']", "key './shop.key': it is listed twice (as 'shop.key')"),
@@ -174,7 +174,7 @@ def test_a_key_loses_its_role_if_it_is_gone_or_has_another_one(folder):
     ],
 )
 def test_what_is_wrong_with_a_role(folder, text, expected):
-    (folder / "noise").write_bytes(b"\xff\xfe")
+    (folder / "noise").write_bytes(b"\xff\xfe\npublic-key\n")
     assert expected in refused(write(folder, text))
 
 
@@ -206,7 +206,7 @@ def test_a_damaged_certificate_is_reported_without_its_content(folder):
     secret = folder / "broker.key_secret"
     secret.write_text(secret.read_text().replace('secret-key = "', 'secret-key = "xyzzy'))
     text = refused(write(folder, ""))
-    assert "is damaged: its secret-key is not 40 characters of Z85" in text
+    assert "is damaged: a key has 40 characters of Z85" in text
     assert "xyzzy" not in text
 
 
