@@ -11,7 +11,7 @@ VENV ?= .venv
 # Tests start thousands of Python processes; each would compile all modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml setup.py $(shell find src mdp mmi clients workers titanic migrations spark -name '*.py' -o -name '*.pyx' -o -name '*.pxd')
+SOURCES := pyproject.toml setup.py $(shell find src $(dir $(wildcard */__init__.py)) -name '*.py' -o -name '*.pyx' -o -name '*.pxd')
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Editable, so that edits take effect at once; `strict` so that mypy finds the package.
 INSTALL := $(PIP) install --config-settings editable_mode=strict
