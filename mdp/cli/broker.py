@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
+import msgspec
 
 from ...pure import PURE
 from .. import compiled, toml
@@ -24,13 +25,11 @@ from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
 from ..limits import Limits
 from ..logs import counted
-from ..spelling import spelling_hint
 from ..wire import service_name, show
 from . import notify
 from .access_report import as_json, as_text
 from .console import (
     CONTEXT_SETTINGS,
-    FILE_SPELLING,
     Address,
     Decorator,
     Endpoint,
@@ -132,44 +131,33 @@ def _limit_option(limit: Field[Any]) -> Decorator:
     )
 
 
-def _mistaken(option: click.Parameter, value: object) -> str:
-    """Return what `value` in a TOML file should be, if it is of a type that Click does not expect; or else nothing."""
-    if isinstance(option.type, click.types.BoolParamType):
-        return "" if isinstance(value, bool | str) else "true or false"
-    if isinstance(option.type, click.Path | click.types.StringParamType):
-        return "" if isinstance(value, str) else "a text"
-    return ""  # our own types say what they expect
-
-
 def _load_config(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
     """Use the values of a TOML file as the options' defaults."""
     if path is None:
         return None
-    try:
-        values = toml.load(path)
-    except SettingError as error:
-        raise click.BadParameter(str(error)) from None
-    known = {p.name for p in context.command.params if p.name} - NOT_SETTINGS
-    spelling = {name.replace("-", "_"): name for name in values}
-    unknown = sorted(spelling[name] for name in spelling.keys() - known)
-    if unknown:
-        hint = spelling_hint(unknown[0], sorted(name.replace("_", "-") for name in known))
-        raise click.BadParameter(f"{path}: there is no setting {unknown[0]!r}: {hint}")
-    twice = sorted(spelled for spelled in values if spelled not in spelling.values())
-    if twice:
-        raise click.BadParameter(f"{path}: {twice[0].replace('-', '_')} is set twice")
-    settings = {name: values[spelled] for name, spelled in spelling.items()}
-    for option in context.command.params:
-        if option.name in settings and (expected := _mistaken(option, settings[option.name])):
-            shown = f"{spelling[option.name]} must be {expected}, not {settings[option.name]!r}"
-            raise click.BadParameter(f"{path}: {shown}")
-    for name in ("bind", "pirate", "pirate_workers", "peer"):
-        if isinstance(settings.get(name), str):
-            settings[name] = [settings[name]]
-    context.params["config"] = path
+    known = {each.name or "": each for each in context.command.params if each.name not in NOT_SETTINGS}
+    fields = [(name, _kind(each) | msgspec.UnsetType, msgspec.UNSET) for name, each in known.items()]
+    kind = msgspec.defstruct("Settings", fields, rename="kebab", forbid_unknown_fields=True)
+    given = msgspec.structs.asdict(toml.convert(toml.load(path), kind, str(path)))
+    settings = {name: value for name, value in given.items() if value is not msgspec.UNSET}
+    for name, value in settings.items():
+        if known[name].multiple and isinstance(value, str):
+            settings[name] = [value]
+        try:
+            known[name].type_cast_value(context, settings[name])
+        except click.BadParameter as error:
+            raise SettingError(f"{path}: {name.replace('_', '-')}: {error.message}") from None
     context.default_map = settings
-    context.meta[FILE_SPELLING] = spelling
     return path
+
+
+def _kind(option: click.Parameter) -> Any:
+    """Return the type that the value of an option has in a TOML file."""
+    if isinstance(option.type, click.types.BoolParamType):
+        return bool
+    if isinstance(option.type, Number):
+        return float | int
+    return str | list[str] if option.multiple else str
 
 
 @click.command(

@@ -12,7 +12,7 @@ from pathlib import Path
 from ....mdp.access import SETTLE_SECONDS, FileState, state_of
 from ....mdp.cli import notify
 from ....mdp.cli.shutdown import Shutdown, in_loop
-from ....mdp.errors import AccessError
+from ....mdp.errors import SettingError
 from ....mdp.http.server import Server
 from ....mdp.logs import counted
 from ..upstream import NOTHING_IN_PROGRESS
@@ -38,11 +38,11 @@ def reload(gateway: Gateway) -> None:
 
 
 def _read_again(gateway: Gateway, path: Path, seen: FileState) -> None:
-    error: AccessError | None = None
+    error: SettingError | None = None
     try:
         with notify.reloading():
             access = load(path)
-    except AccessError as raised:
+    except SettingError as raised:
         error = raised
     if state_of(path) != seen:
         reload(gateway)
