@@ -42,7 +42,6 @@ from .console import (
     options,
     run,
     version_option,
-    with_default,
 )
 from .shutdown import Shutdown, drain_timeout_option
 from .systemd import systemd_option
@@ -127,7 +126,8 @@ def _limit_option(limit: Field[Any]) -> Decorator:
         f"--{limit.name.replace('_', '-')}",
         type=Number(unit, whole=limit.type is not float),
         default=limit.default,
-        help=with_default(text, derived) if derived else with_default(text, limit.default, unit),
+        show_default=derived or True,
+        help=text,
     )
 
 
@@ -161,11 +161,11 @@ def _kind(option: click.Parameter) -> Any:
 
 
 @click.command(
-    context_settings={"auto_envvar_prefix": "MDP", **CONTEXT_SETTINGS},
-    epilog="Each option can also be set in the environment (MDP_HEARTBEAT=2, MDP_BIND with endpoints separated by "
-    "commas) or in the TOML file (heartbeat = 2, bind = [...]). Flags override the environment, which overrides the "
-    "file. SIGTERM or Ctrl-C drains the broker: it accepts no new requests and finishes those in flight, at the latest "
-    "after --drain-timeout. A second signal stops it immediately. SIGHUP makes it read the access file again.",
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Each option can also be set in the environment, with commas between several endpoints, or in the TOML file "
+    "(heartbeat = 2, bind = [...]). Flags override the environment, which overrides the file. SIGTERM or Ctrl-C drains "
+    "the broker: it accepts no new requests and finishes those in flight, at the latest after --drain-timeout. A "
+    "second signal stops it immediately. SIGHUP makes it read the access file again.",
 )
 @click.option(
     "--bind",
@@ -173,10 +173,9 @@ def _kind(option: click.Parameter) -> Any:
     multiple=True,
     callback=all_endpoints,
     default=[DEFAULT_ENDPOINT],
-    help=with_default(
+    help=(
         "Endpoint to listen on: tcp://HOST:PORT (* for a free port) or ipc://PATH. Can be repeated, or separate "
-        "endpoints with commas.",
-        DEFAULT_ENDPOINT,
+        "endpoints with commas."
     ),
 )
 @click.option(
@@ -219,10 +218,9 @@ def _kind(option: click.Parameter) -> Any:
 @click.option(
     "--check",
     is_flag=True,
-    allow_from_autoenv=False,
     help="Check the access file, print who may do what, and exit: with 2 if the file is invalid.",
 )
-@click.option("--json", "json", is_flag=True, allow_from_autoenv=False, help="With --check, print JSON.")
+@click.option("--json", "json", is_flag=True, help="With --check, print JSON.")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -238,19 +236,22 @@ def _kind(option: click.Parameter) -> Any:
     "--ipc-mode",
     type=_Mode(),
     default=f"{DEFAULT_IPC_MODE:04o}",
-    help=with_default("Permissions of the files of ipc:// endpoints, in octal.", f"{DEFAULT_IPC_MODE:04o}"),
+    help="Permissions of the files of ipc:// endpoints, in octal.",
 )
 @options(*map(_limit_option, fields(Limits)))
 @drain_timeout_option(DEFAULT_DRAIN, "How long running requests may take to finish after SIGTERM or Ctrl-C.")
 @click.option(
     "--slow",
     type=Number("seconds"),
-    help=with_default("Log each request that takes longer than this, in the queue and at its worker.", "never"),
+    show_default="never",
+    help="Log each request that takes longer than this, in the queue and at its worker.",
 )
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
+    envvar="MDP_CONFIG",
+    show_envvar=True,
     is_eager=True,
     callback=_load_config,
     help="TOML file of settings, named like the options.",
@@ -352,6 +353,11 @@ def cli(
         gc.disable()
         server.run()
         return int(server.forced or server.cut_off)
+
+
+for option in cli.params:
+    if isinstance(option, click.Option) and option.name and option.name not in NOT_SETTINGS:
+        option.envvar, option.show_envvar = f"MDP_{option.name.upper()}", True
 
 
 def _unfinished(server: Server) -> str:

@@ -120,7 +120,6 @@ def systemd_option(command: str) -> Decorator:
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        allow_from_autoenv=False,
         callback=show,
         help="Print a unit with which systemd runs this command, and exit.",
     )

@@ -18,7 +18,7 @@ import msgspec
 
 from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, ServiceNotFound, bodies
 from ...clients.asking import BROKER
-from ...mdp.cli.console import Group, key_options, options, printable, with_default
+from ...mdp.cli.console import Group, key_options, options, printable
 from ...mdp.errors import RequestError, SettingError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
@@ -57,7 +57,7 @@ _submit_options = options(
     click.option("--wait", is_flag=True, help="Wait for a batch that is starting; with --durable, for Titanic."),
     click.option(
         "--format", "format_", type=click.Choice(FORMATS), default="json",
-        help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
+        help="Format of rows; Arrow is printed as an IPC stream.",
     ),
     _OUTPUT,
     click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),

@@ -23,7 +23,6 @@ from ...mdp.cli.console import (
     log_level_option,
     log_to_stderr,
     printable,
-    with_default,
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.control import name_or_default
@@ -86,31 +85,26 @@ log = logging.getLogger("zmdp.spark")
 @PY_FILES
 @click.option(
     "--concurrency", type=Number("requests", whole=True), default=4,
-    help=with_default("Maximum number of concurrent requests of each service.", 4),
+    help="Maximum number of concurrent requests of each service.",
 )  # fmt: skip
 @click.option(
     "--inline", type=Number("bytes", whole=True), default=DEFAULT_INLINE_BYTES,
-    help=with_default(
-        "Maximum size of a result in a reply; larger ones are written as Parquet.", DEFAULT_INLINE_BYTES, "bytes"
-    ),
+    help="Maximum size of a result in a reply; larger ones are written as Parquet.",
 )  # fmt: skip
 @click.option(
     "--results", metavar="FOLDER",
-    help=with_default("Folder or URL for larger results, shared by all executors.", "./spark-results on local"),
+    show_default="./spark-results on local", help="Folder or URL for larger results, shared by all executors.",
 )  # fmt: skip
 @click.option(
     "--keep-results", type=DURATION, default="7d",
-    help=with_default("How long to keep results in a local --results folder.", "7d"),
+    help="How long to keep results in a local --results folder.",
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="Open each table, catalog and job, print a line for each, and exit.")
 @click.option(
     "--history", type=click.Path(dir_okay=False, path_type=Path), default="spark-history.db", metavar="FILE",
-    help=with_default("SQLite file on this machine with a record of each job; several batches can share it.",
-                      "spark-history.db"),
+    help="SQLite file on this machine with a record of each job; several batches can share it.",
 )  # fmt: skip
-@click.option(
-    "--keep-history", type=DURATION, default="30d", help=with_default("How long to keep records of jobs.", "30d")
-)
+@click.option("--keep-history", type=DURATION, default="30d", help="How long to keep records of jobs.")
 @heartbeat_options()
 @drain_timeout_option(
     DEFAULT_DRAIN_SECONDS,
