@@ -44,10 +44,9 @@ from .console import (
     version_option,
 )
 from .shutdown import Shutdown, drain_timeout_option
-from .systemd import systemd_option
 from .web import WebProcess, check_address, check_packages
 
-NOT_SETTINGS: Final = {"check", "config", "help", "json", "systemd", "version"}
+NOT_SETTINGS: Final = {"check", "config", "json", "version"}
 """Options that can be neither in the environment nor in the TOML file."""
 GRACE_SECONDS: Final = 1.75
 """How long the broker may take after its drain limit: its sockets have a second to send the last messages."""
@@ -257,7 +256,6 @@ def _kind(option: click.Parameter) -> Any:
     help="TOML file of settings, named like the options.",
 )
 @log_level_option
-@systemd_option("mdp-broker")
 @version_option()
 def cli(
     *,

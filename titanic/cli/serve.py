@@ -25,7 +25,6 @@ from ...mdp.cli.console import (
     log_to_stderr,
 )
 from ...mdp.cli.shutdown import Shutdown, in_loop
-from ...mdp.cli.systemd import systemd_option
 from ...mdp.errors import BindError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
@@ -143,7 +142,6 @@ log = logging.getLogger("zmdp.titanic")
 )
 @heartbeat_options()
 @log_level_option
-@systemd_option("titanic serve")
 def serve(
     *,
     broker: Sequence[str],

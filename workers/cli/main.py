@@ -26,7 +26,6 @@ from ...mdp.cli.console import (
     version_option,
 )
 from ...mdp.cli.shutdown import drain_timeout_option
-from ...mdp.cli.systemd import systemd_option
 from ...mdp.errors import SettingError
 from ...mdp.functions import is_async
 from ...mdp.keys import ClientKeys
@@ -162,7 +161,6 @@ class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
 )
 @log_level_option
 @click.option("--supervised-by", nargs=3, type=int, hidden=True)
-@systemd_option("mdworker")
 @version_option()
 def cli(
     *,

@@ -19,7 +19,6 @@ from ....mdp.cli.console import (
     log_to_stderr,
     options,
 )
-from ....mdp.cli.systemd import systemd_option
 from ....mdp.errors import BindError, SettingError
 from ....mdp.extras import install_command
 from ....mdp.keys import ClientKeys
@@ -93,7 +92,6 @@ def _limit_option(setting: Field[Any]) -> Decorator:
 @options(*(_limit_option(setting) for setting in fields(Settings) if setting.metadata))
 @control.name_option
 @log_level_option
-@systemd_option("mdp-gateway http")
 def cli(
     *,
     bind: tuple[str, int],
