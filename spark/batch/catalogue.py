@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...mdp import toml
 from ...mdp.errors import SettingError
 from ...workers import Request
-from .roles import EVERYTHING, Role
+from .roles import EVERYTHING, ROLES_NEED_PLAN, Role
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,8 +96,18 @@ class Catalogue:
         return {name: value for each in self.catalogs.values() for name, value in each.items()}
 
 
-def read(path: Path) -> Catalogue:
-    """Read a catalogue from a file.  Raises `SettingError`, which names the table and the problem."""
+class _Secret(str):
+    """A value from the environment, which is not part of what identifies a catalogue."""
+
+    def __repr__(self) -> str:
+        return "a secret"
+
+
+def read(path: Path, *, remote: bool = False) -> Catalogue:
+    """Read a catalogue from a file, for a Spark Connect server if `remote`.
+
+    Raises `SettingError`, which names the table and the problem.
+    """
     found = toml.load(path)
     _check_names(found, {"tables", "jobs", "results", "catalogs", "roles"}, str(path))
     tables, jobs, catalogs, roles = (found.get(name, {}) for name in ("tables", "jobs", "catalogs", "roles"))
@@ -115,6 +125,9 @@ def read(path: Path) -> Catalogue:
     made = {name: _table(name, given, path) for name, given in tables.items()}
     allowed = {name: _catalog(name, given, path) for name, given in catalogs.items()}
     admitted = {name: _role(name, given, path) for name, given in roles.items()}
+    for name, role in admitted.items():
+        if remote and role.tables and not role.reads_everything:
+            raise SettingError(f"{path}: role {name}: {ROLES_NEED_PLAN}")
     return Catalogue(made, dict(jobs), None if results is None else _resolve(results, path), allowed, admitted)
 
 
@@ -178,7 +191,7 @@ def _option(where: str, value: Any) -> str:
         found = os.environ.get(str(value["env"]))
         if found is None:
             raise SettingError(f"{where}: set the environment variable {value['env']}")
-        return found
+        return _Secret(found)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int | float):
