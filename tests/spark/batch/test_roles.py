@@ -322,10 +322,11 @@ def test_roles_on_connect(tmp_path):
     with connected(tmp_path) as session:
         port = session.client._builder.endpoint.rpartition(":")[2]
         with callers_of(lambda: connect_session(f"sc://127.0.0.1:{port}"), tmp_path) as callers:
-            for sql in ("SELECT 1", "SELECT * FROM people", "DESCRIBE people", "SHOW TABLES"):
+            for sql in ("SELECT 1", "SELECT * FROM people", "DESCRIBE people", "EXPLAIN SELECT 1"):
                 with pytest.raises(ServiceError, match="role shop may run no queries: the batch cannot see") as raised:
                     callers.rows(sql)
                 assert raised.value.code == Code.NOT_ALLOWED
+            assert callers.rows("SHOW TABLES") == [("", "lost", True), ("", "people", True)]
             assert callers.job("nothing", role="shop")
             assert callers.rows("SELECT ssn FROM lake.APP.SECRET", role="operator") == [(4711,)]
             assert callers.rows("DESCRIBE people", role="operator") == [("a", "bigint", None)]
