@@ -28,7 +28,7 @@ import msgspec
 from ...mdp import toml
 from ...mdp.errors import SettingError
 from ...workers import Request
-from .roles import EVERYTHING, Role
+from .roles import EVERYTHING, ROLES_NEED_PLAN, Role
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -94,6 +94,13 @@ class Catalogue:
         return {name: value for each in self.catalogs.values() for name, value in each.items()}
 
 
+class _Secret(str):
+    """A value from the environment, which is not part of what identifies a catalogue."""
+
+    def __repr__(self) -> str:
+        return "a secret"
+
+
 class _Env(msgspec.Struct, forbid_unknown_fields=True):
     env: str
 
@@ -126,8 +133,11 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     roles: dict[str, Any] = {}
 
 
-def read(path: Path) -> Catalogue:
-    """Read a catalogue from a file.  Raises `SettingError`, which names the table and the problem."""
+def read(path: Path, *, remote: bool = False) -> Catalogue:
+    """Read a catalogue from a file, for a Spark Connect server if `remote`.
+
+    Raises `SettingError`, which names the table and the problem.
+    """
     found = toml.convert(toml.load(path), _File, str(path))
     for name in (*found.tables, *found.catalogs):
         if not _NAME.fullmatch(name):
@@ -136,6 +146,9 @@ def read(path: Path) -> Catalogue:
     catalogs = {name: _catalog(name, given, path) for name, given in found.catalogs.items()}
     rights = {name: toml.convert(given, _Role, f"{path}: role {name}") for name, given in found.roles.items()}
     roles = {name: Role(name, given.tables, given.jobs) for name, given in rights.items()}
+    for name, role in roles.items():
+        if remote and role.tables and not role.reads_everything:
+            raise SettingError(f"{path}: role {name}: {ROLES_NEED_PLAN}")
     return Catalogue(tables, found.jobs, found.results and _resolve(found.results, path), catalogs, roles)
 
 
@@ -170,7 +183,7 @@ def _option(where: str, value: str | float | _Env) -> str:
         found = os.environ.get(value.env)
         if found is None:
             raise SettingError(f"{where}: set the environment variable {value.env}")
-        return found
+        return _Secret(found)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

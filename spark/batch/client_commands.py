@@ -313,8 +313,8 @@ def _status_lines(driver: dict[str, Any]) -> Iterator[str]:
         yield f"batch {name} on {driver['master']}: {', '.join(driver['services'])}; {counts}{state}"
         for job in driver["running"]:
             line = progress_line({"event": "progress", **job})
-            what = what_ran(job)
-            yield f"  {job['job']}  {line}  {what}"
+            state = "cancelled, but still runs: " if job["state"] == "cancelling" else ""
+            yield f"  {job['job']}  {line}  {state}{what_ran(job)}"
     else:
         slots, queued = driver["slots"], driver["queued"]
         queue = "the broker does not tell its queue" if queued is None else f"{queued} queued"

@@ -174,6 +174,11 @@ def _split(sql: str) -> tuple[str, str]:
     raise unprocessable(f"not a query: {sql[:50]!r} …; {ONLY_QUERIES}")
 
 
+def not_in_queries(what: str) -> ServiceError:
+    """Return the error for a query that would run a program or call Java with `what`."""
+    return unprocessable(f"{what!r} is not allowed in a query because it can run programs; use spark.job")
+
+
 def unsafe_word(sql: str) -> str | None:
     """Return a word in the query's text that may run a program or call Java, or None."""
     found = _UNSAFE.search(sql)

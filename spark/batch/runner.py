@@ -77,7 +77,8 @@ class JobRunner:
             if losses:  # so that it costs others no second run, nor they it
                 yield from _wait(request, lambda: self._suspect.acquire(timeout=1.0) or None)
                 stack.callback(self._suspect.release)
-            session: Any = yield from _wait(request, self._acquire_session)  # mypy joins both kinds to `object`
+            acquire = partial(self._acquire_session, spec)
+            session: Any = yield from _wait(request, acquire)  # mypy joins both kinds to `object`
             work = partial(execute, offer, self._results, offer.catalogue.role_of(request))
             job = Job(spec, request.user, session, work)
             self.running.add(job)
@@ -91,7 +92,6 @@ class JobRunner:
             finally:
                 # Also runs when the caller has gone: the worker then closes this generator.
                 gone = self._end(job)
-                self.running.remove(job)
                 error = self._record(job, lost=gone)
             if gone and request_id and losses + 1 >= MAX_LOSSES and error is not None:
                 raise gave_up(losses + 1, str(error))
@@ -100,9 +100,9 @@ class JobRunner:
             result = job.outcome if isinstance(job.outcome, list) else []
             return rendered(kind, result) if kind is not None and result else result
 
-    def _acquire_session(self) -> JobSession | None:
+    def _acquire_session(self, spec: Query | JobCall) -> JobSession | None:
         try:
-            return self._pool.acquire(1.0)
+            return self._pool.acquire(1.0, new=isinstance(spec, JobCall))
         except ZmdpError as error:
             log.error("%s", error)
             raise ServiceError(Code.WORKER_LOST, str(error)) from None
@@ -138,7 +138,11 @@ class JobRunner:
         if job.ended.is_set():
             failed = isinstance(job.outcome, BaseException) and not job.cancelled.is_set()
             return self._release(job, failed=failed)
-        log.error("job %s was cancelled, but its Python code is still running; its Spark jobs stay cancelled", job.id)
+        log.error(
+            "job %s was cancelled, but still runs, and keeps its session: neither Python code nor Spark's planning can "
+            "be interrupted; its Spark jobs stay cancelled",
+            job.id,
+        )
         threading.Thread(target=self._cancel_until_ended, args=(job,), name=f"cancel-{job.id}", daemon=True).start()
         return False
 
@@ -149,6 +153,7 @@ class JobRunner:
         self._release(job)
 
     def _release(self, job: Job, *, failed: bool = False) -> bool:
+        self.running.remove(job)
         # A query cannot change its session; a job may have set or registered anything.
         return self._pool.release(job.session, failed=failed, changed=isinstance(job.spec, JobCall))
 

@@ -17,6 +17,7 @@ from support.pages import blocks
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.spark.batch import catalogue, commands, jobs
 from zmdp.spark.batch.jobs import JobCall, Query
+from zmdp.spark.batch.offer import Offer
 from zmdp.spark.batch.results import Results, json_rows
 from zmdp.spark.batch.roles import Role
 from zmdp.spark.batch.tasks import stream
@@ -354,6 +355,44 @@ def test_a_catalogue(tmp_path, monkeypatch):
     }
     assert [table.name for table in found.named_in("select * from `Orders` o join x.sales")] == ["orders", "sales"]
     assert found.named_in("select orders2, farther from fa") == []
+
+
+def test_the_digest_of_what_a_batch_offers(tmp_path, monkeypatch):
+    def digest(text, jobs=JOBS, secret="a"):
+        monkeypatch.setenv("SECRET", secret)
+        (tmp_path / "catalogue.toml").write_text(text)
+        return Offer(catalogue.read(tmp_path / "catalogue.toml"), jobs).digest
+
+    one, other = '[tables.a]\nformat = "csv"\npath = "a"\n', '[tables.b]\nformat = "csv"\n'
+    assert digest(one + other) == digest(f"results = 'x'\n{other}{one}# nothing else")
+    secret = one + 'options = { password = { env = "SECRET" } }'
+    assert digest(secret) == digest(secret, secret="b")
+    found = [
+        digest(text, jobs)
+        for text in (
+            one,
+            other,
+            one + other,
+            secret,
+            one.replace('"a"', '"b"'),
+            one + "[catalogs.c]",
+            one + "[roles.r]",
+        )
+        for jobs in (JOBS, {"count": count}, {"count": free})
+    ]
+    assert len(set(found)) == len(found)
+
+
+def test_roles_on_connect_read_everything_or_nothing(tmp_path):
+    path = tmp_path / "catalogue.toml"
+    for tables in ('["*"]', '["a", "*"]', "[]"):
+        path.write_text(f"[roles.shop]\ntables = {tables}")
+        assert catalogue.read(path, remote=True).roles["shop"].name == "shop"
+    path.write_text('[roles.shop]\ntables = ["people"]')
+    with pytest.raises(
+        SettingError, match="role shop: the batch cannot see which tables a query reads on a Spark Conn"
+    ):
+        catalogue.read(path, remote=True)
 
 
 def test_the_catalogs_of_the_page_about_batches(tmp_path, monkeypatch):
