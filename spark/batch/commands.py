@@ -89,7 +89,7 @@ log = logging.getLogger("zmdp.spark")
 )  # fmt: skip
 @click.option(
     "--max-query", type=Number("bytes", whole=True), default=DEFAULT_QUERY_BYTES,
-    help=with_default("Maximum size of a query with its parameters.", DEFAULT_QUERY_BYTES, "bytes"),
+    help="Maximum size of a query with its parameters, in bytes.",
 )  # fmt: skip
 @click.option(
     "--inline", type=Number("bytes", whole=True), default=DEFAULT_INLINE_BYTES,
