@@ -150,14 +150,14 @@ docs: docs-pages
 docs-serve: docs-pages
 	@PYTHONPATH=docs $(DOCS)/zensical serve
 
-# tests/stages.py says what runs, in which stages, and what each shows.
-STAGES = $(BIN)/python tests/stages.py
+# tests/suites.py says what runs in which of them.
+SUITE = $(BIN)/python tests/suites.py
 
 test: java browser pgbouncer $(VENV)/dev.installed
-	@$(STAGES) test
+	@$(SUITE) test
 
 test-all: java browser pgbouncer $(VENV)/dev.installed
-	@$(STAGES) all
+	@$(SUITE) all
 
 # What `make test-all` runs beyond `make test`.
 # ZeroMQ for Node, which the X1 programs in Node need (examples/x1).
@@ -169,11 +169,11 @@ node: $(VENV)/dev.installed
 		echo "zeromq for Node is missing, and tests of the programs in Node need it: install Node and npm" >&2
 
 test-long: java browser pgbouncer node $(VENV)/dev.installed
-	@$(STAGES) long
+	@$(SUITE) long
 
 test-loaded: java browser pgbouncer $(VENV)/dev.installed
-	@$(STAGES) test --load 4
-	@$(STAGES) test --load 4
+	@$(SUITE) test --load 4
+	@$(SUITE) test --load 4
 
 # Each other Python that is found, also by pyenv, gets a virtual environment of its own, compiled quickly rather than
 # well.
@@ -189,13 +189,13 @@ test-python-%:
 	@MYPYC_OPT_LEVEL=0 $(MAKE) --no-print-directory PYTHON=$(call python,$*) VENV=.venv-$* quick
 
 quick: $(VENV)/dev.installed
-	@$(STAGES) quick
+	@$(SUITE) quick
 
 lint: $(VENV)/dev.installed
-	@$(STAGES) lint
+	@$(SUITE) lint
 
 unit: $(VENV)/dev.installed
-	@$(STAGES) unit
+	@$(SUITE) unit
 
 sim: $(VENV)/dev.installed
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
