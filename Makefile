@@ -11,7 +11,7 @@ VENV ?= .venv
 # Tests start thousands of Python processes; each would compile all modules that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
-SOURCES := pyproject.toml setup.py $(shell find src mdp mmi clients workers titanic migrations spark -name '*.py' -o -name '*.pyx' -o -name '*.pxd')
+SOURCES := pyproject.toml setup.py $(shell find src $(dir $(wildcard */__init__.py)) -name '*.py' -o -name '*.pyx' -o -name '*.pxd')
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Editable, so that edits take effect at once; `strict` so that mypy finds the package.
 INSTALL := $(PIP) install --config-settings editable_mode=strict
@@ -20,7 +20,7 @@ INSTALL := $(PIP) install --config-settings editable_mode=strict
 JAVA = $(if $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java),$(shell command -v java))
 HAVE_JAVA = command -v java >/dev/null || [ -x "$(JAVA_HOME)/bin/java" ]
 
-.PHONY: airflow demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser pgbouncer node lint unit sim crash attack failover soak bench bench-more dist compatibility release-check clean help
+.PHONY: airflow demo demo-spark docs docs-pages docs-serve test test-all test-long test-loaded test-pythons quick java browser pgbouncer node lint unit sim crash attack failover soak bench dist compatibility release-check clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -41,8 +41,7 @@ help:
 	@echo "make attack           10 minutes      attack a broker in every way there is; a canary's calls must not fail, memory must stay bounded"
 	@echo "make failover         6 minutes       kill and drain linked brokers under load; no call may fail"
 	@echo "make soak HOURS=2     2 hours         run everything at once while everything fails; calls are checked, memory and latency watched"
-	@echo "make bench            1 hour          measure zmdp beside NATS, RabbitMQ, Redis, gearmand, Celery and others"
-	@echo "make bench-more       1 hour          measure recovery, Titanic and Spark"
+	@echo "make bench            20 minutes      measure zmdp beside NATS, RabbitMQ, Redis, Celery and Taskiq"
 	@echo "make dist             2 minutes each  build a source distribution, a pure wheel, and a compiled one for each Python that is found"
 	@echo "make compatibility    2 minutes       run the last release's programs with today's"
 	@echo "make release-check    10 minutes      check that a release is complete: versions, changelog, wheels that install, documentation"
@@ -151,14 +150,14 @@ docs: docs-pages
 docs-serve: docs-pages
 	@PYTHONPATH=docs $(DOCS)/zensical serve
 
-# tests/stages.py says what runs, in which stages, and what each shows.
-STAGES = $(BIN)/python tests/stages.py
+# tests/suites.py says what runs in which of them.
+SUITE = $(BIN)/python tests/suites.py
 
 test: java browser pgbouncer $(VENV)/dev.installed
-	@$(STAGES) test
+	@$(SUITE) test
 
 test-all: java browser pgbouncer $(VENV)/dev.installed
-	@$(STAGES) all
+	@$(SUITE) all
 
 # What `make test-all` runs beyond `make test`.
 # ZeroMQ for Node, which the X1 programs in Node need (examples/x1).
@@ -170,11 +169,11 @@ node: $(VENV)/dev.installed
 		echo "zeromq for Node is missing, and tests of the programs in Node need it: install Node and npm" >&2
 
 test-long: java browser pgbouncer node $(VENV)/dev.installed
-	@$(STAGES) long
+	@$(SUITE) long
 
 test-loaded: java browser pgbouncer $(VENV)/dev.installed
-	@$(STAGES) test --load 4
-	@$(STAGES) test --load 4
+	@$(SUITE) test --load 4
+	@$(SUITE) test --load 4
 
 # Each other Python that is found, also by pyenv, gets a virtual environment of its own, compiled quickly rather than
 # well.
@@ -190,13 +189,13 @@ test-python-%:
 	@MYPYC_OPT_LEVEL=0 $(MAKE) --no-print-directory PYTHON=$(call python,$*) VENV=.venv-$* quick
 
 quick: $(VENV)/dev.installed
-	@$(STAGES) quick
+	@$(SUITE) quick
 
 lint: $(VENV)/dev.installed
-	@$(STAGES) lint
+	@$(SUITE) lint
 
 unit: $(VENV)/dev.installed
-	@$(STAGES) unit
+	@$(SUITE) unit
 
 sim: $(VENV)/dev.installed
 	$(BIN)/python tests/simulate.py --seeds $(SEEDS)
@@ -209,29 +208,16 @@ attack: $(VENV)/dev.installed
 	PYTHONPATH=tests $(BIN)/python -m attacks --amount $(AMOUNT)
 
 failover: $(VENV)/dev.installed
-	$(BIN)/python bench/failover.py --how kill --seconds $(SECONDS)
-	$(BIN)/python bench/failover.py --how drain --seconds $(SECONDS)
-	$(BIN)/python bench/failover.py --tree --seconds $(SECONDS)
+	$(BIN)/python tests/failover.py --how kill --seconds $(SECONDS)
+	$(BIN)/python tests/failover.py --how drain --seconds $(SECONDS)
+	$(BIN)/python tests/failover.py --tree --seconds $(SECONDS)
 
 # The report, its plots, the ledger and the logs are in build/soak.
 soak: $(VENV)/dev.installed
 	PYTHONPATH=tests $(BIN)/python -m soak --hours $(HOURS)
 
 bench: $(VENV)/bench.installed
-	$(BIN)/python bench/suite.py $(if $(GUIDE),--guide $(GUIDE))
-
-# What `make bench` does not cover: recovery, Titanic by itself, Spark.
-bench-more: $(VENV)/dev.installed
-	$(BIN)/python bench/x1.py
-	$(BIN)/python bench/capacity.py
-	$(BIN)/python bench/typed.py
-	$(BIN)/python bench/titanic.py
-	$(BIN)/python bench/bodies.py
-	$(BIN)/python bench/rows.py
-	$(BIN)/python bench/spark_batch.py
-	$(BIN)/python bench/spark_fleet.py
-	$(BIN)/python bench/spark_pipeline.py
-	$(BIN)/python bench/spark_titanic.py
+	$(BIN)/python bench/suite.py
 
 # Wheels come from the source distribution, which shows that it is complete; with ZMDP_PURE=0 one that cannot be
 # compiled is an error.  Those for other systems are built by cibuildwheel (.github/workflows/release.yml).

@@ -1,6 +1,6 @@
-"""Build the optional compiled modules; everything else is in pyproject.toml.
+"""Find the packages, and build the optional compiled modules; everything else is in pyproject.toml.
 
-Cython compiles `CYTHON`, of which `batch.py` also runs uncompiled; mypyc compiles `MACHINES`, which all do.  If a
+Cython compiles `CYTHON`, of which `batch.py` also runs uncompiled; mypyc compiles `machines`, which all do.  If a
 compiler is missing or fails, the build continues in pure Python and says so; with `ZMDP_PURE=0` it fails, so that a
 release has no wheel that is less than its name says.  With `ZMDP_PURE=1` nothing is compiled; `mdp-broker --version`
 reports what is in use.  `MYPYC_OPT_LEVEL` is the C compiler's -O for the machines: with 0, tests start sooner.
@@ -14,81 +14,33 @@ from contextlib import chdir
 from pathlib import Path
 from sysconfig import get_config_var
 
-from setuptools import Distribution, Extension, setup
+from setuptools import Distribution, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 STAGE = Path("build", "machines")
 """Compilers derive a module's name from its path, so here the folders have their installed names."""
-FOLDERS = {
-    "zmdp": "src/zmdp",
-    "zmdp/mdp": "mdp",
-    "zmdp/mmi": "mmi",
-    "zmdp/clients": "clients",
-    "zmdp/workers": "workers",
-}
+FOUND = find_packages(str(HERE))
+"""The product's folders.  They are installed under one name: `clients` would shadow a user's own package."""
+FOLDERS = {"zmdp": "src/zmdp", **{f"zmdp.{name}": name.replace(".", "/") for name in FOUND}}
 CYTHON = ["zmdp/mdp/transport/multipart_cython.pyx", "zmdp/mdp/wire/batch.py"]
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 """The setuptools commands that compile.  pip runs others only for the metadata, which should be fast."""
 PURE = os.environ.get("ZMDP_PURE", "")
-MACHINES = [
-    "zmdp/clients/broker_connection.py",
-    "zmdp/clients/call.py",
-    "zmdp/clients/failover.py",
-    "zmdp/clients/session.py",
-    "zmdp/workers/credit.py",
-    "zmdp/workers/heartbeats.py",
-    "zmdp/workers/held.py",
-    "zmdp/workers/outgoing.py",
-    "zmdp/workers/session.py",
-    "zmdp/mdp/broker/abouts.py",
-    "zmdp/mdp/broker/admission.py",
-    "zmdp/mdp/broker/announcements.py",
-    "zmdp/mdp/broker/backlog.py",
-    "zmdp/mdp/broker/client_dialog.py",
-    "zmdp/mdp/broker/connections.py",
-    "zmdp/mdp/broker/delivery.py",
-    "zmdp/mdp/broker/directory.py",
-    "zmdp/mdp/broker/door.py",
-    "zmdp/mdp/broker/drops.py",
-    "zmdp/mdp/broker/endings.py",
-    "zmdp/mdp/broker/events.py",
-    "zmdp/mdp/broker/failures.py",
-    "zmdp/mdp/broker/given_up.py",
-    "zmdp/mdp/broker/journal.py",
-    "zmdp/mdp/broker/link_dialog.py",
-    "zmdp/mdp/broker/link_ports.py",
-    "zmdp/mdp/broker/links.py",
-    "zmdp/mdp/broker/machine.py",
-    "zmdp/mdp/broker/metrics.py",
-    "zmdp/mdp/broker/outbox.py",
-    "zmdp/mdp/broker/outgoing.py",
-    "zmdp/mdp/broker/ports.py",
-    "zmdp/mdp/broker/records.py",
-    "zmdp/mdp/broker/registry.py",
-    "zmdp/mdp/broker/requests.py",
-    "zmdp/mdp/broker/roles.py",
-    "zmdp/mdp/broker/scheduling.py",
-    "zmdp/mdp/broker/server.py",
-    "zmdp/mdp/broker/shared.py",
-    "zmdp/mdp/broker/sockets.py",
-    "zmdp/mdp/broker/tails.py",
-    "zmdp/mdp/broker/unfinished.py",
-    "zmdp/mdp/broker/watch.py",
-    "zmdp/mdp/broker/worker_dialog.py",
-    "zmdp/mdp/histogram.py",
-    "zmdp/mdp/linked_lists.py",
-    "zmdp/mdp/timers.py",
-    "zmdp/mdp/wire/commands.py",
-    "zmdp/mdp/wire/envelope.py",
-    "zmdp/mdp/wire/messages.py",
-    "zmdp/mdp/wire/mdp.py",
-    "zmdp/mdp/wire/names.py",
-    "zmdp/mdp/wire/options.py",
-    "zmdp/mdp/wire/pirate.py",
-    "zmdp/mdp/wire/value.py",
-    "zmdp/mdp/wire/x1.py",
-]
+UNCOMPILED = {"__init__", "allocation", "zap"}
+"""Modules of the broker that mypyc cannot compile, because a base class is not compiled."""
+
+
+def machines() -> list[str]:
+    """Return the modules that mypyc compiles: the broker, the wire, and what costs time in clients and workers."""
+    names = {
+        "mdp": ["histogram", "linked_lists", "timers"],
+        "mdp/broker": sorted({path.stem for path in HERE.glob("mdp/broker/*.py")} - UNCOMPILED),
+        "mdp/wire": [path.stem for path in HERE.glob("mdp/wire/[!_]*.py") if not path.with_suffix(".pxd").exists()],
+        "clients": ["broker_connection", "call", "failover", "session"],
+        "workers": ["credit", "heartbeats", "held", "outgoing", "session"],
+    }
+    return [f"zmdp/{folder}/{name}.py" for folder, found in names.items() for name in found]
 
 
 def extensions() -> list[Extension]:
@@ -133,10 +85,10 @@ def _check_compiler() -> None:
 def _stage() -> None:
     shutil.rmtree(STAGE, ignore_errors=True)
     for name, folder in FOLDERS.items():
-        for source in (HERE / folder).rglob("*.p*"):
+        staged = STAGE / name.replace(".", "/")
+        staged.mkdir(parents=True)
+        for source in (HERE / folder).glob("*.p*"):
             if source.suffix in {".py", ".pyx", ".pxd"}:
-                staged = STAGE / name / source.relative_to(HERE / folder)
-                staged.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, staged)
     shutil.copy2(HERE / "src/zmdp/py.typed", STAGE / "zmdp")
 
@@ -155,7 +107,7 @@ def _machines() -> list[Extension]:
         return [
             _moved(each)
             for each in mypycify(
-                ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", *MACHINES],
+                ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", *machines()],
                 opt_level=os.environ.get("MYPYC_OPT_LEVEL", "2"),
                 debug_level="0",
                 group_name="zmdp.machines",
@@ -191,4 +143,9 @@ class build_compiled(build_ext):  # noqa: N801 - named as setuptools names them
             self.extensions = []
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": build_compiled})
+setup(
+    packages=[*find_packages(str(HERE / "src")), *(f"zmdp.{name}" for name in FOUND)],
+    package_dir={"": "src", **FOLDERS},
+    ext_modules=extensions(),
+    cmdclass={"build_ext": build_compiled},
+)

@@ -1,16 +1,15 @@
-"""Figures for planning: what requests, connections, waiting requests and Titanic's rows cost.
+"""Figures for planning: what requests, links, connections, waiting requests and Titanic's rows cost.
 
     python bench/capacity.py [PART …] [--scale 1.0]
 
-The parts are `bodies`, `connections`, `clients`, `waiting` and `titanic`, by default all; `--scale` changes how many of
-each there are.  bench/brokers.py measures links.  CPU is that of all threads of a process; memory is resident memory.
+The parts are `bodies`, `links`, `connections`, `waiting` and `titanic`, by default all; `--scale` changes how many of
+each there are, and how long calls last.  CPU is that of all threads of a process; memory is resident memory.
 """
 
 import argparse
 import asyncio
 import json
-import statistics
-import subprocess
+import resource
 import sys
 import tempfile
 import time
@@ -18,75 +17,94 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import processes
 import sqlalchemy as sa
 import zmq
-from native import cpu_seconds, memory
-from turns import BIN, WORKER, Case, compare, running, start_broker
+from processes import cpu_seconds, memory
+from turns import Case, compare
 
 from zmdp.clients import AsyncClient
 from zmdp.titanic import AsyncTitanic, schema
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+sys.path.insert(0, str(processes.BENCH.parent / "tests"))
 
 BODY_BYTES = (32, 1024, 7000, 65536, 1_000_000)
-CONNECTIONS = 5000
-CLIENTS = 600
+PEERS = (2, 4, 8)
+CONNECTIONS = 600
 WAITING = 50_000
 WAITING_BODY_BYTES = 100
 ROWS = 20_000
 ROW_BODY_BYTES = 100
 OUTSTANDING = 256
 SETTLE_SECONDS = 2.0
-OPTIONS = ("--max-queue", "10000000")
+
+
+class Brokers:
+    """Starts brokers and workers, which are ended with the stack."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self._started = 0
+
+    def start(self, *options: str) -> tuple[str, int]:
+        """Start a broker with a name of its own; return its endpoint and process."""
+        self._started += 1
+        server = self._stack.enter_context(processes.broker("--name", f"b{self._started}", *options))
+        return server.address, server.pids[0]
+
+    def work(self, endpoint: str) -> None:
+        """Start a process that offers `echo` with coroutines."""
+        options = ("--broker", endpoint, "--concurrency", "256", "--log-level", "error")
+        command = (processes.BIN / "mdworker", "services:echo_async", "--service", "echo", *options)
+        self._stack.enter_context(processes.running(*command))
 
 
 def bodies(scale: float) -> None:
     """Measure the broker's CPU per request by the size of the body, which is echoed."""
     with ExitStack() as stack:
-        endpoint, pid = start_broker(stack)
-        worker = stack.enter_context(running(sys.executable, "-c", WORKER, endpoint))
-        assert worker.stdout is not None
-        worker.stdout.readline()
+        brokers = Brokers(stack)
+        endpoint, pid = brokers.start()
+        brokers.work(endpoint)
         for size in BODY_BYTES:
-            case = Case(str(size), AsyncClient(endpoint, timeout=60), {"broker": pid})
-            options = argparse.Namespace(outstanding=64, rounds=5, seconds=scale, body=size)
-            asyncio.run(compare([case], options))
-            cpu = statistics.median(case.cpu["broker"])
-            print(f"body of {size:>9,} bytes: {cpu:7.1f} µs of the broker, {1e6 / cpu:10,.0f} requests/s per core")
+            case = Case(f"body of {size:,} bytes", AsyncClient(endpoint, timeout=60), {"broker": pid})
+            asyncio.run(compare([case], seconds=scale, body=size))
+            print(case)
+
+
+def links(scale: float) -> None:
+    """Measure requests beside linked brokers, through a peer, and from leaf to leaf of a tree, beside one alone."""
+    with ExitStack() as stack:
+        brokers, cases = Brokers(stack), []
+
+        def case(name: str, *way: tuple[str, int]) -> None:
+            brokers.work(way[-1][0])
+            pids = {f"broker {at}": pid for at, (_, pid) in enumerate(way, 1)}
+            cases.append(Case(name, AsyncClient(way[0][0], timeout=60), pids))
+
+        others = [brokers.start()[0] for _ in range(max(PEERS))]
+        for count in (0, *PEERS):
+            case(f"{count} peers", brokers.start(*(f"--peer={other}" for other in others[:count])))
+        far = brokers.start()
+        case("through a peer", brokers.start("--peer", far[0]), far)
+        root = brokers.start()
+        leaves = [brokers.start("--parent", root[0]) for _ in range(2)]
+        case("from leaf to leaf", leaves[0], root, leaves[1])
+        asyncio.run(compare(cases, seconds=scale))
+        for each in cases:
+            print(each)
 
 
 def connections(scale: float) -> None:
-    """Measure the memory and the CPU of idle workers."""
-    count = round(CONNECTIONS * scale)
-    with ExitStack() as stack:
-        endpoint, pid = start_broker(stack)
-        before = memory(pid)
-        program = Path(__file__).with_name("idle_peers.py")
-        peers = subprocess.Popen(
-            [sys.executable, program, endpoint, "0.2", "one", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-        stack.callback(peers.kill)
-        assert peers.stdin is not None
-        assert peers.stdout is not None
-        print(count, file=peers.stdin, flush=True)
-        peers.stdout.readline()
-        time.sleep(SETTLE_SECONDS)
-        used, began, at = (memory(pid) - before) / count, cpu_seconds(pid), time.monotonic()
-        time.sleep(5 * SETTLE_SECONDS)
-        busy = (cpu_seconds(pid) - began) / (time.monotonic() - at)
-        print(f"{count:,} idle workers, a heartbeat each second: {used:,.0f} bytes each, {100 * busy:.1f} % of a core")
-
-
-def clients(scale: float) -> None:
-    """Measure the memory of idle clients, with keys and without."""
+    """Measure the memory of idle workers, and of idle clients with keys; and the CPU of the workers' heartbeats."""
     from support.access import Folder
 
-    count = round(CLIENTS * scale)
+    count = round(CONNECTIONS * scale)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for keyed in (False, True):
         with ExitStack() as stack:
             folder = Folder(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-            endpoint, pid = start_broker(stack, *(("--access", str(folder.access)) if keyed else ()))
+            endpoint, pid = Brokers(stack).start(*(("--access", str(folder.access)) if keyed else ()))
             context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
             stack.callback(context.destroy, linger=0)
             context.set(zmq.MAX_SOCKETS, 2 * count)
@@ -101,6 +119,21 @@ def clients(scale: float) -> None:
                 each.recv_multipart()
             used = (memory(pid) - before) / count
             print(f"{count:,} idle clients {'with' if keyed else 'without'} keys: {used:,.0f} bytes each")
+            if not keyed:
+                for each in sockets:
+                    each.send_multipart([b"MDPW02", b"\x01", b"idle"])
+                used, busy = (memory(pid) - before) / count, _beating(sockets, pid)
+                print(f"{count:,} idle workers: {used:,.0f} bytes each; heartbeats {1e6 * busy / count:.1f} µs each")
+
+
+def _beating(sockets: list[zmq.Socket[bytes]], pid: int) -> float:
+    """Send heartbeats each second; return the seconds of the broker's CPU for those of one second."""
+    began, rounds = cpu_seconds(pid), 5
+    for _ in range(rounds):
+        for each in sockets:
+            each.send_multipart([b"MDPW02", b"\x05"])
+        time.sleep(1.0)
+    return (cpu_seconds(pid) - began) / rounds
 
 
 async def _all_wait(client: AsyncClient, count: int) -> bool:
@@ -130,8 +163,7 @@ def waiting(scale: float) -> None:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     with ExitStack() as stack:
-        endpoint, pid = start_broker(stack, *OPTIONS)
-        asyncio.run(fill(endpoint, pid))
+        asyncio.run(fill(*Brokers(stack).start("--max-queue", "10000000")))
 
 
 def titanic(scale: float) -> None:
@@ -156,13 +188,14 @@ def _rows(name: str, url: str, size: Callable[[], float], count: int) -> None:
     engine = schema.open_engine(schema.database_url(url), create=True)
     schema.upgrade(engine)
     with ExitStack() as stack:
-        endpoint, _ = start_broker(stack)
-        command = (str(BIN / "titanic"), "serve", "--db", url, "--broker", endpoint, "--log-level", "error")
-        stack.enter_context(running(*command))
+        brokers = Brokers(stack)
+        endpoint, _ = brokers.start()
+        options = ("--db", url, "--broker", endpoint, "--log-level", "error")
+        stack.enter_context(processes.running(processes.BIN / "titanic", "serve", *options))
         empty = size()
         accepted = asyncio.run(_accept(endpoint, count))
         each = (size() - empty) / count
-        stack.enter_context(running(sys.executable, "-c", WORKER, endpoint))
+        brokers.work(endpoint)
         began = time.monotonic()
         with engine.connect() as connection:
             while connection.exec_driver_sql(
@@ -194,7 +227,7 @@ async def _accept(endpoint: str, count: int) -> float:
 
 
 PARTS: dict[str, Callable[[float], None]] = {
-    "bodies": bodies, "connections": connections, "clients": clients, "waiting": waiting, "titanic": titanic,
+    "bodies": bodies, "links": links, "connections": connections, "waiting": waiting, "titanic": titanic,
 }  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Death of a worker: from its kill -9 until its request runs in another worker, and until the broker knows.
 
-    python bench/death.py [--quick]
+    python bench/suite.py --parts death
 
 Real processes: `mdp-broker` and `mdworker` with default settings.  Each kill hits a new process.
 
@@ -25,7 +25,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from stacks import alone, processes, running, zmdp
+import processes
+from stacks import running
 
 from zmdp.clients import Client
 
@@ -45,12 +46,9 @@ def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[di
     del options  # fewer kills say nothing about the longest time
     note = f"{KILLS} kills each; the range is that of all kills"
     yield {"part": PART, "figure": FIGURE, "unit": "ms", "note": note}
-    if why := zmdp.Zmdp().missing():
-        yield {"part": PART, "skipped": "all", "why": why}
-        return
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        server = opened.enter_context(zmdp.Zmdp().server(folder))
+        server = opened.enter_context(processes.broker())
         client = opened.enter_context(Client(server.address, timeout=TIMEOUT_SECONDS))
         tell(f"{PART}: {KILLS} busy workers")
         for ended, noticed in kill_busy(opened, client, server.address, folder):
@@ -139,7 +137,3 @@ def wait_for(condition: Callable[[], bool]) -> None:
         if time.monotonic() > until:
             raise processes.FailedError(f"nothing happened for {TIMEOUT_SECONDS:g} s")
         time.sleep(0.005)
-
-
-if __name__ == "__main__":
-    alone.main(TITLE, run)

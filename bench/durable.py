@@ -1,6 +1,6 @@
 """Durable accepts per second: Titanic compared with RabbitMQ's confirmed persistent messages and NATS JetStream.
 
-    python bench/durable.py [--quick] [--rounds N] [--seconds S] [--only PEER]…
+    python bench/suite.py --parts durable [--quick] [--rounds N] [--seconds S] [--only PEER]…
 
 One Python client submits 100-byte messages, 1 or 64 at a time, which nobody consumes; only acceptance is measured.
 Unless the name says otherwise, all give the same guarantee: an accepted message is on disk.  Titanic answers after the
@@ -17,7 +17,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stacks import alone, disk, nats, rabbitmq, running, titanic
+from stacks import disk, nats, rabbitmq, running, titanic
 from stacks.peer import Peer
 
 PART = "durable"
@@ -46,10 +46,10 @@ def contenders() -> list[Peer]:
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield the records of this part."""
-    rounds, seconds = alone.extent(options)
+    rounds, seconds = options.rounds, options.seconds
     for figure, _ in FIGURES:
-        yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}
-    chosen = [peer for peer in contenders() if alone.wanted(options, peer.name, QUICK)]
+        yield {"part": PART, "figure": figure, "base": BASE, "note": NOTE}
+    chosen = running.chosen(options, contenders(), QUICK)
     yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, _: _measure(peer, seconds))
 
 
@@ -61,7 +61,3 @@ def _measure(peer: Peer, seconds: float) -> Iterator[dict[str, Any]]:
     for outstanding, figures in zip(OUTSTANDING, found, strict=True):
         for figure, value in zip(FIGURES, (figures["rate"], figures["p50"], figures["p99"]), strict=True):
             yield running.record(PART, figure, peer.name, {"outstanding": outstanding}, value)
-
-
-if __name__ == "__main__":
-    alone.main(TITLE, run)

@@ -1,6 +1,6 @@
 """Mixed loads: latency percentiles of short requests among a few long ones, for zmdp and its peers.
 
-    python bench/mixed.py [--quick] [--rounds N] [--seconds S] [--only PEER]…
+    python bench/suite.py --parts mixed [--quick] [--rounds N] [--seconds S] [--only PEER]…
 
 100 or 200 requests per second arrive at random moments, the same moments for all; 5% of them take 200 ms, the others
 1 ms.  Four worker processes with default settings serve them, once with handlers that block, as CPU-bound work does,
@@ -9,8 +9,8 @@ and once with handlers that await.  A short request's latency counts from the mo
 With handlers that block, each process handles one request at a time, and at 200 per second the four are busy a little
 more than half of the time.  The difference lies in which worker gets a request.  zmdp's broker, and RabbitMQ with
 prefetch 1, give it to an idle worker, and keep it while there is none; with Redis lists idle workers fetch it.  A NATS
-queue group, RabbitMQ with its default prefetch (no limit) and ZeroMQ's own round robin give it to a worker immediately,
-busy or not, so a short request may wait behind a long one although other workers are idle.
+queue group, and RabbitMQ with its default prefetch (no limit), give it to a worker immediately, busy or not, so a short
+request may wait behind a long one although other workers are idle.
 
 Handlers that await run concurrently in zmdp's worker.  nats-py runs one at a time, unless the application starts a task
 for each message ("a task per message").
@@ -24,7 +24,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stacks import alone, load, nats, rabbitmq, redis, roundrobin, running, zmdp
+from stacks import load, nats, rabbitmq, redis, running, zmdp
 from stacks.peer import Peer
 
 PART = "mixed"
@@ -58,23 +58,22 @@ def contenders(handlers: str = BLOCKING) -> list[Peer]:
         nats.NATS(),
         rabbitmq.RabbitMQ("RabbitMQ, prefetch 1", prefetch=1),
         rabbitmq.RabbitMQ("RabbitMQ, default prefetch", prefetch=0),
-        roundrobin.RoundRobin(),
         redis.RedisLists(),
     ]
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield the records of this part."""
-    rounds, seconds = alone.extent(options)
+    rounds, seconds = options.rounds, options.seconds
     seconds *= LONGER
     for percent in PERCENTILES:
-        yield {"part": PART, "figure": figure(percent), "base": BASE, "x": "per second", "note": NOTE}
+        yield {"part": PART, "figure": figure(percent), "base": BASE, "note": NOTE}
     for number in range(rounds):
         for rate in RATES:
             latencies = ideal(load.schedule(rate, seconds, SHARE, seed=number))
             yield from _records(LIMIT, BLOCKING, rate, latencies)
     for handlers in WORK:
-        chosen = [peer for peer in contenders(handlers) if alone.wanted(options, peer.name, QUICK)]
+        chosen = running.chosen(options, contenders(handlers), QUICK)
         yield from running.in_turn(
             PART, chosen, rounds,
             lambda text, handlers=handlers: tell(f"{text}, {handlers} handlers"),
@@ -120,7 +119,3 @@ def ideal(moments: list[tuple[float, bool]], workers: int = running.WORKERS) -> 
         if not slow:
             latencies.append(ends - due)
     return latencies
-
-
-if __name__ == "__main__":
-    alone.main(TITLE, run)

@@ -1,11 +1,10 @@
-"""Compile the C programs that the benchmarks use, and run the brokers that they measure.
+"""Compile the C programs that the benchmarks use, and run them.
 
-    with native.built() as tools, native.forwarding(tools) as (pid, endpoint):
-        with native.Loading(tools, pid, endpoint, "0.2", outstanding=64) as loading:
+    with native.built() as tools, native.forwarding(tools) as server:
+        with native.Loading(tools, server, "0.2", outstanding=64) as loading:
             print(loading.turn(1.0))
 
-All of them use the libzmq that pyzmq has loaded: the programs here open it by its path, and the Guide's C broker gets
-it through LD_PRELOAD.  If something is not available, `Missing` is raised and says why.
+They open the libzmq that pyzmq has loaded, by its path.  Raises `processes.FailedError` if they cannot be compiled.
 """
 
 import json
@@ -14,7 +13,6 @@ import re
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,24 +22,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import processes
 import zmq.backend  # noqa: F401 - it loads libzmq
 
 HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
-DIALECTS = {"0.1": "0.1", "0.2": "0.2", "X1": "x1"}
+DIALECTS = {"0.2": "0.2", "X1": "x1"}
 """The name of each dialect in native/load.c."""
-PURE = {"ZMDP_PURE": "1"}
-"""The environment in which zmdp uses no compiled modules."""
 SETTLE = 0.15
 """Seconds until the workers' READY have arrived."""
 WARM_UP = 0.05
 """Seconds of a first turn, which is not counted."""
-SETTLED = 0.02
-"""Fraction of a core below which a process is considered idle."""
-
-
-class Missing(Exception):
-    """Something that a benchmark needs is not available."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +76,10 @@ def libzmq() -> Path:
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
-        raise Missing("CPU time is taken from /proc, which is not there: the load in C takes Linux") from None
+        raise processes.FailedError("CPU time is taken from /proc, which only Linux has") from None
     found = {line.split(maxsplit=5)[5] for line in maps.splitlines() if re.search(r"/libzmq[^/]*\.so", line)}
     if not found:
-        raise Missing("pyzmq has libzmq inside itself, where programs in C cannot open it")
+        raise processes.FailedError("pyzmq has libzmq inside itself, where programs in C cannot open it")
     return Path(found.pop())
 
 
@@ -100,125 +90,41 @@ def built() -> Iterator[Tools]:
     with tempfile.TemporaryDirectory(prefix="zmdp-bench-") as folder:
         tools = Tools(Path(folder), library)
         for name in ("load", "forward"):
-            _compile(HERE / "native" / f"{name}.c", tools.folder / name, "-ldl")
+            _compile(HERE / "native" / f"{name}.c", tools.folder / name)
         yield tools
 
 
-def guide_directory(given: str | None) -> Path:
-    """Return the folder of the Guide's C examples: the given one, or that in ZMDP_BENCH_GUIDE."""
-    name = given or os.environ.get("ZMDP_BENCH_GUIDE")
-    if not name:
-        raise Missing("its source is not here: --guide or ZMDP_BENCH_GUIDE can name the ZeroMQ Guide's examples/C")
-    if not (Path(name) / "mdbroker.c").is_file():
-        raise Missing(f"there is no mdbroker.c in {name}")
-    return Path(name)
-
-
-def build_guide(tools: Tools, directory: Path, heartbeat: float = 2.5) -> str:
-    """Compile the Guide's C broker, changing only its heartbeat interval; return the name of the program."""
-    name = f"guide-{heartbeat:g}"
-    source = (directory / "mdbroker.c").read_text()
-    source = re.sub(r"(#define HEARTBEAT_INTERVAL\s+)\d+", rf"\g<1>{heartbeat * 1000:.0f}", source)
-    copy = tools.folder / f"{name}.c"
-    copy.write_text(source)
-    options = ("-w", "-include", str(HERE / "native" / "czmq4.h"), "-I", str(directory), "-lczmq", "-lzmq")
-    try:
-        _compile(copy, tools.folder / name, *options)
-    except Missing as error:
-        raise Missing(f"it takes CZMQ 4 (Debian: apt-get install libczmq-dev): {error}") from None
-    return name
-
-
-def _compile(source: Path, target: Path, *options: str) -> None:
+def _compile(source: Path, target: Path) -> None:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise Missing("there is no C compiler (Debian: apt-get install gcc libc6-dev)")
-    flags = [each for each in options if not each.startswith("-l")]
-    libraries = [each for each in options if each.startswith("-l")]
-    done = subprocess.run(
-        [*compiler.split(), "-O2", *flags, "-o", str(target), str(source), *libraries],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        raise processes.FailedError("there is no C compiler (Debian: apt-get install gcc libc6-dev)")
+    command = [*compiler.split(), "-O2", "-o", str(target), str(source), "-ldl"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
-        raise Missing(f"{source.name} does not compile: {lines[0]}")
-
-
-# ── processes ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return this process's environment, with additions."""
-    return {**os.environ, **(extra or {})}
+        raise processes.FailedError(f"{source.name} does not compile: {lines[0]}")
 
 
 @contextmanager
-def process(command: Sequence[str], extra: Mapping[str, str] | None = None) -> Iterator[tuple[int, str]]:
-    """Run a process that first prints its endpoint; yields its pid and endpoint.  Not in our group, so that only we get
-    Ctrl-C."""
-    started = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env=environment(extra), process_group=0,
-    )  # fmt: skip
-    try:
-        assert started.stdout is not None
-        endpoint = started.stdout.readline().strip()
-        if not endpoint:
-            raise Missing(f"{Path(command[0]).name} ended with {started.wait()}")
-        yield started.pid, endpoint
-    finally:
-        started.terminate()
-        try:
-            started.wait(3)
-        except subprocess.TimeoutExpired:
-            started.kill()
-            started.wait()
-
-
-def forwarding(tools: Tools, *, in_turn: bool = False):
-    """Run the forwarding loop in C, for MDP/0.1 and 0.2: see native/forward.c."""
-    return process(tools.command("forward", *["in-turn"] * in_turn))
-
-
-def forwarding_python():
-    """The same in Python."""
-    return process([sys.executable, str(HERE / "forward.py")])
-
-
-def guide(tools: Tools, name: str):
-    """Run the Guide's C broker, a program from `build_guide`; it speaks MDP/0.1."""
-    return process([str(tools.folder / name)], {"LD_PRELOAD": str(tools.libzmq)})
-
-
-def guide_method(heartbeat: float = 2.5):
-    """Run a broker in Python by the Guide's method; it speaks MDP/0.1."""
-    return process([sys.executable, str(HERE / "guide_method.py"), "--heartbeat", str(heartbeat)])
-
-
-def broker(*options: str, pure: bool = False):
-    """Run a real `mdp-broker`; `pure`: without its compiled modules."""
-    command = [str(BIN / "mdp-broker"), "--bind", "tcp://127.0.0.1:*", "--log-level", "error", "--drain-timeout", "0"]
-    return process([*command, *options], PURE if pure else None)
+def forwarding(tools: Tools) -> Iterator[processes.Server]:
+    """Run the forwarding loop, for MDP/0.2: see native/forward.c."""
+    with processes.running(*tools.command("forward")) as process:
+        yield processes.Server(process.read_line(), [process.pid])
 
 
 # ── measuring ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Loading:
-    """Clients and workers, with `outstanding` requests of `body` bytes per client: see native/load.c.
-
-    `credit` is that of an X1 worker.
-    """
+    """Clients and workers, with `outstanding` requests of `body` bytes per client: see native/load.c."""
 
     def __init__(
-        self, tools: Tools, pid: int, endpoint: str, dialect: str, *, clients: int = 4, workers: int = 4,
-        outstanding: int = 64, body: int = 32, credit: int | None = None, cores: AbstractSet[int] | None = None,
+        self, tools: Tools, server: processes.Server, dialect: str, *, clients: int = 4, workers: int = 4,
+        outstanding: int = 64, body: int = 32, cores: AbstractSet[int] | None = None,
     ) -> None:  # fmt: skip
         self._cores = cores
-        self._command = tools.command(
-            "load", endpoint, DIALECTS[dialect], clients, workers, outstanding, body, pid,
-            *([] if credit is None else [credit])
-        )  # fmt: skip
+        counts = (clients, workers, outstanding, body, server.pids[0])
+        self._command = tools.command("load", server.address, DIALECTS[dialect], *counts)
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -282,27 +188,3 @@ def pin(pid: int, to: AbstractSet[int]) -> None:
     """Let all threads of a process run on these cores only."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), to)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of all threads of a process."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
-def memory(pid: int) -> int:
-    """Return the resident memory of a process in bytes."""
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(line.split()[1]) * 1024
-
-
-def settle(pid: int, timeout: float = 60.0) -> None:
-    """Wait until a process has processed everything that it was sent, and is idle."""
-    until = time.monotonic() + timeout
-    used = cpu_seconds(pid)
-    while time.monotonic() < until:
-        time.sleep(0.15)
-        before, used = used, cpu_seconds(pid)
-        if used - before < SETTLED * 0.15:
-            return
-    raise RuntimeError(f"process {pid} was still busy after {timeout:g} s")

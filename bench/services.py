@@ -14,6 +14,10 @@ def echo(request):
     return request
 
 
+async def echo_async(request):
+    return request
+
+
 def sleep(request):
     """Block the thread for the number of milliseconds in the body."""
     time.sleep(float(request[0]) / 1000)

@@ -1,9 +1,9 @@
 """The benchmark suite: the cost of the broker, and zmdp compared with its peers, in turn and in the same run.
 
-    python bench/suite.py [--parts cost,stacks,mixed,death,durable,rows] [--quick] [--rounds N] [--seconds S]
-                          [--out bench/results] [--guide DIR] [--list]
+    python bench/suite.py [--parts cost,stacks,mixed,death,durable] [--only PEER]… [--quick] [--rounds N] [--seconds S]
+                          [--out build/bench]
 
-It writes results.md, results.json and plots into the folder, and reports its progress on stderr.  The page begins with
+It prints results.md and writes it, with results.json, into the folder; progress goes to stderr.  The page begins with
 the targets (targets.py) and the values measured for them.  A run with the defaults takes about twenty minutes; --quick
 takes a few, and measures little more than the targets need.  Ctrl-C ends the run and keeps its results so far.  Peers
 that are not installed are skipped, and the page lists them.
@@ -27,15 +27,8 @@ from typing import Any
 import report
 
 HERE = Path(__file__).parent
-PARTS = {
-    "cost": "cost",
-    "stacks": "stacks",
-    "mixed": "mixed",
-    "death": "death",
-    "durable": "durable",
-    "rows": "spark_pipeline",
-}
-"""The parts, and their modules."""
+PARTS = ("cost", "stacks", "mixed", "death", "durable")
+"""The parts, which are also the names of their modules."""
 
 
 def tell(text: str) -> None:
@@ -44,7 +37,7 @@ def tell(text: str) -> None:
 
 def find(part: str) -> ModuleType:
     """Return the module of a part.  Raises `ImportError`."""
-    return importlib.import_module(PARTS[part])
+    return importlib.import_module(part)
 
 
 def load_average() -> str:
@@ -78,16 +71,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def listing() -> None:
-    for part in PARTS:
-        try:
-            module = find(part)
-        except ImportError as error:
-            print(f"{part:10}missing: {error}")
-        else:
-            print(f"{part:10}{module.TITLE}")
-
-
 def measure(options: argparse.Namespace, results: dict[str, Any], folder: Path) -> None:
     """Run all chosen parts; `results` keeps everything that was measured, even if a part fails."""
     records: list[dict[str, Any]] = results["records"]
@@ -114,7 +97,7 @@ def measure(options: argparse.Namespace, results: dict[str, Any], folder: Path) 
                 measured.close()  # its processes end now
         results["machine"]["load after"] = load_average()
         judge(results)
-        report.write_text(results, folder)
+        report.write(results, folder)
 
 
 def judge(results: dict[str, Any]) -> None:
@@ -129,12 +112,13 @@ def arguments() -> argparse.Namespace:
         description=__doc__.split("\n\n", maxsplit=1)[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--parts", default=",".join(PARTS), help="parts to run, separated by commas [%(default)s]")
+    parser.add_argument(
+        "--only", metavar="PEER", action="append", help="measure only peers whose names begin with PEER; repeatable"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, fewer points and peers")
     parser.add_argument("--rounds", type=int, help="rounds of every measurement [3; --quick: 2]")
     parser.add_argument("--seconds", type=float, help="duration of one measurement of a full stack [1; --quick: 0.5]")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for the results")
-    parser.add_argument("--guide", metavar="DIR", help="the ZeroMQ Guide's examples/C [$ZMDP_BENCH_GUIDE]")
-    parser.add_argument("--list", action="store_true", help="list the parts and exit")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "bench", help="folder for the results")
     options = parser.parse_args()
     options.parts = [part.strip() for part in options.parts.split(",") if part.strip()]
     unknown = [part for part in options.parts if part not in PARTS]
@@ -153,9 +137,6 @@ def interrupt(number: int, frame: object) -> None:
 def main() -> int:
     """Measure and write."""
     options = arguments()
-    if options.list:
-        listing()
-        return 0
     signal.signal(signal.SIGTERM, interrupt)
     results: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -171,7 +152,7 @@ def main() -> int:
         results["interrupted"] = True
     results["machine"]["load after"] = load_average()
     judge(results)
-    report.write(results, options.out, tell)
+    report.write(results, options.out)
     print(report.markdown(results))
     tell(f"written to {options.out}")
     return 130 if results.get("interrupted") else 0

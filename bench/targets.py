@@ -11,7 +11,6 @@ import cost
 import death
 import durable
 import mixed
-import spark_pipeline
 import stacks
 from report import Figure, Spread, ratios
 
@@ -101,10 +100,6 @@ def targets() -> Iterator[Target]:
     yield Target(
         "durable accepts per second ÷ RabbitMQ classic queue with confirms, 64 outstanding", ">", 1,
         durable.PART, durable.FIGURES[0][0], durable.BASE, CLASSIC, {"outstanding": 64},
-    )  # fmt: skip
-    yield Target(
-        "call_service, rows per second, one row per request", "≥", 25_000,
-        spark_pipeline.PART, spark_pipeline.FIGURE, spark_pipeline.WAY,
     )  # fmt: skip
 
 

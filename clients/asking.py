@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from ..mdp.cli.console import Decorator, Number, brokers_option, key_options, options, with_default
+from ..mdp.cli.console import Decorator, Number, brokers_option, key_options, options
 from ..mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, ServiceNotFound, WorkerLost
 from .completion import services
 from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
@@ -37,16 +37,15 @@ def connection_options(
             "--timeout",
             type=Number("seconds"),
             default=timeout,
-            help=with_default("How long each attempt may take; see --retries.", timeout, "seconds"),
+            help="How long each attempt may take; see --retries.",
         ),
         click.option(
             "--retries",
             type=Number("retries", whole=True, zero=True),
             default=retries,
-            help=with_default(
+            help=(
                 "Attempts after the first. A command gives up after TIMEOUT × (1 + RETRIES) seconds. With X1 a "
-                "request is resent only if the connection is lost; with 0.2 and 0.1, after each TIMEOUT.",
-                retries,
+                "request is resent only if the connection is lost; with 0.2 and 0.1, after each TIMEOUT."
             ),
         ),
         click.option(
@@ -55,7 +54,7 @@ def connection_options(
             default="X1",
             envvar="MDP_PROTOCOL",
             show_envvar=True,
-            help=with_default("Protocol to speak: 0.2 or 0.1 if the broker is not zmdp's.", "X1"),
+            help="Protocol to speak: 0.2 or 0.1 if the broker is not zmdp's.",
         ),
         click.option(
             "--envelope",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
-GENERATED = {"commands.md", "benchmarks.md"}
+GENERATED = {"commands.md"}
 LINK_TARGET = re.compile(r"(?<=\])\([^)]*\)|<?https?://\S+")
 
 

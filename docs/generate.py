@@ -5,7 +5,6 @@ That is docs/reference/commands.md, from the `--help` of each command, and a vie
 
 import shutil
 import textwrap
-import tomllib
 from itertools import groupby
 from pathlib import Path
 
@@ -75,12 +74,8 @@ def link_package(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     package = folder / "zmdp"
     package.mkdir(parents=True)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    for name, source in project["tool"]["setuptools"]["package-dir"].items():
-        if name.count(".") == 1:
-            (package / name.removeprefix("zmdp.")).symlink_to(ROOT / source)
-    for module in (ROOT / "src" / "zmdp").glob("*.py"):
-        (package / module.name).symlink_to(module)
+    for source in [*(ROOT / "src" / "zmdp").iterdir(), *(init.parent for init in ROOT.glob("*/__init__.py"))]:
+        (package / source.name).symlink_to(source)
 
 
 if __name__ == "__main__":

@@ -5,21 +5,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import translate
 from pathlib import Path
-from typing import Any, Final, NoReturn, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
+
+import msgspec
 
 from . import toml
 from .certificates import public_key, read_secret
-from .errors import AccessError, SettingError
+from .errors import SettingError
 from .limits import LARGEST
-from .spelling import spelling_hint
 from .tokens import parse_digest
 
-MMI: Final = ("none", "service", "all")
+Mmi = Literal["none", "service", "all"]
 """What a role may ask the broker itself: nothing, whether a service exists, everything."""
+MMI: Final[tuple[str, ...]] = get_args(Mmi)
+Patterns = tuple[Annotated[str, msgspec.Meta(min_length=1)], ...]
+Limit = Annotated[int, msgspec.Meta(gt=0, lt=LARGEST)]
 
 _ROLE_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _MMI_PREFIX: Final = "mmi."
-_TOP: Final = ("secret_key", "roles")
 
 
 def _limit(unit: str, text: str) -> Any:
@@ -31,12 +34,12 @@ class Permissions:
     """What a role may do.  A limit that is None does not exist; the broker's own limits hold in any case."""
 
     name: str
-    call: tuple[str, ...] = ()
+    call: Patterns = ()
     """Patterns of the services that it may call, as in `fnmatch`, case-sensitive."""
-    offer: tuple[str, ...] = ()
+    offer: Patterns = ()
     """Patterns of the services that its workers may offer."""
-    mmi: str = "service"
-    """What it may ask the broker: one of `MMI`."""
+    mmi: Mmi = "service"
+    """What it may ask the broker."""
     admin: bool = False
     """Whether it may fetch, close and cancel what belongs to others; implies `mmi` "all"."""
     on_behalf: bool = False
@@ -71,7 +74,26 @@ SETTLE_SECONDS: Final = 0.5
 """How long an access file must stay as it is before it is read again: half a file may be valid, too."""
 LIMITS: Final = tuple(each for each in fields(Permissions) if "unit" in each.metadata)
 """The fields of `Permissions` that are limits."""
-_ROLE: Final = ("keys", "tokens", *(each.name for each in fields(Permissions) if each.init and each.name != "name"))
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    secret_key: str
+    roles: dict[str, Any] = {}
+
+
+_Role = msgspec.defstruct(
+    "_Role",
+    [
+        ("keys", tuple[str, ...], ()),
+        ("tokens", tuple[str, ...], ()),
+        *(
+            (each.name, Limit | None if each in LIMITS else each.type, each.default)
+            for each in fields(Permissions)
+            if each.init and each.name != "name"
+        ),
+    ],
+    forbid_unknown_fields=True,
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +125,7 @@ class Access:
         )
 
     def read_again(self) -> "Access":
-        """Return what the file says now.  Raises `AccessError`."""
+        """Return what the file says now.  Raises `SettingError`."""
         return load(self.path).adding(self.added)
 
     def keys_of(self, role: str) -> list[str]:
@@ -116,9 +138,9 @@ class Access:
 
 
 def load(path: str | Path) -> Access:
-    """Return what the access file `path` says.  Raises `AccessError`."""
+    """Return what the access file `path` says.  Raises `SettingError`."""
     path = Path(path)
-    return parse(read_text(path, "mdp-keys allow creates it"), path)
+    return parse(toml.read(path, "mdp-keys allow creates it"), path)
 
 
 def state_of(path: Path) -> FileState:
@@ -130,147 +152,70 @@ def state_of(path: Path) -> FileState:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def read_text(path: Path, hint: str) -> str:
-    """Return the text of an access file.
-
-    Raises `AccessError`; if the file does not exist, the message ends with `hint`.
-    """
-    try:
-        return toml.read(path)
-    except OSError as error:
-        more = f": {hint}" if isinstance(error, FileNotFoundError) else ""
-        raise AccessError(f"cannot read the access file {path}: {error.strerror}{more}") from None
-    except UnicodeDecodeError:
-        raise AccessError(f"the access file {path} is not text in UTF-8") from None
-
-
-def read_toml(text: str, path: Path) -> dict[str, Any]:
-    """Return the content of an access file.  Raises `AccessError`."""
-    try:
-        return toml.parse(text, path)
-    except SettingError as error:
-        raise AccessError(str(error)) from None
-
-
 def parse(text: str, path: Path) -> Access:
-    """Return what `text`, the content of the access file `path`, says.  Raises `AccessError`."""
-    content = read_toml(text, path)
-    check_names(content, _TOP, f"{path}")
-    secret_file = content.get("secret_key")
-    if not isinstance(secret_file, str) or not secret_file:
-        raise AccessError(
-            f'{path} must name the broker\'s key: secret_key = "broker.key_secret" (make it with mdp-keys new broker)'
-        )
+    """Return what `text`, the content of the access file `path`, says.  Raises `SettingError`."""
+    file = toml.convert(toml.parse(text, path), _File, str(path))
     try:
-        own = read_secret(path.parent / secret_file)
+        public, secret = read_secret(path.parent / file.secret_key)
     except SettingError as error:
-        raise AccessError(f"{path}: secret_key: {error}") from None
+        raise SettingError(f"{path}: secret_key: {error}") from None
     roles: dict[str, Permissions] = {}
     keys: dict[bytes, str] = {}
     named: dict[bytes, str] = {}
     tokens: dict[bytes, str] = {}
-    for name, table, where in role_tables(content, path):
-        roles[name] = _permissions(name, table, where)
-        for key, called in _keys(table, where, path.parent):
+    for name, where, given in roles_in(file.roles, _Role, path):
+        for key, called in _keys(given.pop("keys"), where, path.parent):
             if key in keys:
                 also = "" if named[key] == called else f" (as {named[key]!r})"
                 again = "it is listed twice" + also
                 if keys[key] != name:
                     again = f"it has role {keys[key]}{also}, and a key has one role: mdp-keys revoke {called} first"
-                raise AccessError(f"{where}: key {called!r}: {again}")
+                raise SettingError(f"{where}: key {called!r}: {again}")
             keys[key], named[key] = name, called
-        for digest in token_digests(table, where, "mdp-keys token makes one"):
+        for digest in digests(given.pop("tokens"), where, "mdp-keys token makes one"):
             if digest in tokens:
                 also = "twice" if tokens[digest] == name else f"in role {tokens[digest]} already"
-                raise AccessError(f"{where}: token sha256:{digest.hex()[:8]}… is listed {also}")
+                raise SettingError(f"{where}: token sha256:{digest.hex()[:8]}… is listed {also}")
             tokens[digest] = name
-    return Access(path, own.secret, own.public, roles, keys, named, tokens)
+        roles[name] = Permissions(name, **given)
+    return Access(path, secret, public, roles, keys, named, tokens)
 
 
-def role_tables(content: Mapping[str, Any], path: Path) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield the name of each role, its table, and how to begin an error in it.  Raises `AccessError`."""
-    tables = content.get("roles", {})
-    if not isinstance(tables, dict):
-        raise AccessError(f"{path}: roles is {tables!r}: write each role as a table, [roles.NAME]")
+def roles_in(
+    tables: Mapping[str, Any], kind: type[msgspec.Struct], path: Path
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the name of each role, how to begin an error in it, and its settings, the fields of `kind`.
+
+    Raises `SettingError`.
+    """
     for name, table in tables.items():
         if not _ROLE_NAME.fullmatch(name):
-            raise AccessError(
+            raise SettingError(
                 f"{path}: {name!r} cannot be the name of a role: use up to 64 letters, digits, and the characters - _ ."
             )
         where = f"{path}, role {name}"
-        if not isinstance(table, dict):
-            raise AccessError(f"{where}: it is {table!r}: write a role as a table, [roles.{name}]")
-        yield name, table, where
+        given = msgspec.structs.asdict(toml.convert(table, kind, where))
+        for pattern in (*given["call"], *given.get("offer", ())):
+            if pattern.startswith(_MMI_PREFIX):
+                raise SettingError(f"{where}: {pattern!r}: patterns do not apply to mmi.*: use the setting mmi")
+        yield name, where, given
 
 
-def _permissions(name: str, table: dict[str, Any], where: str) -> Permissions:
-    for inner, value in table.items():
-        if inner not in _ROLE and isinstance(value, dict):
-            raise AccessError(f'{where}: a role name with a dot needs quotes: [roles."{name}.{inner}"]')
-    check_names(table, _ROLE, where)
-    given = {key: value for key, value in table.items() if key not in {"keys", "tokens"}}
-    for key in ("call", "offer"):
-        if key in given:
-            given[key] = _patterns(table, key, where)
-    if given.get("mmi", "none") not in MMI:
-        fail(where, "mmi", given["mmi"], f"it must be one of {', '.join(MMI)}")
-    for key in ("admin", "on_behalf", "link"):
-        if not isinstance(given.get(key, False), bool):
-            fail(where, key, given[key], "it must be true or false")
-    for limit in LIMITS:
-        value = given.get(limit.name, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < LARGEST:
-            unit = limit.metadata["unit"]
-            fail(where, limit.name, value, f"it must be a whole number of {unit} above 0; leave it out for no limit")
-    return Permissions(name, **given)
-
-
-def _patterns(table: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    found = texts(table, key, where, '["*"]')
-    for pattern in found:
-        if not pattern:
-            fail(where, key, found, "an empty pattern matches nothing: remove it")
-        if pattern.startswith(_MMI_PREFIX):
-            hint = 'set mmi to "service" or "all" instead' if key == "call" else "the broker itself offers these"
-            fail(where, key, found, f"patterns do not apply to mmi.*: {hint}")
-    return tuple(found)
-
-
-def _keys(table: Mapping[str, Any], where: str, folder: Path) -> Iterator[tuple[bytes, str]]:
-    for called in texts(table, "keys", where, '["shop.key"]'):
+def _keys(listed: tuple[str, ...], where: str, folder: Path) -> Iterator[tuple[bytes, str]]:
+    for called in listed:
         try:
             yield public_key(called, folder), called
         except SettingError as error:
-            raise AccessError(f"{where}: key {called!r}: {error}") from None
+            raise SettingError(f"{where}: key {called!r}: {error}") from None
 
 
-def token_digests(table: Mapping[str, Any], where: str, hint: str) -> Iterator[bytes]:
-    """Yield the digests of a role's tokens.  Raises `AccessError`, which ends with `hint`."""
-    for text in texts(table, "tokens", where, '["sha256:…"]'):
+def digests(listed: tuple[str, ...], where: str, hint: str) -> Iterator[bytes]:
+    """Yield the digests of a role's tokens.  Raises `SettingError`, which ends with `hint`."""
+    for text in listed:
         try:
             yield parse_digest(text)
         except SettingError as error:
-            raise AccessError(f"{where}: tokens: {error}: {hint}") from None
-
-
-def texts(table: Mapping[str, Any], key: str, where: str, example: str) -> list[str]:
-    """Return a list of texts in a table, empty if it is not there.  Raises `AccessError`."""
-    value = table.get(key, [])
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        fail(where, key, value, f"it must be a list of texts, such as {example}")
-    return value
-
-
-def check_names(table: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
-    """Raise `AccessError` if the table has a setting that is not `known`."""
-    for name in table:
-        if name not in known:
-            raise AccessError(f"{where}: there is no setting {name!r}: {spelling_hint(name, known)}")
-
-
-def fail(where: str, key: str, value: object, expected: str) -> NoReturn:
-    """Raise `AccessError` for the value of a setting."""
-    raise AccessError(f"{where}: {key} is {value!r}: {expected}")
+            raise SettingError(f"{where}: tokens: {error}: {hint}") from None
 
 
 def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:

@@ -2,7 +2,6 @@
 
     ZmdpError
     ├── SettingError (ValueError)          a setting or argument is invalid
-    │   └── AccessError                    the access file is invalid
     ├── InvalidUUID (ValueError)           a text that should be a request's UUID is not one
     ├── BindError (OSError)                the broker cannot listen on an endpoint
     ├── ClosedError                        the client or worker was closed
@@ -32,10 +31,6 @@ class ZmdpError(Exception):
 
 class SettingError(ZmdpError, ValueError):
     """A setting or argument is invalid; the message says which, and what is allowed."""
-
-
-class AccessError(SettingError):
-    """The access file is invalid; the message says where, and what to do."""
 
 
 class InvalidUUID(ZmdpError, ValueError):

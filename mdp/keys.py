@@ -1,15 +1,17 @@
 """The CURVE keys of clients and workers: make them, load them, and use them on a socket."""
 
+import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 import zmq
+import zmq.auth
 
-from .certificates import public_key, read_secret, write_pair
+from .certificates import PUBLIC_SUFFIX, SECRET_SUFFIX, public_key, read_secret
 from .errors import SettingError
 
 
@@ -71,10 +73,10 @@ def load_keys(
             raise SettingError(
                 f"the broker's key {some} is of no use without a key of one's own: add --key (in Python, key)"
             )
-        own = read_secret(Path(key))
-        if zmq.curve_public(own.secret) != own.public:
+        public, secret = read_secret(Path(key))
+        if zmq.curve_public(secret) != public:
             raise SettingError(f"{key} is damaged: its public key does not belong to its secret key")
-        loaded = ClientKeys(own.public, own.secret, public_key(str(broker_key), Path()) if broker_key else b"")
+        loaded = ClientKeys(public, secret, public_key(str(broker_key), Path()) if broker_key else b"")
     servers = dict(loaded.servers) | {endpoint: _key_of(endpoint, str(text)) for endpoint, text in given.items()}
     for endpoint in brokers:
         if not loaded.server and endpoint not in servers:
@@ -95,11 +97,20 @@ def _key_of(endpoint: str, text: str) -> bytes:
 def create_keys(name: str, folder: Path) -> tuple[Path, Path]:
     """Make a key pair, write NAME.key and NAME.key_secret to `folder`, and return their paths.
 
-    Raises `SettingError` if a file exists or cannot be written.
+    Raises `SettingError` if one of them exists, because a key is never overwritten, or if they cannot be written.
     """
+    paths = folder / f"{name}{PUBLIC_SUFFIX}", folder / f"{name}{SECRET_SUFFIX}"
+    for path in paths:
+        if os.path.lexists(path):
+            raise SettingError(f"{path} exists, and keys are not overwritten: choose another name")
     try:
-        public, secret = zmq.curve_keypair()
+        with tempfile.TemporaryDirectory(prefix=".keys", dir=folder) as private:  # in which nobody else can read
+            zmq.auth.create_certificates(private, name)
+            os.chmod(Path(private, paths[1].name), 0o600)
+            for path in paths:
+                os.replace(Path(private, path.name), path)
     except zmq.ZMQError:
         raise SettingError("this libzmq cannot make keys: it was built without CURVE (reinstall pyzmq)") from None
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    return write_pair(name, folder, public, secret, {"name": name, "created": created})
+    except OSError as error:
+        raise SettingError(f"cannot write keys to {folder}: {error.strerror}") from None
+    return paths

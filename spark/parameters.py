@@ -6,19 +6,20 @@ from typing import Final
 import click
 
 from ..clients import bodies
-from ..mdp.cli.console import Decorator, with_default
+from ..mdp.cli.console import Decorator
 
 SPARK_GRACE_SECONDS: Final = 1.75
 """How long Spark may take to end after the limit of a drain."""
 PREFIX: Final = click.option(
     "--prefix",
     default="spark",
-    help=with_default("Prefix of the service names PREFIX.sql and PREFIX.job.", "spark"),
+    help="Prefix of the service names PREFIX.sql and PREFIX.job.",
 )
 MASTER: Final = click.option(
     "--master",
     metavar="URL",
-    help=with_default("Spark cluster: local[N], spark://HOST:PORT, yarn, k8s://…", "spark-submit's, else local[*]"),
+    show_default="spark-submit's, else local[*]",
+    help="Spark cluster: local[N], spark://HOST:PORT, yarn, k8s://…",
 )
 PY_FILES: Final = click.option(
     "--py-files",
@@ -49,5 +50,5 @@ CONF: Final = click.option(
 def name_option(kind: str) -> Decorator:
     """Return the decorator for `--name` of a driver, which is a `kind`: batch or fleet."""
     return click.option(
-        "--name", help=with_default(f"Name of this {kind} for `status` and `drain`.", f"{kind}-HOST-PID")
+        "--name", show_default=f"{kind}-HOST-PID", help=f"Name of this {kind} for `status` and `drain`."
     )

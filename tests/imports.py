@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TOP = ("mdp", "mmi", "clients", "workers", "titanic", "spark", "migrations")
+TOP = [init.parent.name for init in ROOT.glob("*/__init__.py")]
 
 
 def sources():

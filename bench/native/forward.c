@@ -1,12 +1,10 @@
-/*  What a broker cannot cost less than: a ROUTER that forwards the frames of MDP/0.1 and MDP/0.2 between clients and
-    workers, and knows nothing of services, heartbeats or death.
+/*  What a broker cannot cost less than: a ROUTER that forwards the frames of MDP/0.2 between clients and workers, and
+    knows nothing of services, heartbeats or death.
 
-        forward LIBZMQ [in-turn]
+        forward LIBZMQ
 
-    As in Majordomo a worker gets a request when it has none, and the others wait in one line.  With `in-turn` workers get
-    requests in turn, busy or not, and nothing waits here: that is cheaper, as many are under way to each worker then, and
-    travel together.  It prints its endpoint.  Frames are moved and never copied; only what is constant or a few bytes long
-    is made anew.  */
+    As in Majordomo a worker gets a request when it has none, and the others wait in one line.  It prints its endpoint.
+    Frames are moved and never copied; only what is constant or a few bytes long is made anew.  */
 
 #include "libzmq.h"
 
@@ -16,7 +14,6 @@ typedef struct { message_t *items; size_t first, count, room; } ring_t;
 
 static ring_t workers, requests;
 static void *router;
-static int in_turn;
 
 static message_t *at (ring_t *ring, size_t index)
 {
@@ -48,78 +45,47 @@ static message_t *pop (ring_t *ring)
     return found;
 }
 
-static dialect_t dialect_of_header (zmq_msg_t *frame)
+/*  From a client come its identity, MDPC02, REQUEST, the service and the body.  */
+static void to_worker (zmq_msg_t *worker, zmq_msg_t *frames, int count)
 {
-    return ((const char *) zmq_msg_data (frame)) [5] == '2' ? D02 : D01;
-}
-
-/*  The header comes after the sender's identity, and after the envelope if there is one.  */
-static int header_of (zmq_msg_t *frames, int count)
-{
-    int header = 1;
-    while (header < count
-       && (zmq_msg_size (&frames [header]) != 6 || memcmp (zmq_msg_data (&frames [header]), "MDP", 3) != 0))
-        header++;
-    return header;
-}
-
-static void to_worker (const void *worker, size_t size, zmq_msg_t *frames, int count)
-{
-    int header = header_of (frames, count);
-    dialect_t dialect = dialect_of_header (&frames [header]);
-    int body = header + (dialect == D01 ? 2 : 3);
-    zmq_send (router, worker, size, ZMQ_SNDMORE);
-    if (dialect == D01)
-        zmq_send (router, "", 0, ZMQ_SNDMORE);
-    zmq_send (router, dialect == D01 ? "MDPW01" : "MDPW02", 6, ZMQ_SNDMORE);
+    zmq_msg_send (worker, router, ZMQ_SNDMORE);
+    zmq_send (router, "MDPW02", 6, ZMQ_SNDMORE);
     zmq_send (router, "\2", 1, ZMQ_SNDMORE);
     zmq_msg_send (&frames [0], router, ZMQ_SNDMORE);
     zmq_send (router, "", 0, ZMQ_SNDMORE);
-    pass (router, frames, body, count);
-    drop (frames + 1, body - 1);
+    pass (router, frames, 4, count);
+    drop (frames + 1, 3);
 }
 
-static void to_client (zmq_msg_t *frames, int count, int header, dialect_t dialect)
+/*  From a worker come its identity, MDPW02, FINAL, the client's identity, an empty frame and the body.  */
+static void to_client (zmq_msg_t *frames, int count)
 {
-    zmq_msg_send (&frames [header + 2], router, ZMQ_SNDMORE);
-    if (dialect == D01)
-        zmq_send (router, "", 0, ZMQ_SNDMORE);
-    zmq_send (router, dialect == D01 ? "MDPC01" : "MDPC02", 6, ZMQ_SNDMORE);
-    if (dialect == D02)
-        zmq_send (router, "\3", 1, ZMQ_SNDMORE);
+    zmq_msg_send (&frames [3], router, ZMQ_SNDMORE);
+    zmq_send (router, "MDPC02", 6, ZMQ_SNDMORE);
+    zmq_send (router, "\3", 1, ZMQ_SNDMORE);
     zmq_send (router, SERVICE, strlen (SERVICE), ZMQ_SNDMORE);
-    pass (router, frames, header + 4, count);
-    drop (frames + 1, header + 1);
-    drop (frames + header + 3, 1);
+    pass (router, frames, 5, count);
+    drop (frames + 1, 2);
+    drop (frames + 4, 1);
 }
 
 static void from_client (zmq_msg_t *frames, int count)
 {
-    if (requests.count || !workers.count) {
+    if (requests.count || !workers.count)
         push (&requests, frames, count);
-        return;
-    }
-    message_t *worker = pop (&workers);
-    zmq_msg_t identity = worker->frames [0];
-    if (in_turn)
-        push (&workers, &identity, 1);
-    to_worker (zmq_msg_data (&identity), zmq_msg_size (&identity), frames, count);
-    if (!in_turn)
-        zmq_msg_close (&identity);
+    else
+        to_worker (pop (&workers)->frames, frames, count);
 }
 
 /*  This worker has nothing to do.  */
 static void idle (zmq_msg_t *identity)
 {
-    while (requests.count) {
+    if (requests.count) {
         message_t *request = pop (&requests);
-        to_worker (zmq_msg_data (identity), zmq_msg_size (identity), request->frames, request->count);
-        if (!in_turn) {
-            zmq_msg_close (identity);
-            return;
-        }
+        to_worker (identity, request->frames, request->count);
     }
-    push (&workers, identity, 1);
+    else
+        push (&workers, identity, 1);
 }
 
 static void discard (zmq_msg_t *identity)
@@ -133,25 +99,20 @@ static void discard (zmq_msg_t *identity)
     }
 }
 
-static void from_worker (zmq_msg_t *frames, int count, int header)
+static void from_worker (zmq_msg_t *frames, int count)
 {
-    dialect_t dialect = dialect_of_header (&frames [header]);
-    unsigned char command = *(unsigned char *) zmq_msg_data (&frames [header + 1]);
-    unsigned char final = dialect == D01 ? 3 : 4;
-    if (command == final && header + 4 < count) {
-        to_client (frames, count, header, dialect);
-        if (!in_turn)
-            idle (&frames [0]);
-        else
-            drop (frames, 1);
+    unsigned char command = *(unsigned char *) zmq_msg_data (&frames [2]);
+    if (command == 4 && count > 5) {
+        to_client (frames, count);
+        idle (&frames [0]);
     }
     else
-    if (command == 1 && header + 2 < count && is (&frames [header + 2], SERVICE, strlen (SERVICE))) {
+    if (command == 1) {
         drop (frames + 1, count - 1);
         idle (&frames [0]);
     }
-    else {  /*  workers of other services are only connections to it  */
-        if (command == final + 2)
+    else {
+        if (command == 6)
             discard (&frames [0]);
         drop (frames, count);
     }
@@ -159,11 +120,10 @@ static void from_worker (zmq_msg_t *frames, int count, int header)
 
 int main (int argc, char **argv)
 {
-    if (argc < 2) {
-        fprintf (stderr, "forward LIBZMQ [in-turn]\n");
+    if (argc != 2) {
+        fprintf (stderr, "forward LIBZMQ\n");
         return 2;
     }
-    in_turn = argc > 2;
     open_libzmq (argv [1]);
     router = open_socket (zmq_ctx_new (), ZMQ_ROUTER, 0);
     if (zmq_bind (router, "tcp://127.0.0.1:*"))
@@ -177,13 +137,12 @@ int main (int argc, char **argv)
     zmq_msg_t frames [MAX_FRAMES];
     while (1) {
         int count = receive (router, frames, 0);
-        int header = header_of (frames, count);
-        if (header + 2 > count)
+        if (count < 3 || zmq_msg_size (&frames [1]) != 6)
             drop (frames, count);
         else
-        if (((char *) zmq_msg_data (&frames [header])) [3] == 'C')
+        if (((char *) zmq_msg_data (&frames [1])) [3] == 'C')
             from_client (frames, count);
         else
-            from_worker (frames, count, header);
+            from_worker (frames, count);
     }
 }

@@ -146,11 +146,4 @@ static inline void pass (void *socket, zmq_msg_t *frames, int from, int to)
             zmq_msg_close (&frames [at]);
 }
 
-typedef enum { D01, D02, DX1 } dialect_t;
-
-static inline dialect_t dialect_of (const char *name)
-{
-    return strcmp (name, "0.1") == 0 ? D01 : strcmp (name, "0.2") == 0 ? D02 : DX1;
-}
-
 #define SERVICE "bench"

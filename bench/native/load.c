@@ -1,10 +1,10 @@
 /*  The load that all contenders get: Majordomo clients and workers as raw DEALERs in one process, on one thread beside
     libzmq's own.  Workers echo; each client keeps OUTSTANDING requests under way.
 
-        load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID [CREDIT]
+        load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID
 
-    DIALECT is 0.1, 0.2 or x1.  BODY is the size of a body in bytes, and PID the process whose CPU time is measured, all
-    threads included.  CREDIT is the number of requests that a worker of x1 holds (default 64); the other workers hold one.
+    DIALECT is 0.2 or x1.  BODY is the size of a body in bytes, and PID the process whose CPU time is measured, all
+    threads included.  A worker of x1 holds 64 requests; the others hold one.
 
     Each line on stdin is a number of seconds.  For that long the clients send new requests; then they wait for the last
     replies, and a line of JSON reports what was done.  Several of these programs can therefore take turns of a tenth of a
@@ -27,11 +27,10 @@ enum { MAX_ATTACHMENTS = 64, MAX_ATTACHED_BYTES = 1 << 20, SHARED = 8192 };
 #define ATTACHED 0xFFFFFFFFu
 static const char BATCH = 9;
 
-static dialect_t dialect;
+static enum { D02, DX1 } dialect;
 static const char *client_header, *worker_header, *body;
 static size_t body_size;
-static unsigned char final, heartbeat, disconnect;
-static unsigned credit = CREDIT;
+enum { FINAL = 4, HEARTBEAT, DISCONNECT };
 
 static double now (void)
 {
@@ -149,7 +148,7 @@ static void pack_ready (void)
 {
     size_t service = strlen (SERVICE);
     unsigned char *at = record (1, (const unsigned char [8]) { 0 }, 4 + 1 + service + 2);
-    at = put (at, credit, 4);
+    at = put (at, CREDIT, 4);
     at = put (at, service, 1);
     memcpy (at, SERVICE, service);
     put (at + service, 0, 2);  /*  no options  */
@@ -178,12 +177,12 @@ static int work_batch (void *socket, zmq_msg_t *frames, int count)
     int sent_away = 0;
     for (size_t at = 0; (size = next (&frames [3], at)); at += size) {
         const unsigned char *from = (unsigned char *) zmq_msg_data (&frames [3]) + at;
-        sent_away |= from [4] == disconnect;
+        sent_away |= from [4] == DISCONNECT;
         if (from [4] != 2 || size < HEAD + 7)
             continue;
         size_t skipped = HEAD + 7 + (from [HEAD + 5] << 8 | from [HEAD + 6]);  /*  ttl, attempt, options  */
         if (skipped <= size)
-            memcpy (record (final, from + 5, size - skipped), from + skipped, size - skipped);
+            memcpy (record (FINAL, from + 5, size - skipped), from + skipped, size - skipped);
     }
     flush (socket, worker_header, frames + 4, count - 4);
     drop (frames, 4);
@@ -211,18 +210,15 @@ static void request (void *socket, unsigned long number)
         pack_request (socket, number);
         return;
     }
-    if (dialect == D01)
-        zmq_send (socket, "", 0, ZMQ_SNDMORE);
     zmq_send (socket, client_header, 6, ZMQ_SNDMORE);
-    if (dialect == D02)
-        zmq_send (socket, "\1", 1, ZMQ_SNDMORE);
+    zmq_send (socket, "\1", 1, ZMQ_SNDMORE);
     zmq_send (socket, SERVICE, strlen (SERVICE), ZMQ_SNDMORE);
     zmq_send_const (socket, body, body_size, 0);
 }
 
 static void say (void *socket, unsigned char command, const char *service)
 {
-    if (dialect == DX1 && command != heartbeat) {
+    if (dialect == DX1 && command != HEARTBEAT) {
         if (service)
             pack_ready ();
         else
@@ -240,34 +236,29 @@ static void say (void *socket, unsigned char command, const char *service)
         zmq_send (socket, service, strlen (service), 0);
 }
 
-/*  What a worker does with a message.  Returns whether it had to register again.  */
-static int work (void *socket, zmq_msg_t *frames, int count)
+/*  What a worker does with a message.  */
+static void work (void *socket, zmq_msg_t *frames, int count)
 {
     if (dialect == DX1 && is_batch (frames, count)) {
-        int sent_away = work_batch (socket, frames, count);
-        if (sent_away)
+        if (work_batch (socket, frames, count))
             say (socket, 1, SERVICE);
-        return sent_away;
+        return;
     }
     int at = dialect == D02 ? 0 : 1;
     unsigned char command = count > at + 1 ? *(unsigned char *) zmq_msg_data (&frames [at + 1]) : 0;
     if (command == 2 && count > at + 4) {
-        for (int each = 0; each <= at; each++)
-            zmq_msg_send (&frames [each], socket, ZMQ_SNDMORE);
-        zmq_send (socket, &final, 1, ZMQ_SNDMORE);
-        for (int each = at + 2; each <= at + 3; each++)
-            zmq_msg_send (&frames [each], socket, ZMQ_SNDMORE);
-        pass (socket, frames, at + 4, count);
-        zmq_msg_close (&frames [at + 1]);
-        return 0;
+        zmq_msg_send (&frames [0], socket, ZMQ_SNDMORE);
+        zmq_send (socket, "\4", 1, ZMQ_SNDMORE);
+        pass (socket, frames, 2, count);
+        zmq_msg_close (&frames [1]);
+        return;
     }
     drop (frames, count);
-    if (command == heartbeat || count == at + 1)  /*  in X1 a bare header is a heartbeat  */
-        say (socket, heartbeat, NULL);
-    if (command != disconnect)
-        return 0;
-    say (socket, 1, SERVICE);
-    return 1;
+    if (command == HEARTBEAT || count == at + 1)  /*  in X1 a bare header is a heartbeat  */
+        say (socket, HEARTBEAT, NULL);
+    else
+    if (command == DISCONNECT)
+        say (socket, 1, SERVICE);
 }
 
 /*  How many requests of a client a message ends; `failed` counts the ERRORs.  */
@@ -280,22 +271,17 @@ static int ends (zmq_msg_t *frames, int count, unsigned long *failed)
 
 int main (int argc, char **argv)
 {
-    if (argc < 9 || argc > 10) {
-        fprintf (stderr, "load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID [CREDIT]\n");
+    if (argc != 9) {
+        fprintf (stderr, "load LIBZMQ ENDPOINT DIALECT CLIENTS WORKERS OUTSTANDING BODY PID\n");
         return 2;
     }
     open_libzmq (argv [1]);
     const char *endpoint = argv [2], *pid = argv [8];
-    dialect = dialect_of (argv [3]);
-    if (argc > 9)
-        credit = atoi (argv [9]);
+    dialect = strcmp (argv [3], "0.2") == 0 ? D02 : DX1;
     int clients = atoi (argv [4]), workers = atoi (argv [5]), outstanding = atoi (argv [6]);
     body_size = strtoul (argv [7], NULL, 10);
-    client_header = dialect == D01 ? "MDPC01" : dialect == D02 ? "MDPC02" : "MDPCX1";
-    worker_header = dialect == D01 ? "MDPW01" : dialect == D02 ? "MDPW02" : "MDPWX1";
-    final = dialect == D01 ? 3 : 4;
-    heartbeat = final + 1;
-    disconnect = final + 2;
+    client_header = dialect == D02 ? "MDPC02" : "MDPCX1";
+    worker_header = dialect == D02 ? "MDPW02" : "MDPWX1";
     char *filled = malloc (body_size + 1);
     memset (filled, 'x', body_size + 1);
     body = filled;
@@ -316,7 +302,7 @@ int main (int argc, char **argv)
     items [all].fd = 0;
     items [all].events = ZMQ_POLLIN;
 
-    unsigned long done = 0, failed = 0, again = 0, under_way = 0;
+    unsigned long done = 0, failed = 0, under_way = 0;
     enum { IDLE, SENDING, ENDING } phase = IDLE;
     double begun = 0, until = 0, cpu = 0, rate = 0, time;
     zmq_msg_t frames [MAX_FRAMES];
@@ -330,7 +316,7 @@ int main (int argc, char **argv)
                 continue;
             for (int taken = 0, count; taken < 256 && (count = receive (socket, frames, ZMQ_DONTWAIT)); taken++) {
                 if (at < workers)
-                    again += work (socket, frames, count);
+                    work (socket, frames, count);
                 else
                     for (int left = ends (frames, count, &failed); left; left--) {
                         done++;
@@ -349,7 +335,7 @@ int main (int argc, char **argv)
             if (!fgets (line, sizeof line, stdin))
                 goto end;
             cpu = cpu_seconds (pid);
-            done = failed = again = 0;
+            done = failed = 0;
             begun = now ();
             until = begun + atof (line);
             for (int at = workers; at < all; at++) {
@@ -372,8 +358,8 @@ int main (int argc, char **argv)
             if (under_way && now () < until)
                 break;
             nanosleep (&(struct timespec) { 0, 2000000 }, NULL);  /*  until the broker does nothing any more  */
-            printf ("{\"requests\": %lu, \"rate\": %.3f, \"cpu\": %.9f, \"lost\": %lu, \"failed\": %lu, \"again\": %lu}\n",
-                    done, rate, cpu_seconds (pid) - cpu, under_way, failed, again);
+            printf ("{\"requests\": %lu, \"rate\": %.3f, \"cpu\": %.9f, \"lost\": %lu, \"failed\": %lu}\n",
+                    done, rate, cpu_seconds (pid) - cpu, under_way, failed);
             fflush (stdout);
             phase = IDLE;
         }
@@ -381,7 +367,7 @@ int main (int argc, char **argv)
 end:
     for (int at = 0; at < all; at++) {
         if (at < workers)
-            say (items [at].socket, disconnect, NULL);
+            say (items [at].socket, DISCONNECT, NULL);
         zmq_close (items [at].socket);
     }
     zmq_ctx_term (context);

@@ -1,6 +1,6 @@
 """Full stacks in Python, zmdp and its peers.
 
-    python bench/stacks [--quick] [--rounds N] [--seconds S] [--only PEER]…
+    python bench/suite.py --parts stacks [--quick] [--rounds N] [--seconds S] [--only PEER]…
 
 One client process and four worker processes in Python, with the peer's server between them, echo 32-byte bodies, with
 1, 64 and 500 requests outstanding.  Each peer's client and workers follow its own documentation's recommendations for
@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import alone, celery, gearman, nats, rabbitmq, raw, redis, running, typed, zmdp
+from . import celery, nats, rabbitmq, redis, running, taskiq, zmdp
 from .peer import Peer
 
 PART = "stacks"
@@ -40,27 +40,22 @@ def contenders() -> list[Peer]:
     return [
         zmdp.ZmdpAsync(),
         zmdp.ZmdpThreads(),
+        zmdp.ZmdpTyped(),
         nats.NATS(),
-        typed.ZmdpTyped(),
-        typed.FastStream(),
-        typed.Taskiq(),
         rabbitmq.RabbitMQ(),
         redis.RedisLists(),
         redis.RedisLists("Redis lists, batched", batched=True),
-        gearman.Gearman(),
         celery.Celery(),
-        raw.GuideMethod(),
-        raw.ForwardingLoop(),
-        raw.ForwardingLoop("forwarding loop in C, in turn", connections=1, in_turn=True),
+        taskiq.Taskiq(),
     ]
 
 
 def run(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield the records of this part."""
-    rounds, seconds = alone.extent(options)
+    rounds, seconds = options.rounds, options.seconds
     for figure, _ in (*FIGURES, SHARES):
-        yield {"part": PART, "figure": figure, "base": BASE, "x": "outstanding", "note": NOTE}
-    chosen = [peer for peer in contenders() if alone.wanted(options, peer.name, QUICK)]
+        yield {"part": PART, "figure": figure, "base": BASE, "note": NOTE}
+    chosen = running.chosen(options, contenders(), QUICK)
     yield from running.in_turn(PART, chosen, rounds, tell, lambda peer, _: _measure(peer, seconds))
 
 

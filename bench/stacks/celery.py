@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import processes
+
 from . import redis
 from .load import Caller, WrongReplyError, body
-from .peer import Peer, Server, Work
+from .peer import Peer, Work
 
 if TYPE_CHECKING:
     import celery
@@ -24,15 +26,14 @@ TASK = "bench"
 
 @dataclass
 class Celery(Peer):
-    """`pool` is where a worker executes its tasks: `solo` in the worker process, `prefork` in a child of it."""
+    """Each worker process executes its tasks itself."""
 
     name: str = "Celery"
-    pool: str = "prefork"
     synchronous: ClassVar[bool] = True
     needs: ClassVar[dict[str, str]] = {**redis.RedisLists.needs, "celery": "pip install celery[redis]"}
 
     @contextmanager
-    def server(self, folder: Path) -> Iterator[Server]:
+    def server(self, folder: Path) -> Iterator[processes.Server]:
         with redis.start(folder) as server:
             yield server
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import processes
+
 from .load import Caller, body
-from .peer import Peer, Server
+from .peer import Peer
 
 SIZE = 100
 ROOM = 1 << 23
@@ -23,8 +25,8 @@ class Disk(Peer):
     synchronous: ClassVar[bool] = True
 
     @contextmanager
-    def server(self, folder: Path) -> Iterator[Server]:
-        yield Server(str(folder / "written"), [])
+    def server(self, folder: Path) -> Iterator[processes.Server]:
+        yield processes.Server(str(folder / "written"), [])
 
     @contextmanager
     def caller(self, address: str, outstanding: int) -> Iterator[Caller]:

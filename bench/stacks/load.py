@@ -10,8 +10,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
+
+from processes import cpu_seconds
 
 SEED = 1
 SIZE = 32
@@ -47,12 +48,12 @@ class Window:
 
     def open(self) -> None:
         self.latencies.clear()
-        self.used = {name: cpu_seconds(pids) for name, pids in self.pids.items()}
+        self.used = {name: cpu_seconds(*pids) for name, pids in self.pids.items()}
         self.seconds = -time.perf_counter()
 
     def close(self) -> None:
         self.seconds += time.perf_counter()
-        self.used = {name: cpu_seconds(pids) - self.used[name] for name, pids in self.pids.items()}
+        self.used = {name: cpu_seconds(*pids) - self.used[name] for name, pids in self.pids.items()}
 
     def figures(self) -> dict[str, Any]:
         """Return figures ready for JSON: milliseconds, and CPU microseconds per request by group."""
@@ -171,33 +172,4 @@ async def open_loop(
                 await asyncio.sleep(wait)
             found["late"].append(time.perf_counter() - due)
             group.create_task(one(slow, due, found["slow"]) if is_slow else one(short, due, found["short"]))
-    return found
-
-
-# ── processes ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """Return the CPU time of all threads of these processes."""
-    total = 0
-    for pid in pids:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            total += int((task / "schedstat").read_text().split()[0])
-    return total / 1e9
-
-
-def descendants(pids: Iterable[int]) -> list[int]:
-    """Return these processes and all their descendants."""
-    children: dict[int, list[int]] = {}
-    for each in Path("/proc").iterdir():
-        if each.name.isdigit():
-            try:
-                parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:  # it has ended meanwhile
-                continue
-            children.setdefault(parent, []).append(int(each.name))
-    found, left = [], list(pids)
-    while left:
-        found.append(left.pop())
-        left += children.get(found[-1], [])
     return found

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from . import processes
+import processes
+
 from .load import Ask
-from .peer import Peer, Server, Work, echo, pause
+from .peer import Peer, Work, echo, pause
 
 SYNCS_ALWAYS = (2, 10)
 """The first version that can sync before it acknowledges."""
@@ -35,11 +36,11 @@ class NATS(Peer):
     }
 
     @contextmanager
-    def server(self, folder: Path) -> Iterator[Server]:
+    def server(self, folder: Path) -> Iterator[processes.Server]:
         port = processes.free_port()
         with processes.running("nats-server", "-a", "127.0.0.1", "-p", str(port), cwd=folder) as process:
             process.eventually(processes.listening(port))
-            yield Server(f"nats://127.0.0.1:{port}", [process.pid])
+            yield processes.Server(f"nats://127.0.0.1:{port}", [process.pid])
 
     def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
         asyncio.run(self._serve(address, work, ready))
@@ -103,14 +104,14 @@ class JetStream(NATS):
         return why
 
     @contextmanager
-    def server(self, folder: Path) -> Iterator[Server]:
+    def server(self, folder: Path) -> Iterator[processes.Server]:
         port = processes.free_port()
         sync = "sync_interval: always" if self.always else ""
         config = f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/stored"\n{sync} }}\n'
         (folder / "nats.conf").write_text(config)
         with processes.running("nats-server", "-c", folder / "nats.conf", cwd=folder) as process:
             process.eventually(processes.listening(port))
-            yield Server(f"nats://127.0.0.1:{port}", [process.pid])
+            yield processes.Server(f"nats://127.0.0.1:{port}", [process.pid])
 
     @asynccontextmanager
     async def client(self, address: str) -> AsyncIterator[Ask]:

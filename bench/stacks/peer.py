@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
+from processes import Server
+
 from .load import Ask, Caller
 
 Work = Callable[[bytes], bytes] | Callable[[bytes], Awaitable[bytes]]
@@ -34,14 +36,6 @@ async def pause(body: bytes) -> bytes:
     """Sleep without blocking the event loop for the number of milliseconds in the body."""
     await asyncio.sleep(float(body) / 1000)
     return body
-
-
-@dataclass
-class Server:
-    """A running server: its address and its processes."""
-
-    address: str
-    pids: list[int]
 
 
 @dataclass

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from . import processes
+import processes
+
 from .load import Ask
-from .peer import Peer, Server, Work, echo
+from .peer import Peer, Work, echo
 
 if TYPE_CHECKING:
     import pika
@@ -42,7 +43,7 @@ class RabbitMQ(Peer):
     }
 
     @contextmanager
-    def server(self, folder: Path) -> Iterator[Server]:
+    def server(self, folder: Path) -> Iterator[processes.Server]:
         with start(folder) as server:
             yield server
 
@@ -132,7 +133,7 @@ def _properties() -> "type[pika.BasicProperties]":
 
 
 @contextmanager
-def start(folder: Path) -> Iterator[Server]:
+def start(folder: Path) -> Iterator[processes.Server]:
     """Run a server with its own files and names."""
     port, distribution, names = processes.free_port(), processes.free_port(), processes.free_port()
     (folder / "plugins").write_text("[].\n")
@@ -165,7 +166,7 @@ def start(folder: Path) -> Iterator[Server]:
         address = f"amqp://guest:guest@127.0.0.1:{port}/%2F?heartbeat=600"
         process.eventually(processes.listening(port))
         process.eventually(lambda: _accepts(address))
-        yield Server(address, [process.pid, epmd.pid])
+        yield processes.Server(address, [process.pid, epmd.pid])
 
 
 def _accepts(address: str) -> bool:

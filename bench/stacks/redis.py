@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from . import processes
+import processes
+
 from .load import Ask
-from .peer import Peer, Server, Work
+from .peer import Peer, Work
 
 REQUESTS = "bench"
 MOST = 500
@@ -41,7 +42,7 @@ class RedisLists(Peer):
     }
 
     @contextmanager
-    def server(self, folder: Path) -> Iterator[Server]:
+    def server(self, folder: Path) -> Iterator[processes.Server]:
         with start(folder) as server:
             yield server
 
@@ -117,9 +118,9 @@ class RedisLists(Peer):
 
 
 @contextmanager
-def start(folder: Path) -> Iterator[Server]:
+def start(folder: Path) -> Iterator[processes.Server]:
     """Run a server without persistence."""
     port = processes.free_port()
     with processes.running("redis-server", "--port", str(port), *SETTINGS, cwd=folder) as process:
         process.eventually(processes.listening(port))
-        yield Server(f"redis://127.0.0.1:{port}/0", [process.pid])
+        yield processes.Server(f"redis://127.0.0.1:{port}/0", [process.pid])

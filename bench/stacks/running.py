@@ -1,5 +1,6 @@
 """A peer's whole stack, started for one round: its server, its workers, and the client process that measures."""
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,12 +9,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from . import load, processes
+import processes
+
 from .peer import Peer
 
 WORKERS = 4
 Tell = Callable[[str], None]
 Record = dict[str, Any]
+
+
+def chosen(options: argparse.Namespace, peers: Sequence[Peer], quick: Sequence[str]) -> list[Peer]:
+    """Return the peers to measure: those whose names begin with one of `--only`, or with --quick one of `quick`."""
+    only = options.only or (quick if options.quick else ())
+    return [peer for peer in peers if not only or peer.name.lower().startswith(tuple(each.lower() for each in only))]
 
 
 @contextmanager
@@ -28,7 +36,10 @@ def stack(peer: Peer, work: str, workers: int = WORKERS) -> Iterator[tuple[str, 
             started.append(opened.enter_context(processes.running(*command)))
         for each in started:
             each.read_line()
-        pids = {"server": load.descendants(server.pids), "workers": load.descendants(each.pid for each in started)}
+        pids = {
+            "server": processes.descendants(server.pids),
+            "workers": processes.descendants(each.pid for each in started),
+        }
         yield server.address, pids
 
 

@@ -8,11 +8,11 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import processes
+
 from zmdp.clients import AsyncClient
 
-from . import processes
 from .load import Ask, WrongReplyError
-from .peer import Server
 from .zmdp import Zmdp
 
 
@@ -28,7 +28,7 @@ class Titanic(Zmdp):
         yield f"sqlite:///{folder}/titanic.db"
 
     @contextmanager
-    def server(self, folder: Path) -> Iterator[Server]:
+    def server(self, folder: Path) -> Iterator[processes.Server]:
         with super().server(folder) as broker, self.database(folder) as url:
             arguments = ("--db", url, "--broker", broker.address)
             upgraded = processes.BIN / "titanic", "db", "upgrade", "--db", url
@@ -36,7 +36,7 @@ class Titanic(Zmdp):
                 upgrade.succeed()
             with processes.running(processes.BIN / "titanic", "serve", *arguments, cwd=folder) as process:
                 process.eventually(lambda: "serving titanic.request" in process.output())
-                yield Server(broker.address, [*broker.pids, process.pid])
+                yield processes.Server(broker.address, [*broker.pids, process.pid])
 
     @asynccontextmanager
     async def client(self, address: str) -> AsyncIterator[Ask]:

@@ -12,14 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import processes
+
+from zmdp import Service, Services
 from zmdp.clients import AsyncClient, Client
 from zmdp.workers import AsyncWorker
 
-from . import processes
 from .load import Ask, Caller, WrongReplyError, body
-from .peer import Peer, Server, Work
+from .peer import Peer, Work
 
 WORKERS = 4
+
+
+async def registered(client: AsyncClient) -> None:
+    """Wait until all workers are registered."""
+    while json.loads((await client.request("mmi.stats"))[0])["workers"] < WORKERS:
+        await asyncio.sleep(0.02)
 
 
 @dataclass
@@ -30,10 +38,9 @@ class Zmdp(Peer):
     needs: ClassVar[dict[str, str]] = {str(processes.BIN / "mdp-broker"): "pip install and the path of this checkout"}
 
     @contextmanager
-    def server(self, folder: Path) -> Iterator[Server]:
-        command = [processes.BIN / "mdp-broker", "--bind", "tcp://127.0.0.1:*", "--log-level", "error"]
-        with processes.running(*command, cwd=folder) as process:
-            yield Server(process.read_line(), [process.pid])
+    def server(self, folder: Path) -> Iterator[processes.Server]:
+        with processes.broker(cwd=folder) as server:
+            yield server
 
     def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
         ready()  # the client waits until the workers are registered
@@ -44,8 +51,7 @@ class Zmdp(Peer):
     @asynccontextmanager
     async def client(self, address: str) -> AsyncIterator[Ask]:
         async with AsyncClient(address, timeout=60) as client:
-            while json.loads((await client.request("mmi.stats"))[0])["workers"] < WORKERS:
-                await asyncio.sleep(0.02)
+            await registered(client)
 
             async def ask(mine: bytes) -> bytes:
                 return (await client.request("bench", mine))[0]
@@ -71,6 +77,46 @@ class ZmdpAsync(Zmdp):
             await worker.wait()
 
         asyncio.run(serve())
+
+
+@dataclass
+class Text:
+    """The value of zmdp's service."""
+
+    text: str
+
+
+@dataclass
+class ZmdpTyped(Zmdp):
+    """`AsyncClient.call` of a `Service`, and `Services` with a coroutine function."""
+
+    name: str = "zmdp, types"
+
+    def serve(self, address: str, work: Work, ready: Callable[[], None]) -> None:
+        services = Services()
+
+        @services.service("bench")
+        async def bench(value: Text) -> Text:
+            return Text(work(value.text.encode()).decode())
+
+        async def serve() -> None:
+            worker = services.worker(broker=address)
+            await worker.start()
+            ready()
+            await worker.wait()
+
+        asyncio.run(serve())
+
+    @asynccontextmanager
+    async def client(self, address: str) -> AsyncIterator[Ask]:
+        bench = Service("bench", Text, Text)
+        async with AsyncClient(address, timeout=60) as client:
+            await registered(client)
+
+            async def ask(mine: bytes) -> bytes:
+                return (await client.call(bench, Text(mine.decode()))).text.encode()
+
+            yield ask
 
 
 @dataclass

@@ -17,7 +17,6 @@ from ...mdp.cli.console import (
     Number,
     run,
     version_option,
-    with_default,
 )
 from ...mdp.errors import BrokerUnreachable, CodecError, RequestRejected, RequestTimeout, ServiceNotFound
 from ...mdp.services import About
@@ -40,15 +39,7 @@ MMI_TIMEOUT_SECONDS: Final = 0.5
 """How long a broker may take to say whether a service has workers: one that implements MMI answers immediately."""
 
 
-class _Commands(Group):
-    """The commands, which people may take for services."""
-
-    def advice_about(self, word: str) -> str:
-        """Say how a service is called."""
-        return f"`mdclient call {word}` calls a service"
-
-
-@click.group(cls=_Commands, context_settings=CONTEXT_SETTINGS)
+@click.group(cls=Group, context_settings=CONTEXT_SETTINGS)
 @version_option()
 def cli() -> None:
     """Call services through a broker and inspect the broker.
@@ -250,10 +241,8 @@ def show_brokers(*, on: str | None, as_json: bool, **connection: Any) -> None:
 
 
 @cli.command()
-@click.option("--count", type=Number("pings", whole=True), default=4, help=with_default("Number of pings.", 4))
-@click.option(
-    "--interval", type=Number("seconds"), default=0.5, help=with_default("Pause between pings.", 0.5, "seconds")
-)
+@click.option("--count", type=Number("pings", whole=True), default=4, help="Number of pings.")
+@click.option("--interval", type=Number("seconds"), default=0.5, help="Pause between pings.")
 @connection_options(json_help="Print each round trip as one line of JSON.")
 def ping(*, count: int, interval: float, as_json: bool, **connection: Any) -> None:
     """Measure the round-trip time to the broker (not to a worker)."""
@@ -282,32 +271,27 @@ def ping(*, count: int, interval: float, as_json: bool, **connection: Any) -> No
     "--load",
     type=click.Choice(["sync", "pipelined", "mixed"]),
     default="pipelined",
-    help=with_default(
+    help=(
         "sync: one request after the other. pipelined: always OUTSTANDING requests over one connection. mixed: "
         "RATE requests per second at random moments, whether or not earlier ones have finished; a SHARE of them has "
-        "the body SLOW.",
-        "pipelined",
+        "the body SLOW."
     ),
 )
-@click.option(
-    "--seconds", type=Number("seconds"), default=5.0, help=with_default("Duration of the benchmark.", 5, "seconds")
-)
+@click.option("--seconds", type=Number("seconds"), default=5.0, help="Duration of the benchmark.")
 @click.option(
     "--outstanding",
     type=Number("requests", whole=True),
     default=64,
-    help=with_default("With pipelined: number of outstanding requests.", 64),
+    help="With pipelined: number of outstanding requests.",
 )
-@click.option(
-    "--rate", type=Number("requests"), default=200.0, help=with_default("With mixed: requests per second.", 200)
-)
+@click.option("--rate", type=Number("requests"), default=200.0, help="With mixed: requests per second.")
 @click.option("--slow", help="With mixed: the body of slow requests, written like a BODY.")
 @click.option(
     "--share",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
     default=0.05,
-    help=with_default("With mixed: fraction of slow requests.", 0.05),
+    help="With mixed: fraction of slow requests.",
 )
 @connection_options(json_help="Print a JSON object.")
 def bench(

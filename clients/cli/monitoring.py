@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from ...mdp.cli.console import EXIT_FAILED, Number, with_default
+from ...mdp.cli.console import EXIT_FAILED, Number
 from ...mdp.errors import RequestRejected, RequestTimeout
 from ...mdp.transport.reach import check_listening
 from .. import bodies, brokers, tail_view
@@ -33,7 +33,8 @@ MAX_PAGES: Final = 10
 @click.option(
     "--min-workers",
     type=Number("workers", whole=True),
-    help=with_default("Workers that each SERVICE needs, at this broker.", "1 worker, here or at a linked broker"),
+    show_default="1 worker, here or at a linked broker",
+    help="Workers that each SERVICE needs, at this broker.",
 )
 @click.option(
     "--max-queue",
@@ -103,10 +104,8 @@ def _asks(client: Client, on: str | None, seconds: float) -> Question:
 
 
 @click.command()
-@click.option(
-    "--interval", type=Number("seconds"), default=1.0, help=with_default("Pause between updates.", 1, "second")
-)
-@click.option("--count", type=Number("updates", whole=True), help=with_default("Number of updates.", "until Ctrl-C"))
+@click.option("--interval", type=Number("seconds"), default=1.0, help="Pause between updates.")
+@click.option("--count", type=Number("updates", whole=True), show_default="until Ctrl-C", help="Number of updates.")
 @click.option("--all", "every", is_flag=True, help="Watch every broker that can be reached: links and services.")
 @OF
 @connection_options(json_help="Print each update as one line of JSON.")
@@ -194,16 +193,16 @@ def _pages(client: Client, on: str | None) -> Iterator[dict[str, Any]]:
     "--limit",
     type=Number("requests", whole=True),
     default=tail_view.DEFAULT_LIMIT,
-    help=with_default("Requests to show in a second, at most 1000; further ones are counted.", tail_view.DEFAULT_LIMIT),
+    help="Requests to show in a second, at most 1000; further ones are counted.",
 )
 @click.option(
     "--interval",
     type=Number("seconds"),
     default=0.5,
-    help=with_default("Pause between questions to the broker, which forgets the tail after 10.", 0.5, "seconds"),
+    help="Pause between questions to the broker, which forgets the tail after 10.",
 )
 @click.option(
-    "--count", type=Number("requests", whole=True), help=with_default("Number of requests to show.", "until Ctrl-C")
+    "--count", type=Number("requests", whole=True), show_default="until Ctrl-C", help="Number of requests to show."
 )
 @OF
 @connection_options(json_help="Print each request as one line of JSON.")

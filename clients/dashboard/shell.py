@@ -322,10 +322,6 @@ class _Guard:
         self._application = application
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # a WebSocket
-            await send({"type": "websocket.close", "code": 1000})
-            return
-
         async def guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
                 present = {name for name, _ in message["headers"]}

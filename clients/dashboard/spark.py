@@ -209,7 +209,7 @@ def _jobs(program: Program, *, tell: bool) -> Iterator[Job]:
     for row in rows(program.status.get("running")):
         yield Job(
             program.name, text(row.get("job")), text(row.get("user")), text(row.get("what")) if tell else "",
-            amount(row.get("seconds")), row.get("cancelled") is True, count(row.get("stages")),
+            amount(row.get("seconds")), text(row.get("state")) == "cancelling", count(row.get("stages")),
             count(row.get("stages_done")), count(row.get("tasks")), count(row.get("tasks_done")),
             count(row.get("tasks_failed")), count(row.get("rows_read")), url(row.get("ui")),
         )  # fmt: skip

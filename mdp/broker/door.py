@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import zmq
 
 from ..access import SETTLE_SECONDS, Access, FileState, state_of
-from ..errors import AccessError
+from ..errors import SettingError
 from ..logs import counted
 from .machine import Broker
 from .ports import Port
@@ -100,10 +100,10 @@ class Door:
         before, self._settled_at = self.access, None
         if self.gate is None or before is None:
             return
-        error: AccessError | None = None
+        error: SettingError | None = None
         try:
             access = before.read_again()
-        except AccessError as raised:
+        except SettingError as raised:
             error = raised
         if state_of(before.path) != self._seen:  # it is being written
             self._look_at_file(now)

@@ -14,7 +14,7 @@ from tomlkit.exceptions import TOMLKitError
 from .. import toml
 from ..access import Access, load, parse
 from ..certificates import PUBLIC_SUFFIX, SECRET_SUFFIX, public_key
-from ..errors import AccessError, SettingError
+from ..errors import SettingError
 from ..keys import create_keys
 from ..spelling import spelling_hint
 
@@ -48,7 +48,7 @@ def allow(path: Path, role: str, keys: Sequence[str], settings: Mapping[str, Any
                 create_keys(BROKER_NAME, path.parent)
             return _replace(path, _BEGINNING, change)
         load(path)
-        return _replace(path, _read(path), change)
+        return _replace(path, toml.read(path), change)
 
 
 def add_token(path: Path, role: str, digest: str) -> Access:
@@ -65,7 +65,7 @@ def add_token(path: Path, role: str, digest: str) -> Access:
         if role not in roles:
             hint = spelling_hint(role, list(roles)) if roles else "it has none"
             raise SettingError(f"{path} has no role {role!r}: {hint} (mdp-keys allow adds a role)")
-        return _replace(path, _read(path), change)
+        return _replace(path, toml.read(path), change)
 
 
 def revoke(path: Path, key: str) -> list[tuple[str, str]]:
@@ -87,7 +87,7 @@ def revoke(path: Path, key: str) -> list[tuple[str, str]]:
                 removed.append((name, called))
 
     with _locked(path.parent):
-        _replace(path, _read(path), change)
+        _replace(path, toml.read(path), change)
     return removed
 
 
@@ -127,14 +127,6 @@ def _value(key: str, folder: Path) -> bytes | None:
         return None
 
 
-def _read(path: Path) -> str:
-    try:
-        return toml.read(path)
-    except (OSError, UnicodeDecodeError):
-        load(path)  # says what is wrong
-        raise
-
-
 def _replace(path: Path, text: str, change: Callable[[Any], None]) -> Access:
     """Replace the file, atomically, by `text` after `change`, if that is valid."""
     try:
@@ -142,7 +134,7 @@ def _replace(path: Path, text: str, change: Callable[[Any], None]) -> Access:
         change(content)
         changed = content.as_string()
     except TOMLKitError as error:
-        raise AccessError(f"{path} is not valid TOML: {error}") from None
+        raise SettingError(f"{path} is not valid TOML: {error}") from None
     access = parse(changed, path)
     target = path.resolve()
     try:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import click
+import msgspec
 
 from ...pure import PURE
 from .. import compiled, toml
@@ -24,13 +25,11 @@ from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
 from ..limits import Limits
 from ..logs import counted
-from ..spelling import spelling_hint
 from ..wire import service_name, show
 from . import notify
 from .access_report import as_json, as_text
 from .console import (
     CONTEXT_SETTINGS,
-    FILE_SPELLING,
     Address,
     Decorator,
     Endpoint,
@@ -43,13 +42,11 @@ from .console import (
     options,
     run,
     version_option,
-    with_default,
 )
 from .shutdown import Shutdown, drain_timeout_option
-from .systemd import systemd_option
 from .web import WebProcess, check_address, check_packages
 
-NOT_SETTINGS: Final = {"check", "config", "help", "json", "systemd", "version"}
+NOT_SETTINGS: Final = {"check", "config", "json", "version"}
 """Options that can be neither in the environment nor in the TOML file."""
 GRACE_SECONDS: Final = 1.75
 """How long the broker may take after its drain limit: its sockets have a second to send the last messages."""
@@ -128,56 +125,46 @@ def _limit_option(limit: Field[Any]) -> Decorator:
         f"--{limit.name.replace('_', '-')}",
         type=Number(unit, whole=limit.type is not float),
         default=limit.default,
-        help=with_default(text, derived) if derived else with_default(text, limit.default, unit),
+        show_default=derived or True,
+        help=text,
     )
-
-
-def _mistaken(option: click.Parameter, value: object) -> str:
-    """Return what `value` in a TOML file should be, if it is of a type that Click does not expect; or else nothing."""
-    if isinstance(option.type, click.types.BoolParamType):
-        return "" if isinstance(value, bool | str) else "true or false"
-    if isinstance(option.type, click.Path | click.types.StringParamType):
-        return "" if isinstance(value, str) else "a text"
-    return ""  # our own types say what they expect
 
 
 def _load_config(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
     """Use the values of a TOML file as the options' defaults."""
     if path is None:
         return None
-    try:
-        values = toml.load(path)
-    except SettingError as error:
-        raise click.BadParameter(str(error)) from None
-    known = {p.name for p in context.command.params if p.name} - NOT_SETTINGS
-    spelling = {name.replace("-", "_"): name for name in values}
-    unknown = sorted(spelling[name] for name in spelling.keys() - known)
-    if unknown:
-        hint = spelling_hint(unknown[0], sorted(name.replace("_", "-") for name in known))
-        raise click.BadParameter(f"{path}: there is no setting {unknown[0]!r}: {hint}")
-    twice = sorted(spelled for spelled in values if spelled not in spelling.values())
-    if twice:
-        raise click.BadParameter(f"{path}: {twice[0].replace('-', '_')} is set twice")
-    settings = {name: values[spelled] for name, spelled in spelling.items()}
-    for option in context.command.params:
-        if option.name in settings and (expected := _mistaken(option, settings[option.name])):
-            shown = f"{spelling[option.name]} must be {expected}, not {settings[option.name]!r}"
-            raise click.BadParameter(f"{path}: {shown}")
-    for name in ("bind", "pirate", "pirate_workers", "peer"):
-        if isinstance(settings.get(name), str):
-            settings[name] = [settings[name]]
-    context.params["config"] = path
+    known = {each.name or "": each for each in context.command.params if each.name not in NOT_SETTINGS}
+    fields = [(name, _kind(each) | msgspec.UnsetType, msgspec.UNSET) for name, each in known.items()]
+    kind = msgspec.defstruct("Settings", fields, rename="kebab", forbid_unknown_fields=True)
+    given = msgspec.structs.asdict(toml.convert(toml.load(path), kind, str(path)))
+    settings = {name: value for name, value in given.items() if value is not msgspec.UNSET}
+    for name, value in settings.items():
+        if known[name].multiple and isinstance(value, str):
+            settings[name] = [value]
+        try:
+            known[name].type_cast_value(context, settings[name])
+        except click.BadParameter as error:
+            raise SettingError(f"{path}: {name.replace('_', '-')}: {error.message}") from None
     context.default_map = settings
-    context.meta[FILE_SPELLING] = spelling
     return path
 
 
+def _kind(option: click.Parameter) -> Any:
+    """Return the type that the value of an option has in a TOML file."""
+    if isinstance(option.type, click.types.BoolParamType):
+        return bool
+    if isinstance(option.type, Number):
+        return float | int
+    return str | list[str] if option.multiple else str
+
+
 @click.command(
-    context_settings={"auto_envvar_prefix": "MDP", **CONTEXT_SETTINGS},
-    epilog="Each option can also be set in the environment (MDP_HEARTBEAT=2, MDP_BIND with endpoints separated by "
-    "commas) or in the TOML file (heartbeat = 2, bind = [...]). Flags override the environment, which overrides the "
-    "file. SIGTERM or Ctrl-C drains the broker: it accepts no new requests and finishes those in flight, at the latest "
-    "after --drain-timeout. A second signal stops it immediately. SIGHUP makes it read the access file again.",
+    context_settings=CONTEXT_SETTINGS,
+    epilog="Each option can also be set in the environment, with commas between several endpoints, or in the TOML file "
+    "(heartbeat = 2, bind = [...]). Flags override the environment, which overrides the file. SIGTERM or Ctrl-C drains "
+    "the broker: it accepts no new requests and finishes those in flight, at the latest after --drain-timeout. A "
+    "second signal stops it immediately. SIGHUP makes it read the access file again.",
 )
 @click.option(
     "--bind",
@@ -185,10 +172,9 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     multiple=True,
     callback=all_endpoints,
     default=[DEFAULT_ENDPOINT],
-    help=with_default(
+    help=(
         "Endpoint to listen on: tcp://HOST:PORT (* for a free port) or ipc://PATH. Can be repeated, or separate "
-        "endpoints with commas.",
-        DEFAULT_ENDPOINT,
+        "endpoints with commas."
     ),
 )
 @click.option(
@@ -231,10 +217,9 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
 @click.option(
     "--check",
     is_flag=True,
-    allow_from_autoenv=False,
     help="Check the access file, print who may do what, and exit: with 2 if the file is invalid.",
 )
-@click.option("--json", "json", is_flag=True, allow_from_autoenv=False, help="With --check, print JSON.")
+@click.option("--json", "json", is_flag=True, help="With --check, print JSON.")
 @click.option(
     "--insecure",
     is_flag=True,
@@ -250,25 +235,27 @@ def _load_config(context: click.Context, _: click.Parameter, path: Path | None) 
     "--ipc-mode",
     type=_Mode(),
     default=f"{DEFAULT_IPC_MODE:04o}",
-    help=with_default("Permissions of the files of ipc:// endpoints, in octal.", f"{DEFAULT_IPC_MODE:04o}"),
+    help="Permissions of the files of ipc:// endpoints, in octal.",
 )
 @options(*map(_limit_option, fields(Limits)))
 @drain_timeout_option(DEFAULT_DRAIN, "How long running requests may take to finish after SIGTERM or Ctrl-C.")
 @click.option(
     "--slow",
     type=Number("seconds"),
-    help=with_default("Log each request that takes longer than this, in the queue and at its worker.", "never"),
+    show_default="never",
+    help="Log each request that takes longer than this, in the queue and at its worker.",
 )
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
     metavar="FILE",
+    envvar="MDP_CONFIG",
+    show_envvar=True,
     is_eager=True,
     callback=_load_config,
     help="TOML file of settings, named like the options.",
 )
 @log_level_option
-@systemd_option("mdp-broker")
 @version_option()
 def cli(
     *,
@@ -364,6 +351,11 @@ def cli(
         gc.disable()
         server.run()
         return int(server.forced or server.cut_off)
+
+
+for option in cli.params:
+    if isinstance(option, click.Option) and option.name and option.name not in NOT_SETTINGS:
+        option.envvar, option.show_envvar = f"MDP_{option.name.upper()}", True
 
 
 def _unfinished(server: Server) -> str:

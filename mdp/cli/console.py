@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
+from contextlib import suppress
 from functools import reduce, wraps
 from itertools import islice
 from pkgutil import resolve_name
@@ -13,7 +13,6 @@ from typing import Any, Final, NoReturn, TextIO
 
 import click
 import zmq
-from click.core import ParameterSource
 
 from ... import __version__
 from .. import compiled, logs
@@ -37,16 +36,14 @@ from ..limits import LARGEST
 from ..transport.brokers import BROKER_KEY_VARIABLE, BROKER_VARIABLE, KEY_VARIABLE, split_brokers
 from ..transport.sockets import port_problem
 
-CONTEXT_SETTINGS: Final[dict[str, Any]] = {"max_content_width": 110, "help_option_names": ["-h", "--help"]}
+CONTEXT_SETTINGS: Final[dict[str, Any]] = {
+    "max_content_width": 110,
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+}
 """Click settings of every command."""
-FILE_SPELLING: Final = "zmdp.file-spelling"
-"""Key in a Click context's `meta`: the names of settings as their TOML file spells them."""
-
-_Z85: Final = r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#]"
-_VALUE: Final = re.compile(rf"-(\.?\d.*|Infinity|{_Z85}(-|{_Z85}){{38}})", re.DOTALL)
-"""A word that begins like an option, and is none: a negative number, or a key in Z85, which has 40 characters."""
-_OTHER_NAMES: Final[Mapping[str, str]] = {"--listen": "--bind", "--port": "--bind"}
-"""Options of other programs that are called otherwise here."""
+_NUMBER: Final = re.compile(r"-\.?\d.*", re.DOTALL)
+"""A word that begins like an option, and is a negative number."""
 
 _log_format = logs.FORMATS[0]
 """The `--log-format` of the command that is running, which `run` needs after its context has ended."""
@@ -104,7 +101,7 @@ def explanation(error: ZmdpError) -> str:
 
 
 def run(name: str, command: click.Command) -> NoReturn:
-    """Run the command `name` and exit.  Errors are printed to stderr in one line.
+    """Run the command `name` and exit.  Errors are printed to stderr in one line, those in its usage as Click does.
 
     Errors of zmdp exit with their `exit_code`, invalid usage with 2, Ctrl-C with 130.
     """
@@ -114,12 +111,10 @@ def run(name: str, command: click.Command) -> NoReturn:
     try:
         result = command.main(prog_name=name, standalone_mode=False, **CONTEXT_SETTINGS)
         sys.stdout.flush()
-    except click.UsageError as error:
-        if error.ctx is not None and _log_format == logs.FORMATS[0]:
-            _read_log_format(error.ctx)  # the options may not have been parsed
-        _fail(name, EXIT_USAGE, _explain(error))
     except click.ClickException as error:
-        _fail(name, EXIT_USAGE, error.format_message())
+        with suppress(OSError):
+            error.show()
+        sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _fail(name, EXIT_INTERRUPTED, "interrupted")
     except SettingError as error:
@@ -178,139 +173,36 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in " ".join(text.split()))
 
 
-def _explain(error: click.UsageError) -> str:
-    """Return one line: what is wrong, where the value came from, and where to find help."""
-    text = error.format_message()
-    if error.ctx is None:
-        return text.rstrip(".?")
-    if type(error) is click.BadParameter and isinstance(error.param, click.Option):
-        text = f"Invalid value for {_origin(error.ctx, error.param)}: {error.message}"
-    elif isinstance(error, click.NoSuchOption) and (known := _known_as(error)) is not None:
-        text = f"No such option '{error.option_name}': use '{known.opts[0]} {known.make_metavar(error.ctx)}'"
-    elif isinstance(error, click.NoSuchOption) and _may_be_value(error):
-        text = f"No such option '{error.option_name}': write -- before a value that begins with -"
-    elif isinstance(error, click.MissingParameter) and isinstance(error.param, click.Option):
-        text = f"{text.rstrip('.')}: {error.param.help or ''}"
-    return f"{text if text.endswith('?') else text.rstrip('.') + '.'} See '{error.ctx.command_path} --help'"
-
-
-def _known_as(error: click.NoSuchOption) -> click.Parameter | None:
-    """Return the option of the command that does what one of another name does elsewhere."""
-    name, context = _OTHER_NAMES.get(error.option_name), error.ctx
-    return next((each for each in context.command.params if name in each.opts), None) if context else None
-
-
-def _may_be_value(error: click.NoSuchOption) -> bool:
-    """Return whether what is not an option may be meant as an argument of the command."""
-    takes_arguments = error.ctx is not None and any(
-        isinstance(each, click.Argument) for each in error.ctx.command.params
-    )
-    return takes_arguments and not error.option_name.startswith("--") and not error.possibilities
-
-
-def _origin(context: click.Context, option: click.Option) -> str:
-    """Name an option as the user did: the flag, the environment variable, or the setting in the file."""
-    name = option.name or ""
-    source = context.get_parameter_source(name)
-    if source is ParameterSource.ENVIRONMENT:
-        return f"{environment_variable(context, option)} (environment variable)"
-    if source is ParameterSource.DEFAULT_MAP:
-        spelled = context.meta.get(FILE_SPELLING, {}).get(name, name)
-        return f"'{spelled}' in {context.params.get('config')}"
-    return click.Parameter.get_error_hint(option, context)  # Option's adds the variable, even if the flag is wrong
-
-
-def environment_variable(context: click.Context, option: click.Parameter) -> str:
-    """Return the name of the environment variable that sets `option`."""
-    return str(option.envvar or f"{context.auto_envvar_prefix}_{(option.name or '').upper()}")
-
-
 class Subcommand(click.Command):
-    """A command whose arguments may be negative numbers and public keys, although these begin like options."""
+    """A command whose arguments may be negative numbers, although these begin like options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments."""
-        return super().parse_args(ctx, self._with_values_last(args))
-
-    def _with_values_last(self, args: list[str]) -> list[str]:
-        """Return the words with the arguments behind the options, and after `--`, if one of these looks like a value.
+        """Parse the arguments: with a negative number among them, all of them behind the options and `--`.
 
         What follows an option that takes a value stays with it.
         """
         takes = {name: each.nargs for each in self.params if _takes_value(each) for name in each.opts}
-        options: list[str] = []
+        ordered: list[str] = []
         values: list[str] = []
         words = iter(args)
         for word in words:
             if word == "--":
                 values += words
-            elif not word.startswith("-") or word == "-" or _VALUE.fullmatch(word):
+            elif not word.startswith("-") or word == "-" or _NUMBER.fullmatch(word):
                 values.append(word)
             else:
-                options += [word, *islice(words, takes.get(word, 0))]
-        return [*options, "--", *values] if any(map(_VALUE.fullmatch, values)) else args
+                ordered += [word, *islice(words, takes.get(word, 0))]
+        return super().parse_args(ctx, [*ordered, "--", *values] if any(map(_NUMBER.fullmatch, values)) else args)
 
 
 def _takes_value(parameter: click.Parameter) -> bool:
     return isinstance(parameter, click.Option) and not parameter.is_flag and not parameter.count
 
 
-class Command(Subcommand):
-    """A command that prints its help if nothing is given, because that is not enough."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments."""
-        return super().parse_args(ctx, args or ["--help"])
-
-
-class Group(Command, click.Group):
-    """A group of commands that prints its help if no command is given."""
+class Group(click.Group):
+    """A group of commands whose arguments may be negative numbers."""
 
     command_class = Subcommand
-
-    def _with_values_last(self, args: list[str]) -> list[str]:
-        """Return the words as they are: they are parsed again by the command that they name."""
-        return args
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments.  If an option of a command is in front of the command, say where it belongs."""
-        words = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if place := self._place_of(error.option_name, words, ctx):
-                text = (
-                    f"{error.option_name} belongs after the command: {ctx.command_path} {place} {error.option_name} …"
-                )
-                raise click.UsageError(text, ctx) from None
-            raise
-
-    def _place_of(self, option: str, words: Sequence[str], ctx: click.Context) -> str:
-        """Return the command among the words that has this option; empty if there is none."""
-        for word in words:
-            command = self.get_command(ctx, word)
-            if isinstance(command, Group):
-                inner = command._place_of(option, words, ctx)
-                return f"{word} {inner}" if inner else ""
-            if command is not None:
-                return word if any(option in each.opts for each in command.params) else ""
-        return ""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the arguments name.  If there is none, say which may be meant."""
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            near = get_close_matches(args[0], self.list_commands(ctx), 1, cutoff=0.75)
-            advice = f"did you mean {near[0]}?" if near else self.advice_about(args[0])
-            raise click.UsageError(f"No such command {args[0]!r}" + (f": {advice}" if advice else ""), ctx) from None
-
-    def advice_about(self, word: str) -> str:
-        """Return what to do about a word that is no command, nor like one; empty if there is nothing to say."""
-        del word
-        return ""
 
 
 class LazyGroup(Group):
@@ -449,7 +341,8 @@ def brokers_option(help_: str, *, default: bool = True) -> Decorator:
         default=[DEFAULT_ENDPOINT] if default else None,
         envvar=BROKER_VARIABLE,
         show_envvar=True,
-        help=with_default(help_, DEFAULT_ENDPOINT),
+        show_default=DEFAULT_ENDPOINT,
+        help=help_,
     )
 
 
@@ -461,7 +354,8 @@ def heartbeat_options(*, default: bool = True) -> Decorator:
         default=1.0 if default else None,
         envvar="MDP_HEARTBEAT",
         show_envvar=True,
-        help=with_default("Heartbeat interval.", 1.0, "seconds"),
+        show_default="1",
+        help="Heartbeat interval.",
     )
     liveness = click.option(
         "--liveness",
@@ -469,7 +363,8 @@ def heartbeat_options(*, default: bool = True) -> Decorator:
         default=5 if default else None,
         envvar="MDP_LIVENESS",
         show_envvar=True,
-        help=with_default("Silent heartbeat intervals after which the broker is considered dead.", 5, "intervals"),
+        show_default="5",
+        help="Silent heartbeat intervals after which the broker is considered dead.",
     )
     return options(heartbeat, liveness)
 
@@ -521,27 +416,16 @@ def version_option() -> Callable[[Any], Any]:
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        allow_from_autoenv=False,
         callback=show,
         help="Show the version and which modules are compiled, and exit.",
     )
 
 
-def with_default(text: str, default: object, unit: str = "") -> str:
-    """Return an option's help text with its default value and its unit."""
-    shown = f"{default:g}" if isinstance(default, float) else str(default)
-    if shown == "1":
-        unit = unit.removesuffix("s")
-    return f"{text}  [default: {shown} {unit}".rstrip() + "]"
-
-
 handler_timeout_option = click.option(
     "--handler-timeout",
     type=Number("seconds"),
-    help=with_default(
-        "How long a handler may neither return nor yield before its request goes to another worker.",
-        "never",
-    ),
+    show_default="never",
+    help="How long a handler may neither return nor yield before its request goes to another worker.",
 )
 
 
@@ -551,20 +435,19 @@ def log_level_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
         default="info",
-        show_default=True,
         help="Lowest level of log messages to write to stderr.",
     )
     form = click.option(
         "--log-format",
         type=click.Choice(logs.FORMATS, case_sensitive=False),
         default=logs.FORMATS[0],
-        show_default=True,
         envvar="MDP_LOG_FORMAT",
         show_envvar=True,
         is_eager=True,
         expose_value=False,
         callback=_keep_format,
-        help="Write log messages, and the error that ends the command, as lines of text or as JSON objects.",
+        help="Write log messages, and the error that ends the command, as lines of text or as JSON objects. Errors in "
+        "the usage are text.",
     )
     return level(form(command))
 
@@ -573,17 +456,6 @@ def _keep_format(context: click.Context, option: click.Parameter, form: str) -> 
     del context, option
     global _log_format  # noqa: PLW0603 - a process runs one command
     _log_format = form
-
-
-def _read_log_format(context: click.Context) -> None:
-    """Take `--log-format` from the words of a command line that cannot be parsed, or from the environment."""
-    option = next((each for each in context.command.params if each.name == "log_format"), None)
-    if option is not None:
-        words = " ".join(sys.argv).replace("=", " ")
-        form = re.search(r"--log-format (\w+)", words)
-        given = form[1] if form else os.environ.get(environment_variable(context, option), "")
-        if given.lower() in logs.FORMATS:
-            _keep_format(context, option, given.lower())
 
 
 def log_format() -> str:

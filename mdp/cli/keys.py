@@ -78,12 +78,10 @@ def new(name: str, folder: Path) -> None:
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def show(file: Path) -> None:
-    """Print the public key in FILE, and its metadata. A secret key is never printed."""
-    certificate = read_certificate(file)
-    click.echo(certificate.public.decode())
-    for name, value in certificate.metadata.items():
-        click.echo(f"{printable(name)}: {printable(value)}")
-    if certificate.secret:
+    """Print the public key in FILE. A secret key is never printed."""
+    public, secret = read_certificate(file)
+    click.echo(public.decode())
+    if secret:
         _explain(f"{file} contains the secret key as well, which is not shown")
 
 

@@ -17,7 +17,7 @@ from typing import Final, Self
 
 import click
 
-from .console import EXIT_FAILED, Decorator, Number, with_default
+from .console import EXIT_FAILED, Decorator, Number
 from .notify import notify
 
 STOPPING: Final = "stopping once the requests in progress are finished"
@@ -324,5 +324,5 @@ def drain_timeout_option(default: float, text: str) -> Decorator:
         "--drain-timeout",
         type=Number("seconds", zero=True),
         default=default,
-        help=with_default(text, default, "seconds"),
+        help=text,
     )

@@ -56,7 +56,6 @@ KINDS: Final[Mapping[str, Kind]] = {
     "headers-too-large": Kind(431, "The headers of the request are too large"),
     "internal": Kind(500, "The gateway failed"),
     "overloaded": Kind(503, "The server has too much to do", retry=True),
-    "upgrade-required": Kind(426, "This path is a WebSocket"),
     "unknown-job": Kind(404, "There is no such job"),
     "no-titanic": Kind(503, "There is no Titanic", retry=True),
     "slow-reader": Kind(503, "The reply was not read in time"),

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,7 +64,6 @@ class Server:
         tls: The TLS settings, if the server is to use it.
         name: What refusals call the server.
         owner: Counts the memory that connections use.
-        drain: Called when the server stops, to end WebSockets once their requests are finished.
     """
 
     def __init__(
@@ -77,25 +75,19 @@ class Server:
         *,
         name: str = "the server",
         owner: Owner | None = None,
-        drain: Callable[[], None] = lambda: None,
     ) -> None:
         self.connections: Connections[Connection] = Connections(limits, owner or _Alone())
         self._limits = limits
         self._name = name
-        self._drain_websockets = drain
         self._listener = listener
         self._tls = tls
         settings: Any = {"timeout_keep_alive": limits.keep_alive}  # uvicorn's annotation is int, but any number works
         config: Any = Config(
-            Guard(application, self.connections), http="httptools", ws="websockets-sansio", lifespan="off",
-            ws_max_size=limits.max_body, ws_ping_interval=limits.ping_interval, ws_ping_timeout=None,
-            ws_per_message_deflate=False, log_config=None, log_level="error", access_log=False, proxy_headers=False,
-            server_header=False, **settings,
+            Guard(application, self.connections), http="httptools", ws="none", lifespan="off", log_config=None,
+            log_level="error", access_log=False, proxy_headers=False, server_header=False, **settings,
         )  # fmt: skip
         config.load()
         self._config = config
-        self._websocket = config.ws_protocol_class
-        config.ws_protocol_class = self._upgraded
         self._uvicorn = uvicorn.Server(config)
         self._stopping = asyncio.Event()
         self.forced = False
@@ -149,11 +141,6 @@ class Server:
         )
         return connection
 
-    def _upgraded(self, *, config: Any, server_state: Any, app_state: Any) -> Connection:
-        """Return the protocol of a connection that becomes a WebSocket: uvicorn asks for it."""
-        connection: Connection = app_state[CONNECTION]
-        return connection.upgrade(self._websocket(config=config, server_state=server_state, app_state=app_state))
-
     async def _sweep(self) -> None:
         """Enforce the timeouts."""
         limits, loop = self._limits, asyncio.get_running_loop()
@@ -168,7 +155,6 @@ class Server:
         """Wait until every connection has ended, for a limited time."""
         limit = asyncio.get_running_loop().time() + self._limits.drain_timeout
         self.connections.draining = True
-        self._drain_websockets()
         for connection in list(self.connections):
             connection.close_if_idle()
         while len(self.connections) or self._uvicorn.server_state.tasks:

@@ -25,6 +25,7 @@ class About:
         submission: Its defaults for submissions to Titanic: `retries`, `backoff`, `ttl`, `priority`.
         workers: Number of workers that say this.
         said: Everything that they say, as it was received.
+        media_types: Those that it can reply with; the header `accept` of a request says which one the caller wants.
         schedule: When Titanic is to submit requests to it: `every`, in seconds, or `cron` and `timezone`.
     """
 
@@ -38,6 +39,7 @@ class About:
     workers: int = 0
     said: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] = field(default_factory=dict)
+    media_types: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, said: Mapping[str, Any], workers: int = 0) -> "About":
@@ -46,7 +48,10 @@ class About:
         schemas = {name: _of(said, name, dict, None) for name in ("request", "reply", "part")}
         submission = read_defaults(_of(said, "submission", dict, {}))
         schedule = _of(said, "schedule", dict, {})
-        return cls(**texts, **schemas, submission=submission, workers=workers, said=said, schedule=schedule)
+        types = tuple(each for each in _of(said, "media_types", list, []) if isinstance(each, str))
+        return cls(
+            **texts, **schemas, submission=submission, workers=workers, said=said, schedule=schedule, media_types=types
+        )
 
     def as_option(self, *, schemas: bool = True) -> dict[str, Any]:
         """Return it as the setting `about` of a worker, which sends it to the broker with READY.
@@ -64,6 +69,8 @@ class About:
         for name in ("submission", "schedule"):
             if value := getattr(self, name):
                 option[name] = dict(value)
+        if self.media_types:
+            option["media_types"] = list(self.media_types)
         return option
 
 

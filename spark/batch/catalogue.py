@@ -19,15 +19,16 @@ jobs = ["wordcount"]
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from ...mdp import toml
 from ...mdp.errors import SettingError
 from ...workers import Request
-from .roles import EVERYTHING, Role
+from .roles import EVERYTHING, ROLES_NEED_PLAN, Role
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
-_TABLE: Final = {"format", "path", "schema", "options"}
-_CATALOG: Final = {"class", "options"}
-_ROLE: Final = {"tables", "jobs"}
 CATALOG_SETTINGS: Final = "spark.sql.catalog."
 """Prefix of Spark's settings for catalogs; the name of the catalog follows."""
 
@@ -96,102 +94,99 @@ class Catalogue:
         return {name: value for each in self.catalogs.values() for name, value in each.items()}
 
 
-def read(path: Path) -> Catalogue:
-    """Read a catalogue from a file.  Raises `SettingError`, which names the table and the problem."""
-    found = toml.load(path)
-    _check_names(found, {"tables", "jobs", "results", "catalogs", "roles"}, str(path))
-    tables, jobs, catalogs, roles = (found.get(name, {}) for name in ("tables", "jobs", "catalogs", "roles"))
-    if not all(isinstance(each, dict) for each in (tables, jobs, catalogs, roles)):
-        raise SettingError(
-            f"{path}: tables, catalogs, jobs and roles must be TOML tables: [tables.NAME], [catalogs.NAME], [jobs], "
-            "[roles.NAME]"
-        )
-    results = found.get("results")
-    for name, target in jobs.items():
-        if not isinstance(target, str):
-            raise SettingError(f"{path}: job {name} is {target!r}; expected MODULE:FUNCTION")
-    if results is not None and not isinstance(results, str):
-        raise SettingError(f"{path}: results is {results!r}; expected the path of a folder")
-    made = {name: _table(name, given, path) for name, given in tables.items()}
-    allowed = {name: _catalog(name, given, path) for name, given in catalogs.items()}
-    admitted = {name: _role(name, given, path) for name, given in roles.items()}
-    return Catalogue(made, dict(jobs), None if results is None else _resolve(results, path), allowed, admitted)
+class _Secret(str):
+    """A value from the environment, which is not part of what identifies a catalogue."""
+
+    def __repr__(self) -> str:
+        return "a secret"
+
+
+class _Env(msgspec.Struct, forbid_unknown_fields=True):
+    env: str
+
+
+_Options = dict[str, str | bool | int | float | _Env]
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    path: str | None = None
+    schema: str | None = None
+    options: _Options = {}
+
+
+class _Catalog(msgspec.Struct, forbid_unknown_fields=True):
+    java: str | None = msgspec.field(name="class", default=None)
+    options: _Options = {}
+
+
+class _Role(msgspec.Struct, forbid_unknown_fields=True):
+    tables: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    tables: dict[str, Any] = {}
+    jobs: dict[str, str] = {}
+    results: str | None = None
+    catalogs: dict[str, Any] = {}
+    roles: dict[str, Any] = {}
+
+
+def read(path: Path, *, remote: bool = False) -> Catalogue:
+    """Read a catalogue from a file, for a Spark Connect server if `remote`.
+
+    Raises `SettingError`, which names the table and the problem.
+    """
+    found = toml.convert(toml.load(path), _File, str(path))
+    for name in (*found.tables, *found.catalogs):
+        if not _NAME.fullmatch(name):
+            raise SettingError(f"{path}: {name!r}: the name of a table or catalog has only letters, digits and '_'")
+    tables = {name: _table(name, given, path) for name, given in found.tables.items()}
+    catalogs = {name: _catalog(name, given, path) for name, given in found.catalogs.items()}
+    rights = {name: toml.convert(given, _Role, f"{path}: role {name}") for name, given in found.roles.items()}
+    roles = {name: Role(name, given.tables, given.jobs) for name, given in rights.items()}
+    for name, role in roles.items():
+        if remote and role.tables and not role.reads_everything:
+            raise SettingError(f"{path}: role {name}: {ROLES_NEED_PLAN}")
+    return Catalogue(tables, found.jobs, found.results and _resolve(found.results, path), catalogs, roles)
 
 
 def _table(name: str, given: Any, path: Path) -> Table:
     where = f"{path}: table {name}"
-    if not _NAME.fullmatch(name):
-        raise SettingError(f"{where}: a table's name consists of letters, digits and '_'")
-    if not isinstance(given, dict) or not isinstance(given.get("format"), str):
-        raise SettingError(f'{where}: set format = "parquet", or another format that Spark can read')
-    _check_names(given, _TABLE, where)
-    for each in ("path", "schema"):
-        if each in given and not isinstance(given[each], str):
-            raise SettingError(f"{where}: {each} is {given[each]!r}; expected a string")
-    located = None if "path" not in given else _resolve(given["path"], path)
-    values = _options(given.get("options", {}), where)
-    if given["format"] == "titanic" and "db" in values:
-        values["db"] = _resolve(values["db"], path)
-    return Table(name, given["format"], located, given.get("schema"), values)
+    table = toml.convert(given, _Table, where)
+    options = _options(table.options, where)
+    if table.format == "titanic" and "db" in options:
+        options["db"] = _resolve(options["db"], path)
+    return Table(name, table.format, table.path and _resolve(table.path, path), table.schema, options)
 
 
 def _catalog(name: str, given: Any, path: Path) -> dict[str, str]:
     """Return Spark's settings for a catalog; none if it is configured elsewhere and only allowed here."""
     where = f"{path}: catalog {name}"
-    if not _NAME.fullmatch(name):
-        raise SettingError(f"{where}: a catalog's name consists of letters, digits and '_'")
-    if not isinstance(given, dict):
-        raise SettingError(f"{where} is {given!r}; expected [catalogs.{name}] with class and options")
-    _check_names(given, _CATALOG, where)
-    if "class" not in given:
-        if "options" in given:
+    catalog = toml.convert(given, _Catalog, where)
+    if catalog.java is None:
+        if catalog.options:
             raise SettingError(f'{where}: options need class = "…", the Java class of the catalog')
         return {}
-    if not isinstance(given["class"], str):
-        raise SettingError(f"{where}: class is {given['class']!r}; expected the name of a Java class")
-    options = _options(given.get("options", {}), where)
     prefix = CATALOG_SETTINGS + name
-    return {prefix: given["class"]} | {f"{prefix}.{option}": value for option, value in options.items()}
+    options = _options(catalog.options, where)
+    return {prefix: catalog.java} | {f"{prefix}.{option}": value for option, value in options.items()}
 
 
-def _role(name: str, given: Any, path: Path) -> Role:
-    where = f"{path}: role {name}"
-    if not isinstance(given, dict):
-        raise SettingError(f"{where} is {given!r}; expected [roles.{name}] with tables and jobs")
-    _check_names(given, _ROLE, where)
-    for each, patterns in given.items():
-        if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-            raise SettingError(
-                f'{where}: {each} is {patterns!r}; expected a list of patterns, such as ["orders", "x*"]'
-            )
-    return Role(name, **{each: tuple(patterns) for each, patterns in given.items()})
-
-
-def _options(given: Any, where: str) -> dict[str, str]:
-    if not isinstance(given, dict):
-        raise SettingError(f"{where}: options is {given!r}; expected {{ name = value, … }}")
+def _options(given: _Options, where: str) -> dict[str, str]:
     return {option: _option(f"{where}: option {option}", value) for option, value in given.items()}
 
 
-def _option(where: str, value: Any) -> str:
-    if isinstance(value, dict) and set(value) == {"env"}:
-        found = os.environ.get(str(value["env"]))
+def _option(where: str, value: str | float | _Env) -> str:
+    if isinstance(value, _Env):
+        found = os.environ.get(value.env)
         if found is None:
-            raise SettingError(f"{where}: set the environment variable {value['env']}")
-        return found
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | int | float):
-        return str(value)
-    raise SettingError(f'{where} is {value!r}; expected a string, a number, true, false, or {{ env = "NAME" }}')
+            raise SettingError(f"{where}: set the environment variable {value.env}")
+        return _Secret(found)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _resolve(given: str, path: Path) -> str:
     """Resolve a path relative to the catalogue's folder."""
     return given if _URL.match(given) else str((path.parent / given).absolute())
-
-
-def _check_names(given: Mapping[str, Any], names: set[str], where: str) -> None:
-    for name in given:
-        if name not in names:
-            raise SettingError(f"{where}: unknown setting {name!r}; expected {', '.join(sorted(names))}")

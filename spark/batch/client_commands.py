@@ -18,7 +18,7 @@ import msgspec
 
 from ...clients import BrokerUnreachable, Client, Reply, RequestTimeout, ServiceNotFound, bodies
 from ...clients.asking import BROKER
-from ...mdp.cli.console import Group, key_options, options, printable, with_default
+from ...mdp.cli.console import Group, key_options, options, printable
 from ...mdp.errors import RequestError, SettingError, UnknownTicket
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import check_listening
@@ -57,7 +57,7 @@ _submit_options = options(
     click.option("--wait", is_flag=True, help="Wait for a batch that is starting; with --durable, for Titanic."),
     click.option(
         "--format", "format_", type=click.Choice(FORMATS), default="json",
-        help=with_default("Format of rows; Arrow is printed as an IPC stream.", "json"),
+        help="Format of rows; Arrow is printed as an IPC stream.",
     ),
     _OUTPUT,
     click.option("--deadline", type=DURATION, help="How long the job may take before it is cancelled."),
@@ -313,8 +313,8 @@ def _status_lines(driver: dict[str, Any]) -> Iterator[str]:
         yield f"batch {name} on {driver['master']}: {', '.join(driver['services'])}; {counts}{state}"
         for job in driver["running"]:
             line = progress_line({"event": "progress", **job})
-            what = what_ran(job)
-            yield f"  {job['job']}  {line}  {what}"
+            state = "cancelled, but still runs: " if job["state"] == "cancelling" else ""
+            yield f"  {job['job']}  {line}  {state}{what_ran(job)}"
     else:
         slots, queued = driver["slots"], driver["queued"]
         queue = "the broker does not tell its queue" if queued is None else f"{queued} queued"

@@ -16,7 +16,7 @@ from typing import IO, Any, Final
 import click
 
 from ...clients import Client, ServiceNotFound, bodies
-from ...mdp.cli.console import Decorator, with_default
+from ...mdp.cli.console import Decorator
 from ...mdp.codes import Code
 from ...mdp.errors import SettingError
 from ...mdp.extras import install_command
@@ -32,10 +32,10 @@ FILE_FORMATS: Final = ("json", "csv", "arrow", "parquet")
 
 @click.command()
 @click.argument("job")
-@click.option("--output", default="-", metavar="FILE", help=with_default("File to write, or - for stdout.", "-"))
+@click.option("--output", default="-", metavar="FILE", help="File to write, or - for stdout.")
 @click.option(
     "--format", "format_", type=click.Choice(FILE_FORMATS), default="json",
-    help=with_default("JSON lines, CSV, an Arrow IPC stream, or Parquet, which needs PyArrow here.", "json"),
+    help="JSON lines, CSV, an Arrow IPC stream, or Parquet, which needs PyArrow here.",
 )  # fmt: skip
 @client_options(30)
 def fetch(*, job: str, output: str, format_: str, client: Client) -> int:

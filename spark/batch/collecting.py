@@ -77,7 +77,8 @@ def _returns_little(table: "DataFrame") -> bool:
     most = plan.maxRows()
     if most.isDefined() and int(most.get()) <= FEW_ROWS:
         return True
-    return int(str(plan.stats().sizeInBytes())) <= FEW_BYTES and "Generate" not in str(plan)
+    generate = table.sparkSession._jvm.org.apache.spark.sql.catalyst.trees.TreePattern.GENERATE()  # type: ignore[union-attr]
+    return int(str(plan.stats().sizeInBytes())) <= FEW_BYTES and not plan.containsPattern(generate)
 
 
 def _collect(table: "DataFrame", inline: int, path: str | None, most: int, *, alike: bool = False) -> Collected:

@@ -23,7 +23,6 @@ from ...mdp.cli.console import (
     log_level_option,
     log_to_stderr,
     printable,
-    with_default,
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.control import name_or_default
@@ -53,7 +52,7 @@ from .offer import Offer
 from .results import DEFAULT_INLINE_BYTES, MAX_INLINE_BYTES, Results
 from .service import Batch
 from .sessions import SessionPool
-from .settings import BatchSettings
+from .settings import DEFAULT_QUERY_BYTES, BatchSettings
 
 STOP_CHECK_SECONDS: Final = 0.2
 """Interval at which the driver checks whether it should stop."""
@@ -86,31 +85,30 @@ log = logging.getLogger("zmdp.spark")
 @PY_FILES
 @click.option(
     "--concurrency", type=Number("requests", whole=True), default=4,
-    help=with_default("Maximum number of concurrent requests of each service.", 4),
+    help="Maximum number of concurrent requests of each service.",
+)  # fmt: skip
+@click.option(
+    "--max-query", type=Number("bytes", whole=True), default=DEFAULT_QUERY_BYTES,
+    help="Maximum size of a query with its parameters, in bytes.",
 )  # fmt: skip
 @click.option(
     "--inline", type=Number("bytes", whole=True), default=DEFAULT_INLINE_BYTES,
-    help=with_default(
-        "Maximum size of a result in a reply; larger ones are written as Parquet.", DEFAULT_INLINE_BYTES, "bytes"
-    ),
+    help="Maximum size of a result in a reply; larger ones are written as Parquet.",
 )  # fmt: skip
 @click.option(
     "--results", metavar="FOLDER",
-    help=with_default("Folder or URL for larger results, shared by all executors.", "./spark-results on local"),
+    show_default="./spark-results on local", help="Folder or URL for larger results, shared by all executors.",
 )  # fmt: skip
 @click.option(
     "--keep-results", type=DURATION, default="7d",
-    help=with_default("How long to keep results in a local --results folder.", "7d"),
+    help="How long to keep results in a local --results folder.",
 )  # fmt: skip
 @click.option("--check", is_flag=True, help="Open each table, catalog and job, print a line for each, and exit.")
 @click.option(
     "--history", type=click.Path(dir_okay=False, path_type=Path), default="spark-history.db", metavar="FILE",
-    help=with_default("SQLite file on this machine with a record of each job; several batches can share it.",
-                      "spark-history.db"),
+    help="SQLite file on this machine with a record of each job; several batches can share it.",
 )  # fmt: skip
-@click.option(
-    "--keep-history", type=DURATION, default="30d", help=with_default("How long to keep records of jobs.", "30d")
-)
+@click.option("--keep-history", type=DURATION, default="30d", help="How long to keep records of jobs.")
 @heartbeat_options()
 @drain_timeout_option(
     DEFAULT_DRAIN_SECONDS,
@@ -130,6 +128,7 @@ def batch(
     conf: Mapping[str, str],
     py_files: Sequence[str],
     concurrency: int,
+    max_query: int,
     inline: int,
     results: str | None,
     keep_results: float,
@@ -158,7 +157,7 @@ def batch(
     Exit codes:
       0  stopped; with --check, everything can be opened
       1  stopped by --drain-timeout or a third signal; or --check found a problem
-      2  invalid usage
+      2  invalid usage, or another batch serves another catalogue under the same --prefix
     """
     log_to_stderr("error" if check else log_level)
     silence_py4j()
@@ -171,7 +170,7 @@ def batch(
             "--connect cannot be combined with --master, --conf or --py-files: configure the Spark Connect server"
         )
     name = name_or_default(name, "batch", os.getpid())
-    catalogue = Catalogue() if config is None else read(config)
+    catalogue = Catalogue() if config is None else read(config, remote=connect is not None)
     targets = pairs(jobs)
     if config is not None:
         sys.path.insert(0, str(config.parent.absolute()))  # modules of jobs may be next to the file
@@ -194,12 +193,13 @@ def batch(
         kept = Results(_results_folder(results or catalogue.results, master, connect), inline)
         records = History(history, name)
         settings = BatchSettings(
-            name, broker, prefix=prefix, concurrency=concurrency, master=place, heartbeat=heartbeat,
-            liveness=liveness, keys=keys,
+            name, broker, prefix=prefix, concurrency=concurrency, max_query=max_query, master=place,
+            heartbeat=heartbeat, liveness=liveness, keys=keys,
         )  # fmt: skip
         driver = Batch(
-            settings, pool, kept, Offer(catalogue, known), load=partial(_load, config, targets), history=records
-        )
+            settings, pool, kept, Offer(catalogue, known), history=records,
+            load=partial(_load, config, targets, remote=connect is not None),
+        )  # fmt: skip
         stack.callback(pool.close)
         with driver:
             stopper.driver = driver
@@ -215,11 +215,11 @@ def batch(
     return EXIT_FAILED if stopper.gave_up else 0
 
 
-def _load(config: Path | None, jobs: Mapping[str, str]) -> Offer:
+def _load(config: Path | None, jobs: Mapping[str, str], *, remote: bool) -> Offer:
     """Return what the file has now, and its jobs and those of the command line.  Raises `SettingError`."""
     if config is None:
         raise SettingError("the batch was started without --config, so there is nothing to reload")
-    catalogue = read(config)
+    catalogue = read(config, remote=remote)
     return Offer(catalogue, load_jobs({**catalogue.jobs, **jobs}))
 
 
@@ -259,6 +259,7 @@ def _serve(driver: Batch, stopper: "_Stopper", sweep: Callable[[], object]) -> N
     swept_at = float("-inf")
     while not driver.draining.is_set() and not stopper.stops:
         time.sleep(STOP_CHECK_SECONDS)
+        driver.serve()
         if stopper.reload:
             stopper.reload = False
             with suppress(SettingError):  # logged; nothing changes

@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
-from ...mdp.errors import ServiceError
+from ...mdp.errors import ServiceError, ZmdpError
 from ..errors import reason
 from .failures import detail, withheld
-from .jobs import ONLY_QUERIES, SHOW_TABLES, UNPROCESSABLE, JobCall, Query, unprocessable
+from .jobs import ONLY_QUERIES, SHOW_TABLES, UNPROCESSABLE, JobCall, Query, not_in_queries, unsafe_word
 from .offer import Offer
 from .results import Results
 from .roles import EVERYTHING, Role
 from .running import Job
-from .sessions import permit_everything
 from .tables import RequestTables, register_when_named, request_tables
 
 if TYPE_CHECKING:
@@ -30,62 +30,69 @@ def execute(offer: Offer, results: Results, role: Role, job: Job) -> list[bytes]
     reads = role if isinstance(spec, Query) else EVERYTHING
     with request_tables(job.session.spark, offer.catalogue, offer.schemas, reads) as tables:
         result = _query(spec, job, tables) if isinstance(spec, Query) else _call(spec, job, tables)
+        job.raise_if_cancelled()
         return results.frames(result, job.id, spec.format)
 
 
 def _query(spec: Query, job: Job, tables: RequestTables) -> "DataFrame":
     """Return a query as a DataFrame, for which Spark has run nothing yet; or what another statement tells about it."""
     statement, query = spec.parts
+    session = job.session
     if statement == SHOW_TABLES:
         return tables.show(query)
     tables.provide(query, spec.args)
     try:
-        _check(query, spec, job, tables)
-        return job.session.spark.sql(f"{statement} {query}" if statement else query, args=spec.args)
-    except ServiceError:
+        _check_syntax(query, spec, job, tables.role)
+        job.raise_if_cancelled()
+        found = session.spark.sql(query, args=spec.args)
+        tables.check(session.tables_read(found))
+        return session.spark.sql(f"{statement} {query}", args=spec.args) if statement else found
+    except ZmdpError:
         raise
     except Exception as error:
+        if (function := _unsafe_function(error)) is not None:
+            raise not_in_queries(function) from None
         if tables.role.reads_everything:
             raise
         cause = tables.explain(error)
         if cause is not error:
             raise cause from None
         # Errors tell columns of whatever the query names, and paths or addresses.
-        named = job.session.tables_in_failure(error)
+        named = session.tables_in_failure(error)
         if named is None:
             raise withheld(error, tables.role.name) from None
         tables.check(named)
         raise
 
 
-def _check(query: str, spec: Query, job: Job, tables: RequestTables) -> None:
-    """Raise `ServiceError` if the query is not one, or may not be run; otherwise what Spark raises."""
-    spark = job.session.spark
+def _unsafe_function(error: Any) -> str | None:
+    """Return the name of the function that Spark did not find because queries do not have it; None for other errors."""
+    with suppress(Exception):  # it is about something else, or Spark is lost
+        return unsafe_word(error.getMessageParameters()["routineName"])
+    return None
+
+
+def _check_syntax(query: str, spec: Query, job: Job, role: Role) -> None:
+    """Raise `ServiceError` if the query is not one."""
     try:
         # As a subquery, only a query parses: spark.sql() runs a command as soon as it has parsed it.  Callers may send
         # any query, so there is nothing to quote.
-        checked = spark.sql(f"SELECT * FROM (\n{query}\n)", args=spec.args)  # noqa: S608
-    except Exception as error:
+        job.session.parse(f"SELECT * FROM (\n{query}\n)", spec.args, role)  # noqa: S608
+    except ServiceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - raised again, with the positions in the caller's own text
         if any(kind.__name__ == "ParseException" for kind in type(error).__mro__):
             text = _LINE.sub(lambda found: f"line {int(found.group(1)) - 1}", reason(error))
             problem = f"not a valid query: {text}; {ONLY_QUERIES}"
             if "near ';'" in text and (line := _LINE.search(text)):
                 problem = f"one statement a request: nothing may follow the ';' in {line.group()}"
             raise ServiceError(UNPROCESSABLE, problem, detail(error, problem)) from None
-        spark.sql(query, args=spec.args)  # raises the error with the positions in the caller's own text
-        raise
-    else:
-        unsafe = job.session.find_unsafe(query, checked)
-        if unsafe is not None:
-            raise unprocessable(f"{unsafe!r} is not allowed in a query because it can run programs; use spark.job")
-        tables.check(job.session.tables_read(checked))
 
 
 def _call(spec: JobCall, job: Job, tables: RequestTables) -> object:
     """Call the function of a named job; return what it returns, at the end of what it yields."""
     spark = job.session.spark
     register_when_named(spark, tables)
-    permit_everything(spark)
     result: object = spec.function(spark, **spec.arguments)
     if not isinstance(result, Iterator):
         return result

@@ -21,6 +21,7 @@ from ...workers import Request
 from ..errors import reason
 from .history import History
 from .jobs import check_owner, parse_format, parse_object, unprocessable
+from .media import csv_rows
 from .results import json_text
 
 if TYPE_CHECKING:
@@ -146,21 +147,12 @@ def _header(schema: "pa.Schema", format_: str) -> Iterator[bytes]:
     if format_ == "arrow":
         yield schema.serialize().to_pybytes()
     elif format_ == "csv":
-        yield _csv(schema.empty_table(), header=True)
+        yield csv_rows(schema.empty_table())
 
 
 def _rendered(batch: "pa.RecordBatch", format_: str) -> bytes:
     if format_ == "arrow":
         return bytes(batch.serialize())
     if format_ == "csv":
-        return _csv(batch, header=False)
+        return csv_rows(batch, header=False)
     return b"".join(json_text(row) + b"\n" for row in batch.to_pylist(maps_as_pydicts="lossy"))
-
-
-def _csv(rows: "pa.Table | pa.RecordBatch", *, header: bool) -> bytes:
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.csv  # noqa: PLC0415
-
-    sink = pa.BufferOutputStream()
-    pyarrow.csv.write_csv(rows, sink, pyarrow.csv.WriteOptions(include_header=header))
-    return bytes(sink.getvalue())

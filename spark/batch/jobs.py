@@ -4,6 +4,9 @@
                                              also EXPLAIN and DESCRIBE of a query, and SHOW TABLES
     spark.job   name [arguments [settings]]  arguments: a JSON object; settings: {"format": …}
 
+Both take one JSON object as well, as the body of an HTTP request: {"query": …, settings}, and {"job": …, "arguments":
+{…}, settings}.
+
 `args` are the values of the query's parameters, `:name` or `?`.  Nothing that a caller sends is executed as Python.
 """
 
@@ -17,8 +20,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Final
 
+import msgspec
+
 from ...mdp.codes import Code
-from ...mdp.errors import ServiceError, SettingError
+from ...mdp.errors import ServiceError, SettingError, flaw
 from ...mdp.loading import load
 from ...mdp.services.misfit import Misfit
 from ...mdp.services.values import ValueType, converted
@@ -117,6 +122,7 @@ class JobCall:
 
 def parse_query(frames: Sequence[bytes]) -> Query:
     """Parse a request to spark.sql.  Raises `ServiceError` 422."""
+    frames = unpacked(frames, "query")
     if not 1 <= len(frames) <= 2:
         raise unprocessable("spark.sql takes one or two frames: a query and, optionally, settings as JSON")
     sql = _text(frames[0], "the query").rstrip().removesuffix(";")  # errors name lines, so the first ones stay
@@ -168,6 +174,11 @@ def _split(sql: str) -> tuple[str, str]:
     raise unprocessable(f"not a query: {sql[:50]!r} …; {ONLY_QUERIES}")
 
 
+def not_in_queries(what: str) -> ServiceError:
+    """Return the error for a query that would run a program or call Java with `what`."""
+    return unprocessable(f"{what!r} is not allowed in a query because it can run programs; use spark.job")
+
+
 def unsafe_word(sql: str) -> str | None:
     """Return a word in the query's text that may run a program or call Java, or None."""
     found = _UNSAFE.search(sql)
@@ -176,6 +187,7 @@ def unsafe_word(sql: str) -> str | None:
 
 def parse_call(frames: Sequence[bytes], jobs: Mapping[str, Callable[..., Any]]) -> JobCall:
     """Parse a request to spark.job.  Raises `ServiceError` 422."""
+    frames = unpacked(frames, "job", "arguments")
     if not 1 <= len(frames) <= 3:
         raise unprocessable(
             "spark.job takes one to three frames: a job's name and, optionally, arguments and settings as JSON"
@@ -186,6 +198,23 @@ def parse_call(frames: Sequence[bytes], jobs: Mapping[str, Callable[..., Any]]) 
         raise unprocessable(f"no job named {name[:100]!r}; available jobs: {', '.join(sorted(jobs)) or 'none'}")
     arguments = convert_arguments(name, function, parse_object(frames[1:2], "the arguments"))
     return JobCall(name, function, arguments, parse_format(parse_object(frames[2:], "the settings", {"format"})))
+
+
+def unpacked(frames: Sequence[bytes], first: str, *more: str) -> Sequence[bytes]:
+    """Return the frames of a request that is one JSON object: its members `first`, a text, and `more`, and the rest.
+
+    Other requests are returned as they are: no query and no name begins with a brace.  Raises `ServiceError` 422.
+    """
+    if len(frames) != 1 or frames[0].lstrip()[:1] != b"{":
+        return frames
+    try:
+        found = msgspec.json.decode(frames[0], type=dict[str, msgspec.Raw])  # numbers stay as they are written
+        name = msgspec.json.decode(found.pop(first, b"null"), type=str)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        members = ", ".join([f'"{first}": "…"', *(f'"{each}": {{…}}' for each in more)])
+        text = f"a request that begins with a brace is a JSON object, {{{members}, …}}: {flaw(error)}"
+        raise unprocessable(text) from None
+    return [name.encode(), *(bytes(found.pop(each, b"")) for each in more), msgspec.json.encode(found)]
 
 
 def _text(frame: bytes, what: str) -> str:

@@ -1,7 +1,8 @@
 """What a batch offers its callers until it is reloaded."""
 
+import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ...workers import Request
@@ -26,7 +27,19 @@ class Offer:
         return {name: function for name, function in self.jobs.items() if role.may_run(name)}
 
     @property
+    def digest(self) -> str:
+        """Return a text that is the same for equal catalogues, apart from secrets and the folder for results."""
+        jobs = {name: f"{each.__module__}:{getattr(each, '__qualname__', '')}" for name, each in self.jobs.items()}
+        offered = _sorted(asdict(replace(self.catalogue, jobs=jobs, results=None)))
+        return hashlib.sha256(repr(offered).encode(errors="replace")).hexdigest()[:16]
+
+    @property
     def counts(self) -> dict[str, int]:
         """Return how many tables, catalogs and jobs there are."""
         catalogue = self.catalogue
         return {"tables": len(catalogue.tables), "catalogs": len(catalogue.catalogs), "jobs": len(self.jobs)}
+
+
+def _sorted(value: Any) -> Any:
+    """Return dicts as sorted lists."""
+    return sorted((name, _sorted(each)) for name, each in value.items()) if isinstance(value, dict) else value

@@ -2,10 +2,10 @@
 
 A FINAL has two frames: a description, which is a JSON object, and the data, which is empty if `path` is set.
 
-    {"job": id, "format": "json" | "arrow" | "parquet" | "value", "rows": n, "columns": [{"name", "type"}], "path": …}
+    {"job": id, "format": …, "rows": n, "columns": [{"name", "type"}], "path": …}
 
-`json` is an array of objects, one per row; `arrow` an Arrow IPC stream; `parquet` a folder of files; `value` the JSON
-value that a Python job returned instead of a DataFrame.
+The format `json` is an array of objects, one per row; `arrow` an Arrow IPC stream; `csv` lines, the first of which has
+the names; `parquet` a folder of files; `value` the JSON value that a Python job returned instead of a DataFrame.
 """
 
 import base64
@@ -26,6 +26,7 @@ from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, flaw
 from .collecting import collect, is_url, write
 from .jobs import unprocessable
+from .media import csv_rows
 from .tasks import stream
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Results:
         found, size = collected.table, collected.bytes
         description = {"job": job, "format": format, "rows": collected.rows, "columns": columns, "path": None}
         if found is not None and found.nbytes <= 4 * self.inline:
-            data = stream([found], found.schema) if format == "arrow" else json_rows(found)
+            data = _rendered(found, format)
             if len(data) <= self.inline:
                 return [_json(description), data]
             size = max(size, len(data))
@@ -116,6 +117,17 @@ class Results:
                 with suppress(OSError):  # another driver may have deleted it
                     if time.time() - each.stat().st_mtime > older_than:
                         shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def _rendered(table: Any, format: str) -> bytes:  # noqa: A002
+    if format == "arrow":
+        return stream([table], table.schema)
+    if format == "json":
+        return json_rows(table)
+    try:
+        return csv_rows(table)
+    except (ValueError, TypeError, NotImplementedError) as error:  # PyArrow's are of these types too
+        raise unprocessable(f"the rows cannot be written as CSV: {error}; ask for JSON or Arrow") from None
 
 
 def _json(value: object) -> bytes:

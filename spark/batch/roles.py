@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Final
 
 from ...mdp.codes import Code
 from ...mdp.errors import ServiceError
@@ -42,13 +43,20 @@ class Role:
         """Return whether it may run a job."""
         return any(fnmatchcase(job, pattern) for pattern in self.jobs)
 
+    @property
+    def title(self) -> str:
+        """What errors call it."""
+        return f"role {self.name}" if self.name else "callers without a role"
+
     def refusal(self, *name: str) -> ServiceError:
         """Return the error for a table that it may not read."""
-        what = f"may not read {'.'.join(name)}"
-        if not self.name:
-            what = f"callers without a role {what}: the catalogue has [roles], and the broker no access control"
-        return ServiceError(Code.NOT_ALLOWED, f"role {self.name} {what}" if self.name else what)
+        why = "" if self.name else ": the catalogue has [roles], and the broker no access control"
+        return ServiceError(Code.NOT_ALLOWED, f"{self.title} may not read {'.'.join(name)}{why}")
 
 
+ROLES_NEED_PLAN: Final = (
+    "the batch cannot see which tables a query reads on a Spark Connect server, which has to authorise them itself. "
+    'Give the role tables = ["*"] there, or run the batch with --master'
+)
 EVERYTHING = Role("", ("*",), ("*",))
 """The role of admins, and of everyone if the catalogue has no roles."""

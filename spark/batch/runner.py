@@ -7,8 +7,8 @@ The PARTIALs of a request report events, each as one frame of JSON:
     {"event": "progress", "job": id, "seconds": s, "stages": n, "stages_done": n, "tasks": n, …}
     {"event": "yielded", "job": id, "value": …}              from a job that is a generator
 
-Its FINAL is the result (`results.py`).  When a request is cancelled, by its caller, by its deadline or because the
-caller disconnects, its Spark jobs are cancelled too.
+Its FINAL is the result (`results.py`), in the type that the caller accepts (`media.py`).  When a request is cancelled,
+by its caller, by its deadline or because the caller disconnects, its Spark jobs are cancelled too.
 """
 
 import json
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -29,6 +29,7 @@ from .execution import execute
 from .failures import failure, gave_up, lost_error, python_traceback
 from .history import History
 from .jobs import UNPROCESSABLE, JobCall, Query
+from .media import MEDIA_TYPES, media_type_of, rendered
 from .offer import Offer
 from .progress import Progress, spark_ui
 from .results import Results, plain
@@ -65,6 +66,9 @@ class JobRunner:
 
     def run(self, request: Request, spec: Query | JobCall, offer: Offer) -> Generator[bytes, None, list[bytes]]:
         """Yield the PARTIALs of a request and return the frames of its FINAL."""
+        kind = media_type_of(request)
+        if kind is not None:
+            spec = replace(spec, format=MEDIA_TYPES[kind])
         request_id = request.headers.get(REQUEST_ID, "")
         losses, reported = self._history.losses(request_id, request.user, spec.text)
         if losses >= MAX_LOSSES:
@@ -73,12 +77,13 @@ class JobRunner:
             if losses:  # so that it costs others no second run, nor they it
                 yield from _wait(request, lambda: self._suspect.acquire(timeout=1.0) or None)
                 stack.callback(self._suspect.release)
-            session: Any = yield from _wait(request, self._acquire_session)  # mypy joins both kinds to `object`
+            acquire = partial(self._acquire_session, spec)
+            session: Any = yield from _wait(request, acquire)  # mypy joins both kinds to `object`
             work = partial(execute, offer, self._results, offer.catalogue.role_of(request))
             job = Job(spec, request.user, session, work)
             self.running.add(job)
-            kind = "sql" if isinstance(spec, Query) else "job"
-            self._history.begin(job.id, user=job.owner, service=kind, what=spec.text, request_id=request_id)
+            service = "sql" if isinstance(spec, Query) else "job"
+            self._history.begin(job.id, user=job.owner, service=service, what=spec.text, request_id=request_id)
             log.info("job %s%s: %s", job.id, f" of {job.owner}" if job.owner else "", job.title)
             job.start()
             try:
@@ -87,17 +92,17 @@ class JobRunner:
             finally:
                 # Also runs when the caller has gone: the worker then closes this generator.
                 gone = self._end(job)
-                self.running.remove(job)
                 error = self._record(job, lost=gone)
             if gone and request_id and losses + 1 >= MAX_LOSSES and error is not None:
                 raise gave_up(losses + 1, str(error))
             if error is not None:
                 raise error
-            return job.outcome if isinstance(job.outcome, list) else []
+            result = job.outcome if isinstance(job.outcome, list) else []
+            return rendered(kind, result) if kind is not None and result else result
 
-    def _acquire_session(self) -> JobSession | None:
+    def _acquire_session(self, spec: Query | JobCall) -> JobSession | None:
         try:
-            return self._pool.acquire(1.0)
+            return self._pool.acquire(1.0, new=isinstance(spec, JobCall))
         except ZmdpError as error:
             log.error("%s", error)
             raise ServiceError(Code.WORKER_LOST, str(error)) from None
@@ -133,7 +138,11 @@ class JobRunner:
         if job.ended.is_set():
             failed = isinstance(job.outcome, BaseException) and not job.cancelled.is_set()
             return self._release(job, failed=failed)
-        log.error("job %s was cancelled, but its Python code is still running; its Spark jobs stay cancelled", job.id)
+        log.error(
+            "job %s was cancelled, but still runs, and keeps its session: neither Python code nor Spark's planning can "
+            "be interrupted; its Spark jobs stay cancelled",
+            job.id,
+        )
         threading.Thread(target=self._cancel_until_ended, args=(job,), name=f"cancel-{job.id}", daemon=True).start()
         return False
 
@@ -144,6 +153,7 @@ class JobRunner:
         self._release(job)
 
     def _release(self, job: Job, *, failed: bool = False) -> bool:
+        self.running.remove(job)
         # A query cannot change its session; a job may have set or registered anything.
         return self._pool.release(job.session, failed=failed, changed=isinstance(job.spec, JobCall))
 

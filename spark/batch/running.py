@@ -60,13 +60,18 @@ class Job:
         finally:
             self.ended.set()
 
+    def raise_if_cancelled(self) -> None:
+        """Raise `RequestCancelled` if the job was cancelled: between two steps that Spark cannot interrupt."""
+        if self.cancelled.is_set():
+            raise RequestCancelled("cancelled")
+
     def send(self, value: object) -> None:
         """Queue `value` for sending, once there is room.  Called in the job's thread; raises `RequestCancelled`."""
         while not self.cancelled.is_set():
             with suppress(queue.Full):
                 self.yielded.put(value, timeout=POLL_SECONDS)
                 return
-        raise RequestCancelled("cancelled")
+        self.raise_if_cancelled()
 
     def cancel(self) -> None:
         """Cancel what the job runs in Spark now.  Call it again for what the thread starts afterwards."""
@@ -88,14 +93,14 @@ class Job:
             "user": self.owner,
             "what": self.title if caller.may_manage(self.owner) else None,
             "seconds": round(time.monotonic() - self.started, 1),
-            "cancelled": self.cancelled.is_set(),
+            "state": "cancelling" if self.cancelled.is_set() else "running",
             "ui": spark_ui(self.id),
             **asdict(progress),
         }
 
 
 class RunningJobs:
-    """The running jobs by their ids, and how many have ended.  Safe from any thread."""
+    """The running jobs by their ids, also those that were given up, and how many have ended.  Safe from any thread."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
@@ -111,7 +116,7 @@ class RunningJobs:
             self._jobs[job.id] = job
 
     def remove(self, job: Job) -> None:
-        """Remove a job that has ended, or that was cancelled and will end."""
+        """Remove a job that has ended."""
         if job.cancelled.is_set():
             ending = "cancelled"
         else:

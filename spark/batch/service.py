@@ -12,21 +12,28 @@ from dataclasses import replace
 from typing import Any, Final, Self
 
 from ... import __version__
-from ...mdp.errors import SettingError, ZmdpError
+from ...clients import Client
+from ...mdp.codes import Code
+from ...mdp.control import SPARK
+from ...mdp.errors import RequestRejected, RequestTimeout, ServiceError, SettingError, ZmdpError
 from ...workers import Request, Worker
 from ..client.requests import FETCH_PREFIX
-from ..control import control_service
+from ..control import ask_all, control_service
 from .fetching import handle
 from .history import History
 from .jobs import describe_job, parse_call, parse_query, unprocessable
+from .media import ABOUT
 from .offer import Offer
 from .progress import spark_ui
 from .results import Results
 from .runner import JobRunner
+from .running import POLL_SECONDS
 from .schemas import Schemas
 from .sessions import SessionPool
 from .settings import BatchSettings
 
+ASK_SECONDS: Final = 2.0
+"""How long another driver may take to report its status."""
 RELOAD_SESSION_SECONDS: Final = 5.0
 """How long a reload waits for a free session."""
 
@@ -62,18 +69,19 @@ class Batch:
         self._offer = offer
         self._load = load or (lambda: offer)
         self._history = History(None, settings.name) if history is None else history
+        self._serving = False
         self._runner = JobRunner(settings.name, pool, results, self._history)
         handlers = {
-            f"{settings.prefix}.sql": self.sql,
-            f"{settings.prefix}.job": self.job,
-            FETCH_PREFIX + settings.name: self.fetch,
+            f"{settings.prefix}.sql": (self.sql, ABOUT),
+            f"{settings.prefix}.job": (self.job, ABOUT),
+            FETCH_PREFIX + settings.name: (self.fetch, None),
         }
         self._workers = [
             Worker(
                 service, handler, broker=settings.broker, concurrency=settings.concurrency,
-                heartbeat=settings.heartbeat, liveness=settings.liveness, key=settings.keys,
+                heartbeat=settings.heartbeat, liveness=settings.liveness, key=settings.keys, about=about,
             )
-            for service, handler in handlers.items()
+            for service, (handler, about) in handlers.items()
         ]  # fmt: skip
         operations = {
             "status": self._status,
@@ -91,9 +99,12 @@ class Batch:
         return [worker.service.decode() for worker in self._workers]
 
     def __enter__(self) -> Self:
-        for worker in self._workers:
-            worker.start()
         self._control.__enter__()
+        try:
+            self.serve()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -102,6 +113,50 @@ class Batch:
             worker.wait()
         self._control.__exit__(None, None, None)
         self._history.close()
+
+    def serve(self) -> None:
+        """Begin to serve, if that has not happened: call it again as long as no broker answers.
+
+        Raises `SettingError` if another batch serves something else under the same names.
+        """
+        if self._serving:
+            return
+        try:
+            others = self._rivals()
+        except RequestTimeout:
+            return
+        if others:
+            raise SettingError(
+                f"{others[0]} already serves {self.services[0]} and {self.services[1]} with another catalogue, and "
+                "callers would reach either: choose another --prefix, give both the same tables, catalogs, jobs and "
+                f"roles, or drain the other one first (mdp-spark drain {others[0]})"
+            )
+        self._serving = True
+        for worker in self._workers:
+            worker.start()
+
+    def _rivals(self) -> list[str]:
+        """Return the names of the batches that serve something else under the same names.
+
+        Raises `RequestTimeout` if the broker does not answer.
+        """
+        try:
+            with Client(self.settings.broker, timeout=ASK_SECONDS, retries=0, key=self.settings.keys) as client:
+                # Once the broker knows this batch, at least one of two that start at the same time sees the other.
+                while not client.available(SPARK + self.settings.name):
+                    time.sleep(POLL_SECONDS)
+                answers = dict(ask_all(client, "status"))
+        except RequestRejected as error:
+            log.warning("whether other batches serve another catalogue under the same names is unknown: %s", error)
+            return []
+        return [
+            name
+            for name, status in answers.items()
+            if name != self.settings.name
+            and self.services[0] in status.get("services", ())  # fleets have one service only
+            and not status["draining"]
+            and status.get("catalogue") != self._offer.digest
+        ]
 
     def wait(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds for the running requests after `stop`.  Return whether all have ended."""
@@ -136,6 +191,9 @@ class Batch:
             log.error("not reloaded: %s", error)
             raise
         log.info("reloaded; %s", ", ".join(f"{what}: {count}" for what, count in offer.counts.items()))
+        with suppress(RequestTimeout):
+            for name in self._rivals():
+                log.warning("%s serves the same names with another catalogue until it is reloaded too", name)
         session = None
         with suppress(ZmdpError):  # Spark is lost: the next request opens it again, or says why it cannot
             session = self._pool.acquire(RELOAD_SESSION_SECONDS)
@@ -167,6 +225,13 @@ class Batch:
 
     def sql(self, request: Request) -> Iterator[bytes]:
         """Handle a request to `spark.sql`."""
+        size, most = sum(map(len, request)), self.settings.max_query
+        if size > most:
+            raise ServiceError(
+                Code.TOO_LARGE,
+                f"the query and its parameters have {size} bytes; the batch allows {most} (--max-query). Join a table "
+                "instead of listing values",
+            )
         return self._runner.run(request, parse_query(request), self._offer)
 
     def job(self, request: Request) -> Iterator[bytes]:
@@ -190,6 +255,7 @@ class Batch:
             "master": self.settings.master,
             "services": self.services,
             "draining": self.draining.is_set(),
+            "catalogue": offer.digest,
             "tables": offer.catalogue.role_of(request).readable(offer.catalogue.tables),
             "catalogs": sorted(offer.catalogue.catalogs),
             "jobs": sorted(offer.jobs_for(request)),

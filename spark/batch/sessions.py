@@ -1,55 +1,57 @@
 """A pool of Spark sessions, one for each running request, reopened when Spark is lost."""
 
 import logging
-import queue
 import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from ...mdp.codes import Code
+from ...mdp.errors import ServiceError
 from ..session import is_alive, is_connect, stop_quietly
-from .jobs import unsafe_word
+from .jobs import not_in_queries, unsafe_word
 from .progress import ClassicProgress, ConnectProgress, Progress
+from .roles import ROLES_NEED_PLAN, Role
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("zmdp.spark")
 
+NUMBERS_PER_SESSION: Final = 8
 _POOL_PROPERTY: Final = "spark.scheduler.pool"
-_UNSAFE_NODES: Final = {"ScriptTransformation": "TRANSFORM … USING", "CallMethodViaReflection": "reflect"}
-"""Plan nodes that run a program or call Java, and the SQL that produces them."""
-_ALIAS_LINE: Final = re.compile(r"^[\s:+|-]*SubqueryAlias (.+)$", re.MULTILINE)
-"""A table in the text of an analyzed plan."""
+_CALL_JAVA: Final = ("reflect", "java_method", "try_reflect")
+"""Functions that queries do not have."""
 _NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
 _FOR_QUERIES: Final = {
     "spark.sql.runSQLOnFiles": "false",  # csv.`/etc/passwd`
     "spark.sql.variable.substitute": "false",  # ${env:PASSWORD}, and a text other than the one that was checked
-    "spark.sql.maxPlanStringLength": str((1 << 31) - 16),  # `tables_read` needs all of it
 }
 """Spark's settings for what callers' queries may not do."""
-_ONLY_FOR_QUERIES: Final = ("spark.sql.runSQLOnFiles", "spark.sql.variable.substitute")
 
 
 class ClassicSession:
     """A session for one request at a time, on the driver's own SparkContext, in a FAIR scheduler pool."""
 
     number = 0
-    """The session's number while it is acquired: no two that are have the same."""
+    """The session's number while it is acquired: no two that are have the same, and later ones have lower ones."""
 
-    def __init__(self, session: "SparkSession", settings: Mapping[str, str], pools: int) -> None:
+    def __init__(self, session: "SparkSession", settings: Mapping[str, str]) -> None:
         self.spark = session
         self.settings = settings
         """Spark's settings with which the pool has made it; Spark keeps catalogs once they are used."""
         self._context = session.sparkContext
-        self._pools = pools
+        self._scala: Any = session._jvm.scala  # type: ignore[union-attr]  # None only after Spark has been stopped
         self._progress: ClassicProgress | None = None
 
     @property
     def scheduler_pool(self) -> str:
-        """The pool in which Spark schedules its jobs."""
-        return f"pool-{self.number % self._pools}"
+        """The pool in which Spark schedules its jobs.
+
+        Of pools that have no running tasks, Spark serves the one whose name comes first.
+        """
+        return f"request-{self.number:05}"
 
     def begin(self, job: str) -> None:
         """Make the session this thread's active one, and tag its Spark jobs for `cancel` and `progress`.
@@ -72,21 +74,47 @@ class ClassicSession:
         progress = self._progress
         return Progress() if progress is None else progress.now()
 
-    def find_unsafe(self, sql: str, df: "DataFrame") -> str | None:
-        """Return the part of the query `sql`, planned as `df`, that would run a program or call Java, or None."""
-        del sql
-        plan = str(df._jdf.queryExecution().analyzed().toJSON())
-        return next((name for node, name in _UNSAFE_NODES.items() if f'.{node}"' in plan), None)
+    def restrict(self) -> None:
+        """Remove the functions that call Java: the session is for queries."""
+        functions = self.spark._jsparkSession.sessionState().functionRegistry()
+        for each in self._list(functions.listFunction()):  # versions of Spark qualify the names differently
+            if each.funcName() in _CALL_JAVA:
+                functions.dropFunction(each)
+
+    def parse(self, sql: str, args: Any, role: Role) -> None:
+        """Parse a query of `role`.  Raises what Spark raises, and `ServiceError` if it cannot be checked."""
+        del args, role
+        self.spark._jsparkSession.sessionState().sqlParser().parsePlan(sql)
 
     def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
-        """Return the tables of catalogs that `df` reads, as (catalog, …, table).  Raises what Spark raises."""
-        return _tables_in(str(df._jdf.queryExecution().analyzed().toString()))
+        """Return the tables and views of catalogs that `df` reads, as (catalog, …, table).
+
+        Raises `ServiceError` if it would run a program.
+        """
+        return self._tables_in(df._jdf.queryExecution().analyzed())
 
     def tables_in_failure(self, error: Any) -> set[tuple[str, ...]] | None:
         """Return the tables of catalogs that Spark had found when the analysis of a query failed; None if unknown."""
         with suppress(Exception):  # only some of Spark's errors have a plan
-            return _tables_in(str(error._origin.plan().get().toString()))
+            return self._tables_in(error._origin.plan().get())
         return None
+
+    def _tables_in(self, plan: Any) -> set[tuple[str, ...]]:
+        """Walk the nodes of an analyzed plan and of its subqueries, which Spark itself finds in the expressions."""
+        tables = set()
+        itself = getattr(self._scala.Predef, "$conforms")()
+        for root in (plan, *self._list(plan.subqueriesAll())):
+            for node in self._list(root.map(itself)):
+                kind = node.nodeName()
+                if kind == "ScriptTransformation":
+                    raise not_in_queries("TRANSFORM … USING")
+                if kind == "SubqueryAlias":  # what comes from a catalog has its full name; callers write short ones
+                    alias = node.identifier()
+                    tables.add((*self._list(alias.qualifier()), alias.name()))
+        return {name for name in tables if len(name) > 1}
+
+    def _list(self, sequence: Any) -> Any:
+        return self._scala.jdk.javaapi.CollectionConverters.asJava(sequence)
 
     def is_usable(self) -> bool:
         """Whether the session can still run jobs."""
@@ -121,19 +149,24 @@ class ConnectSession:
         """Return what the server has reported."""
         return self._reported.now()
 
-    def find_unsafe(self, sql: str, df: "DataFrame") -> str | None:
-        """Search the text of the query: the plan stays on the server."""
-        del df
-        return unsafe_word(sql)
+    def restrict(self) -> None:
+        """Do nothing: the functions are the server's."""
+
+    def parse(self, sql: str, args: Any, role: Role) -> None:
+        """Refuse a query by its text or its role; let the server parse, and analyze, others."""
+        if not role.reads_everything:
+            raise ServiceError(Code.NOT_ALLOWED, f"{role.title} may run no queries: {ROLES_NEED_PLAN}")
+        if (word := unsafe_word(sql)) is not None:
+            raise not_in_queries(word)
+        self.spark.sql(sql, args=args)
 
     def tables_read(self, df: "DataFrame") -> set[tuple[str, ...]]:
-        """Search the plans of the query, of which the server only returns the text."""
-        # All four plans: a query may contain the title of one, so where the analyzed plan ends cannot be told.  The
-        # parsed plan has no tables yet, and the optimized one no aliases.
-        return _tables_in(str(df._explain_string(extended=True)))  # type: ignore[operator]  # Connect's class has it
+        """Return nothing: the server decides which tables the batch may read."""
+        del df
+        return set()
 
     def tables_in_failure(self, error: object) -> None:
-        """Return None: the server's error has a plan only as a part of its text, which the query can imitate."""
+        """Return None."""
 
     def is_usable(self) -> bool:
         """Whether the server answers."""
@@ -149,22 +182,9 @@ class ConnectSession:
 JobSession: TypeAlias = ClassicSession | ConnectSession
 
 
-def permit_everything(session: "SparkSession") -> None:
-    """Permit a job what queries may not do."""
-    for name in _ONLY_FOR_QUERIES:
-        session.conf.set(name, "true")
-
-
 def name_parts(name: str) -> tuple[str, ...]:
     """Return the parts of a name as Spark writes it, for example lake.shop.`a.b`, without quotes."""
     return tuple(quoted.replace("``", "`") or plain for quoted, plain in _NAME_PART.findall(name))
-
-
-def _tables_in(plan: str) -> set[tuple[str, ...]]:
-    """Return the tables of catalogs in the text of an analyzed plan, as (catalog, …, table)."""
-    # Each table of a catalog has its full name as an alias, views only their own.
-    names = map(name_parts, _ALIAS_LINE.findall(plan))
-    return {name for name in names if len(name) > 1}
 
 
 class SessionPool:
@@ -179,11 +199,10 @@ class SessionPool:
     ) -> None:
         self._open_session = open_session
         self._settings = dict(settings or {})
-        self._numbers: queue.PriorityQueue[int] = queue.PriorityQueue()
-        """The numbers of the sessions that can still be acquired."""
-        for number in range(count):
-            self._numbers.put(number)
-        self._count = count
+        self._left = threading.Semaphore(count)
+        self._numbers = frozenset(range(NUMBERS_PER_SESSION * count))
+        self._used: set[int] = set()
+        """The numbers of the sessions that are acquired."""
         self._free: list[JobSession] = []
         self._first: SparkSession | None = None
         """The classic session from which all others are made, which share its context; None with Spark Connect."""
@@ -195,32 +214,36 @@ class SessionPool:
         if session is not None:
             self.release(session)
 
-    def acquire(self, timeout: float) -> JobSession | None:
-        """Return a free session, or None if none becomes free within `timeout` seconds.
+    def acquire(self, timeout: float, *, new: bool = False) -> JobSession | None:
+        """Return a free session for queries, or a `new` one for a job, or None after `timeout` seconds without any.
 
         Return it with `release`.  Raises what `open_session` raises if Spark is lost and cannot be reopened.
         """
-        try:
-            number = self._numbers.get(timeout=timeout)
-        except queue.Empty:
+        if not self._left.acquire(timeout=timeout):
             return None
         session = None
         try:
             if self._opening.acquire(timeout=timeout):
                 try:
-                    session = self._take()
-                    session.number = number
+                    session = self._take(new=new)
+                    session.number = self._next_number()
+                    self._used.add(session.number)
                 finally:
                     self._opening.release()
         finally:
             if session is None:
-                self._numbers.put(number)
+                self._left.release()
         return session
 
-    def _take(self) -> JobSession:
-        """Return a free session, or a new one."""
+    def _next_number(self) -> int:
+        """Return a number below those in use, as long as there is one: see `ClassicSession.scheduler_pool`."""
+        used = self._used.copy()
+        free = self._numbers - used
+        return max({number for number in free if number < min(used, default=len(self._numbers))} or free)
+
+    def _take(self, *, new: bool) -> JobSession:
         settings = self._settings
-        while self._free:
+        while self._free and not new:
             session = self._free.pop()
             # Only classic sessions are checked: asking a Connect server takes a round trip.
             if session.settings is settings and (isinstance(session, ConnectSession) or session.is_usable()):
@@ -235,12 +258,11 @@ class SessionPool:
             made: JobSession = ConnectSession(opened, settings)
         else:
             self._first = opened
-            # Spark serves equally loaded pools in order of their names, so with more pools than cores the last would
-            # starve.
-            pools = max(1, min(self._count, opened.sparkContext.defaultParallelism))
-            made = ClassicSession(opened.newSession(), settings, pools)
-        for name, value in {**settings, **_FOR_QUERIES}.items():
+            made = ClassicSession(opened.newSession(), settings)
+        for name, value in (settings if new else {**settings, **_FOR_QUERIES}).items():
             made.spark.conf.set(name, value)
+        if not new:
+            made.restrict()
         return made
 
     def configure(self, settings: Mapping[str, str]) -> None:
@@ -260,7 +282,8 @@ class SessionPool:
             session.retire()
         else:
             self._free.append(session)
-        self._numbers.put(session.number)
+        self._used.discard(session.number)
+        self._left.release()
         return lost
 
     def close(self) -> None:

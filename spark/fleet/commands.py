@@ -25,7 +25,6 @@ from ...mdp.cli.console import (
     log_to_stderr,
     options,
     printable,
-    with_default,
 )
 from ...mdp.cli.shutdown import Shutdown, drain_timeout_option
 from ...mdp.control import name_or_default
@@ -51,7 +50,7 @@ _cluster_options = options(
     key_options,
     click.option(
         "--broker-from-executors", type=EndpointList(BrokerEndpoint()), multiple=True, callback=all_endpoints,
-        help=with_default("Broker address that executors use, if it differs. Can be repeated.", "--broker"),
+        show_default="--broker", help="Broker address that executors use, if it differs. Can be repeated.",
     ),
     MASTER,
     CONF,
@@ -66,7 +65,7 @@ _cluster_options = options(
     ),
     click.option(
         "--reserve", type=Number("cores", whole=True, zero=True), default=1,
-        help=with_default("Cores to leave free for other jobs of the application.", 1),
+        help="Cores to leave free for other jobs of the application.",
     ),
 )  # fmt: skip
 """The options for the cluster to use, and for what to ship to its executors."""
@@ -74,7 +73,7 @@ _cluster_options = options(
 
 def _min_option(text: str) -> Decorator:
     kind = Number("slots", whole=True, zero=True)
-    return click.option("--min", "minimum", type=kind, default=1, help=with_default(text, 1))
+    return click.option("--min", "minimum", type=kind, default=1, help=text)
 
 
 def _for_executors(broker: Sequence[str], keys: ClientKeys | None) -> tuple[Sequence[str], ClientKeys | None]:
@@ -98,7 +97,7 @@ def _cluster(given: dict[str, Any]) -> Cluster:
 @_min_option("Minimum number of slots (cores that serve).")
 @click.option(
     "--max", "maximum", type=Number("slots", whole=True),
-    help=with_default("Maximum number of slots.", "all cores but --reserve"),
+    show_default="all cores but --reserve", help="Maximum number of slots.",
 )  # fmt: skip
 @click.option(
     "--concurrency",
@@ -108,11 +107,11 @@ def _cluster(given: dict[str, Any]) -> Cluster:
 )
 @click.option(
     "--lease", type=DURATION, default=DEFAULT_LEASE_SECONDS,
-    help=with_default("How long a slot serves in one Spark job.", DEFAULT_LEASE_SECONDS, "seconds"),
+    help="How long a slot serves in one Spark job.",
 )  # fmt: skip
 @click.option(
     "--idle", type=DURATION, default=DEFAULT_IDLE_SECONDS,
-    help=with_default("How long a slot must be unneeded before it is released.", DEFAULT_IDLE_SECONDS, "seconds"),
+    help="How long a slot must be unneeded before it is released.",
 )  # fmt: skip
 @click.option(
     "--codec",

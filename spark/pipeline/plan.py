@@ -7,6 +7,7 @@
 Errors are columns too: a row whose request fails never fails the job.  See docs/spark/pipeline.md.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any, Final
@@ -44,6 +45,8 @@ JSON_OPTIONS: Final = (
     "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\")"
 )
 """How values are written for services with types: with microseconds."""
+NAME_PART: Final = re.compile(r"`((?:[^`]|``)+)`|([^`.]+)")
+COLUMN_NAME: Final = re.compile(rf"(?:{NAME_PART.pattern})(?:\.(?:{NAME_PART.pattern}))*")
 TEMPORARY_COLUMN: Final = "__zmdp_{}__"
 """Names of temporary columns, chosen not to clash with those of the DataFrame."""
 
@@ -136,7 +139,9 @@ def call_service(
             exempt_imports_from_collection()
     else:
         reply_type, arrow_type = _any_type(df.sparkSession, result)
-        sent_as = None if isinstance(input, list | tuple) else input if isinstance(input, str) else "input"
+        sent_as = None if isinstance(input, list | tuple) else "input"
+        if isinstance(input, str):
+            sent_as = _parts(df, input)[-1]
 
         def call(batches: Iterator[Any]) -> Iterator[Any]:
             yield from map_tables(
@@ -315,8 +320,17 @@ def _with(df: DataFrame, expression: str | Column, role: str, selected: object) 
 
 
 def _quoted(df: DataFrame, name: object) -> str:
-    """Return a column quoted for SQL: the column with this exact name, or the field of a struct (`column.field`)."""
-    if not isinstance(name, str) or not name:
+    """Return a column quoted for SQL.  Raises `SettingError` if `name` is not one of a column."""
+    return ".".join(f"`{part.replace('`', '``')}`" for part in _parts(df, name))
+
+
+def _parts(df: DataFrame, name: object) -> list[str]:
+    """Return the column with this exact name or, as Spark reads `column.field`, the column and the fields in it.
+
+    Backticks enclose a part that has dots; in it, a backtick is doubled.
+    """
+    if isinstance(name, str) and name in df.columns:
+        return [name]
+    if not isinstance(name, str) or not COLUMN_NAME.fullmatch(name):
         raise SettingError(f"{name!r} is not the name of a column")
-    parts = [name] if name in df.columns else name.split(".")
-    return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
+    return [quoted.replace("``", "`") or plain for quoted, plain in NAME_PART.findall(name)]

@@ -1,6 +1,6 @@
 """Values of services with types as columns: which columns fit a request, and what a reply's column holds."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -60,6 +60,8 @@ _LISTS: Final = (
 )  # fmt: skip
 _OBJECTS: Final = (inspect.StructType, inspect.DataclassType, inspect.TypedDictType)
 _ARROW_ERRORS: Final = (pa.ArrowException, OverflowError)
+SLICE_ROWS: Final = 128
+"""How many replies become values at a time: more of them would leave the processor's cache and occupy the collector."""
 _KEPT: Final = (bytes, datetime, date, Decimal)
 """Values that Arrow takes as they are."""
 
@@ -196,7 +198,7 @@ def _type_of(shape: Shape, name: str = "Value") -> Any:
         given = [msgspec.field(default_factory=partial(_first, default))] if default else []
         fields.append((f"f{at}", _type_of(inner, f"{name}_{at}"), *given))
     rename = {f"f{at}": sent for at, (sent, *_) in enumerate(shape[1])}  # which need not be valid in Python
-    return msgspec.defstruct(name, fields, rename=rename, kw_only=True)
+    return msgspec.defstruct(name, fields, rename=rename, kw_only=True, gc=False)
 
 
 def _first(values: list[Any]) -> Any:
@@ -218,6 +220,10 @@ class ValueColumns:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> list[pa.Array]:
         """Return the arrays."""
+        slices = [self._columns(outcomes[at : at + SLICE_ROWS]) for at in range(0, len(outcomes) or 1, SLICE_ROWS)]
+        return [pa.concat_arrays(each) for each in zip(*slices, strict=True)]
+
+    def _columns(self, outcomes: Sequence[Outcome]) -> list[pa.Array]:
         rows = list(map(self._read, outcomes))
         try:
             return self._arrays(rows)
@@ -228,25 +234,34 @@ class ValueColumns:
     def _service(self) -> AnyService:
         return Service(self.name, None, _type_of(self.shape))
 
+    @cached_property
+    def _decode(self) -> Callable[[bytes], Any]:
+        return bytes if self._service.reply.raw else msgspec.json.Decoder(self._service.reply.kind).decode
+
     def _read(self, outcome: Outcome) -> Row:
         reply, code, error = answer(outcome, "binary")
         if not isinstance(reply, bytes):
             return None, code, error
         try:
-            return msgspec.to_builtins(self._service.decode_reply([reply]), builtin_types=_KEPT), OK, None
+            return self._decode(reply), OK, None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass
+        try:  # for an error that names the service; or the reply is empty, which is None
+            return self._service.decode_reply([reply]), OK, None
         except CodecError as wrong:
             return None, int(Code.FAILED), str(wrong)
 
     def _check(self, row: Row) -> Row:
         try:
-            pa.scalar(row[0], self.column)
+            self._arrays([row])
         except _ARROW_ERRORS as wrong:
             return None, int(Code.FAILED), f"the reply of service {self.name!r} does not fit: {wrong}"
         return row
 
     def _arrays(self, rows: Sequence[Row]) -> list[pa.Array]:
-        kinds = (self.column, pa.int32(), pa.string())
-        return [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(kinds)]
+        values = msgspec.to_builtins([value for value, _, _ in rows], builtin_types=_KEPT)
+        codes, errors = [code for _, code, _ in rows], [error for _, _, error in rows]
+        return [pa.array(values, self.column), pa.array(codes, pa.int32()), pa.array(errors, pa.string())]
 
 
 # ── types ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -94,7 +94,6 @@ _ALL: Final = [
     Attack(keyed.limits_of_a_role, roles=keyed.ROLES),
     Attack(web.idle_connections, target="gateway"),
     Attack(web.slow_bodies, target="gateway"),
-    Attack(web.unfinished_websocket_frames, target="gateway", options=("--max-memory", str(64 << 20)), memory=64 << 20),
     Attack(web.replies_that_are_not_read, target="gateway"),
     Attack(web.one_byte_chunks, target="gateway"),
     Attack(web.names_of_no_service, target="gateway"),

@@ -14,12 +14,6 @@ from .zmtp import PATIENCE, Connection, sent
 HEAD: Final = b"Host: 127.0.0.1\r\n"
 LARGE_REPLY: Final = 8_000_000
 """Bytes of the reply of the service `large`."""
-UNFINISHED: Final = 3_000_000
-"""Bytes of each unfinished frame of a WebSocket."""
-UPGRADE: Final = (
-    b"GET /ws HTTP/1.1\r\n" + HEAD + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
-    b"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
 
 
 def idle_connections(endpoint: str, amount: int, rng: Random) -> None:
@@ -39,16 +33,6 @@ def slow_bodies(endpoint: str, amount: int, rng: Random) -> None:
     del rng
     request = b"POST /services/canary HTTP/1.1\r\n" + HEAD + b"Content-Length: 1000000\r\n\r\n"
     _hold(lambda: _begun(endpoint, request), min(amount // 50, 1000), _seconds(amount), b"x")
-
-
-def unfinished_websocket_frames(endpoint: str, amount: int, rng: Random) -> None:
-    """WebSockets, each with megabytes of a frame that is never complete."""
-    data = b"\x82\xff" + (16_000_000).to_bytes(8, "big") + bytes(4) + rng.randbytes(UNFINISHED)
-    for _ in range(min(amount // 50, 900)):
-        with suppress(OSError):  # it is ended while it sends
-            connection = _begun(endpoint, UPGRADE)
-            connection.socket.recv(4096)
-            connection.write(data)
 
 
 def replies_that_are_not_read(endpoint: str, amount: int, rng: Random) -> None:

@@ -125,21 +125,23 @@ def tools():
     sys.path.insert(0, str(BENCH))
     try:
         import native
+        import processes
 
         with native.built() as tools:
             yield tools
-    except native.Missing as missing:
+    except processes.FailedError as missing:
         pytest.skip(str(missing))
     finally:
         sys.path.remove(str(BENCH))
-        del sys.modules["native"]
+        del sys.modules["native"], sys.modules["processes"]
 
 
 @pytest.mark.parametrize("body", [0, 32, 9000, 70_000])
 def test_the_load_speaks_x1(native, tools, broker, body):
-    with native.Loading(
-        tools, os.getpid(), broker.endpoint, "X1", clients=2, workers=2, outstanding=100, body=body
-    ) as loading:
+    import processes
+
+    server = processes.Server(broker.endpoint, [os.getpid()])
+    with native.Loading(tools, server, "X1", clients=2, workers=2, outstanding=100, body=body) as loading:
         found = loading.turn(0.5)
     assert found.requests >= 200
     assert broker.credits == [64, 64]
@@ -154,9 +156,6 @@ def test_the_load_speaks_x1(native, tools, broker, body):
     assert broker.all_gone.wait(TIMEOUT_SECONDS)
 
 
-def test_the_load_registers_with_a_credit(native, tools, broker):
-    with native.Loading(
-        tools, os.getpid(), broker.endpoint, "X1", clients=1, workers=1, outstanding=10, credit=3
-    ) as loading:
-        loading.turn(0.01)
-    assert broker.credits == [3]
+def test_the_loop_forwards_the_load_of_mdp_02(native, tools):
+    with native.forwarding(tools) as server, native.Loading(tools, server, "0.2", outstanding=9) as loading:
+        assert loading.turn(0.1).requests >= 36

@@ -1,8 +1,14 @@
 """The benchmarks' full stacks: what they compute, and what they report as missing, without a server."""
 
+import argparse
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+BENCH = Path(__file__).parents[2] / "bench"
 
 
 def test_percentiles():
@@ -55,9 +61,9 @@ def test_a_child_process_makes_the_same_peer(monkeypatch):
 
 
 def test_peers_take_turns_and_a_failed_peer_is_skipped():
+    from processes import FailedError
     from stacks import running
     from stacks.peer import Peer
-    from stacks.processes import FailedError
 
     class Missing(Peer):
         def missing(self):
@@ -81,19 +87,19 @@ def test_peers_take_turns_and_a_failed_peer_is_skipped():
     assert [each["rounds"] for each in records if each.get("peer") == "good"] == [[0.0], [1.0], [2.0]]
 
 
-def test_a_table_has_ratios_round_by_round():
-    from stacks import alone, running
+def test_only_some_peers_are_measured():
+    from stacks import running
+    from stacks.peer import Peer
 
-    records = [{"part": "p", "figure": "rate", "base": "NATS"}, {"part": "p", "skipped": "X", "why": "not here"}]
-    for mine, its in ((20.0, 10.0), (90.0, 30.0), (40.0, 10.0)):
-        records += [
-            running.record("p", ("rate", "1/s"), name, {"outstanding": 1}, value)
-            for name, value in (("zmdp", mine), ("NATS", its))
-        ]
-    lines = "\n".join(alone.table(records))
-    assert "X: skipped, not here" in lines
-    assert "rate (1/s); outstanding 1" in lines
-    assert "3.00 × NATS (2.00–4.00)" in lines
+    def chosen(**options):
+        found = running.chosen(
+            argparse.Namespace(**options), [Peer("NATS"), Peer("Redis lists"), Peer("zmdp")], ["zmdp"]
+        )
+        return [peer.name for peer in found]
+
+    assert chosen(only=None, quick=False) == ["NATS", "Redis lists", "zmdp"]
+    assert chosen(only=None, quick=True) == ["zmdp"]
+    assert chosen(only=["redis", "nats"], quick=True) == ["NATS", "Redis lists"]
 
 
 # ── the targets ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -149,12 +155,25 @@ def test_each_target_names_a_figure_and_peers_of_its_part():
         durable.PART: [name for name, _ in durable.FIGURES],
         death.PART: [death.FIGURE],
     }
-    loads = {(cost.CPU + p.by, *sorted(p.params.items()), peer) for p in cost.points(quick=True) for peer in p.peers}
+    loads = {(cost.CPU + point.by, *sorted(point.params.items())) for point in cost.points(quick=True)}
     for target in targets():
         if target.part == cost.PART:
-            for peer in (target.peer, target.over):
-                assert (target.figure, *sorted(target.params.items()), peer) in loads
+            assert (target.figure, *sorted(target.params.items())) in loads
+            assert (target.peer, target.over) == (cost.ZMDP, cost.C)
         if target.part in names:
             assert {target.peer, target.over} <= set(names[target.part])
         if target.part in figures:
             assert target.figure in figures[target.part]
+
+
+def test_programs_have_help():
+    for program in ("suite.py", "capacity.py"):
+        done = subprocess.run([sys.executable, BENCH / program, "--help"], capture_output=True, text=True, check=True)
+        assert "usage" in done.stdout
+
+
+def test_a_part_of_the_suite_runs(tmp_path):
+    """The disk needs no server, so it is measured wherever the tests run."""
+    options = ("--parts", "durable", "--only", "write", "--rounds", "1", "--seconds", "0.01", "--out", tmp_path)
+    subprocess.run([sys.executable, BENCH / "suite.py", *options], check=True, capture_output=True)
+    assert "write and fdatasync" in (tmp_path / "results.md").read_text()

@@ -31,6 +31,8 @@ from zmdp.mdp import wire
 from zmdp.mdp.endpoints import Endpoints
 from zmdp.mdp.errors import BrokerUnreachable, ClosedError, RequestTimeout, RetryLater, ServiceError, StreamInterrupted
 
+pytestmark = pytest.mark.unit
+
 BROKERS = ("A", "B", "C")
 
 

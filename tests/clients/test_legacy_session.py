@@ -12,6 +12,8 @@ from zmdp.clients.reply import Reply
 from zmdp.mdp.errors import BrokerUnreachable, RequestRejected, RequestTimeout, SettingError, StreamInterrupted
 from zmdp.mdp.limits import Limits
 
+pytestmark = pytest.mark.unit
+
 REQUEST = [b"MDPC02", b"\x01", b"echo", b"hello"]
 
 

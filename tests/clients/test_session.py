@@ -48,6 +48,8 @@ from zmdp.mdp.errors import (
 )
 from zmdp.mdp.wire import x1
 
+pytestmark = pytest.mark.unit
+
 STRANGER = "the program that listens there has been silent for {} s; if it is not zmdp's broker, try protocol 0.2"
 
 

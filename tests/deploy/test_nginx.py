@@ -1,6 +1,5 @@
 """The configuration of nginx in `deploy/`, before a real gateway."""
 
-import json
 import shutil
 import ssl
 import subprocess
@@ -10,8 +9,6 @@ import httpx
 import pytest
 from support.gateways import running_gateway, running_services
 from support.processes import TIMEOUT_SECONDS, eventually, free_endpoint
-from websockets.exceptions import InvalidStatus
-from websockets.sync.client import connect
 
 from zmdp.clients.gateways.http import access
 from zmdp.mdp.tokens import new_token
@@ -108,12 +105,3 @@ def test_a_token_or_a_certificate(folder, nginx):
         assert http.post("/services/fail").status_code == 403
     with client(folder, nginx, "other") as http:
         assert http.post("/services/echo", headers={"x-client": "CN=shop.example"}).status_code == 401
-
-
-def test_a_websocket(folder, nginx):
-    url = f"wss://localhost:{nginx[0]}/ws"
-    with connect(url, ssl=trust(folder, "shop"), open_timeout=TIMEOUT_SECONDS) as socket:
-        socket.send(json.dumps({"id": 1, "service": "echo", "body": "x", "wait": True}))
-        assert json.loads(socket.recv(TIMEOUT_SECONDS)) == {"id": 1, "final": "x"}
-    with pytest.raises(InvalidStatus, match="401"):
-        connect(url, ssl=trust(folder), open_timeout=TIMEOUT_SECONDS)

@@ -1,6 +1,5 @@
 """The examples of the page about gateways: commands, programs, and JavaScript in a real browser."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -8,24 +7,22 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from support import browser as browsers
-from support.http_gateways import TITANIC, await_services, http_gateway, websocket_url
+from support.http_gateways import TITANIC, await_services, http_gateway
 from support.offered import offered
 from support.pages import blocks, need_curl
 from support.processes import TIMEOUT_SECONDS, broker, process
 
 from zmdp import Services
-from zmdp.clients.gateways.http import access, cli, websocket
+from zmdp.clients.gateways.http import access, cli
 from zmdp.clients.gateways.http.problems import SERVICE_ERROR
-from zmdp.mdp.http.frames import MAX_FRAGMENTS
-from zmdp.mdp.http.limits import ConnectionLimits
 from zmdp.mdp.http.problems import KINDS, TYPE_BASE
-from zmdp.mdp.tokens import new_token
 from zmdp.workers import Worker
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +41,18 @@ def find(query: str) -> Iterator[str]:
         yield f"{query}-{number}.png"
 
 
+@dataclass
+class Image:
+    path: str
+    width: int | None
+
+
+@images.service("images.list")
+def listed(query: str) -> Iterator[Image]:
+    yield Image(f"{query}-0.png", 80)
+    yield Image(f"{query}-1.png", None)
+
+
 def sessions():
     """Return each command of the page, and what it prints."""
     return [
@@ -57,7 +66,7 @@ def sessions():
 def endpoint(tmp_path_factory):
     """A broker, with the workers of the page."""
     folder = tmp_path_factory.mktemp("page")
-    (program,) = blocks(PAGE, "python")
+    programs = blocks(PAGE, "python")
     with (
         broker() as (_, at),
         process("titanic", "serve", "--broker", at, cwd=folder),
@@ -65,9 +74,12 @@ def endpoint(tmp_path_factory):
         Worker("count", lambda request: b"%d" % len(request), broker=at),
         Worker("images.resize", lambda job: {"width": job["width"], "height": 60}, broker=at, codec="json"),
     ):
-        (folder / "words.py").write_text(program.replace('Worker("words")', f'Worker("words", broker="{at}")'))
-        with process(sys.executable, str(folder / "words.py")):
-            await_services(at, "echo", "count", "words", "images.resize", *TITANIC)
+        with ExitStack() as stack:
+            for program in programs:
+                file = folder / program.split()[1]
+                file.write_text(re.sub(r"Worker\(", f'Worker(broker="{at}", service=', program))
+                stack.enter_context(process(sys.executable, str(file)))
+            await_services(at, "echo", "count", "words", "table", "images.resize", *TITANIC)
             with offered(images, at):
                 yield at
 
@@ -109,38 +121,22 @@ def check(command, printed, given, folder):
 
 @pytest.mark.skipif(browsers.PROGRAM is None, reason="needs the browser Chromium: apt-get install chromium")
 def test_the_programs_in_javascript(endpoint, tmp_path):
-    with_fetch, over_websocket, with_token = blocks(PAGE, "js")
-    (received,) = blocks(PAGE, "json")
+    (with_fetch,) = blocks(PAGE, "js")
     handler = type("Quiet", (SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(tmp_path))) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         origin = f"http://127.0.0.1:{server.server_port}"
-        token, digest = new_token()
-        rules = access.parse(f'[roles.shop]\ntokens = ["{digest}"]', tmp_path)
         try:
             with (
                 http_gateway(endpoint, allow_origins=(origin,)) as gateway,
-                http_gateway(endpoint, allow_origins=(origin,), access=rules) as guarded,
                 browsers.browser(tmp_path / "browser") as page,
             ):
                 page.open(origin + "/")
 
-                def run(program):
-                    for shown, real in ((URL, gateway.url), (URL.replace("http", "ws"), websocket_url(gateway)[:-3])):
-                        program = program.replace(shown, real)
-                    return page.evaluate(f"(async () => {{ {program} }})()")
-
                 (stream,) = [printed for command, printed in sessions() if "event-stream" in command]
-                assert run(with_fetch) == stream
-                assert run(over_websocket) == json.loads(received)
-                opened = with_token.replace("wss://gateway.example/ws", websocket_url(guarded))
-                for which, expected in ((token, "open"), ("wrong", "error")):
-                    assert expected == run(
-                        f"""const token = "{which}"; const socket = {opened}
-                        return await new Promise((tell) => {{
-                          socket.onopen = () => tell("open"); socket.onerror = () => tell("error"); }});"""
-                    )
+                program = with_fetch.replace(URL, gateway.url)
+                assert page.evaluate(f"(async () => {{ {program} }})()") == stream
         finally:
             server.shutdown()
             thread.join()
@@ -167,11 +163,3 @@ def test_the_access_file_of_the_page_is_valid(tmp_path):
     (text,) = blocks(PAGE, "toml")
     caller = access.parse(text, tmp_path).roles["shop"]
     assert caller.may_call(b"spark.sql")
-
-
-def test_the_names_in_the_section_about_websockets():
-    assert f"`{websocket.PATH}`" in PAGE
-    assert f"{websocket.MAX_OUTSTANDING} requests are outstanding" in " ".join(PAGE.split())
-    assert ConnectionLimits.ping_interval == 20
-    assert f"more than {MAX_FRAGMENTS} fragments" in " ".join(PAGE.split())
-    assert f"`{websocket.TOKEN_PREFIX}${{token}}`" in PAGE

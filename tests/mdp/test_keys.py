@@ -7,7 +7,6 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import zmq
-import zmq.auth
 
 from zmdp.mdp.certificates import is_key, read_certificate, read_secret
 from zmdp.mdp.errors import SettingError
@@ -21,17 +20,6 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_pyzmq_reads_our_files_and_we_read_those_of_pyzmq(tmp_path):
-    public, secret = create_keys("ours", tmp_path)
-    certificate = read_certificate(secret)
-    assert zmq.auth.load_certificate(secret) == (certificate.public, certificate.secret)
-    assert zmq.auth.load_certificate(public) == (certificate.public, None)
-    zmq.auth.create_certificates(tmp_path, "theirs", {"owner": "me", "public-key": "not this"})
-    certificate = read_certificate(tmp_path / "theirs.key_secret")
-    assert zmq.curve_public(certificate.secret) == certificate.public
-    assert certificate.metadata["owner"] == "me"
-
-
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
 def test_nobody_else_may_read_the_secret_file(tmp_path, umask):
     before = os.umask(umask)
@@ -40,7 +28,7 @@ def test_nobody_else_may_read_the_secret_file(tmp_path, umask):
     finally:
         os.umask(before)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
-    assert stat.S_IMODE(public.stat().st_mode) == 0o644 & ~umask
+    assert stat.S_IMODE(public.stat().st_mode) == 0o666 & ~umask
     assert b"secret-key" not in public.read_bytes()
 
 
@@ -55,13 +43,13 @@ def test_keys_are_not_overwritten(tmp_path, existing):
 
 def test_a_link_to_nowhere_is_not_followed(tmp_path):
     (tmp_path / "shop.key").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SettingError, match=r"cannot write .*shop\.key: File exists"):
+    with pytest.raises(SettingError, match=r"shop\.key exists"):
         create_keys("shop", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["shop.key"]  # nor does the secret file stay
 
 
 def test_a_folder_that_does_not_exist(tmp_path):
-    with pytest.raises(SettingError, match=r"cannot write .*/none/shop\.key_secret: No such file"):
+    with pytest.raises(SettingError, match=r"cannot write keys to .*/none: No such file"):
         create_keys("shop", tmp_path / "none")
 
 
@@ -79,11 +67,11 @@ def test_every_key_that_libzmq_makes_is_a_key():
 
 
 def test_the_brokers_key_is_a_file_or_the_key_itself(folder):
-    public = read_certificate(folder / "broker.key").public
+    public = read_certificate(folder / "broker.key")[0]
     by_file = load_keys(folder / "shop.key_secret", folder / "broker.key")
     assert by_file == load_keys(str(folder / "shop.key_secret"), public.decode())
     assert by_file.server == public
-    assert by_file.public == read_certificate(folder / "shop.key").public
+    assert by_file.public == read_certificate(folder / "shop.key")[0]
     assert by_file.secret.decode() not in repr(by_file)
 
 
@@ -116,7 +104,7 @@ def test_a_secret_file_that_others_may_read_is_refused(folder):
 
 def test_halves_of_different_pairs_are_refused(folder):
     mixed = folder / "shop.key_secret"
-    own, other = read_certificate(folder / "shop.key").public, read_certificate(folder / "broker.key").public
+    own, other = read_certificate(folder / "shop.key")[0], read_certificate(folder / "broker.key")[0]
     mixed.write_bytes(mixed.read_bytes().replace(own, other))
     with pytest.raises(SettingError, match="its public key does not belong to its secret key"):
         load_keys(mixed, folder / "broker.key")
@@ -133,7 +121,7 @@ def test_the_group_may_read_a_secret_of_root_that_a_container_mounts(mode, accep
         os.seteuid(65534)
         try:
             if accepted:
-                assert read_secret(secret).secret
+                assert read_secret(secret)
             else:
                 with pytest.raises(SettingError, match="other users have access to it"):
                     read_secret(secret)
@@ -145,7 +133,7 @@ def test_the_group_may_read_a_secret_of_root_that_a_container_mounts(mode, accep
 def test_an_error_never_shows_a_key_that_was_given_instead_of_a_file(tmp_path, monkeypatch, text):
     monkeypatch.chdir(tmp_path)
     create_keys("shop", tmp_path)
-    secret = read_secret(tmp_path / "shop.key_secret").secret.decode()
+    secret = read_secret(tmp_path / "shop.key_secret")[1].decode()
     for arguments in ((text.format(secret=secret), "shop.key"), ("shop.key_secret", text.format(secret=secret) + "\n")):
         with pytest.raises(SettingError) as error:
             load_keys(*arguments)

@@ -29,7 +29,9 @@ def mdclient(in_this_process, endpoint):
 
 
 def one_line(result):
-    (line,) = result.stderr.decode().splitlines()
+    """Return the error that a command wrote; errors in its usage follow upon its usage."""
+    *usage, line = result.stderr.decode().splitlines()
+    assert usage == [] or usage[0].startswith("Usage: ")
     return line
 
 
@@ -53,8 +55,8 @@ def test_call_ends_a_text_with_a_newline(mdclient):
 def test_a_body_may_begin_like_an_option(mdclient):
     assert mdclient("call", "echo", "-5", "--timeout", "20", "-.5e3").stdout == b"-5\n-.5e3\n"
     assert mdclient("call", "echo", "-1", "--", "--json").stdout == b"-1\n--json\n"
-    refused = mdclient("call", "echo", "-x")
-    assert one_line(refused).startswith("mdclient: No such option '-x': write -- before a value that begins with -.")
+    assert mdclient("call", "echo", "--", "-x").stdout == b"-x\n"
+    assert "No such option '-x'" in one_line(mdclient("call", "echo", "-x"))
 
 
 def test_call_as_json(mdclient):
@@ -136,14 +138,13 @@ def test_services_and_info_and_ping(mdclient):
         ),
         (["call", "a\tb"], 2, "is not a valid service name"),
         (["call"], 2, "Missing argument 'SERVICE'"),
-        (["cal"], 2, "No such command 'cal': did you mean call"),
+        (["cal"], 2, "No such command 'cal'"),
     ],
 )
 def test_errors_are_one_line_with_an_exit_code(mdclient, arguments, code, told):
     result = mdclient(*arguments)
     assert (result.returncode, result.stdout) == (code, b"")
     assert told in one_line(result)
-    assert one_line(result).startswith("mdclient: ")
 
 
 def test_a_failed_handler_has_its_own_exit_code(endpoint, mdclient):
@@ -313,7 +314,7 @@ def test_a_broker_listens_on_several_endpoints(tmp_path, separator):
     [
         (
             ["--heartbeat", "fast"], {}, "",
-            "'--heartbeat': expected a number of seconds (greater than 0), got 'fast'. See 'mdp-broker --help'",
+            "'--heartbeat' (env var: 'MDP_HEARTBEAT'): expected a number of seconds (greater than 0), got 'fast'",
         ),
         (["--heartbeat", "-1"], {}, "", "(greater than 0), got '-1'"),
         (["--heartbeat", "0.001"], {}, "", "heartbeat is 0.001: it must be 0.01 seconds or more"),
@@ -321,32 +322,31 @@ def test_a_broker_listens_on_several_endpoints(tmp_path, separator):
         (["--drain-timeout", "-1"], {}, "", "expected a number of seconds (0 or more), got '-1'"),
         (["--bind", "tcp://127.0.0.1:99999"], {}, "", "its port is '99999', but a port is a number up to 65535"),
         (["--bind", "tcp://a:1,b:2"], {}, "", "got 'b:2'"),
-        ([], {}, "bind = [5555]", "got 5555"),
+        ([], {}, "bind = [5555]", "broker.toml: Expected `str`, got `int` - at `$.bind[0]`"),
         (["--bind", "5555"], {}, "", "got '5555'"),
         (
             ["--pirate", "tcp://127.0.0.1:1"], {}, "",
-            "'--pirate': expected ENDPOINT=SERVICE, such as 'tcp://127.0.0.1:5556=echo', got 'tcp://127.0.0.1:1'",
+            "expected ENDPOINT=SERVICE, such as 'tcp://127.0.0.1:5556=echo', got 'tcp://127.0.0.1:1'",
         ),
         (["--pirate", "tcp://127.0.0.1:1="], {}, "", "'' is not a valid service name"),
         (["--pirate", "127.0.0.1:1=echo"], {}, "", "expected an endpoint such as"),
-        ([], {"MDP_PIRATE": "echo"}, "", "Invalid value for MDP_PIRATE (environment variable): expected ENDPOINT="),
-        ([], {}, "pirate = [1]", "Invalid value for 'pirate' in /"),
-        ([], {}, "pirate = { a = 1 }", "Invalid value for 'pirate' in /"),
+        ([], {"MDP_PIRATE": "echo"}, "", "Invalid value for '--pirate' (env var: 'MDP_PIRATE'): expected ENDPOINT="),
+        ([], {}, "pirate = 'echo'", "broker.toml: pirate: expected ENDPOINT="),
+        ([], {}, "pirate = { a = 1 }", "broker.toml: Expected `str | array`, got `object` - at `$.pirate`"),
         (["--beat", "1"], {}, "", "No such option"),
-        ([], {"MDP_LIVENESS": "x"}, "", "Invalid value for MDP_LIVENESS (environment variable): expected a whole"),
-        (["--liveness", "x"], {"MDP_LIVENESS": "5"}, "", "Invalid value for '--liveness': expected a whole number"),
-        ([], {}, "liveness = 0", "broker.toml: expected a whole number of intervals (greater than 0), got 0"),
-        ([], {}, "liveness = true", "got True"),
-        ([], {}, "max-queue = 'x'", "Invalid value for 'max-queue' in /"),
-        ([], {}, "max_queue = 'x'", "Invalid value for 'max_queue' in /"),
+        ([], {"MDP_LIVENESS": "x"}, "", "Invalid value for '--liveness' (env var: 'MDP_LIVENESS'): expected a"),
+        (["--liveness", "x"], {"MDP_LIVENESS": "5"}, "", "(greater than 0), got 'x'"),
+        ([], {}, "liveness = 0", "broker.toml: liveness: expected a whole number of intervals (greater than 0), got 0"),
+        ([], {}, "liveness = true", "broker.toml: Expected `int | float`, got `bool` - at `$.liveness`"),
+        ([], {}, "max-queue = 'x'", "broker.toml: Expected `int | float`, got `str` - at `$.max-queue`"),
         ([], {}, "bind = []", "bind is empty: it must name at least one endpoint"),
-        ([], {}, "live-nes = 3", "broker.toml: there is no setting 'live-nes': did you mean liveness"),
-        ([], {}, "max_queues = 3", "there is no setting 'max_queues': did you mean max-queue"),
-        ([], {}, "zzz = 3", "there is no setting 'zzz': known are access, bind, busy-grace, drain-timeout"),
-        ([], {}, "access = 3", "broker.toml: access must be a text, not 3"),
-        ([], {}, "name = ['a']", "broker.toml: name must be a text, not ['a']"),
-        ([], {}, "insecure = 1", "broker.toml: insecure must be true or false, not 1"),
-        ([], {}, "max-queue = 1\nmax_queue = 2", "broker.toml: max_queue is set twice"),
+        ([], {}, "live-nes = 3", "unknown field `live-nes` ('live-nes': did you mean liveness?)"),
+        ([], {}, "max_queues = 3", "unknown field `max_queues` ('max_queues': did you mean max-queue?)"),
+        ([], {}, "zzz = 3", "unknown field `zzz` ('zzz': known are bind, pirate, pirate-workers, "),
+        ([], {}, "access = 3", "broker.toml: Expected `str`, got `int` - at `$.access`"),
+        ([], {}, "name = ['a']", "broker.toml: Expected `str`, got `array` - at `$.name`"),
+        ([], {}, "insecure = 1", "broker.toml: Expected `bool`, got `int` - at `$.insecure`"),
+        ([], {}, "max_queue = 2", "unknown field `max_queue` ('max_queue': did you mean max-queue?)"),
         ([], {}, "liveness", "not valid TOML"),
         ([], {}, "liveness = " + "9" * 10_000, "not valid TOML"),
         (["--config", "/no/such"], {}, "", "cannot read /no/such: No such file or directory"),

@@ -1,6 +1,6 @@
 """Linked brokers as processes that are killed and drained under load: no call fails, and every reply is the right one.
 
-`bench/failover.py` does the same at length, and measures it.
+`tests/failover.py` does the same at length, and measures it.
 """
 
 import asyncio

@@ -85,7 +85,9 @@ def titanic(here, endpoint, db):
 
 
 def one_line(result):
-    (line,) = result.stderr.decode().splitlines()
+    """Return the error that a command wrote; errors in its usage follow upon its usage."""
+    *usage, line = result.stderr.decode().splitlines()
+    assert usage == [] or usage[0].startswith("Usage: ")
     return line
 
 

@@ -1,4 +1,4 @@
-"""HTTP gateways that must leave nothing behind, and what tests of WebSockets and jobs need besides."""
+"""HTTP gateways that must leave nothing behind, and what tests of jobs need besides."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +22,6 @@ def http_gateway(broker: str, **settings: Any) -> Iterator[Running]:
         yield running
     assert complaints == []
     assert (running.gateway.outstanding, running.gateway.memory) == (0, 0)
-
-
-def websocket_url(gateway: Running) -> str:
-    return gateway.url.replace("http", "ws", 1) + "/ws"
 
 
 def connections(gateway: Running) -> list[Any]:

@@ -35,6 +35,8 @@ def sessions(block: str) -> list[tuple[str, list[str]]]:
     for line in block.splitlines():
         if line.startswith("$ "):
             found.append((line.removeprefix("$ "), []))
+        elif found[-1][0].endswith("\\"):
+            found[-1] = (f"{found[-1][0][:-1]}{line.lstrip()}", [])
         else:
             found[-1][1].append(line)
     return found

@@ -1,8 +1,9 @@
-"""Plugins of pytest for the whole of the tests: results for `stages.py`, builds, and packages that are missing."""
+"""Plugins of pytest for the whole of the tests: results for `suites.py`, markers, builds, missing packages."""
 
 import json
 import os
 import re
+from pathlib import Path
 from textwrap import shorten
 
 import pytest
@@ -11,6 +12,17 @@ from zmdp.mdp import compiled
 
 COMPILED = compiled.parts()["machines"]
 """Whether the machines are compiled; the other build runs with ZMDP_PURE=1."""
+
+TESTS = Path(__file__).parents[1]
+UNIT_FOLDERS = ("mdp", "mdp/broker", "mdp/transport", "mdp/wire", "mmi")
+"""Folders whose tests run in pure Python, with coverage; other files have `pytestmark = pytest.mark.unit`."""
+COUNTED = ("test_cost.py", "test_work.py")
+"""Files that count instructions and memory, which coverage would add to."""
+BUILT_TWICE = ("mdp/transport", "mdp/wire", "simulation")
+"""Folders that both builds run: the code exists twice, or its compiled form does more than mypyc's translation."""
+LONGEST_FIRST = ("spark", "titanic", "processes", "clients")
+GROUP = "group:"
+"""Begins the name of a group, which xdist appends to the names of its tests, after an @."""
 
 MAX_REASON = 120
 """Characters of a reason for skipping a test that are shown."""
@@ -24,8 +36,34 @@ def package(name):
     return pytest.importorskip(name, reason=NOT_INSTALLED.format(name))
 
 
+def _place(item):
+    """Return the marker of a unit or of tests that both builds run, and the group that one process of xdist runs."""
+    folder = item.path.parent.relative_to(TESTS).as_posix()
+    if folder in UNIT_FOLDERS and item.path.name not in COUNTED:
+        item.add_marker("unit")
+    if folder in BUILT_TWICE:
+        item.add_marker("built_twice")
+    if folder != "simulation" and not item.get_closest_marker("xdist_group"):
+        spark = folder.split("/")[0] == "spark"
+        item.add_marker(pytest.mark.xdist_group(GROUP + ("spark" if spark else f"{folder}/{item.path.name}")))
+
+
+def _turn(item):
+    room = item.path.relative_to(TESTS).parts[0]
+    return LONGEST_FIRST.index(room) if room in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Deselect the tests that the other build runs: they are not skipped, which would need a reason to look at."""
+    """Mark the tests by their folders, and begin with those that take longest.
+
+    Deselect the tests that the other build runs: they are not skipped, which would need a reason to look at.
+    """
+    ours = [item for item in items if item.path.is_relative_to(TESTS)]
+    for item in ours:
+        _place(item)
+    if config.getoption("dist", "no") != "no" and len(ours) == len(items):
+        items.sort(key=_turn)
     other = "pure_only" if COMPILED else "compiled_only"
     theirs = [item for item in items if item.get_closest_marker(other)]
     if theirs:
@@ -74,4 +112,4 @@ def _record(test, outcome, **more):
     path = os.environ.get("ZMDP_TEST_RESULTS")
     if path and not os.environ.get("PYTEST_XDIST_WORKER"):
         with open(path, "a") as file:
-            file.write(json.dumps({"id": test, "outcome": outcome, **more}) + "\n")
+            file.write(json.dumps({"id": test.partition(f"@{GROUP}")[0], "outcome": outcome, **more}) + "\n")

@@ -50,6 +50,7 @@ def running_batch(
     concurrency=2,
     inline=10_000,
     name="batch",
+    prefix="spark",
     results=True,
     keys=None,
     history=None,
@@ -68,10 +69,11 @@ def running_batch(
     config = folder / "catalogue.toml"
     config.write_text(tables)
     driver = Batch(
-        BatchSettings(name, endpoint, concurrency=concurrency, keys=keys, **BEATS),
+        BatchSettings(name, endpoint, prefix=prefix, concurrency=concurrency, keys=keys, **BEATS),
         SessionPool(lambda: spark, 2 * concurrency),
         Results(str(folder / "results") if results else None, inline),
         Offer(catalogue.read(config), jobs),
+        load=lambda: Offer(catalogue.read(config), jobs),
         history=history,
     )
     try:

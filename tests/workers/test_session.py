@@ -24,6 +24,8 @@ from zmdp.workers.session import UNHEARD_PATIENCE_SECONDS, WorkerSession
 from zmdp.workers.settings import SessionSettings
 from zmdp.workers.states import CLOSED, SERVING, WAITING
 
+pytestmark = pytest.mark.unit
+
 HEADS = {"X1": [b"", b"MDPWX1"], "0.2": [b"MDPW02"], "0.1": [b"", b"MDPW01"]}
 PROTOCOLS = list(HEADS)
 OLDER = ["0.2", "0.1"]

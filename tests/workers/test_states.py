@@ -4,8 +4,12 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from zmdp.workers import states
 from zmdp.workers.states import TRANSITIONS, SessionState
+
+pytestmark = pytest.mark.unit
 
 
 def documented() -> dict[str, dict[str, str]]:

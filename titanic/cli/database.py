@@ -9,7 +9,6 @@ import click
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from ...mdp.cli.console import with_default
 from ...mdp.errors import TitanicError
 from .. import schema
 
@@ -19,7 +18,7 @@ DB = click.option(
     envvar="TITANIC_DB",
     show_envvar=True,
     metavar="URL",
-    help=with_default("Database: sqlite:///FILE (or just FILE), or postgresql://USER@HOST/NAME.", schema.DEFAULT_DB),
+    help="Database: sqlite:///FILE (or just FILE), or postgresql://USER@HOST/NAME.",
 )
 MIN_SHOWN: Final = 1000
 """Steps from which it is worth showing the progress."""

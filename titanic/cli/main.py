@@ -1,4 +1,4 @@
-"""The command `titanic`: submit requests and fetch replies.  `serve.py` and `operators.py` have the others."""
+"""The command `titanic`: submit requests and fetch replies."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,6 @@ from ...mdp.cli.console import (
     Number,
     run,
     version_option,
-    with_default,
 )
 from ...mdp.errors import TitanicError
 from ..client import Titanic
@@ -113,7 +112,7 @@ def request(
 @click.option("--stream", is_flag=True, help="Print the PARTIALs as they arrive, then the reply; implies --wait.")
 @click.option(
     "--from", "start", type=Number("parts", whole=True, zero=True), default=0,
-    help=with_default("With --stream: the first PARTIAL to print.", 0),
+    help="With --stream: the first PARTIAL to print.",
 )  # fmt: skip
 @client_options(DEFAULT_TIMEOUT)
 @click.option(

@@ -14,7 +14,7 @@ import click
 from sqlalchemy.engine import Connection
 
 from ...clients import bodies
-from ...mdp.cli.console import EXIT_CODES, Group, Number, printable, with_default
+from ...mdp.cli.console import EXIT_CODES, Group, Number, printable
 from ...mdp.errors import SettingError, UnknownTicket
 from ...mdp.extras import install_command
 from ...mdp.logs import counted
@@ -102,7 +102,7 @@ def check(*, db: str) -> None:
     "--limit",
     type=Number("requests", whole=True),
     default=50,
-    help=with_default("Maximum number of requests to list, oldest first.", 50),
+    help="Maximum number of requests to list, oldest first.",
 )
 @DB
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -154,7 +154,7 @@ def ls(
     "--limit",
     type=Number("reasons", whole=True),
     default=50,
-    help=with_default("Maximum number of reasons to list, the most frequent first.", 50),
+    help="Maximum number of reasons to list, the most frequent first.",
 )
 @DB
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -190,7 +190,7 @@ def failures(*, limit: int, db: str, as_json: bool, **selected: Any) -> None:
     type=click.Choice(["ndjson", "parquet"]),
     default="ndjson",
     callback=lambda context, option, value: value == "parquet",
-    help=with_default("One JSON object per line, or Parquet, which needs zmdp[arrow].", "ndjson"),
+    help="One JSON object per line, or Parquet, which needs zmdp[arrow].",
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
@@ -387,7 +387,7 @@ def _change(
     type=click.Choice(["done", "failed"]),
     multiple=True,
     default=["done"],
-    help=with_default("State of the requests to delete. Can be repeated.", "done"),
+    help="State of the requests to delete. Can be repeated.",
 )
 @_SERVICE
 @click.option(

@@ -10,7 +10,7 @@ import click
 
 from ...clients import Client
 from ...clients.asking import BROKER
-from ...mdp.cli.console import Decorator, key_options, options, with_default
+from ...mdp.cli.console import Decorator, key_options, options
 from ...mdp.keys import ClientKeys
 from ...mdp.services.submission import MAX_SECONDS
 from ...mdp.transport.reach import check_listening
@@ -137,8 +137,8 @@ def client_options(timeout: float) -> Decorator:
             with Client(broker, timeout=timeout, retries=0, key=keys) as client:
                 return command(client=client, **given)
 
-        text = with_default("How long to wait for an answer.", f"{timeout:g}", "seconds")
-        return options(BROKER, key_options, click.option("--timeout", type=DURATION, default=timeout, help=text))(run)
+        wait = click.option("--timeout", type=DURATION, default=timeout, help="How long to wait for an answer.")
+        return options(BROKER, key_options, wait)(run)
 
     return decorate
 
@@ -152,6 +152,7 @@ def declared_options(declared: Mapping[str, Option]) -> Decorator:
                 name,
                 type=_type(option),
                 metavar="N" if isinstance(option, IntegerOption) else None,
+                show_default=option.default or None,
                 help=_help(option),
             )
             for name, option in declared.items()
@@ -171,7 +172,7 @@ def _help(option: Option) -> str:
         text += f" {NEEDS_UNIT}"
     if isinstance(option, TimeOption):
         text += " Without an offset, it is a local time of this machine."
-    return with_default(text, option.default) if option.default else text
+    return text
 
 
 def _type(option: Option) -> click.ParamType:  # type: ignore[type-arg]

@@ -23,10 +23,8 @@ from ...mdp.cli.console import (
     key_options,
     log_level_option,
     log_to_stderr,
-    with_default,
 )
 from ...mdp.cli.shutdown import Shutdown, in_loop
-from ...mdp.cli.systemd import systemd_option
 from ...mdp.errors import BindError
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import warn_if_unreachable
@@ -66,41 +64,35 @@ log = logging.getLogger("zmdp.titanic")
     "--lease",
     type=DURATION,
     default=DEFAULT_LEASE_SECONDS,
-    help=with_default(
-        f"How long after a Titanic's crash others take over its requests; {MIN_LEASE_SECONDS:g} s or more.",
-        DEFAULT_LEASE_SECONDS,
-        "seconds",
-    ),
+    help=f"How long after a Titanic's crash others take over its requests; {MIN_LEASE_SECONDS:g} s or more.",
 )
 @click.option(
     "--max-waiting",
     type=Number("requests", whole=True),
     default=DEFAULT_MAX_WAITING,
-    help=with_default("Maximum number of requests that have not ended; more are rejected.", DEFAULT_MAX_WAITING),
+    help="Maximum number of requests that have not ended; more are rejected.",
 )
 @click.option(
     "--max-waiting-per-service",
     type=Number("requests", whole=True),
-    help=with_default("Maximum number of these to one service.", "half of --max-waiting"),
+    show_default="half of --max-waiting",
+    help="Maximum number of these to one service.",
 )
 @click.option(
     "--max-deaths",
     type=Number("workers", whole=True),
     default=DEFAULT_MAX_DEATHS,
-    help=with_default(
-        "Number of workers lost while they handled a request after which it fails instead of being retried.",
-        DEFAULT_MAX_DEATHS,
-    ),
+    help="Number of workers lost while they handled a request after which it fails instead of being retried.",
 )
 @click.option(
     "--ttl",
     "ttls",
     type=ServiceExpiry(),
     multiple=True,
-    help=with_default(
+    show_default="until they are closed",
+    help=(
         "How long to keep results of requests without a ttl of their own: of all services, or with SERVICE= of one. "
-        f"Can be repeated. {NEEDS_UNIT}",
-        "until they are closed",
+        f"Can be repeated. {NEEDS_UNIT}"
     ),
 )
 @click.option(
@@ -108,7 +100,8 @@ log = logging.getLogger("zmdp.titanic")
     "failed_ttls",
     type=ServiceExpiry(),
     multiple=True,
-    help=with_default("The same for requests that have failed.", "as --ttl"),
+    show_default="as --ttl",
+    help="The same for requests that have failed.",
 )
 @click.option(
     "--schedules",
@@ -120,19 +113,16 @@ log = logging.getLogger("zmdp.titanic")
 @click.option(
     "--service-schedules/--no-service-schedules",
     default=None,
-    help=with_default(
+    help=(
         "Take up the schedules that services declare: @services.service(…, every=…). Any worker that may offer a "
-        "service can then have requests submitted to it.",
-        "unless Titanic has a key",
+        "service can then have requests submitted to it."
     ),
 )
 @click.option(
     "--drain-timeout",
     type=DURATION_FROM_0,
     default=DEFAULT_DRAIN_SECONDS,
-    help=with_default(
-        "How long running requests may take to finish after SIGTERM or Ctrl-C.", DEFAULT_DRAIN_SECONDS, "seconds"
-    ),
+    help="How long running requests may take to finish after SIGTERM or Ctrl-C.",
 )
 @click.option(
     "--http",
@@ -152,7 +142,6 @@ log = logging.getLogger("zmdp.titanic")
 )
 @heartbeat_options()
 @log_level_option
-@systemd_option("titanic serve")
 def serve(
     *,
     broker: Sequence[str],

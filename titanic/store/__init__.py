@@ -1,16 +1,5 @@
 """Titanic's SQL: statements as functions of a connection and a batch, in the caller's transaction.
 
-    acceptance    store submitted requests
-    claims        lease requests that are ready to run
-    outcomes      store PARTIALs and outcomes; reschedule or release requests
-    maintenance   due requests, expired leases, results and keys
-    replies       fetch replies and PARTIALs; close requests
-    schedules     submit what is due; add and change schedules
-    counts        the counts that triggers keep
-    summary       what is there
-    staging       accept what Spark's tasks have written, all at once
-    models        the tables; `tables` has them as the statements use them
-
 The functions do not commit.  Times are arguments, in seconds since 1970.  `maintain` gets a clock instead, and reads it
 within the transaction, because a busy database may begin that much later.
 """

@@ -14,11 +14,9 @@ from ...mdp import wire
 from ...mdp.access import load as load_access
 from ...mdp.cli.console import (
     CONTEXT_SETTINGS,
-    Command,
     Endpoint,
     Number,
     brokers_option,
-    environment_variable,
     handler_timeout_option,
     heartbeat_options,
     key_options,
@@ -26,10 +24,8 @@ from ...mdp.cli.console import (
     log_to_stderr,
     run,
     version_option,
-    with_default,
 )
 from ...mdp.cli.shutdown import drain_timeout_option
-from ...mdp.cli.systemd import systemd_option
 from ...mdp.errors import SettingError
 from ...mdp.functions import is_async
 from ...mdp.keys import ClientKeys
@@ -77,7 +73,7 @@ class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
         return int(found[1]) * _UNITS[found[2]]
 
 
-@click.command(cls=Command, context_settings=CONTEXT_SETTINGS)
+@click.command(context_settings=CONTEXT_SETTINGS, no_args_is_help=True)
 @click.argument("targets", metavar="MODULE:NAME...", nargs=-1, required=True)
 @brokers_option(
     "Broker to serve. Can be repeated, or separate endpoints with commas: if one is lost or drains, the next is served "
@@ -109,10 +105,7 @@ class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
     "--idle",
     type=Number("seconds"),
     default=DEFAULT_IDLE_SECONDS,
-    help=with_default(
-        "With --processes MIN-MAX: how long a process must not have been needed before it is stopped.",
-        f"{DEFAULT_IDLE_SECONDS:g}",
-    ),
+    help="With --processes MIN-MAX: how long a process must not have been needed before it is stopped.",
 )
 @click.option(
     "--max-requests",
@@ -138,7 +131,8 @@ class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
     type=click.Choice(["X1", "0.2", "0.1"]),
     envvar="MDP_PROTOCOL",
     show_envvar=True,
-    help=with_default("Protocol to speak: 0.2 or 0.1 for third-party brokers.", "X1"),
+    show_default="X1",
+    help="Protocol to speak: 0.2 or 0.1 for third-party brokers.",
 )
 @click.option(
     "--freelance",
@@ -167,7 +161,6 @@ class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
 )
 @log_level_option
 @click.option("--supervised-by", nargs=3, type=int, hidden=True)
-@systemd_option("mdworker")
 @version_option()
 def cli(
     *,
@@ -303,7 +296,7 @@ def _export_connection() -> None:
         name = option.name or ""
         given = context.params.get(name)
         if name in {"broker", "key_file", "broker_key"} and given:
-            os.environ[environment_variable(context, option)] = given if isinstance(given, str) else " ".join(given)
+            os.environ[str(option.envvar)] = given if isinstance(given, str) else " ".join(given)
 
 
 _NEEDS_FREELANCE: Final = ("bind", "access", "insecure")

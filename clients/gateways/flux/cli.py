@@ -21,7 +21,6 @@ from ....mdp.cli.console import (
     log_level_option,
     log_to_stderr,
     version_option,
-    with_default,
 )
 from ....mdp.cli.shutdown import Shutdown, drain_timeout_option, in_loop
 from ....mdp.errors import SettingError
@@ -56,38 +55,38 @@ log = logging.getLogger("zmdp.gateway")
     "--size",
     type=Number("brokers", whole=True),
     default=1,
-    help=with_default("Wait until the tree has so many brokers before giving them ranks.", 1, "brokers"),
+    help="Wait until the tree has so many brokers before giving them ranks.",
 )
 @click.option("--allow-guests", is_flag=True, help="Admit users other than the gateway's own, as guests.")
 @click.option(
     "--max-connections",
     type=Number("connections", whole=True),
     default=10_000,
-    help=with_default("Maximum number of connections.", 10_000),
+    help="Maximum number of connections.",
 )
 @click.option(
     "--max-message",
     type=Number("bytes", whole=True),
     default=MAX_MESSAGE,
-    help=with_default("Maximum size of a message.", MAX_MESSAGE, "bytes"),
+    help="Maximum size of a message.",
 )
 @click.option(
     "--max-unread",
     type=Number("bytes", whole=True),
     default=MAX_UNREAD,
-    help=with_default("Disconnect a program that leaves more unread.", MAX_UNREAD, "bytes"),
+    help="Disconnect a program that leaves more unread.",
 )
 @click.option(
     "--max-memory",
     type=Number("bytes", whole=True),
     default=MAX_MEMORY,
-    help=with_default("Maximum size of all incomplete and unread messages together.", MAX_MEMORY, "bytes"),
+    help="Maximum size of all incomplete and unread messages together.",
 )
 @click.option(
     "--max-services",
     type=Number("services", whole=True),
     default=MAX_SERVICES,
-    help=with_default("Maximum number of services that programs offer.", MAX_SERVICES),
+    help="Maximum number of services that programs offer.",
 )
 @drain_timeout_option(
     DEFAULT_DRAIN_SECONDS,

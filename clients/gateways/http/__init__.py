@@ -2,16 +2,4 @@
 
 Requests to services bypass the framework and set neither timers nor tasks of their own, because they are what the
 gateway is for; everything else is a route of Starlette.
-
-    translation.py    HTTP requests ↔ requests to services
-    problems.py       exceptions → problem documents
-    access.py         tokens and certificates ↔ roles; token_cli.py makes tokens
-    gateway.py        what all parts share: who calls, and how much may be outstanding
-    app.py            POST /services/NAME, and the routes
-    stream.py         replies as server-sent events
-    jobs.py           requests that Titanic stores
-    openapi.py        the OpenAPI document
-    websocket*.py     many requests over one WebSocket
-    server.py         runs the gateway; the HTTP server itself is mdp/http
-    settings.py       the settings; cli.py has an option for each
 """

@@ -17,23 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from ....mdp.access import (
-    MMI,
-    Permissions,
-    check_names,
-    fail,
-    read_text,
-    read_toml,
-    role_tables,
-    texts,
-    token_digests,
-)
+import msgspec
+
+from ....mdp import toml
+from ....mdp.access import Mmi, Patterns, Permissions, digests, roles_in
 from ....mdp.control import GATEWAY, SPARK
-from ....mdp.errors import AccessError
+from ....mdp.errors import SettingError
 from ....mdp.http.problems import Problem
 from ....mdp.tokens import bearer, digest_of
 
-_SETTINGS: Final = ("tokens", "certificates", "call", "mmi")
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."
 _CONTROL_PREFIXES: Final = (GATEWAY.encode(), SPARK.encode())
@@ -100,43 +92,42 @@ def _unauthorized(detail: str, more: bytes = b"") -> Problem:
     return Problem("unauthorized", detail, headers=[(name, value + more) for name, value in _CHALLENGE])
 
 
+class _Role(msgspec.Struct, forbid_unknown_fields=True):
+    tokens: tuple[str, ...] = ()
+    certificates: tuple[str, ...] = ()
+    call: Patterns = ("*",)
+    mmi: Mmi = "service"
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    roles: dict[str, Any] = {}
+
+
 def load(path: str | Path) -> Access:
-    """Return what the access file `path` says.  Raises `AccessError`."""
+    """Return what the access file `path` says.  Raises `SettingError`."""
     path = Path(path)
-    return parse(read_text(path, "mdp-gateway token creates it"), path)
+    return parse(toml.read(path, "mdp-gateway token creates it"), path)
 
 
 def parse(text: str, path: Path) -> Access:
-    """Return what `text`, the content of the access file `path`, says.  Raises `AccessError`."""
-    content = read_toml(text, path)
-    for name in content:
-        if name != "roles":
-            hint = ": this is a broker's access file" if name == "secret_key" else ": known is roles"
-            raise AccessError(f"{path}: there is no setting {name!r}{hint}")
-    found = Access(path, {}, {}, {})
-    for name, table, where in role_tables(content, path):
-        _add(found, name, table, where)
-    return found
-
-
-def _add(found: Any, name: str, table: Mapping[str, Any], where: str) -> None:
-    check_names(table, _SETTINGS, where)
-    mmi = table.get("mmi", "service")
-    if mmi not in MMI:
-        fail(where, "mmi", mmi, f"it must be one of {', '.join(MMI)}")
-    call = texts(table, "call", where, '["resize", "spark.*"]') if "call" in table else ["*"]
-    if any(not pattern or pattern.encode().startswith(_MMI_PREFIX) for pattern in call):
-        fail(where, "call", call, "patterns are not empty, and do not apply to mmi.*: use the setting mmi for these")
-    caller = Caller(name, Permissions(name, call=tuple(call), mmi=mmi), {"on_behalf": name})
-    found.roles[name] = caller
-    for digest in token_digests(table, where, f"see mdp-gateway token {name}"):
-        _put(found.tokens, digest, caller, where, f"token sha256:{digest.hex()[:8]}…")
-    for text in texts(table, "certificates", where, '["shop.example"]'):
-        _put(found.certificates, text, caller, where, f"certificate {text!r}")
+    """Return what `text`, the content of the access file `path`, says.  Raises `SettingError`."""
+    file = toml.convert(toml.parse(text, path), _File, str(path))
+    roles: dict[str, Caller] = {}
+    tokens: dict[bytes, Caller] = {}
+    certificates: dict[str, Caller] = {}
+    for name, where, given in roles_in(file.roles, _Role, path):
+        roles[name] = caller = Caller(
+            name, Permissions(name, call=given["call"], mmi=given["mmi"]), {"on_behalf": name}
+        )
+        for digest in digests(given["tokens"], where, f"see mdp-gateway token {name}"):
+            _put(tokens, digest, caller, where, f"token sha256:{digest.hex()[:8]}…")
+        for subject in given["certificates"]:
+            _put(certificates, subject, caller, where, f"certificate {subject!r}")
+    return Access(path, roles, tokens, certificates)
 
 
 def _put(callers: dict[Any, Caller], key: object, caller: Caller, where: str, called: str) -> None:
     if key in callers:
         also = "twice" if callers[key] is caller else f"in role {callers[key].role} already"
-        raise AccessError(f"{where}: {called} is listed {also}")
+        raise SettingError(f"{where}: {called} is listed {also}")
     callers[key] = caller

@@ -20,12 +20,14 @@ from ....mdp.services import About
 from ...call import Call, Outcome
 from ...reply import Reply
 from ...values import encoded
-from . import jobs, openapi, stream, websocket
+from . import jobs, openapi, stream
+from .accept import preferred
 from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import problem_of
 from .request_body import Disconnected, read_body
+from .rows import own_types, stream_types, values
 from .service_list import list_services
-from .translation import AS_DATA, PREFIX, Asked, body_of, check_lines, frames_of, service_of
+from .translation import AS_DATA, EVENT_STREAM, LINES, PREFIX, Asked, body_of, frames_of, service_of
 
 READY_TIMEOUT_SECONDS: Final = 5.0
 WRITE_BYTES: Final = 1 << 18
@@ -64,9 +66,6 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            await self._routes(scope, receive, send)
-            return
         if scope["raw_path"].startswith(PREFIX):
             await self._call(scope, receive, send)
         else:
@@ -103,20 +102,14 @@ class Application:
         gateway.enter(len(body))
         outcome = _Outcome(gateway, asked)
         try:
-            if asked.json or not (asked.stream or len(frames) > 1):
-                about = await gateway.descriptions.of(service.decode(), asked.timeout)
-                if connection_of(scope).disconnected:
-                    raise Disconnected
-                asked.timeout = outcome.time_left()
-                if asked.json:
-                    outcome.about, frames = about, encoded(about, frames[0])
-                if about.codec and about.part is not None and not asked.stream:
-                    check_lines(asked, about)
-                    lines = stream.Lines(gateway, service.decode(), asked.timeout, about)
-                    await self._stream(scope, send, service, frames, asked, options, lines)
-                    return
-            if asked.stream:
-                events = stream.Events(gateway, service.decode(), asked.timeout, outcome.about)
+            about = await gateway.descriptions.of(service.decode(), asked.timeout)
+            if connection_of(scope).disconnected:
+                raise Disconnected
+            asked.timeout = outcome.time_left()
+            if asked.json:
+                outcome.about, frames = about, encoded(about, frames[0])
+            events = self._streamed(service.decode(), asked, about)
+            if events is not None:
                 await self._stream(scope, send, service, frames, asked, options, events)
                 return
             outcome.call = self._client.begin(
@@ -129,6 +122,24 @@ class Application:
                 await _respond(send, *response)
         finally:
             gateway.leave(len(body) + outcome.size)
+
+    def _streamed(self, service: str, asked: Asked, about: About) -> stream.Events | None:
+        """Return the receiver of a reply that is passed on as it arrives, or None; select the type of the reply.
+
+        Raises `Problem` if it has no type that the client accepts.
+        """
+        gateway = self._gateway
+        if about.codec and about.part is not None:
+            if not asked.stream:
+                kind = preferred(asked.accept, stream_types(about), EVENT_STREAM)
+                return values(gateway, service, asked.timeout, about, kind)
+        elif own := own_types(about):
+            kind = own[0] if asked.stream else preferred(asked.accept, own, EVENT_STREAM)
+            asked.headers = {**(asked.headers or {}), "accept": kind.decode()}
+            asked.label = kind
+            if kind in LINES and not asked.stream:
+                return values(gateway, service, asked.timeout, About(codec="json"), kind)
+        return stream.Events(gateway, service, asked.timeout, about if asked.json else None) if asked.stream else None
 
     async def _stream(
         self,
@@ -269,7 +280,7 @@ async def _ignore(request: Request, error: Exception) -> Response:
 
 def application(gateway: Gateway) -> Any:
     """Return the application with the routes of all modules."""
-    found = Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway), *websocket.routes(gateway)])
+    found = Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway)])
     if not gateway.settings.allow_origins:
         return found
     return CORSMiddleware(  # what browsers require of responses to pages of other origins

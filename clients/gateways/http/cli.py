@@ -18,9 +18,7 @@ from ....mdp.cli.console import (
     log_level_option,
     log_to_stderr,
     options,
-    with_default,
 )
-from ....mdp.cli.systemd import systemd_option
 from ....mdp.errors import BindError, SettingError
 from ....mdp.extras import install_command
 from ....mdp.keys import ClientKeys
@@ -37,12 +35,12 @@ DEFAULT_BIND: Final = "127.0.0.1:8080"
 
 def _limit_option(setting: Field[Any]) -> Decorator:
     unit, text = setting.metadata["unit"], setting.metadata["help"]
-    shown = ("half of max-connections", "") if setting.default is None else (setting.default, unit)
     return click.option(
         f"--{setting.name.replace('_', '-')}",
         type=Number(unit, whole=setting.type is not float),
         default=setting.default,
-        help=with_default(text, *shown),
+        show_default="half of --max-connections" if setting.default is None else True,
+        help=text,
     )
 
 
@@ -51,7 +49,7 @@ def _limit_option(setting: Field[Any]) -> Decorator:
     "--bind",
     type=Address(),
     default=DEFAULT_BIND,
-    help=with_default("Where to listen; port 0 for a free one.", DEFAULT_BIND),
+    help="Where to listen; port 0 for a free one.",
 )
 @brokers_option("The broker's endpoint. Can be repeated, or separate several with commas, in order of preference.")
 @key_options
@@ -94,7 +92,6 @@ def _limit_option(setting: Field[Any]) -> Decorator:
 @options(*(_limit_option(setting) for setting in fields(Settings) if setting.metadata))
 @control.name_option
 @log_level_option
-@systemd_option("mdp-gateway http")
 def cli(
     *,
     bind: tuple[str, int],

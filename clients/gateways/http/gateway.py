@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ....mdp.http.connection import CONNECTION, Connection
 from ....mdp.http.problems import Problem
@@ -17,15 +17,8 @@ Scope = Any
 """An ASGI scope."""
 
 
-class Drainable(Protocol):
-    """A connection that must be told that the gateway stops."""
-
-    def drain(self) -> None:
-        """Take no more requests, and end after the last of those that are outstanding."""
-
-
 class Gateway:
-    """The gateway: `jobs.py`, `openapi.py` and `websocket.py` get it, and use what is public here."""
+    """The gateway: `jobs.py` and `openapi.py` get it, and use what is public here."""
 
     def __init__(
         self, upstream: Upstream, settings: Settings, access: Access | None = None, *, on_behalf: bool = False
@@ -43,13 +36,6 @@ class Gateway:
         """Requests that have not been answered."""
         self.memory = 0
         """Bytes of their bodies, and whatever else counts against `max_memory`."""
-        self.sessions: set[Drainable] = set()
-        """The open WebSockets."""
-
-    def drain(self) -> None:
-        """End each WebSocket once its requests are finished."""
-        for session in self.sessions:
-            session.drain()
 
     # ── who calls ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,7 +126,7 @@ def _is_address(host: bytes) -> bool:
 
 
 def connection_of(scope: Scope) -> Connection:
-    """Return the connection over which a request or a WebSocket came."""
+    """Return the connection over which a request came."""
     connection: Connection = scope["state"][CONNECTION]
     return connection
 

@@ -20,10 +20,10 @@ from ....titanic.submission import DurationOption, IntegerOption, Option, TimeOp
 from .gateway import Gateway
 from .job_options import QUERY
 from .problems import SERVICE_ERROR
+from .rows import own_types, stream_types
 from .schemas import Components
 from .service_list import list_services
-from .translation import JSON_LINES
-from .websocket import PATH as WEBSOCKET_PATH
+from .translation import JSON
 
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>mdp-gateway</title>
@@ -101,9 +101,6 @@ def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
                 {"200": _json("They can"), "503": _json("They cannot, for these reasons")},
             )
         },
-        WEBSOCKET_PATH: {
-            "get": _operation("Open a WebSocket, which carries many requests", {"101": {"description": "It is open"}})
-        },
         "/jobs/{uuid}": {
             "parameters": [_parameter("path", "uuid", "UUID of the job", {"type": "string"}, required=True)],
             "get": _operation(
@@ -124,7 +121,7 @@ def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
                 f"Call {name}",
                 {"200": {"description": "The reply", "content": reply}},
                 *_FAILURES,
-                *(() if about.part is None else ("406",)),
+                *(("406",) if about.part is not None or about.media_types else ()),
                 parameters=[_TIMEOUT, _PREFER],
                 requestBody=body,
                 **more,
@@ -154,7 +151,8 @@ def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
 def _bodies(service: str, about: About, components: Components) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the body of a request for a service, and the contents of its reply."""
     if not about.codec:
-        return _BODY, _reply("")["content"]
+        own: dict[str, Any] = {each.decode(): {} for each in own_types(about)}
+        return _BODY, {**own, "text/event-stream": {}} if own else _reply("")["content"]
     content: dict[str, Any] = {"application/octet-stream": {}}
     if about.request is not None and about.request != RAW:
         taken = components.add(service, about.request)
@@ -163,8 +161,10 @@ def _bodies(service: str, about: About, components: Components) -> tuple[dict[st
     if about.reply is not None:
         kind = "application/octet-stream" if about.reply == RAW else "application/json"
         replies[kind] = {} if about.reply == RAW else {"schema": components.add(service, about.reply)}
-    if about.part is not None and about.part != RAW:
-        replies[JSON_LINES.decode()] = {"schema": components.add(service, about.part)}  # of each line
+    if about.part is not None and (kinds := stream_types(about)):
+        schema = components.add(service, about.part)
+        replies |= {each.decode(): {"schema": schema} for each in kinds}  # of each line
+        replies[JSON.decode()] = {"schema": {"type": "array", "items": schema}}
     return {"content": content}, replies or {"application/octet-stream": {}}
 
 

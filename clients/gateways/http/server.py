@@ -12,7 +12,7 @@ from pathlib import Path
 from ....mdp.access import SETTLE_SECONDS, FileState, state_of
 from ....mdp.cli import notify
 from ....mdp.cli.shutdown import Shutdown, in_loop
-from ....mdp.errors import AccessError
+from ....mdp.errors import SettingError
 from ....mdp.http.server import Server
 from ....mdp.logs import counted
 from ..upstream import NOTHING_IN_PROGRESS
@@ -25,9 +25,7 @@ log = logging.getLogger("zmdp.gateway")
 
 def gateway_server(gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None) -> Server:
     """Return the server of a gateway."""
-    return Server(
-        application(gateway), gateway.settings, listener, tls, name="the gateway", owner=gateway, drain=gateway.drain
-    )
+    return Server(application(gateway), gateway.settings, listener, tls, name="the gateway", owner=gateway)
 
 
 def reload(gateway: Gateway) -> None:
@@ -40,11 +38,11 @@ def reload(gateway: Gateway) -> None:
 
 
 def _read_again(gateway: Gateway, path: Path, seen: FileState) -> None:
-    error: AccessError | None = None
+    error: SettingError | None = None
     try:
         with notify.reloading():
             access = load(path)
-    except AccessError as raised:
+    except SettingError as raised:
         error = raised
     if state_of(path) != seen:
         reload(gateway)

@@ -23,8 +23,8 @@ def _described(connection: Connection) -> dict[str, Any]:
     host, port, *_ = connection.transport.get_extra_info("peername") or ("a peer", 0)
     return {
         "peer": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-        "kind": "http" if connection.frames is None else "websocket",
-        "user": connection.role,
+        "kind": "http",
+        "user": "",
         "outstanding": connection.outstanding,
         "unread_bytes": connection.unread,
         "up_seconds": round(asyncio.get_running_loop().time() - connection.opened, 3),

@@ -1,5 +1,5 @@
 """Replies as they arrive: server-sent events, one for each PARTIAL, then one for the FINAL or the error, or values as
-lines of JSON.
+lines of JSON (or as rows.py has it).
 
     event: partial            a part that is one frame of text; each line of it is a line `data: …`
     event: partial-base64     any other part: `data` is a JSON list with each frame in Base64
@@ -26,7 +26,7 @@ from ...reply import Reply
 from ...values import is_text, json_of
 from .gateway import Gateway
 from .problems import problem_of
-from .translation import AS_DATA, EVENT_STREAM, JSON_LINES
+from .translation import AS_DATA, EVENT_STREAM
 
 KEEP_ALIVE_SECONDS: Final = 15.0
 """How long a stream is silent before a comment is sent, so that proxies do not take the connection for dead."""
@@ -81,12 +81,13 @@ class Events:
         self._gateway = gateway
         self._client = gateway.upstream.client
         self._service = service
-        self._about = about
+        self.about = about or About()
         """What workers say of the service, if values are to be JSON."""
+        self.begun = False
+        """There was an event."""
         self._deadline = monotonic() + timeout
         self._waiting: deque[bytes] = deque()
         self._unread = 0
-        self._begun = False
         self._arrived: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -104,7 +105,7 @@ class Events:
 
     def _take_in(self, part: Reply) -> None:
         """Add what is written for a part."""
-        value = None if self._about is None else json_of(self._about, part)
+        value = json_of(self.about, part)
         self._add(event("final" if part.final else "partial", part if value is None else [value]))
 
     def _check_unread(self) -> None:
@@ -153,7 +154,7 @@ class Events:
 
     def _end(self, problem: Problem) -> None:
         self.ended = True
-        if self._begun:
+        if self.begun:
             self._break_off(problem)
         else:
             self.problem = problem
@@ -163,7 +164,7 @@ class Events:
         self._add(error_event(problem))
 
     def _add(self, data: bytes) -> None:
-        self._begun = True
+        self.begun = True
         self._waiting.append(data)
         self._count(len(data) + OVERHEAD_BYTES)
         self._wake()
@@ -191,18 +192,37 @@ class Events:
 
 
 class Lines(Events):
-    """The values of one reply that have not been written yet, each of which is a line of JSON."""
+    """The values of one reply that have not been written yet, each of which is a line of JSON.
 
-    headers = [(b"content-type", JSON_LINES), *_AT_ONCE, *AS_DATA]  # noqa: RUF012 - as that of the class above
+    Subclasses write them in other ways.
+    """
+
+    def __init__(self, gateway: Gateway, service: str, timeout: float, about: About, kind: bytes) -> None:
+        super().__init__(gateway, service, timeout, about)
+        self.headers = [(b"content-type", kind), *_AT_ONCE, *AS_DATA]
 
     def _take_in(self, part: Reply) -> None:
-        value = None if self._about is None else json_of(self._about, part)
-        if part.final and (value == b"null" or part == [b""]):
-            self._wake()  # it only ends the stream
-        elif value is None:
-            self.fail(Problem("interrupted", "a value cannot be written as JSON", service=self._service))
-        else:
-            self._add(value.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n")  # they are not within texts
+        value = json_of(self.about, part)
+        if not (part.final and (value == b"null" or part == [b""])):  # which only ends the stream
+            try:
+                if value is None:
+                    raise ValueError("it is not a value of the service's codec")
+                self._add(self._written(value))
+            except ValueError as error:
+                text = f"a value cannot be written as {self.headers[0][1].decode()}: {error}"
+                self.fail(Problem("interrupted", text, service=self._service))
+                return
+        if part.final and (closing := self._closing()):
+            self._add(closing)
+        self._wake()
+
+    def _written(self, value: bytes) -> bytes:
+        """Return what is written for a value.  Raises `ValueError` if it cannot be."""
+        return value.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n"  # they are not within texts
+
+    def _closing(self) -> bytes:
+        """Return what is written after the last value."""
+        return b""
 
     def _break_off(self, problem: Problem) -> None:
         log.info("service %r: the stream broke off: %s", self._service, problem.detail)

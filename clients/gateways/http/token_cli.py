@@ -8,7 +8,7 @@ from tomlkit.exceptions import TOMLKitError
 
 from ....mdp import toml
 from ....mdp.cli.console import CONTEXT_SETTINGS
-from ....mdp.errors import AccessError
+from ....mdp.errors import SettingError
 from ....mdp.tokens import new_token
 from .access import load, parse
 
@@ -39,7 +39,7 @@ def cli(role: str, access: Path) -> None:
 
 
 def add(path: Path, role: str, digest: str) -> bool:
-    """Add the hash of a token to a role in the access file; return whether the role is new.  Raises `AccessError`."""
+    """Add the hash of a token to a role in the access file; return whether the role is new.  Raises `SettingError`."""
     text, created = _BEGINNING, True
     if path.exists():
         created = role not in load(path).roles
@@ -50,7 +50,7 @@ def add(path: Path, role: str, digest: str) -> bool:
         table.setdefault("tokens", tomlkit.array()).append(digest)
         changed = tomlkit.dumps(content)
     except TOMLKitError as error:
-        raise AccessError(f"{path} cannot be edited: {error}") from None
+        raise SettingError(f"{path} cannot be edited: {error}") from None
     parse(changed, path)
     beside = path.with_name(path.name + ".new")
     try:
@@ -61,5 +61,5 @@ def add(path: Path, role: str, digest: str) -> bool:
         beside.replace(path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise AccessError(f"cannot write the access file {path}: {error.strerror}") from None
+        raise SettingError(f"cannot write the access file {path}: {error.strerror}") from None
     return created

@@ -10,7 +10,9 @@ Content-Type: …/json         the body must be JSON: a value, which a service m
 Accept: TYPE                 the reply's type, if it is one frame; several frames are multipart/mixed
 Accept: text/event-stream    PARTIALs as they arrive (stream.py); otherwise only the FINAL counts
 
-A service with types that streams replies with lines of JSON, if the client does not want events.
+A service with types that streams replies with lines of JSON, or with what else Accept prefers (rows.py), if the client
+does not want events.  A service that offers types of its own (`media_types`) gets the one that Accept prefers as the
+header `accept`, and its reply is of that type.
 """
 
 import re
@@ -26,19 +28,20 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from ....mdp.errors import SettingError
 from ....mdp.http.problems import Problem
 from ....mdp.services import About
-from ....mdp.services.schemas import RAW
 from ....mdp.tracing import REQUEST_ID, TRACE_HEADERS
 from ....mdp.wire import service_name
 from ...values import is_json, json_of, problem_of_json
+from .accept import MEDIA_TYPE
 
 PREFIX: Final = b"/services/"
 BINARY: Final = b"application/octet-stream"
 JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream"
 JSON_LINES: Final = b"application/x-ndjson"
-_LINES: Final = frozenset({JSON_LINES, b"application/jsonl"})
-_OF_VALUES: Final = _LINES | {None, JSON}
-_ACCEPTS_LINES: Final = _LINES | {b"*/*", b"application/*"}
+JSONL: Final = b"application/jsonl"
+CSV: Final = b"text/csv"
+LINES: Final = frozenset({JSON_LINES, JSONL})
+_OF_VALUES: Final = LINES | {None, JSON}
 AS_DATA: Final = [
     (b"x-content-type-options", b"nosniff"), (b"content-security-policy", b"default-src 'none'; sandbox"),
 ]  # fmt: skip
@@ -54,7 +57,6 @@ _PASSED: Final = {**{name.encode(): name for name in TRACE_HEADERS}, b"x-request
 """Headers that handlers get, and their names there."""
 _KNOWN: Final = _SINGLE | _LISTS | frozenset(_PASSED)
 _SECONDS: Final = re.compile(rb"(\d{1,15}(?:\.\d{1,9})?)(ms|s)?")
-_MEDIA_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/[\w.+!#$&^-]+")
 _JSON_TYPE: Final = re.compile(rb"[\w.+!#$&^-]+/(?:[\w.+!#$&^-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 _CHARSET: Final = re.compile(rb';\s*charset\s*=\s*"?([^\s";]*)', re.IGNORECASE)
 _WAIT: Final = re.compile(rb'wait\s*=\s*("?)(\d{1,15}(?:\.\d{1,9})?)\1', re.IGNORECASE)
@@ -63,7 +65,7 @@ _WAIT: Final = re.compile(rb'wait\s*=\s*("?)(\d{1,15}(?:\.\d{1,9})?)\1', re.IGNO
 class Asked:
     """What the headers of a request say."""
 
-    __slots__ = ("found", "headers", "json", "label", "length", "lines", "stream", "timeout", "wait")
+    __slots__ = ("accept", "found", "headers", "json", "label", "length", "stream", "timeout", "wait")
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]], default: float, longest: float) -> None:
         """Read headers; `default` and `longest` are the timeouts.  Raises `Problem`."""
@@ -100,15 +102,14 @@ class Asked:
         """The body is JSON."""
         if self.json and content_type is not None and (charset := _CHARSET.search(content_type)):
             _check_charset(charset[1])
-        accept = found.get(b"accept")
+        self.accept = found.get(b"accept") or b"*/*"
+        """What the reply may be."""
         self.stream = False
         """Pass on PARTIALs as they arrive."""
-        self.lines = True
-        """Values may be lines of JSON."""
         self.label: bytes | None = None
         """The type of a reply of one frame, if the client names one."""
-        if accept and accept != b"*/*":
-            self._read_accept(accept)
+        if self.accept != b"*/*":
+            self._read_accept(self.accept)
         length = found.get(b"content-length")
         self.length = None if length is None else int(length)
         """Bytes of the body, as far as known."""
@@ -128,10 +129,9 @@ class Asked:
 
     def _read_accept(self, accept: bytes) -> None:
         types = [each.partition(b";")[0].strip().lower() for each in accept.split(b",")]
-        self.lines = not _ACCEPTS_LINES.isdisjoint(types)
         if EVENT_STREAM in types:
             self.stream = True
-        elif len(types) == 1 and _MEDIA_TYPE.fullmatch(types[0]) and not types[0].startswith(b"multipart/"):
+        elif len(types) == 1 and MEDIA_TYPE.fullmatch(types[0]) and not types[0].startswith(b"multipart/"):
             self.label = types[0]
 
 
@@ -233,15 +233,6 @@ def _parts(boundary: bytes, body: bytes, max_parts: int) -> list[bytes]:
     if not ended:
         raise Problem("invalid", "the multipart body is incomplete: its last boundary is missing")
     return frames
-
-
-def check_lines(asked: Asked, about: About) -> None:
-    """Raise `Problem` if the values that a service streams cannot be lines of JSON that the client accepts."""
-    if about.part == RAW:
-        raise Problem("not-acceptable", "the service streams bytes: send Accept: text/event-stream")
-    if not asked.lines:
-        lines, events = JSON_LINES.decode(), EVENT_STREAM.decode()
-        raise Problem("not-acceptable", f"the service streams its values: send Accept: {lines}, or Accept: {events}")
 
 
 def body_of(frames: Sequence[bytes], asked: Asked, about: About | None = None) -> tuple[bytes, bytes]:

@@ -90,7 +90,7 @@ def test_bash_accepts_the_script_and_completes(in_this_process, tmp_path):
 @pytest.mark.parametrize("command", ["mdclient", "mdworker"])
 def test_a_command_without_arguments_teaches(command, in_this_process):
     done = in_this_process(command)
-    assert done.returncode == 0
-    assert done.stdout == in_this_process(command, "--help").stdout
+    told = done.stdout + done.stderr  # from Click 8.2 on, it is an error
+    assert told == in_this_process(command, "--help").stdout
     for line in ("mdp-broker", "mdworker zmdp.workers.echo:worker", "mdclient call"):
-        assert line in done.stdout.decode()
+        assert line in told.decode()

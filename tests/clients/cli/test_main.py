@@ -145,15 +145,6 @@ def test_a_request_whose_worker_is_lost(attempts, waits, hint):
         thread.join()
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"), [("echo", "`mdclient call echo` calls a service"), ("sevices", "did you mean services?")]
-)
-def test_a_service_is_not_a_command(word, hint):
-    with pytest.raises(click.UsageError) as caught:
-        cli.main([word, "hello"], standalone_mode=False)
-    assert caught.value.message == f"No such command '{word}': {hint}"
-
-
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.commands)], ids=str)
 def test_help_fits_a_terminal(command):
     assert max(map(len, run(*command, "--help").decode().splitlines())) <= 80

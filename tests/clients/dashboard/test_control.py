@@ -13,7 +13,7 @@ from zmdp.mdp.errors import ServiceError
 from zmdp.mdp.tokens import new_token
 from zmdp.spark.control import control_service
 
-JOB = {"job": "job-1", "user": "shop", "what": "SELECT secret", "seconds": 1.0, "cancelled": False}
+JOB = {"job": "job-1", "user": "shop", "what": "SELECT secret", "seconds": 1.0, "state": "running"}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from support.flux_client import FluxClient
 from support.processes import TIMEOUT_SECONDS, eventually, process, run
 from support.screen import Screen
 from support.web import serving, web_broker
-from websockets.sync.client import connect
 
 from zmdp.clients import Client
 from zmdp.mdp.control import GATEWAY
@@ -46,28 +45,21 @@ def test_connections_and_requests_of_an_http_gateway(broker, gateway):
         idle = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         asking = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         asking.sendall(b"POST /services/hold HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\nx")
-        several = stack.enter_context(
-            connect(f"ws://127.0.0.1:{port}/ws", subprotocols=["zmdp"], open_timeout=TIMEOUT_SECONDS)
-        )
-        for number in range(3):
-            several.send(json.dumps({"id": number, "service": "hold", "body": "x"}))
 
         def status():
             return json.loads(client.request(f"{GATEWAY}shop", b'{"op": "status"}')[0])
 
-        told = eventually(lambda: (told := status())["outstanding"] == 4 and told)
+        told = eventually(lambda: (told := status())["outstanding"] == 1 and told)
         assert {key: told[key] for key in ("kind", "name", "listen", "connections", "requests", "more")} == {
-            "kind": "http", "name": "shop", "listen": gateway.strip(), "connections": 3, "requests": 4, "more": 0,
+            "kind": "http", "name": "shop", "listen": gateway.strip(), "connections": 2, "requests": 1, "more": 0,
         }  # fmt: skip
-        rows = {(each["peer"], each["kind"]): each["outstanding"] for each in told["listed"]}
-        peers = [f"127.0.0.1:{each.getsockname()[1]}" for each in (several.socket, asking, idle)]
-        kinds = ("websocket", "http", "http")
-        assert rows == dict(zip(zip(peers, kinds, strict=True), (3, 1, 0), strict=True))
+        rows = {each["peer"]: each["outstanding"] for each in told["listed"]}
+        peers = [f"127.0.0.1:{each.getsockname()[1]}" for each in (asking, idle)]
+        assert rows == dict(zip(peers, (1, 0), strict=True))
         page = eventually(
-            lambda: (page := broker.get("/gateway?name=shop").text).count('<tr id="connection-') == 3 and page
+            lambda: (page := broker.get("/gateway?name=shop").text).count('<tr id="connection-') == 2 and page
         )
-        assert page.index(peers[0]) < page.index(peers[1]) < page.index(peers[2])
-        assert peers[1] not in broker.get("/gateway?name=shop&q=websocket").text
+        assert page.index(peers[0]) < page.index(peers[1])
         broker.shows("/gateways", f"shop http {gateway.strip()}")
     eventually(lambda: "Nobody is connected" in broker.get("/gateway?name=shop").text)
 

@@ -23,7 +23,7 @@ MARKUP = "<b>bold</b> & <script>document.title='x'</script>"
 def job(name, **more):
     progress = Progress(stages=4, stages_done=1, tasks=200, tasks_done=50, tasks_running=4, rows_read=12345)
     return {
-        "job": name, "user": "shop", "what": "SELECT 1", "seconds": 12.5, "cancelled": False,
+        "job": name, "user": "shop", "what": "SELECT 1", "seconds": 12.5, "state": "running",
         **asdict(progress), **more,
     }  # fmt: skip
 

@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from zmdp.mdp.access import SETTLE_SECONDS, load
 from zmdp.mdp.broker.server import Server, ServerSettings
-from zmdp.mdp.errors import AccessError, BindError
+from zmdp.mdp.errors import BindError, SettingError
 from zmdp.mdp.keys import create_keys, load_keys
 from zmdp.testing import running_broker
 
@@ -113,7 +113,7 @@ def test_a_file_that_is_half_written_is_not_reloaded(folder, caplog):
             path.write_bytes(whole[:end])
             try:
                 load(path)
-            except AccessError:
+            except SettingError:
                 refused += 1
                 now = reload(door, now)
                 assert "reloaded nothing, the previous state" in caplog.messages[-1]

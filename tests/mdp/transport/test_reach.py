@@ -3,7 +3,7 @@
 import logging
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import zmq
@@ -23,33 +23,27 @@ NOT_A_BROKER = "a program listens there, but it does not answer like a broker: i
 def patience(monkeypatch):
     """Have probes wait as long as tests do."""
     monkeypatch.setattr(reach, "PROBE_SECONDS", TIMEOUT_SECONDS)
-    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", TIMEOUT_SECONDS)
 
 
 @contextmanager
-def listener(answer, *, waits=False):
-    """The endpoint of a TCP server that answers each connection with these bytes; if it `waits`, once it is asked."""
+def listener(answer=None):
+    """The endpoint of a TCP server that answers each connection with these bytes and hangs up, or is silent."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        accepted = []
 
         def serve():
-            while True:
-                try:
+            with suppress(OSError):
+                while True:
                     connection, _ = listening.accept()
-                except OSError:
-                    return
-                accepted.append(connection)
-                if waits:
-                    connection.recv(100)
-                connection.sendall(answer)
+                    with connection:
+                        connection.sendall(answer)
 
         thread = threading.Thread(target=serve)
-        thread.start()
+        if answer is not None:
+            thread.start()
         yield f"tcp://127.0.0.1:{listening.getsockname()[1]}"
         listening.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        for connection in accepted:
-            connection.close()
+        if answer is not None:
+            thread.join()
 
 
 @pytest.mark.parametrize("bind", ["tcp", "ipc"])
@@ -65,31 +59,20 @@ def test_a_broker_notices_nothing(bind, tmp_path, caplog):
     assert "failed in its handshake" not in caplog.text
 
 
-@pytest.mark.parametrize("mechanism", [b"NULL", b"CURVE"])
-def test_a_broker_that_greets_late(mechanism, monkeypatch):
-    monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
-    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", 0.05)
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
-    with listener(greeting, waits=True) as at:
-        assert bool(why_unreachable(at)) == (mechanism == b"CURVE")
-
-
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"SSH-2.0\r\n"])
-@pytest.mark.parametrize("waits", [False, True])
-def test_another_program(answer, waits, monkeypatch):
-    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", 0.05)
-    if waits:
-        monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
-    with listener(answer, waits=waits) as at:
-        assert why_unreachable(at) == NOT_A_BROKER
-        with pytest.raises(BrokerUnreachable, match=f"cannot reach a broker at {at}: a program listens there"):
-            check_listening([at])
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_another_program(answer, with_keys, tmp_path):
+    keys = Folder(tmp_path).keys("shop") if with_keys else None
+    with listener(answer) as at:
+        reason = NOT_A_BROKER if with_keys else "is it a broker that admits only known keys? Then pass --key"
+        assert reason in why_unreachable(at, keys)
+        with pytest.raises(BrokerUnreachable, match=f"cannot reach a broker at {at}: "):
+            check_listening([at], keys)
 
 
 def test_a_program_that_is_silent_may_be_a_broker_that_is_held_up(monkeypatch):
     monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
-    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", 0.05)
-    with listener(b"") as at:
+    with listener() as at:
         assert why_unreachable(at) is None
         check_listening([at])
 
@@ -118,22 +101,13 @@ def test_keys(bind, tmp_path):
     ):
         at, key = server.endpoints[0], folder.keys("stranger").public.decode()
         assert why_unreachable(at, folder.keys("shop")) is None
-        assert why_unreachable(at) == (
-            "this broker admits only known keys: pass --key and --broker-key (in Python, key and broker_key)"
-        )
-        assert f"`mdp-keys allow ROLE '{key}'` adds it" in why_unreachable(at, folder.keys("stranger"))
+        assert "admits only known keys" in why_unreachable(at)  # which side notices first is a matter of chance
+        assert f"`mdp-keys allow ROLE -- '{key}'` adds it" in why_unreachable(at, folder.keys("stranger"))
         assert f"its public key is not {key}" in why_unreachable(at, folder.keys("shop", "stranger"))
         assert "does not use keys" in why_unreachable(without.endpoints[0], folder.keys("shop"))
         check_listening([*without.endpoints, at], folder.keys("shop"))
         with pytest.raises(BrokerUnreachable, match=r"does not use keys.*; .*the broker refuses this key"):
             check_listening([*without.endpoints, at], folder.keys("stranger"))
-
-
-def test_a_program_that_does_not_finish_its_greeting(monkeypatch):
-    monkeypatch.setattr(reach, "HANDSHAKE_SECONDS", 0.05)
-    monkeypatch.setattr(reach, "PROBE_SECONDS", 0.05)
-    with listener(b"\xff") as at:
-        assert why_unreachable(at) is None
 
 
 NO_DETAIL = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -146,7 +120,7 @@ NO_DETAIL = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
         (zmq.Event.HANDSHAKE_FAILED_AUTH, 400, False, "the broker cannot check keys (ZAP status 400)"),
         (zmq.Event.HANDSHAKE_FAILED_PROTOCOL, zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC, True, "ZMTP error 0x11000001"),
         (NO_DETAIL, 32, True, "or it does not use keys"),
-        (NO_DETAIL, 32, False, "is it a broker? Does it require --key?"),
+        (NO_DETAIL, 32, False, "is it a broker that admits only known keys? Then pass --key and --broker-key"),
     ],
 )
 def test_what_a_monitor_says(tmp_path, event, value, with_keys, text):

@@ -160,6 +160,12 @@ def test_a_query_cannot_run_programs_or_java(client, tmp_path, sql):
     assert not (tmp_path / "made").exists()
 
 
+def test_a_query_that_is_too_large(client):
+    with pytest.raises(ServiceError, match=r"1048589 bytes; the batch allows 1048576 \(--max-query\)") as raised:
+        rows(client, "SELECT 1 --" + "x" * (1 << 20))
+    assert raised.value.code == 413
+
+
 def test_strings_that_look_unsafe_are_accepted(client):
     assert rows(client, "SELECT 'we are using it, reflect()' AS t, 1 AS identifier") == [
         {"t": "we are using it, reflect()", "identifier": 1}
@@ -296,6 +302,20 @@ def test_a_short_query_does_not_wait_for_a_long_one(client, tmp_path):
     assert long.cancel()
 
 
+def test_a_short_query_does_not_wait_for_more_long_jobs_than_there_are_cores(spark, endpoint, tmp_path):
+    connected = Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS)
+    with running_batch(spark, endpoint, tmp_path, concurrency=4), connected as client:
+        jobs = []
+        for number in range(2 * spark.sparkContext.defaultParallelism):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            jobs.append(client.submit("spark.job", *frames("many", {"folder": str(folder)})))
+            eventually((folder / "task-0").exists, SPARK_TIMEOUT_SECONDS)
+        assert rows(client, "SELECT count(*) AS n FROM range(0, 100, 1, 4)") == [{"n": 100}]
+        assert not any(job.done() for job in jobs)
+        assert all(job.cancel() for job in jobs)
+
+
 def test_a_job_that_yields_faster_than_it_is_read_waits_and_can_be_cancelled(at, spark):
     with Client(at, timeout=SPARK_TIMEOUT_SECONDS) as client:
         for part, _ in zip(client.stream("spark.job", b"endless"), range(50), strict=False):
@@ -310,11 +330,15 @@ def test_a_job_that_ignores_cancelling_blocks_only_its_own_session(spark, endpoi
         stuck = client.submit("spark.job", *frames("stuck", {"folder": str(tmp_path)}))
         eventually((tmp_path / "began").exists, SPARK_TIMEOUT_SECONDS)
         stuck.cancel()
-        assert logged("was cancelled, but its Python code is still running", SPARK_TIMEOUT_SECONDS)
+        assert logged("was cancelled, but still runs, and keeps its session", SPARK_TIMEOUT_SECONDS)
         for _ in range(3):
             assert rows(client, "SELECT 1 AS a") == [{"a": 1}]
             assert json.loads(result(client, "spark.job", "rows", {"n": 1})[1]) == [{"id": 0}]
+        (given_up,) = control.ask(client, "batch", "status")["running"]
+        assert (given_up["what"].partition("(")[0], given_up["state"]) == ("stuck", "cancelling")
+        assert b"cancelled, but still runs: stuck(" in run("mdp-spark", "status", "--broker", endpoint).stdout
         (tmp_path / "go").touch()
+        eventually(lambda: not control.ask(client, "batch", "status")["running"], SPARK_TIMEOUT_SECONDS)
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -406,8 +430,8 @@ def test_status(submit, command, at, client, tmp_path):
     assert "gated(folder=" in shown
     (driver,) = json.loads(command("status", "--json", "--broker", at).stdout)
     (job,) = driver["running"]
-    assert (driver["kind"], driver["tables"], job["tasks"], job["cancelled"]) == (
-        "batch", ["history"], 2, False,
+    assert (driver["kind"], driver["tables"], job["tasks"], job["state"]) == (
+        "batch", ["history"], 2, "running",
     )  # fmt: skip
     (tmp_path / "go").touch()
     assert json.loads(future.result()[-1]) == 2

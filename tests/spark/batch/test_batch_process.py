@@ -5,13 +5,14 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from support.connect import connect_server
 from support.fleets import SPARK_TIMEOUT_SECONDS
-from support.pages import DOCS, blocks
+from support.pages import DOCS, blocks, need_curl, sessions
 from support.processes import broker, eventually, process, run
 from support.sparks import QUICK, task_pids
 
@@ -250,18 +251,23 @@ def test_the_page_about_batches(tmp_path, capsys):
         options = ("--config", str(tmp_path / "catalogue.toml"))
         stack.enter_context(batch(at, *options, cwd=tmp_path, jobs=()))
         titanic.line("serving")
-        uuid = ""
-        for session in blocks(page, "console"):
-            for command in re.findall(r"^\$ (.*\n(?:[^$].*\n)*)", session, re.MULTILINE):
-                words, *printed = command.splitlines()
-                if words.startswith("mdp-spark submit") or words.startswith("mdp-spark status"):
-                    words = re.sub("[0-9a-f]{32}", uuid, words)
-                    done = run(*shlex.split(words), MDP_BROKER=at)
-                    lines = done.stdout.decode().splitlines()
-                    if re.fullmatch("[0-9a-f]{32}", printed[0]):
-                        (uuid,) = lines
-                    else:
-                        assert lines == printed, done.stderr
+        uuid, printed_url = "", "http://127.0.0.1:8080"
+        for command, printed in [each for block in blocks(page, "console") for each in sessions(block)]:
+            if command == "mdp-gateway http":
+                gateway = stack.enter_context(process(*command.split(), "--bind", "127.0.0.1:0", MDP_BROKER=at))
+                url = gateway.line("http://", "stdout").strip()
+            elif command.startswith("curl "):
+                need_curl()
+                words = shlex.split(command.replace(printed_url, url))
+                done = subprocess.run(words, capture_output=True, timeout=SPARK_TIMEOUT_SECONDS, check=True)
+                assert done.stdout.decode().splitlines() == printed
+            elif command.startswith(("mdp-spark submit", "mdp-spark status")):
+                done = run(*shlex.split(re.sub("[0-9a-f]{32}", uuid, command)), MDP_BROKER=at)
+                lines = done.stdout.decode().splitlines()
+                if re.fullmatch("[0-9a-f]{32}", printed[0]):
+                    (uuid,) = lines
+                else:
+                    assert lines == printed, done.stderr
         exec(compile(program.replace("tcp://127.0.0.1:5555", at), "docs/spark/index.md", "exec"), {})
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "[{'n': 3}]"

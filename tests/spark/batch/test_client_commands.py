@@ -57,9 +57,11 @@ def test_the_status_of_a_slot_that_has_not_started():
         "stages": 1,
         "stages_done": 0,
         "seconds": 3,
+        "state": "cancelling",
     }
     batch = {"kind": "batch", "name": "b", "master": "m", "services": [], "done": 0, "failed": 0, "cancelled": 0}
-    assert list(client_commands._status_lines(batch | {"running": [job]}))[1].endswith("3 s  a job")
+    _, line = client_commands._status_lines(batch | {"running": [job]})
+    assert line.endswith("3 s  cancelled, but still runs: a job")
 
 
 def test_submit_waits_for_a_batch_that_starts(endpoint):

@@ -17,6 +17,7 @@ from support.pages import blocks
 from zmdp.mdp.errors import ServiceError, SettingError
 from zmdp.spark.batch import catalogue, commands, jobs
 from zmdp.spark.batch.jobs import JobCall, Query
+from zmdp.spark.batch.offer import Offer
 from zmdp.spark.batch.results import Results, json_rows
 from zmdp.spark.batch.roles import Role
 from zmdp.spark.batch.tasks import stream
@@ -52,6 +53,11 @@ def refused(function, *arguments):
         ([b"SELECT 1", b"{}"], Query("SELECT 1")),
         ([b"SELECT ?", b'{"format": "arrow", "args": [1]}'], Query("SELECT ?", "arrow", [1])),
         ([b"SELECT :n", b'{"args": {"n": 1}}'], Query("SELECT :n", "json", {"n": 1})),
+        ([b'{"query": "SELECT 1"}'], Query("SELECT 1")),
+        (
+            [b' {"query": "SELECT \\u00fc, :n;", "args": {"n": 0.10}, "format": "arrow"}'],
+            Query("SELECT ü, :n", "arrow", {"n": 0.1}),
+        ),
         ([b"FROM a JOIN b using -- both\n (id)"], Query("FROM a JOIN b using -- both\n (id)")),
         (
             [b"-- why\n/* how\n*/ ((with a as (select 1) from a))"],
@@ -190,6 +196,19 @@ def test_unsafe_words_in_queries(sql, word):
 def test_a_call(frames, arguments, format_):
     name = frames[0].decode()
     assert jobs.parse_call(frames, JOBS) == JobCall(name, JOBS[name], arguments, format_)
+
+
+def test_a_call_as_one_object():
+    body = b'{"job": "free", "arguments": {"x": 1}, "format": "arrow"}'
+    assert jobs.parse_call([body], JOBS) == JobCall("free", free, {"x": 1}, "arrow")
+    assert jobs.parse_call([b'{"job": "free"}'], JOBS) == JobCall("free", free)
+
+
+@pytest.mark.parametrize(
+    "body", [b"{", b"{}", b'{"query": 1}', b'{"query": "\\ud800"}', b"{" * 100_000, b'{"\xff": 1}']
+)
+def test_an_object_that_is_no_request(body):
+    assert 'a JSON object, {"query": "…", …}: ' in refused(jobs.parse_query, [body])
 
 
 @pytest.mark.parametrize(
@@ -338,6 +357,44 @@ def test_a_catalogue(tmp_path, monkeypatch):
     assert found.named_in("select orders2, farther from fa") == []
 
 
+def test_the_digest_of_what_a_batch_offers(tmp_path, monkeypatch):
+    def digest(text, jobs=JOBS, secret="a"):
+        monkeypatch.setenv("SECRET", secret)
+        (tmp_path / "catalogue.toml").write_text(text)
+        return Offer(catalogue.read(tmp_path / "catalogue.toml"), jobs).digest
+
+    one, other = '[tables.a]\nformat = "csv"\npath = "a"\n', '[tables.b]\nformat = "csv"\n'
+    assert digest(one + other) == digest(f"results = 'x'\n{other}{one}# nothing else")
+    secret = one + 'options = { password = { env = "SECRET" } }'
+    assert digest(secret) == digest(secret, secret="b")
+    found = [
+        digest(text, jobs)
+        for text in (
+            one,
+            other,
+            one + other,
+            secret,
+            one.replace('"a"', '"b"'),
+            one + "[catalogs.c]",
+            one + "[roles.r]",
+        )
+        for jobs in (JOBS, {"count": count}, {"count": free})
+    ]
+    assert len(set(found)) == len(found)
+
+
+def test_roles_on_connect_read_everything_or_nothing(tmp_path):
+    path = tmp_path / "catalogue.toml"
+    for tables in ('["*"]', '["a", "*"]', "[]"):
+        path.write_text(f"[roles.shop]\ntables = {tables}")
+        assert catalogue.read(path, remote=True).roles["shop"].name == "shop"
+    path.write_text('[roles.shop]\ntables = ["people"]')
+    with pytest.raises(
+        SettingError, match="role shop: the batch cannot see which tables a query reads on a Spark Conn"
+    ):
+        catalogue.read(path, remote=True)
+
+
 def test_the_catalogs_of_the_page_about_batches(tmp_path, monkeypatch):
     page = (Path(__file__).parents[3] / "docs" / "spark" / "index.md").read_text()
     _, text, *_, roles = blocks(page, "toml")
@@ -359,26 +416,18 @@ def test_the_catalogs_of_the_page_about_batches(tmp_path, monkeypatch):
     ("text", "message"),
     [
         ("tables = [", "is not valid TOML"),
-        ("catalogs = 3", "tables, catalogs, jobs and roles must be TOML tables"),
-        ("[catalogs.'a.b']", "catalog a.b: a catalog's name consists of letters"),
-        ("[catalogs]\na = 3", "catalog a is 3; expected [catalogs.a] with class and options"),
-        ("[catalogs.a]\nclass = 3", "catalog a: class is 3; expected the name of a Java class"),
-        ("[catalogs.a]\nurl = 'b'", "catalog a: unknown setting 'url'; expected class, options"),
+        ("catalogs = 3", "catalogue.toml: Expected `object`, got `int` - at `$.catalogs`"),
+        ("[catalogs.'a.b']", "'a.b': the name of a table or catalog has only letters"),
+        ("[catalogs]\na = 3", "catalog a: Expected `object`, got `int`"),
+        ("[catalogs.a]\nclass = 3", "catalog a: Expected `str | null`, got `int` - at `$.class`"),
+        ("[catalogs.a]\nurl = 'b'", "catalog a: Object contains unknown field `url` ('url': known are class, options)"),
         ("[catalogs.a]\noptions = { b = 1 }", "catalog a: options need class"),
-        ("colour = 1", "unknown setting 'colour'; expected catalogs, jobs, results, roles, tables"),
-        ("tables = 3", "tables, catalogs, jobs and roles must be TOML tables"),
-        ("[roles]\na = 3", "role a is 3; expected [roles.a] with tables and jobs"),
-        ("[roles.a]\ntables = 'b'", "role a: tables is 'b'; expected a list of patterns"),
-        ("[roles.a]\nread = []", "role a: unknown setting 'read'; expected jobs, tables"),
-        ("results = 3", "results is 3; expected the path of a folder"),
-        ("[jobs]\na = 3", "job a is 3; expected MODULE:FUNCTION"),
-        ("[tables]\na = 3", "table a: set format"),
-        ("[tables.a]\npath = 'b'", "table a: set format"),
-        ("[tables.'a b']\nformat = 'csv'", "a table's name consists of letters"),
-        ("[tables.a]\nformat = 'csv'\nfile = 'b'", "table a: unknown setting 'file'"),
-        ("[tables.a]\nformat = 'csv'\npath = 3", "table a: path is 3; expected a string"),
-        ("[tables.a]\nformat = 'csv'\noptions = 3", "table a: options is 3"),
-        ("[tables.a]\nformat = 'csv'\noptions = { b = [] }", "option b is []; expected a string"),
+        ("colour = 1", "unknown field `colour` ('colour': known are tables, jobs, results, catalogs, roles)"),
+        ("[roles.a]\ntables = 'b'", "role a: Expected `array`, got `str` - at `$.tables`"),
+        ("[jobs]\na = 3", "catalogue.toml: Expected `str`, got `int` - at `$.jobs[...]`"),
+        ("[tables.a]\npath = 'b'", "table a: Object missing required field `format`"),
+        ("[tables.'a b']\nformat = 'csv'", "'a b': the name of a table or catalog has only letters"),
+        ("[tables.a]\nformat = 'csv'\noptions = { b = [] }", "table a: Expected `"),
         (
             "[tables.a]\nformat = 'csv'\noptions = { b = { env = 'ZMDP_NOT_SET' } }",
             "set the environment variable ZMDP_NOT_SET",

@@ -60,7 +60,9 @@ def running():
 def test_those_who_may_manage_a_job_see_and_cancel_it(running, owner, caller):
     job = started(running, owner)
     (row,) = running.status(caller)["running"]
-    assert (row["job"], row["user"], row["what"]) == (job.id, owner, "SELECT secret FROM orders")
+    assert (row["job"], row["user"], row["what"], row["state"]) == (
+        job.id, owner, "SELECT secret FROM orders", "running",
+    )  # fmt: skip
     assert running.cancel(job.id, caller)
     job.ended.wait()
     running.remove(job)
@@ -78,6 +80,16 @@ def test_others_see_only_that_a_job_runs(running, caller):
     assert no.value.code == 403
     assert not job.cancelled.is_set()
     assert not job.session.cancelled.is_set()
+
+
+def test_a_cancelled_job_that_still_runs_is_told_from_the_others(running):
+    go = threading.Event()
+    job = started(running, "", lambda job: go.wait() and job.raise_if_cancelled())
+    assert running.cancel(job.id, NOBODY)
+    assert [row["state"] for row in running.status(NOBODY)["running"]] == ["cancelling"]
+    go.set()
+    job.ended.wait()
+    assert isinstance(job.outcome, RequestCancelled)
 
 
 def test_jobs_that_end_are_counted(running):

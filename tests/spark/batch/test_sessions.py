@@ -16,6 +16,13 @@ class Session:
         self.stopped = False
         self.settings = {}
         self.conf = SimpleNamespace(set=self.settings.__setitem__)
+        converters = SimpleNamespace(asJava=list)
+        self._jvm = SimpleNamespace(
+            scala=SimpleNamespace(jdk=SimpleNamespace(javaapi=SimpleNamespace(CollectionConverters=converters)))
+        )
+        self._jsparkSession = SimpleNamespace(
+            sessionState=lambda: SimpleNamespace(functionRegistry=lambda: SimpleNamespace(listFunction=list))
+        )
         self.sparkContext = SimpleNamespace(
             defaultParallelism=2, _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: self.stopped))
         )
@@ -95,12 +102,39 @@ def test_sessions_with_other_settings_are_not_used_again(made):
     assert again.spark.settings["a"] == "2"
 
 
-def test_no_more_pools_than_cores(made):
-    pool = SessionPool(opened(made, []), 5)
-    sessions = [pool.acquire(0) for _ in range(5)]
-    assert [each.scheduler_pool for each in sessions] == ["pool-0", "pool-1", "pool-0", "pool-1", "pool-0"]
-    pool.release(sessions[3])
-    assert pool.acquire(0).scheduler_pool == "pool-1"
+def test_the_scheduler_pools_of_later_requests_come_first(made):
+    pool = SessionPool(opened(made, []), 3)
+    first, second = pool.acquire(0), pool.acquire(0)
+    seen = {each.scheduler_pool for each in (first, second)}
+    assert second.scheduler_pool < first.scheduler_pool
+    for _ in range(100):
+        third = pool.acquire(0)
+        assert third.scheduler_pool < second.scheduler_pool
+        seen.add(third.scheduler_pool)
+        pool.release(third)
+    assert len(seen) == 3
+
+
+def test_the_number_of_scheduler_pools_is_limited(made):
+    pool = SessionPool(opened(made, []), 2)
+    before, seen = pool.acquire(0), set()
+    for _ in range(100):  # never is none in use
+        after = pool.acquire(0)
+        assert after.scheduler_pool != before.scheduler_pool
+        seen.add(after.scheduler_pool)
+        pool.release(before)
+        before = after
+    assert len(seen) == 2 * sessions.NUMBERS_PER_SESSION
+
+
+def test_jobs_get_a_new_session(made):
+    pool = SessionPool(opened(made, []), 2)
+    used = pool.acquire(0)
+    pool.release(used)
+    job = pool.acquire(0, new=True)
+    assert job is not used
+    pool.release(job, changed=True)
+    assert pool.acquire(0) is used
 
 
 def test_close_stops_the_session(made):

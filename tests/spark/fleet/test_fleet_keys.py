@@ -47,7 +47,7 @@ def test_executors_get_the_key_and_nobody_sees_it(folder, endpoint):
     events.mkdir()
     arguments = ("fleet_handlers:pid", "--service", "pid", "--name", "fleet-keys", *QUICK, *ONE_EXECUTOR, *SMALL,
                  "--conf", "spark.eventLog.enabled=true", "--conf", f"spark.eventLog.dir={events}")  # fmt: skip
-    secret = read_secret(folder.path / "driver.key_secret").secret
+    secret = read_secret(folder.path / "driver.key_secret")[1]
     with process(*command(folder, endpoint, "fleet", *arguments), cwd=HERE) as running:
         running.line("serves pid at", timeout=SPARK_TIMEOUT_SECONDS)
         with Client(endpoint, timeout=SPARK_TIMEOUT_SECONDS, **folder.settings("shop")) as client:

@@ -106,10 +106,23 @@ def test_all_types_pass_through(spark, endpoint, up):
 
 def test_unusual_and_duplicate_column_names(spark, endpoint, up):
     df = spark.sql("SELECT 1 AS a, 2 AS a, 'x' AS `b.c`, 'y' AS `d``e`, named_struct('f', 'z') AS s")
-    for column, reply in (("b.c", "X"), ("d`e", "Y"), ("s.f", "Z"), ("S.F", "Z")):
+    for column, reply in (("b.c", "X"), ("d`e", "Y"), ("s.f", "Z"), ("S.F", "Z"), ("`b.c`", "X"), ("`d``e`", "Y")):
         (row,) = call_service(df, "up", input=column, broker=endpoint, output="o.p").collect()
         assert tuple(row)[:2] == (1, 2)
         assert (row["o.p"], row["o.p_code"], row["o.p_error"]) == (reply, 200, None)
+
+
+def test_column_names_in_backticks(spark, endpoint, up):
+    df = spark.sql("SELECT 'x' AS `n.x`, named_struct('f.g', 'z', 'h', 'y') AS `s.t`")
+    for column, reply in (("`s.t`.`f.g`", "Z"), ("`s.t`.h", "Y"), (["`n.x`", "`s.t`.`f.g`"], '{"N.X":"X","F.G":"Z"}')):
+        (row,) = call_service(df, "up", input=column, broker=endpoint).collect()
+        assert row.reply == reply
+    with Worker("names", lambda table: {"names": table.column_names}, broker=endpoint, codec="arrow", **BEATS):
+        (row,) = call_service(df, "names", input="`n.x`", codec="arrow", broker=endpoint).collect()
+        assert row.reply == "n.x"
+    for wrong in ("`n.x", "n.x`", "`n.x`y", "`n`.", "``", ""):
+        with pytest.raises(SettingError, match="is not the name of a column"):
+            call_service(df, "up", input=wrong, broker=endpoint)
 
 
 def test_column_metadata_is_kept(spark, endpoint, up):

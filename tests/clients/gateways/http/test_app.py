@@ -330,3 +330,9 @@ def test_a_caller_cannot_make_the_gateways_connection_a_link(broker, http):
     assert http.post("/services/mmi.link", json=HELLO).content == b"501"
     assert broker.broker.links.by_identity == {}
     assert http.post("/services/echo", content=b"still here").content == b"still here"
+
+
+def test_an_offer_of_a_websocket_is_ignored(http):
+    offer = {"connection": "upgrade", "upgrade": "websocket"}
+    assert http.get("/ws", headers=offer).status_code == 404
+    assert http.get("/livez", headers=offer).status_code == 200

@@ -27,7 +27,7 @@ def gateway(*options):
     [
         (("--bind", "8080"), 2, "expected HOST:PORT"),
         (("--bind", "http://127.0.0.1:8080"), 2, "expected HOST:PORT"),
-        (("--listen", "127.0.0.1:8080"), 2, "No such option '--listen': use '--bind HOST:PORT'"),
+        (("--listen", "127.0.0.1:8080"), 2, "No such option '--listen'"),
         (("--bind", "x:99999"), 2, "expected HOST:PORT"),
         (("--bind", "0.0.0.0:0"), 1, "refused to listen on 0.0.0.0"),
         (("--access", "missing.toml"), 2, "mdp-gateway token creates it"),
@@ -41,7 +41,6 @@ def test_invalid_usage(in_process, options, code, text):
     ended, _, error = in_process("http", "--bind", "127.0.0.1:0", *options)
     assert ended == code
     assert text in error
-    assert error.count("\n") == 1
 
 
 def test_a_port_that_is_taken(in_process):

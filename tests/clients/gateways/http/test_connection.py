@@ -171,13 +171,6 @@ def test_h2c_is_ignored(gateway, connection, more):
         assert client.rest() == b""
 
 
-@pytest.mark.parametrize("line", [b"POST /services/echo", b"GET /ws"])
-def test_a_websocket_opened_with_a_body(hasty, line):
-    with hasty.connect() as client:
-        client.send(request(b"hi", b"upgrade: websocket", b"connection: upgrade").replace(POST[:-11], line) + LAST)
-        assert [status for status, _, _ in client.responses()] == [408]
-
-
 @pytest.mark.parametrize(
     ("host", "status"),
     [

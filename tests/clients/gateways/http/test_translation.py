@@ -107,24 +107,6 @@ def test_json_in_another_encoding_is_refused(charset):
     assert not asked((b"content-type", b"text/plain; charset=" + charset)).json
 
 
-@pytest.mark.parametrize(
-    ("accept", "lines"),
-    [
-        (b"", True),
-        (b"*/*", True),
-        (b"application/json, */*;q=0.1", True),
-        (b"application/*", True),
-        (b"Application/X-NDJSON", True),
-        (b"application/jsonl", True),
-        (b"application/json", False),
-        (b"text/html", False),
-    ],
-)
-def test_who_accepts_lines_of_json(accept, lines):
-    assert asked((b"accept", accept)).lines is lines
-    assert asked().lines
-
-
 @pytest.mark.parametrize("kind", [b"text/plain", b"application/jsonp", b"application/octet-stream"])
 def test_what_is_not_said_to_be_json_is_not(kind):
     found = asked((b"content-type", kind))

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from enum import Enum
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ from zmdp.testing import running_broker
 
 JSON = {"content-type": "application/json; charset=utf-8"}
 services = Services()
-PIECES = ("pieces.broken", "pieces.bytes", "pieces.texts")
+PIECES = ("pieces.broken", "pieces.bytes", "pieces.texts", "pieces.tree")
 
 
 @dataclass
@@ -58,6 +59,35 @@ def pieces() -> Iterator[bytes]:
 def texts() -> Iterator[str]:
     yield "a\r\nb\u2028"
     yield ""
+
+
+class Color(Enum):
+    RED = "red"
+
+
+@dataclass
+class Cell:
+    text: str
+    number: int | None = None
+    share: float = 0.5
+    fresh: bool = False
+    color: Color = Color.RED
+
+
+@dataclass
+class Tree:
+    below: list[Cell]
+
+
+@services.service("cells", codec="msgpack")
+def cells(texts: list[str]) -> Iterator[Cell]:
+    for number, text in enumerate(texts):
+        yield Cell(text, number or None, fresh=bool(number))
+
+
+@services.service("pieces.tree")
+def tree() -> Iterator[Tree]:
+    yield Tree([])
 
 
 @services.service("raw", codec="msgpack")
@@ -126,9 +156,27 @@ def test_a_stream_of_values(gateway):
 def test_a_stream_of_values_is_lines_of_json(gateway, accept):
     answer = post(gateway, "parts", b"2", **JSON, accept=accept)
     assert answer.text == '{"first":0,"second":2}\n{"first":1,"second":2}\n'
-    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.headers["content-type"] == (accept if "jsonl" in accept else "application/x-ndjson")
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert post(gateway, "parts", b"0", **JSON, accept=accept).content == b""
+
+
+def test_a_stream_of_values_is_an_array(gateway):
+    for service, sent, expected in (("parts", b"2", [0, 1]), ("parts", b"0", [])):
+        answer = post(gateway, service, sent, **JSON, accept="application/json")
+        assert [each["first"] for each in answer.json()] == expected
+        assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_stream_of_flat_values_is_csv(gateway):
+    """Texts are quoted where CSV needs it, and nothing is told from an empty text by nobody."""
+    answer = post(gateway, "cells", '["a,\\"b\\"", "ü\\nx"]'.encode(), **JSON, accept="text/csv, */*;q=0.1")
+    assert answer.content.decode() == (
+        'text,number,share,fresh,color\n"a,""b""",,0.5,false,red\n"ü\nx",1,0.5,true,red\n'
+    )
+    assert answer.headers["content-type"] == "text/csv"
+    none = post(gateway, "cells", b"[]", **JSON, accept="text/csv")
+    assert none.text == "text,number,share,fresh,color\n"
 
 
 def test_a_stream_without_a_request_is_lines_too(gateway):
@@ -137,16 +185,18 @@ def test_a_stream_without_a_request_is_lines_too(gateway):
 
 
 @pytest.mark.parametrize(
-    ("service", "accept"), [("parts", "application/json"), ("parts", "text/html"), ("pieces.bytes", "*/*")]
+    ("service", "accept"),
+    [("parts", "text/html"), ("pieces.bytes", "*/*"), ("pieces.texts", "text/csv"), ("pieces.tree", "text/csv")],
 )
 def test_a_stream_that_no_accepted_type_can_carry(gateway, service, accept):
     answer = post(gateway, service, b"1", **JSON, accept=accept)
     assert answer.status_code == 406
     assert answer.json()["type"].endswith("#not-acceptable")
-    assert "Accept: text/event-stream" in answer.json()["detail"]
+    assert "text/event-stream" in answer.json()["detail"]
 
 
 def test_an_error_before_the_first_line_has_its_status(gateway):
+    assert post(gateway, "pieces.broken", b"0", **JSON, accept="application/json").status_code == 500
     assert post(gateway, "pieces.broken", b"0").json()["detail"] == "ValueError: no more"
     assert post(gateway, "parts", b'"x"').status_code == 422
 
@@ -194,8 +244,8 @@ def test_people_try_services_on_the_page(gateway, tmp_path):
     with browsers.browser(tmp_path) as page:
         page.open(gateway.url + "/docs")
         names = "Array.from(document.querySelectorAll('summary'), (each) => each.textContent)"
-        eventually(lambda: page.evaluate(names) == ["packed", "parts", *PIECES, "plain", "raw"])
-        page.evaluate("document.querySelectorAll('summary')[0].click()")
+        eventually(lambda: page.evaluate(names) == ["cells", "packed", "parts", *PIECES, "plain", "raw"])
+        page.evaluate("document.querySelectorAll('summary')[1].click()")
         eventually(lambda: page.evaluate("document.querySelectorAll('textarea').length") == 1)
         assert page.evaluate("document.querySelector('.description').innerHTML") == "Swap &lt;b&gt;both&lt;/b&gt;."
         page.evaluate("document.querySelector('details form button').click()")

@@ -1,13 +1,14 @@
-"""Run the tests in stages, and say what each stage shows: the program behind `make test` and its relatives.
+"""Run the tests, or a part of them: the program behind `make test` and its relatives.
 
-Stages run one after another, the jobs of a stage at the same time, up to `AT_ONCE`: those that mostly compute beside
-those that mostly wait.  What the tests print goes to files in `build/tests`; a failure is shown with the command that
-repeats it.
+A suite is a few runs of pytest, one after another.  Markers choose what runs in which (tests/conftest.py), pytest-xdist
+distributes it.  What the tests print goes to files in `build/tests`; a failure is shown with the command that repeats
+it.
 """
 
 import argparse
 import json
 import os
+import re
 import resource
 import shlex
 import signal
@@ -26,14 +27,10 @@ PYTHON = sys.executable
 PROGRESS_SECONDS = 30.0
 """How often a line shows the progress when the output is not a terminal."""
 POLL_SECONDS = 0.2
-AT_ONCE = 6
-"""Jobs that run at the same time: most of them wait, for processes and for time to pass."""
 END_SECONDS = 10.0
 """How long jobs may take to end after Ctrl-C."""
 MAX_SHOWN_LINES = 80
 """Lines of a failed test's report that are shown; its log has all."""
-QUIET = ("-q", "--no-header", "--color=no")
-"""What each run of pytest is told, because its output goes to a file."""
 NO_TESTS = 5
 """pytest's exit code when it has selected no test."""
 
@@ -53,16 +50,6 @@ class Job:
         return {"ZMDP_PURE": "1"} if self.pure else {}
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Jobs that run at the same time, those that take longest first, and commands that follow when all succeeded."""
-
-    name: str
-    shows: str
-    jobs: Sequence[Job]
-    then: Sequence[Job] = ()
-
-
 @dataclass
 class Results:
     """What became of all tests."""
@@ -76,19 +63,18 @@ class Results:
     """Tests that failed as expected."""
 
 
-# ── the stages ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the suites ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Step = Sequence[Job]
+"""Jobs that run at the same time."""
 
 
-def pytest(name: str, *arguments: str, pure: bool = False) -> Job:
-    """A run of pytest."""
-    return Job(name, (PYTHON, "-m", "pytest", *QUIET, *arguments), pure, is_pytest=True)
-
-
-def covered(name: str, *arguments: str) -> Job:
-    """A run of pytest on Python alone that records which branches are taken."""
-    coverage = (PYTHON, "-m", "coverage", "run", "-p", "--source=zmdp", "-m")
-    run = ("pytest", *QUIET, "--hypothesis-profile=covered", *arguments)
-    return Job(name, (*coverage, *run), pure=True, is_pytest=True)
+def pytest(name: str, chosen: str, *arguments: str, processes: int = 0, pure: bool = False) -> Job:
+    """A run of pytest with the tests that the markers choose; with `processes`, pytest-xdist distributes them."""
+    command = [PYTHON, "-m", "pytest", "-q", "--no-header", "--color=no"]
+    dist = ("worksteal",) if pure else ("loadgroup", "--no-loadscope-reorder")
+    spread = ["-n", str(processes), "--dist", *dist] if processes else []
+    return Job(name, (*command, *spread, "-m", chosen, *arguments), pure, is_pytest=True)
 
 
 def command(name: str, *arguments: str) -> Job:
@@ -96,173 +82,70 @@ def command(name: str, *arguments: str) -> Job:
     return Job(name, (PYTHON, *arguments))
 
 
-def found(*patterns: str, but: Sequence[str] = ()) -> list[str]:
-    """Return the paths that match the patterns, relative to the checkout."""
-    paths = {str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern)}
-    return sorted(paths - set(but))
-
-
+SOCKETS = re.compile(r"^(import|from) (zmq|socket|select|ctypes|\.\.transport)", re.MULTILINE)
+"""What modules import that cannot be tested without sockets."""
 COVERED = (
     "*/mdp/wire/*.py", "*/mdp/linked_lists.py", "*/mdp/timers.py",
-    *(
-        f"*/mdp/broker/{name}.py"
-        for name in (
-            "abouts", "admission", "announcements", "client_dialog", "directory", "endings", "events",
-            "given_up", "link_dialog", "links", "machine", "metrics", "outgoing", "records", "registry", "requests",
-            "roles", "scheduling", "shared", "tails", "watch", "worker_dialog",
-        )
-    ),
+    *(f"*/mdp/broker/{path.name}" for path in ROOT.glob("mdp/broker/*.py") if not SOCKETS.search(path.read_text())),
     *(f"*/clients/{name}.py" for name in ("broker_connection", "call", "failover", "legacy_session", "session")),
     *(f"*/workers/{name}.py" for name in ("events", "failover", "held", "outgoing", "session", "states")),
 )  # fmt: skip
 """The protocol's core: every branch is tested without sockets."""
-COST, WORK = "tests/mdp/broker/test_cost.py", "tests/mdp/broker/test_work.py"
-COUNTED = [COST, WORK]
-"""Tests that count instructions and memory, which coverage would add to."""
-UNITS = found(
-    *(f"tests/{room}/test_*.py" for room in ("mdp", "mdp/broker", "mdp/transport", "mdp/wire", "mmi")),
-    *(f"tests/clients/test_{name}.py" for name in ("failover", "legacy_session", "session")),
-    *(f"tests/workers/test_{name}.py" for name in ("session", "states")),
-    but=COUNTED,
-)
-UNIT_PARTS = 3
-"""How many processes share them."""
-PROTOCOL = ["tests/conformance", "tests/simulation"]
-PATCHED = ["tests/workers/test_crashes.py"]
-"""Programs whose machines are patched, which cannot be done with compiled ones."""
-PROPERTIES = [path for path in found("tests/**/test_*.py") if "from hypothesis" in (ROOT / path).read_text()]
-"""Files with properties, of which `make test` tries a quarter as many examples as `make test-long`."""
-COMPILED_UNITS = found("tests/mdp/wire/test_*.py", "tests/mdp/transport/test_*.py")
-"""Units whose code exists twice, or whose compiled form does more than mypyc's translation."""
-SPARK = [
-    path
-    for path in found("tests/spark/test_*.py", "tests/spark/*/test_*.py")
-    if not path.endswith(("_process.py", "_processes.py", "/test_fleet_keys.py"))
-]
-"""Tests that share the Spark session of their process; the others start Java processes of their own."""
-END_TO_END = "tests/spark/test_end_to_end.py"
-"""All of them that `make test` runs."""
-ELSEWHERE = [*UNITS, *COUNTED, *PROTOCOL]
-ROOMS = {"titanic": 4, "processes": 2, "clients": 3, "docs": 1, "workers": 1, "spark": 1, "mdp": 1}
-"""Rooms of the stage `programs`, those that take longest first, and how many processes share the files of each."""
-
-STEALING = ("--dist", "worksteal")
-
-TYPES = command("types", "-m", "mypy", "-p", "zmdp")
-LINT = [
+UNITS = ("tests/mdp", "tests/mmi", "tests/clients", "tests/workers")
+"""The folders that have units."""
+ONLY_PURE = ("tests/mdp/broker/test_work.py", "tests/workers/test_crashes.py", "tests/simulation")
+"""What counts the instructions of pure Python, what patches machines, and what runs on both builds."""
+PYTHONS_SHARE = (
+    "mdp/broker/test_cost.py", "mdp/broker/test_work.py",
+    "simulation", "spark", "docs", "bench", "attacks", "deploy", "soak",
+)  # fmt: skip
+"""Paths of what does not depend on the version of Python, or is too long for each."""
+LINT = (
     command("ruff", "-m", "ruff", "check", "-q"),
     command("format", "-m", "ruff", "format", "--check", "-q"),
-    TYPES,
+    command("types", "-m", "mypy", "-p", "zmdp"),
     command("width", "docs/check_width.py"),
+)
+COVERAGE = ("-m", "coverage", "run", "-p", "--source=zmdp", "-m", "pytest", "--hypothesis-profile=covered")
+
+
+def covered_units() -> Job:
+    """The units in pure Python, with the branches that they take."""
+    job = pytest("units", "unit", *UNITS, pure=True)
+    return Job(job.name, (PYTHON, *COVERAGE, *job.command[3:]), pure=True, is_pytest=True)
+
+
+UNIT: list[Step] = [
+    [covered_units()],
+    [command("coverage", "-m", "coverage", "combine", "-q")],
+    [command("coverage of the core", "-m", "coverage", "report", "--fail-under=100", f"--include={','.join(COVERED)}")],
 ]
-
-
-def units() -> tuple[list[Job], list[Job]]:
-    """Return the unit tests, with coverage, and the commands that judge the coverage."""
-    jobs = [covered(f"units {part + 1}", *UNITS[part::UNIT_PARTS]) for part in range(UNIT_PARTS)]
-    report = ("-m", "coverage", "report", "--fail-under=100", f"--include={','.join(COVERED)}")
-    then = [
-        command("coverage", "-m", "coverage", "combine", "-q"),
-        command("coverage of the core", *report),
-    ]
-    return jobs, then
-
-
-def programs(but: Sequence[str]) -> list[Job]:
-    """Return the tests of all rooms, except the given paths.
-
-    Each process collects the files of its job only: with pytest-xdist, each would collect all of them.
-    """
-    chosen = ("-m", "not long")
-    jobs = []
-    for room, parts in ROOMS.items():
-        files = [path for path in found(f"tests/{room}/**/test_*.py", but=but) if f"tests/{room}" not in but]
-        for part in range(min(parts, len(files))):
-            name = room if parts == 1 else f"{room} {part + 1}"
-            jobs.append(pytest(name, *chosen, *files[part::parts]))
-    ignored = [f"--ignore={path}" for path in [*but, *(f"tests/{room}" for room in ROOMS)]]
-    return [*jobs, pytest("others", *chosen, "tests", *ignored)]
-
-
-def quick_stages() -> list[Stage]:
-    """What every Python runs: all that could depend on it, except Spark, and nothing twice."""
-    same = [f"tests/{room}" for room in ("simulation", "spark", "docs", "bench", "attacks", "deploy", "soak")]
-    others = [*UNITS, *COUNTED, *same]
-    chosen = ("-m", "not long")
-    return [
-        Stage(
-            "units", "the protocol's core, without sockets",
-            [
-                pytest(f"units {part + 1}", *chosen, *UNITS[part::UNIT_PARTS], pure=True) for part in range(UNIT_PARTS)
-            ],
-        ),
-        Stage(
-            "programs", "clients, workers, broker, Titanic, gateways: real sockets, real processes that are killed",
-            programs(but=others),
-        ),
-    ]  # fmt: skip
-
-
-def test_stages() -> list[Stage]:
-    """What `make test` runs."""
-    jobs, then = units()
-    chosen = ("-m", "not long")
-    return [
-        Stage(
-            "units", "style, types; every branch of the protocol's core, in pure Python",
-            [*LINT, *jobs], then,
-        ),
-        Stage(
-            "protocol", "each rule over real sockets, and whole systems in the simulator while everything fails",
-            [
-                pytest("pure", "-n", "2", *STEALING, *chosen, WORK, *PATCHED, "tests/simulation", pure=True),
-                pytest("compiled", "-n", "2", *STEALING, *chosen, *COUNTED, *COMPILED_UNITS, *PROTOCOL),
-            ],
-        ),
-        Stage(
-            "programs", "clients, workers, Titanic, gateways, Spark: real processes that are killed; documentation",
-            [pytest("end to end", *chosen, END_TO_END), *programs(but=[*ELSEWHERE, END_TO_END])],
-        ),
-    ]  # fmt: skip
-
-
-def long_stages() -> list[Stage]:
-    """What `make test-all` runs after that."""
-    ignored = [f"--ignore={path}" for path in [*PROTOCOL, *SPARK]]
-    return [
-        Stage(
-            "units compiled", "every unit of the protocol's core, compiled; more examples of each property",
-            [
-                pytest("units", "-n", "2", *UNITS),
-                pytest("properties", "-n", "2", "-m", "hypothesis", "--hypothesis-profile=long", *PROPERTIES),
-            ],
-        ),
-        Stage(
-            "protocol at length", "hundreds of seeds, pure and compiled; each rule in pure Python too",
-            [
-                pytest("pure", "-n", "1", "-m", "long", *PROTOCOL, pure=True),
-                pytest("costs, conformance", "-m", "not long", COST, "tests/conformance", pure=True),
-                pytest("compiled", "-n", "1", "-m", "long", *PROTOCOL),
-            ],
-        ),
-        Stage(
-            "programs at length", "Spark at length; attacks; crashes on both databases; a pair of brokers under load",
-            [
-                pytest("spark", "-n", "2", "-m", "long", "--dist", "loadfile", *SPARK),
-                pytest("programs", "-n", "2", "-m", "long", "--dist", "loadfile", "tests", *ignored),
-            ],
-        ),
-    ]  # fmt: skip
-
-
-SUITES = {
-    "test": test_stages,
-    "all": lambda: [*test_stages(), *long_stages()],
-    "long": long_stages,
-    "quick": quick_stages,
-    "unit": lambda: [Stage("units", "every branch of the protocol's core, in pure Python", *units())],
-    "lint": lambda: [Stage("lint", "style, types, width of the documentation", LINT)],
-}
+TEST: list[Step] = [
+    [*UNIT[0], *LINT],
+    *UNIT[1:],
+    [pytest("pure", "not long", *ONLY_PURE, processes=2, pure=True)],
+    [pytest("compiled", "not long and (not unit or built_twice)", "tests", processes=6)],
+]
+LONG: list[Step] = [
+    [pytest("compiled at length", "long or unit", "tests", processes=6)],
+    [pytest("properties", "hypothesis", "--hypothesis-profile=long", "tests", processes=2)],
+    [
+        pytest(
+            "pure at length", "long or not built_twice",
+            "tests/conformance", "tests/mdp/broker/test_cost.py", "tests/simulation", processes=2, pure=True,
+        )
+    ],
+]  # fmt: skip
+QUICK: list[Step] = [
+    [pytest("units", "unit and not long", *UNITS, processes=2, pure=True)],
+    [
+        pytest(
+            "compiled", "not long and not unit", "tests", *(f"--ignore=tests/{path}" for path in PYTHONS_SHARE),
+            processes=4,
+        )
+    ],
+]  # fmt: skip
+SUITES = {"test": TEST, "all": [*TEST, *LONG], "long": LONG, "quick": QUICK, "unit": UNIT, "lint": [LINT]}
 
 
 # ── running them ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -271,8 +154,8 @@ SUITES = {
 class Running:
     """A job that has been started, its log, and the results of its tests so far."""
 
-    def __init__(self, stage: Stage, job: Job) -> None:
-        name = f"{stage.name}-{job.name}".replace(" ", "-")
+    def __init__(self, job: Job) -> None:
+        name = job.name.replace(" ", "-")
         self.job = job
         self.log = LOGS / f"{name}.log"
         self.results = LOGS / f"{name}.jsonl"
@@ -310,21 +193,12 @@ class Running:
                 continue
 
 
-def run_stage(stage: Stage, results: Results) -> bool:
-    """Run a stage.  Return whether all of it has succeeded."""
-    good = _run_jobs(stage, stage.jobs, results)
-    for job in stage.then if good else ():
-        good = _run_jobs(stage, [job], results) and good
-    return good
-
-
-def _run_jobs(stage: Stage, jobs: Sequence[Job], results: Results) -> bool:
-    waiting, running = list(jobs), list[Running]()
+def run_step(step: Step, results: Results) -> bool:
+    """Run the jobs of a step.  Return whether all have succeeded."""
+    running = [Running(job) for job in step]
     progress = Progress(running)
     try:
-        while waiting or any(each.process.poll() is None for each in running):
-            while waiting and sum(each.process.poll() is None for each in running) < AT_ONCE:
-                running.append(Running(stage, waiting.pop(0)))
+        while any(each.process.poll() is None for each in running):
             time.sleep(POLL_SECONDS)
             progress.show()
     except KeyboardInterrupt:
@@ -440,7 +314,7 @@ def build() -> str:
     if told == "compiled":
         return "zmdp is compiled"
     return (
-        f"zmdp is NOT compiled: it runs in {told}, also where a stage says compiled\n"
+        f"zmdp is NOT compiled: it runs in {told}, also where a line says compiled\n"
         "    to compile it: apt-get install gcc libc6-dev python3-dev (on Debian), make clean, and again"
     )
 
@@ -454,17 +328,17 @@ def main() -> int:
     LOGS.mkdir(parents=True, exist_ok=True)
     for old in ROOT.glob(".coverage*"):
         old.unlink()
-    stages = SUITES[given.suite]()
+    steps = SUITES[given.suite]
     results, began = Results(), time.monotonic()
     if given.load:
         os.nice(19)
-    if any(job.is_pytest and not job.pure for stage in stages for job in stage.jobs):
+    if any(job.is_pytest and not job.pure for step in steps for job in step):
         say(build())
     with load(given.load):
-        for number, stage in enumerate(stages, 1):
-            say(f"── {number}/{len(stages)} {stage.name}: {stage.shows}")
+        for step in steps:
+            say(f"── {', '.join(job.name for job in step)}")
             started, used = time.monotonic(), processor_seconds()
-            good = run_stage(stage, results)
+            good = run_step(step, results)
             took, used = duration(time.monotonic() - started), processor_seconds() - used
             say(f"   {'passed' if good else 'FAILED'} in {took}, {duration(used)} of processor time")
     if results.failed:

@@ -1,6 +1,6 @@
 """Failover under load: brokers are killed or drained, one every few seconds, while requests are outstanding.
 
-    python bench/failover.py [--how kill|drain] [--tree] [--seconds 120] [--calls 100000]
+    python tests/failover.py [--how kill|drain] [--tree] [--seconds 120] [--calls 100000]
                              [--every 3] [--outstanding 500] [--streams 20]
 
 - By default: a pair of brokers, each the other's peer, and two clients and two workers that know both, in either order.
@@ -32,7 +32,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from turns import BIN, echo, running
+from support.processes import BIN
 
 from zmdp.clients import AsyncClient, StreamInterrupted, ZmdpError
 from zmdp.workers import AsyncWorker, Last
@@ -55,6 +55,10 @@ SHOWN = 5
 Times = list[tuple[float, float]]
 
 
+async def echo(request: Any) -> list[bytes]:
+    return list(request)
+
+
 async def parts(request: Any) -> Any:
     for number in range(PARTS - 1):
         yield [*request, b"%d" % number]
@@ -75,6 +79,13 @@ def free_endpoints(count: int) -> list[str]:
     for probe in probes:
         probe.close()
     return endpoints
+
+
+async def start_worker(stack: AsyncExitStack, endpoints: Sequence[str]) -> None:
+    """Start a process of workers, which is killed at the end."""
+    process = await asyncio.create_subprocess_exec(sys.executable, __file__, "--serve", *endpoints)
+    stack.push_async_callback(process.wait)
+    stack.callback(process.kill)
 
 
 class Broker:
@@ -196,7 +207,7 @@ async def measure(system: System, options: argparse.Namespace) -> tuple[Load, Ti
             stack.push_async_callback(broker.end, signal.SIGKILL)
             await broker.start()
         for endpoints in system.workers:
-            stack.enter_context(running(sys.executable, __file__, "--serve", *endpoints))
+            await start_worker(stack, endpoints)
         clients = [AsyncClient(endpoints, timeout=TIMEOUT) for endpoints in system.clients]
         for client in clients:
             stack.push_async_callback(client.close)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-import stages
+import suites
 from support.results import MAX_REASON
 
 
@@ -18,7 +18,7 @@ def test_a_reason_for_skipping_is_one_line(tmp_path):
         [sys.executable, "-m", "pytest", "-q", "-p", "support.results", "-c", os.devnull, str(tmp_path)],
         check=True,
         capture_output=True,
-        env={**environment, "ZMDP_TEST_RESULTS": str(results), "PYTHONPATH": str(stages.ROOT / "tests")},
+        env={**environment, "ZMDP_TEST_RESULTS": str(results), "PYTHONPATH": str(suites.ROOT / "tests")},
     )
     (reason,) = [json.loads(line)["reason"] for line in results.read_text().splitlines() if "skipped" in line]
     assert reason.startswith("first second long")
@@ -27,4 +27,4 @@ def test_a_reason_for_skipping_is_one_line(tmp_path):
 
 def test_what_is_not_compiled_is_said(monkeypatch):
     monkeypatch.setenv("ZMDP_PURE", "1")
-    assert stages.build().startswith("zmdp is NOT compiled: it runs in pure Python")
+    assert suites.build().startswith("zmdp is NOT compiled: it runs in pure Python")

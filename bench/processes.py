@@ -1,4 +1,7 @@
-"""Processes of a benchmark: started without output, on free ports, and ended with it in any case."""
+"""What all benchmarks share: processes that are ended in any case, brokers, and what processes use.
+
+`FailedError` says why something cannot be measured: a process failed, or something that it needs is missing.
+"""
 
 import ctypes
 import os
@@ -9,11 +12,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-BENCH = Path(__file__).resolve().parents[1]
+BENCH = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
 TIMEOUT_SECONDS = 60.0
 """Maximum number of seconds that a start may take."""
@@ -21,8 +25,20 @@ PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 
 
+PURE = {"ZMDP_PURE": "1"}
+"""The environment in which zmdp uses no compiled modules."""
+
+
 class FailedError(Exception):
-    """A process of a peer failed."""
+    """A process failed, or something that a benchmark needs is missing."""
+
+
+@dataclass
+class Server:
+    """A running server: its address and its processes."""
+
+    address: str
+    pids: list[int]
 
 
 class Process:
@@ -98,6 +114,14 @@ def running(*command: str | Path, env: Mapping[str, str] | None = None, cwd: Pat
         process.end()
 
 
+@contextmanager
+def broker(*options: str, pure: bool = False, cwd: Path = BENCH) -> Iterator[Server]:
+    """Run `mdp-broker`; `pure`: without its compiled modules."""
+    command = (BIN / "mdp-broker", "--bind", "tcp://127.0.0.1:*", "--log-level", "error", *options)
+    with running(*command, env=PURE if pure else None, cwd=cwd) as process:
+        yield Server(process.read_line(), [process.pid])
+
+
 def free_port() -> int:
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -111,4 +135,36 @@ def listening(port: int) -> Callable[[], bool]:
         with closing(socket.socket()) as probe:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
+    return found
+
+
+# ── what they use ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cpu_seconds(*pids: int) -> float:
+    """Return the CPU time of all threads of these processes."""
+    tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+def memory(pid: int) -> int:
+    """Return the resident memory of a process in bytes."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+def descendants(pids: Iterable[int]) -> list[int]:
+    """Return these processes and all their descendants."""
+    children: dict[int, list[int]] = {}
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            try:
+                parent = int((each / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:  # it has ended meanwhile
+                continue
+            children.setdefault(parent, []).append(int(each.name))
+    found, left = [], list(pids)
+    while left:
+        found.append(left.pop())
+        left += children.get(found[-1], [])
     return found
