@@ -221,7 +221,7 @@ def test_a_call_is_addressed_to_a_broker():
         with Worker("who", lambda request: b"a", broker=at["a"]):
             for name in "ac":
                 arguments = ("who", "--wait", "--broker", at["a"], "--on", name)
-                assert run("call", *arguments) == name
+                assert run("call", *arguments) == f"{name}\n"
                 assert run("stream", *arguments) == f"{name}\n"
         with pytest.raises(ServiceNotFound, match="no worker offers 'who' at broker b"):
             run("call", "who", "--broker", at["a"], "--on", "b")

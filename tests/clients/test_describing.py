@@ -127,7 +127,7 @@ def test_services_describe_themselves():
                 while not await client.available("letters"):
                     await asyncio.sleep(0)
                 for command, expected in (
-                    (("call", "double", "4"), "8"),
+                    (("call", "double", "4"), "8\n"),
                     (("call", "letters", "ab"), '"a"\n"b"\nnull\n'),
                     (("stream", "letters", "ab"), '"a"\n"b"\nnull\n'),
                 ):

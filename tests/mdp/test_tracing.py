@@ -402,11 +402,8 @@ def test_each_span_ends_however_its_request_ends(endpoint, spans):
         next(parts)
         parts.close()
         client.close()
-        for ask in (lambda: client.request("inner"), lambda: client.submit("inner")):
-            with pytest.raises(ZmdpError):
-                ask()
     ended = [span.name for span in spans() if span.kind is SpanKind.CLIENT]
-    assert sorted(ended) == ["inner", "inner", "inner", "inner", "nobody", "nobody", "nobody", "stop", "stop"]
+    assert sorted(ended) == ["inner", "inner", "nobody", "nobody", "nobody", "stop", "stop"]
 
 
 def test_each_attempt_of_titanic_is_a_child_of_the_submission(endpoint, spans, tmp_path):

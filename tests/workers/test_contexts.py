@@ -69,7 +69,7 @@ def test_what_a_request_of_an_asyncio_freelance_server_sets_is_gone_with_it():
         decimal.getcontext().prec = 3
         return [become(request), b"%d" % precision]
 
-    precision = b"%d" % decimal.Context().prec
+    precision = b"%d" % decimal.getcontext().prec
     assert asyncio.run(scenario()) == [[b"nobody", precision]] * 3
 
 
@@ -97,4 +97,4 @@ def test_requests_that_share_a_task_share_no_precision(endpoint):
                 await asyncio.gather(*(client.request("work", b"") for _ in range(20)))
 
     asyncio.run(scenario())
-    assert precisions == [decimal.Context().prec] * 20
+    assert precisions == [decimal.getcontext().prec] * 20

@@ -574,7 +574,7 @@ def test_what_cannot_be_read_is_the_clients_fault_and_what_cannot_be_sent_the_ha
                 client.request("set", *body)
             assert caught.value.code == 400
         assert called == []
-        with pytest.raises(ServiceError, match=r"500: .*CodecError: {.*} cannot be sent as json: TypeError"):
+        with pytest.raises(ServiceError, match=r"500: .*CodecError: {.*} cannot be sent as json: "):
             client.request("set", b"1")
         assert logged("set: the handler failed")
 
