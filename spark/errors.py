@@ -19,6 +19,8 @@ _WRAPPER: Final = "Exception thrown in awaitResult"
 """What Spark says of an error in another thread."""
 _CONDITION: Final = re.compile(r"\[[A-Z][A-Z0-9_.]+\] ")
 _NEEDS_JAR: Final = re.compile(r"\[(DATA_SOURCE_NOT_FOUND|CANNOT_LOAD_CATALOG\.PLUGIN_CLASS_NOT_FOUND)\]")
+_NEEDS_FILE: Final = re.compile(r"ModuleNotFoundError: No module named ('[^']+')")
+_ADD_FILE: Final = "; executors need it: start the batch with --py-files FILE, a .py file or a zip that has it"
 _ADD_JAR: Final = "; if it comes in a jar, add --conf spark.jars.packages=GROUP:ARTIFACT:VERSION or spark.jars=FILE"
 
 
@@ -32,7 +34,7 @@ def reason(error: BaseException) -> str:
     informative = [each for each in found if not each.startswith(_WRAPPER)] or found
     first = next((at for at, each in enumerate(informative) if _CONDITION.match(each)), 0)
     text = "; caused by ".join(_distinct(informative[first:]))
-    remedy = _ADD_JAR if _NEEDS_JAR.match(text) else ""
+    remedy = _ADD_JAR if _NEEDS_JAR.match(text) else _ADD_FILE if _NEEDS_FILE.search(text) else ""
     return text[: MAX_CHARACTERS - len(remedy)] + remedy or type(error).__name__
 
 

@@ -292,8 +292,8 @@ def _reset_pyspark() -> None:
     SparkSession._instantiatedSession = None
 
 
-def connect_session(remote: str) -> "SparkSession":
-    """Open a session on the Spark Connect server at `remote`, `sc://HOST:PORT`.
+def connect_session(remote: str, py_files: Sequence[str] = ()) -> "SparkSession":
+    """Open a session on the Spark Connect server at `remote`, `sc://HOST:PORT`; `py_files` are shipped to executors.
 
     Raises `SettingError` if the address is invalid or a package is missing, and `SparkError` if the server does not
     answer.
@@ -310,6 +310,8 @@ def connect_session(remote: str) -> "SparkSession":
         os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"  # tells pyspark.sql.functions, as `getOrCreate` does
         session = SparkSession.builder.remote(remote).create()
         session.version  # noqa: B018 - the first call that reaches the server
+        for each in py_files:
+            session.addArtifacts(each, pyfile=True)
     except Exception as error:
         raise SparkError(f"no Spark Connect server at {shown}: {reason(error)}") from error
     return session  # type: ignore[return-value]  # Connect's class has the same methods

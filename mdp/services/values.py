@@ -5,7 +5,7 @@ Dataclasses in unions get a tag (unions.py), and Pydantic reads and writes what 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Flag
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -89,9 +89,17 @@ def converted(value: Any, kind: Any) -> Any:
     Raises `Misfit`, `CodecError` if the type's own methods fail, and `TypeError` or `NotImplementedError` if it is none
     of those that values are converted to.
     """
-    conversion = _conversion_of(kind, "json")
+    return _made(_conversion_of(kind, "json").convert, value, kind)
+
+
+def read(text: bytes, kind: Any) -> Any:
+    """Return JSON as a value of type `kind`, from numbers with all their digits.  Raises as `converted`."""
+    return _made(_conversion_of(kind, "json").decode, text, kind)
+
+
+def _made(make: Callable[[Any], Any], value: Any, kind: Any) -> Any:
     try:
-        return conversion.convert(value)
+        return make(value)
     except msgspec.ValidationError as error:
         raise Misfit(problem_in(error)) from None
     except (CodecError, TypeError, NotImplementedError):

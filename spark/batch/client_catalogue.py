@@ -14,8 +14,9 @@ from ...clients import Client, bodies
 from ...mdp.errors import ServiceError
 from ...titanic.cli.parameters import client_options
 from .. import control
+from ..client.requests import sql_frames
 from ..parameters import PREFIX
-from .client_commands import ARGS, print_rows
+from .client_commands import ARGS, print_rows, sql_settings
 
 SECONDS = 300
 """How long Spark may take to open a table: it may read all of its files for the schema, and it may be starting."""
@@ -79,10 +80,10 @@ def describe(*, name: str, prefix: str, client: Client, as_json: bool) -> int:
 @PREFIX
 @client_options(SECONDS)
 @bodies.JSON
-def explain(*, query: str, args: dict[str, Any], prefix: str, client: Client, as_json: bool) -> int:
+def explain(*, query: str, args: dict[str, str], prefix: str, client: Client, as_json: bool) -> int:
     """Show how Spark would run QUERY, without running it; @FILE reads it from a file, - from stdin."""
     (sql,) = bodies.frames([query])
-    (row,) = _rows(client, prefix, f"EXPLAIN FORMATTED {sql.decode(errors='replace')}", args)
+    (row,) = _rows(client, prefix, f"EXPLAIN FORMATTED {sql.decode(errors='replace')}", **sql_settings(args))
     if as_json:
         bodies.print_json(row)
         return 0
@@ -96,9 +97,9 @@ def _echo(text: str) -> None:
         click.echo("".join(each if each.isprintable() else "?" for each in line.expandtabs()))
 
 
-def _rows(client: Client, prefix: str, sql: str, args: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+def _rows(client: Client, prefix: str, sql: str, args: Any = None, types: Any = None) -> list[dict[str, Any]]:
     """Return what a statement of `spark.sql` answers."""
-    reply = client.request(f"{prefix}.sql", sql.encode(), json.dumps({"args": args or None}).encode(), wait=False)
+    reply = client.request(f"{prefix}.sql", *sql_frames(sql, args, "json", types), wait=False)
     try:
         found: list[dict[str, Any]] = json.loads(reply[-1])
     except (ValueError, LookupError):

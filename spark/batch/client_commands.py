@@ -7,8 +7,9 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -68,19 +69,45 @@ _submit_options = options(
 )  # fmt: skip
 
 
-def _value(text: str) -> Any:
+def _argument(text: str) -> bytes:
+    """Return the JSON of an argument: what is not JSON is a string."""
     with suppress(msgspec.MsgspecError, ValueError):
-        return msgspec.json.decode(text)  # unlike Python's own, it does not take NaN and Infinity for numbers
-    return text
+        return bytes(msgspec.json.decode(text, type=msgspec.Raw))  # unlike Python's own, it refuses NaN and Infinity
+    return json.dumps(text).encode()
+
+
+def sql_settings(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return `args` and `types` for `sql_frames`.  As in SQL, numbers without an exponent are exact."""
+    args: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    for key, text in given.items():
+        name, _, kind = key.partition(":")
+        value = _argument(text)
+        if kind:
+            types[name] = kind
+        args[name] = msgspec.Raw(value) if kind else json.loads(value, parse_float=_number)
+    return {"args": args, "types": types}
+
+
+def _number(digits: str) -> float | Decimal:
+    return float(digits) if "e" in digits.lower() else Decimal(digits)
+
+
+def job_arguments(given: Mapping[str, str]) -> dict[str, msgspec.Raw]:
+    """Return arguments for `job_frames`, numbers with all their digits."""
+    return {name: msgspec.Raw(_argument(text)) for name, text in given.items()}
 
 
 ARGS = click.option(
     "--arg",
     "args",
     multiple=True,
-    metavar="NAME=VALUE",
-    callback=lambda context, option, given: {name: _value(text) for name, text in bodies.pairs(given).items()},
-    help="Argument NAME of the job, or value of :NAME in the query: JSON, otherwise a string. Can be repeated.",
+    metavar="NAME[:TYPE]=VALUE",
+    callback=lambda context, option, given: bodies.pairs(given),
+    help=(
+        "Argument NAME of the job, or value of :NAME in the query: JSON, otherwise a string. In queries, TYPE is one "
+        "of Spark's: day:date=2026-11-21. Can be repeated."
+    ),
 )
 
 
@@ -96,10 +123,10 @@ def submit() -> None:
 @click.argument("query")
 @ARGS
 @_submit_options
-def submit_sql(*, query: str, args: dict[str, Any], format_: str, prefix: str, **options: Any) -> int:
+def submit_sql(*, query: str, args: dict[str, str], format_: str, prefix: str, **options: Any) -> int:
     """Run QUERY over the tables of a batch; @FILE reads it from a file, - from stdin."""
     (sql,) = bodies.frames([query])
-    return _submit(f"{prefix}.sql", sql_frames(sql, args, format_), **options)
+    return _submit(f"{prefix}.sql", sql_frames(sql, format_=format_, **sql_settings(args)), **options)
 
 
 @submit.command("job")
@@ -107,16 +134,14 @@ def submit_sql(*, query: str, args: dict[str, Any], format_: str, prefix: str, *
 @click.argument("arguments", required=False, default="{}", metavar="[JSON]")
 @ARGS
 @_submit_options
-def submit_job(*, name: str, arguments: str, args: dict[str, Any], format_: str, prefix: str, **options: Any) -> int:
+def submit_job(*, name: str, arguments: str, args: dict[str, str], format_: str, prefix: str, **options: Any) -> int:
     """Run the Python job NAME with arguments: a JSON object such as '{"path": "book.txt"}', or --arg path=book.txt."""
     (text,) = bodies.frames([arguments])
     try:
-        given = json.loads(text)
-        if not isinstance(given, dict):
-            raise ValueError
-    except ValueError:
+        given = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, ValueError):
         raise click.BadParameter(f"{arguments!r}: expected a JSON object; or use --arg NAME=VALUE") from None
-    return _submit(f"{prefix}.job", job_frames(name, given | args, format_), **options)
+    return _submit(f"{prefix}.job", job_frames(name, given | job_arguments(args), format_), **options)
 
 
 def _submit(

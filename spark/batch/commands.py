@@ -165,9 +165,9 @@ def batch(
         raise click.BadParameter(
             f"--inline {inline}: at most {MAX_INLINE_BYTES} bytes can be sent; --results takes larger results"
         )
-    if connect is not None and (master is not None or conf or py_files):
+    if connect is not None and (master is not None or conf):
         raise click.UsageError(
-            "--connect cannot be combined with --master, --conf or --py-files: configure the Spark Connect server"
+            "--connect cannot be combined with --master or --conf: configure the Spark Connect server"
         )
     name = name_or_default(name, "batch", os.getpid())
     catalogue = Catalogue() if config is None else read(config, remote=connect is not None)
@@ -240,9 +240,9 @@ def _session_opener(
     name: str, master: str | None, connect: str | None, conf: Mapping[str, str], py_files: Sequence[str]
 ) -> Callable[[], Any]:
     """Return a function that opens the batch's session, again if Spark is lost."""
-    if connect is not None:
-        return partial(connect_session, connect)
     check_py_files(py_files)
+    if connect is not None:
+        return partial(connect_session, connect, py_files)
     settings = {
         "spark.driver.maxResultSize": MAX_COLLECTED,
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # the default, INT96, has no time zone

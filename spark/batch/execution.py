@@ -10,7 +10,8 @@ from ..errors import reason
 from .failures import detail, withheld
 from .jobs import ONLY_QUERIES, SHOW_TABLES, UNPROCESSABLE, JobCall, Query, not_in_queries, unsafe_word
 from .offer import Offer
-from .results import Results
+from .parameters import bound
+from .results import Results, as_dataframe
 from .roles import EVERYTHING, Role
 from .running import Job
 from .tables import RequestTables, register_when_named, request_tables
@@ -28,13 +29,19 @@ def execute(offer: Offer, results: Results, role: Role, job: Job) -> list[bytes]
     """
     spec = job.spec
     reads = role if isinstance(spec, Query) else EVERYTHING
-    with request_tables(job.session.spark, offer.catalogue, offer.schemas, reads) as tables:
-        result = _query(spec, job, tables) if isinstance(spec, Query) else _call(spec, job, tables)
-        job.raise_if_cancelled()
-        return results.frames(result, job.id, spec.format)
+    spark = job.session.spark
+    with request_tables(spark, offer.catalogue, offer.schemas, reads) as tables:
+        if isinstance(spec, JobCall):
+            value = _call(spec, job, tables, results)
+            job.raise_if_cancelled()
+            return results.frames(value, job.id, spec.format)
+        with bound(spark, spec, job.id) as args:
+            found = _query(spec, args, job, tables)
+            job.raise_if_cancelled()
+            return results.frames(found, job.id, spec.format)
 
 
-def _query(spec: Query, job: Job, tables: RequestTables) -> "DataFrame":
+def _query(spec: Query, args: Any, job: Job, tables: RequestTables) -> "DataFrame":
     """Return a query as a DataFrame, for which Spark has run nothing yet; or what another statement tells about it."""
     statement, query = spec.parts
     session = job.session
@@ -42,11 +49,11 @@ def _query(spec: Query, job: Job, tables: RequestTables) -> "DataFrame":
         return tables.show(query)
     tables.provide(query, spec.args)
     try:
-        _check_syntax(query, spec, job, tables.role)
+        _check_syntax(query, args, job, tables.role)
         job.raise_if_cancelled()
-        found = session.spark.sql(query, args=spec.args)
+        found = session.spark.sql(query, args=args)
         tables.check(session.tables_read(found))
-        return session.spark.sql(f"{statement} {query}", args=spec.args) if statement else found
+        return session.spark.sql(f"{statement} {query}", args=args) if statement else found
     except ZmdpError:
         raise
     except Exception as error:
@@ -72,12 +79,12 @@ def _unsafe_function(error: Any) -> str | None:
     return None
 
 
-def _check_syntax(query: str, spec: Query, job: Job, role: Role) -> None:
+def _check_syntax(query: str, args: Any, job: Job, role: Role) -> None:
     """Raise `ServiceError` if the query is not one."""
     try:
         # As a subquery, only a query parses: spark.sql() runs a command as soon as it has parsed it.  Callers may send
         # any query, so there is nothing to quote.
-        job.session.parse(f"SELECT * FROM (\n{query}\n)", spec.args, role)  # noqa: S608
+        job.session.parse(f"SELECT * FROM (\n{query}\n)", args, role)  # noqa: S608
     except ServiceError:
         raise
     except Exception as error:  # noqa: BLE001 - raised again, with the positions in the caller's own text
@@ -89,17 +96,16 @@ def _check_syntax(query: str, spec: Query, job: Job, role: Role) -> None:
             raise ServiceError(UNPROCESSABLE, problem, detail(error, problem)) from None
 
 
-def _call(spec: JobCall, job: Job, tables: RequestTables) -> object:
+def _call(spec: JobCall, job: Job, tables: RequestTables, results: Results) -> object:
     """Call the function of a named job; return what it returns, at the end of what it yields."""
     spark = job.session.spark
     register_when_named(spark, tables)
     result: object = spec.function(spark, **spec.arguments)
-    if not isinstance(result, Iterator):
-        return result
-    while True:
+    while isinstance(result, Iterator):
         try:
             value = next(result)
         except StopIteration as end:
-            returned: object = end.value
-            return returned
-        job.send(value)
+            result = end.value
+        else:
+            job.send(*results.yielded(value, spec.format))
+    return as_dataframe(spark, result)

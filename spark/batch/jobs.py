@@ -1,13 +1,14 @@
 """Parse and validate requests to a batch, without Spark.
 
-    spark.sql   query [settings]             settings: {"format": "json" | "arrow", "args": {…} or […]}
+    spark.sql   query [settings]             settings: {"format": "json" | "arrow", "args": {…} or […], "types": …}
                                              also EXPLAIN and DESCRIBE of a query, and SHOW TABLES
     spark.job   name [arguments [settings]]  arguments: a JSON object; settings: {"format": …}
 
 Both take one JSON object as well, as the body of an HTTP request: {"query": …, settings}, and {"job": …, "arguments":
 {…}, settings}.
 
-`args` are the values of the query's parameters, `:name` or `?`.  Nothing that a caller sends is executed as Python.
+`args` are the values of the query's parameters, `:name` or `?`, and `types` their types in Spark, where JSON has not
+the type.  Nothing that a caller sends is executed as Python.
 """
 
 import inspect
@@ -26,8 +27,9 @@ from ...mdp.codes import Code
 from ...mdp.errors import ServiceError, SettingError, flaw
 from ...mdp.loading import load
 from ...mdp.services.misfit import Misfit
-from ...mdp.services.values import ValueType, converted
+from ...mdp.services.values import ValueType, read
 from ...workers import Request
+from ..client.values import is_plain, sql_type
 
 ENTRY_POINTS: Final = "zmdp.spark.jobs"
 """Group of entry points through which installed packages offer jobs."""
@@ -51,6 +53,12 @@ _SHOW: Final = re.compile(rf"\s*SHOW\s+TABLES(?:\s+(?:IN|FROM)\s+({_NAME}))?\s*"
 _DESCRIBE_TABLE: Final = re.compile(rf"\s*DESC(?:RIBE)?\s+({_NAME})\s*", re.IGNORECASE)
 _STATEMENT: Final = re.compile(
     r"\s*(?:(EXPLAIN(?:\s+(?:EXTENDED|FORMATTED|COST|CODEGEN))?)|DESC(?:RIBE)?(?:\s+QUERY)?)\b", re.IGNORECASE
+)
+_ENDED: Final = re.compile(
+    # Strings, quoted names, comments and anything else, and then the last semicolon, after which only comments are.
+    r"""((?>[rR]'[^']*'|[rR]"[^"]*"|'(?>[^'\\]|\\.)*'|"(?>[^"\\]|\\.)*"|`[^`]*`|--[^\n]*|/\*.*?\*/|[^;'"`])*+)"""
+    r";(?>[\s;]|--[^\n]*|/\*.*?\*/)*",
+    re.DOTALL,
 )
 _OPTIONS: Final = re.compile(
     # WITH that is not followed by a name.  `FROM t WITH (…)` gives a data source options, such as another table to
@@ -87,11 +95,15 @@ def check_owner(caller: Request, job: str, owner: str, action: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query and the values of its parameters."""
+    """A query and the values of its parameters.
+
+    `typed` has type and value, as JSON, of each parameter that Spark would not take from Python as it is meant.
+    """
 
     text: str
     format: str = "json"
     args: dict[str, Any] | list[Any] | None = None
+    typed: dict[str | int, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -125,7 +137,9 @@ def parse_query(frames: Sequence[bytes]) -> Query:
     frames = unpacked(frames, "query")
     if not 1 <= len(frames) <= 2:
         raise unprocessable("spark.sql takes one or two frames: a query and, optionally, settings as JSON")
-    sql = _text(frames[0], "the query").rstrip().removesuffix(";")  # errors name lines, so the first ones stay
+    sql = _text(frames[0], "the query")
+    ended = _ENDED.fullmatch(sql)
+    sql = ended[1] if ended else sql.rstrip()  # errors name lines, so the first ones stay
     if not sql.strip():
         raise unprocessable("the query is empty")
     _split(sql)
@@ -134,27 +148,60 @@ def parse_query(frames: Sequence[bytes]) -> Query:
             f"{found.group()!r}: a query may not give options to a data source, which could make it read other data; "
             "it may not contain WITH before a parenthesis or a comment, not even in a string"
         )
-    settings = parse_object(frames[1:], "the settings", {"format", "args"})
-    args = settings.get("args")
-    if args is not None and not isinstance(args, dict | list):
+    settings = parse_object(frames[1:], "the settings", {"format", "args", "types"})
+    return Query(sql, parse_format(settings), settings.get("args"), _typed(settings, frames[1:]))
+
+
+def _typed(settings: Mapping[str, Any], frames: Sequence[bytes]) -> dict[str | int, tuple[str, str]]:
+    """Return type and JSON of those parameters that need a type.  Raises `ServiceError` 422."""
+    args, types = settings.get("args"), settings.get("types")
+    if args is None:
+        if types:
+            raise unprocessable("there are types, but no args")
+        return {}
+    if not isinstance(args, dict | list):
         raise unprocessable(
             "args must be an object (for parameters written :name) or a list (for parameters written ?)"
         )
-    for name, value in args.items() if isinstance(args, dict) else enumerate(args or (), 1):
-        _check_literal(name, value)
-    return Query(sql, parse_format(settings), args)
+    types = type(args)() if types is None else types
+    if type(types) is not type(args) or (isinstance(args, list) and types and len(types) != len(args)):
+        raise unprocessable("types must be an object if args are one, or a list that is as long as args")
+    kinds = _places(types)
+    if unknown := sorted(map(str, set(kinds) - set(_places(args)))):
+        raise unprocessable(f"types has {unknown[0][:50]!r}, but args has not")
+    texts = _places(_exact(frames[0], _Settings).args)
+    found: dict[str | int, tuple[str, str]] = {}
+    for place, value in _places(args).items():
+        kind = kinds.get(place)
+        name = place + 1 if isinstance(place, int) else place
+        try:
+            kind = sql_type(value, f"parameter {name}") if kind is None and not is_plain(value) else kind
+        except SettingError as error:
+            raise unprocessable(f"{error}, or give its type in types") from None
+        if kind is None:
+            continue
+        if not isinstance(kind, str) or not kind.strip() or set(kind) & set("'\\"):
+            raise unprocessable(f"the type of parameter {name} is {kind!r:.100}; expected one of Spark's, as in SQL")
+        found[place] = kind, bytes(texts[place]).decode()
+    return found
 
 
-def _check_literal(name: str | int, value: Any) -> None:
-    """Raise `ServiceError` 422 if Spark has no literal for the value of a parameter."""
-    if isinstance(value, list):
-        for each in value:
-            _check_literal(name, each)
-    elif isinstance(value, dict) or (isinstance(value, int) and not -(1 << 63) <= value < 1 << 63):
-        raise unprocessable(
-            f"the value of parameter {name} is {value!r:.100}; expected a string, a number, where integers have at "
-            "most 64 bits, true, false, null, or a list of these"
-        )
+class _Settings(msgspec.Struct):
+    """The JSON text of arguments."""
+
+    args: dict[str, msgspec.Raw] | list[msgspec.Raw]
+
+
+def _exact(frame: bytes, kind: Any) -> Any:
+    """Return a frame that `parse_object` has parsed with the JSON text of values: numbers have all their digits."""
+    try:
+        return msgspec.json.decode(frame, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise unprocessable(f"not valid JSON: {error}") from None
+
+
+def _places(values: dict[str, Any] | list[Any]) -> dict[Any, Any]:
+    return values if isinstance(values, dict) else dict(enumerate(values))
 
 
 def _split(sql: str) -> tuple[str, str]:
@@ -196,7 +243,7 @@ def parse_call(frames: Sequence[bytes], jobs: Mapping[str, Callable[..., Any]]) 
     function = jobs.get(name)
     if function is None:
         raise unprocessable(f"no job named {name[:100]!r}; available jobs: {', '.join(sorted(jobs)) or 'none'}")
-    arguments = convert_arguments(name, function, parse_object(frames[1:2], "the arguments"))
+    arguments = convert_arguments(name, function, frames[1:2])
     return JobCall(name, function, arguments, parse_format(parse_object(frames[2:], "the settings", {"format"})))
 
 
@@ -295,17 +342,23 @@ def _describe_parameter(parameter: inspect.Parameter) -> dict[str, Any]:
     return found if default is parameter.empty else {**found, "default": repr(default)[:100]}
 
 
-def convert_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON values as the function's annotations want them: dates, decimals, enums, dataclasses, ….
+def convert_arguments(name: str, function: Callable[..., Any], frames: Sequence[bytes]) -> dict[str, Any]:
+    """Return the arguments in an optional frame as the function's annotations want them: dates, decimals, enums, ….
 
-    Those of other types, such as classes of your own, stay as they are.  Raises `ServiceError` 422 if one does not fit.
+    Those of other types, such as classes of your own, stay as JSON has them.  Raises `ServiceError` 422 if one does not
+    fit.
     """
+    arguments = parse_object(frames, "the arguments")
     try:
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:
         raise unprocessable(f"job {name}: {error}; its parameters are {describe_parameters(function)}") from None
     hints = _hints(function)
-    return {each: _converted(name, function, each, value, hints.get(each, Any)) for each, value in arguments.items()}
+    texts = _exact(frames[0], dict[str, msgspec.Raw]) if arguments else {}
+    return {
+        each: _converted(name, function, each, value, bytes(texts[each]), hints.get(each, Any))
+        for each, value in arguments.items()
+    }
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
@@ -315,14 +368,14 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     return {}
 
 
-def _converted(name: str, function: Callable[..., Any], parameter: str, value: Any, hint: Any) -> Any:
+def _converted(name: str, function: Callable[..., Any], parameter: str, value: Any, text: bytes, hint: Any) -> Any:
     try:
-        return converted(value, hint)
+        return read(text, hint)
     except Misfit as error:
         wanted = _NAMES.get(hint) or f"{inspect.formatannotation(hint)} ({error})"
         takes = describe_parameters(function)
-        text = f"job {name}: {parameter} is {value!r:.100}; expected {wanted}. The job takes {takes}"
-        raise unprocessable(text) from None
+        problem = f"job {name}: {parameter} is {value!r:.100}; expected {wanted}. The job takes {takes}"
+        raise unprocessable(problem) from None
     except (TypeError, NotImplementedError):  # see `unconverted`
         return value
 

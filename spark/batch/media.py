@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.errors import ServiceError
 from ...workers import Request
+from ..client.values import plain
 from .jobs import UNPROCESSABLE, unprocessable
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ def csv_rows(rows: "pa.Table | pa.RecordBatch", *, header: bool = True) -> bytes
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.csv  # noqa: PLC0415
 
+    for at, each in enumerate(rows.schema):
+        if pa.types.is_duration(each.type) or pa.types.is_binary(each.type):  # as in JSON
+            texts = pa.array(map(plain, rows.column(at).to_pylist()), pa.string())
+            rows = rows.set_column(at, each.name, texts)
     sink = pa.BufferOutputStream()
     pyarrow.csv.write_csv(rows, sink, pyarrow.csv.WriteOptions(include_header=header))
     return bytes(sink.getvalue())

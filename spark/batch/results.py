@@ -8,29 +8,29 @@ The format `json` is an array of objects, one per row; `arrow` an Arrow IPC stre
 the names; `parquet` a folder of files; `value` the JSON value that a Python job returned instead of a DataFrame.
 """
 
-import base64
 import json
-import math
 import os
 import re
 import shutil
+import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date
-from datetime import time as time_of_day
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...mdp.codes import Code
-from ...mdp.errors import ServiceError, flaw
+from ...mdp.errors import ServiceError
+from ..client.values import plain
 from .collecting import collect, is_url, write
 from .jobs import unprocessable
 from .media import csv_rows
 from .tasks import stream
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 DEFAULT_INLINE_BYTES: Final = 4 << 20
 MAX_INLINE_BYTES: Final = 32 << 20
@@ -54,13 +54,7 @@ class Results:
         """
         if hasattr(result, "toArrow"):
             return self._table(result, job, format)  # type: ignore[arg-type]  # Classic's or Connect's
-        try:
-            data = json.dumps(plain(result), ensure_ascii=False).encode(errors="replace")
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ServiceError(
-                Code.FAILED, f"the job returned a {type(result).__name__}; return a DataFrame or a value for "
-                f"JSON ({flaw(error)})"
-            ) from None  # fmt: skip
+        data = _json(plain(result, where="the job's result"))
         description: dict[str, Any] = {"job": job, "format": "value", "path": None}
         if len(data) <= self.inline:
             return [_json(description), data]
@@ -77,14 +71,32 @@ class Results:
         path.write_bytes(data)
         return [_json({**description, "path": str(path)}), b""]
 
-    def _table(self, table: "DataFrame", job: str, format: str) -> list[bytes]:  # noqa: A002
-        columns = [{"name": each.name, "type": each.dataType.simpleString()} for each in table.schema.fields]
-        if format == "json" and len({each["name"] for each in columns}) < len(columns):
-            raise unprocessable(
-                "two columns have the same name, which a JSON object cannot represent; rename one with AS"
+    def yielded(self, value: object, format: str) -> tuple[dict[str, Any], list[bytes]]:  # noqa: A002
+        """Return the fields of the event about a value that a job yielded, and further frames of its PARTIAL.
+
+        Of a table, an Arrow IPC stream, or its rows as a value.  Raises as `frames`, and `ServiceError` 413 for a table
+        that is too large.
+        """
+        table = sendable(value).toArrow() if hasattr(value, "toArrow") else as_arrow(value)  # type: ignore[arg-type]
+        if table is None:
+            return {"value": plain(value, where="a yielded value")}, []
+        if table.nbytes > self.inline:
+            raise ServiceError(
+                Code.TOO_LARGE,
+                f"a yielded table has {table.nbytes} bytes; at most {self.inline} can be sent at a time: yield it in "
+                "parts, or return it",
             )
-        repeated = len({each["name"].lower() for each in columns}) < len(columns)
-        path = None if self.folder is None or repeated else os.path.join(self.folder, job)
+        check_columns(table.column_names)
+        if format != "arrow":
+            return {"value": json.loads(json_rows(table))}, []
+        columns = [{"name": each.name, "type": str(each.type)} for each in table.schema]
+        described = {"format": "arrow", "rows": table.num_rows, "columns": columns}
+        return described, [stream([table], table.schema)]
+
+    def _table(self, table: "DataFrame", job: str, format: str) -> list[bytes]:  # noqa: A002
+        table = sendable(table)
+        columns = [{"name": each.name, "type": each.dataType.simpleString()} for each in table.schema.fields]
+        path = None if self.folder is None else os.path.join(self.folder, job)
         collected = collect(table, self.inline, path)
         found, size = collected.table, collected.bytes
         description = {"job": job, "format": format, "rows": collected.rows, "columns": columns, "path": None}
@@ -93,10 +105,8 @@ class Results:
             if len(data) <= self.inline:
                 return [_json(description), data]
             size = max(size, len(data))
-        if self.folder is None:
-            raise self._too_large(size)
         if path is None:
-            raise unprocessable("two columns have the same name, which Parquet cannot represent; rename one with AS")
+            raise self._too_large(size)
         if found is not None:
             write(found, path, table)
         return [_json({**description, "format": "parquet", "path": path}), b""]
@@ -130,14 +140,69 @@ def _rendered(table: Any, format: str) -> bytes:  # noqa: A002
         raise unprocessable(f"the rows cannot be written as CSV: {error}; ask for JSON or Arrow") from None
 
 
+def as_arrow(value: object) -> "pa.Table | None":
+    """Return a table of pandas or Arrow as Arrow's; None if the value is something else."""
+    pyarrow, pandas = sys.modules.get("pyarrow"), sys.modules.get("pandas")
+    if pyarrow is not None and isinstance(value, pyarrow.RecordBatch):
+        return pyarrow.Table.from_batches([value])
+    if pyarrow is not None and isinstance(value, pyarrow.Table):
+        return value
+    if pandas is not None and isinstance(value, pandas.DataFrame):
+        import pyarrow as pa  # noqa: PLC0415
+
+        check_columns(value.columns)
+        return pa.Table.from_pandas(value, preserve_index=False).replace_schema_metadata(None)
+    return None
+
+
+def as_dataframe(spark: "SparkSession", value: object) -> object:
+    """Return a table of pandas or Arrow as a DataFrame of Spark's, and anything else as it is."""
+    table = as_arrow(value)
+    if table is None:
+        return value
+    check_columns(table.column_names)
+    return spark.createDataFrame(table)
+
+
+def sendable(table: "DataFrame") -> "DataFrame":
+    """Return a DataFrame that can be collected with Arrow.  Raises `ServiceError` 422, whatever its size and format."""
+    from pyspark.sql.types import StructType  # noqa: PLC0415
+
+    from ..arrow import readable_type  # noqa: PLC0415
+
+    check_columns(table.columns)
+    try:
+        kinds = [readable_type(each.dataType, f"column {each.name}") for each in table.schema.fields]
+    except TypeError as error:
+        raise unprocessable(str(error)) from None
+    if kinds == [each.dataType for each in table.schema.fields]:
+        return table
+    schema = StructType()
+    for each, kind in zip(table.schema.fields, kinds, strict=True):
+        schema.add(each.name, kind)
+    return table.to(schema)
+
+
+def check_columns(names: Iterable[object]) -> None:
+    """Raise `ServiceError` 422 for a result that JSON or Parquet could not represent, whatever its size and format."""
+    seen: set[str] = set()
+    for name in map(str, names):
+        if name.lower() in seen:
+            raise unprocessable(f"two columns have the name {name!r:.100} (case does not count); rename one with AS")
+        seen.add(name.lower())
+    if not seen:
+        raise unprocessable("the result has no columns; select at least one")
+
+
 def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
+    return json.dumps(value, ensure_ascii=False).encode(errors="replace")
 
 
 def json_rows(table: Any) -> bytes:
     """Return an Arrow table as a JSON array of objects.
 
-    Dates and times become ISO 8601, decimals, NaN and infinities strings, binary values base64, maps objects.
+    Dates, times and intervals become ISO 8601, decimals, NaN and infinities strings, binary values base64, and maps
+    objects.
     """
     return json_text(table.to_pylist(maps_as_pydicts="lossy"))
 
@@ -149,21 +214,6 @@ def json_text(value: Any) -> bytes:
     except (ValueError, TypeError):  # NaN, or a map whose keys are not strings
         text = _ENCODER.encode(plain(value))
     return text.encode(errors="replace")
-
-
-def plain(value: Any) -> Any:
-    """Convert `value` to what JSON can represent."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, dict):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return value.isoformat() if isinstance(value, date | time_of_day) else str(value)
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from ...mdp.codes import Code
 from ...mdp.errors import RequestCancelled, ServiceError, ZmdpError
@@ -32,7 +32,7 @@ from .jobs import UNPROCESSABLE, JobCall, Query
 from .media import MEDIA_TYPES, media_type_of, rendered
 from .offer import Offer
 from .progress import Progress, spark_ui
-from .results import Results, plain
+from .results import Results
 from .running import POLL_SECONDS, Job, RunningJobs
 from .sessions import JobSession, SessionPool
 
@@ -48,6 +48,8 @@ MAX_LOSSES: Final = 3
 """Times that Spark may be lost during a request, as Titanic repeats it, before the request fails."""
 
 Found = TypeVar("Found")
+Part: TypeAlias = bytes | list[bytes]
+"""The frame, or the frames, of a PARTIAL."""
 
 log = logging.getLogger("zmdp.spark")
 
@@ -64,7 +66,7 @@ class JobRunner:
         self._suspect = threading.Semaphore()
         """Held by a request during which Spark was lost before: only one of them runs at a time."""
 
-    def run(self, request: Request, spec: Query | JobCall, offer: Offer) -> Generator[bytes, None, list[bytes]]:
+    def run(self, request: Request, spec: Query | JobCall, offer: Offer) -> Generator[Part, None, list[bytes]]:
         """Yield the PARTIALs of a request and return the frames of its FINAL."""
         kind = media_type_of(request)
         if kind is not None:
@@ -107,7 +109,7 @@ class JobRunner:
             log.error("%s", error)
             raise ServiceError(Code.WORKER_LOST, str(error)) from None
 
-    def _watch(self, request: Request, job: Job) -> Iterator[bytes]:
+    def _watch(self, request: Request, job: Job) -> Iterator[Part]:
         sent = Progress()
         sent_at = checked_at = time.monotonic()
         while not job.ended.wait(POLL_SECONDS):
@@ -125,9 +127,10 @@ class JobRunner:
                 yield _event("progress", job, seconds=round(now - job.started, 2), **asdict(progress))
         yield from self._yielded(job)
 
-    def _yielded(self, job: Job) -> Iterator[bytes]:
+    def _yielded(self, job: Job) -> Iterator[Part]:
         while not job.yielded.empty():
-            yield _event("yielded", job, value=plain(job.yielded.get()))
+            described, frames = job.yielded.get()
+            yield [_event("yielded", job, **described), *frames]
 
     def _end(self, job: Job) -> bool:
         """Cancel the job unless it has ended, and release its session.  Return whether Spark was lost."""
@@ -195,5 +198,5 @@ def _wait(request: Request, attempt: Callable[[], Found | None]) -> Generator[by
 
 
 def _event(event: str, job: Job, **more: Any) -> bytes:
-    text = json.dumps({"event": event, "job": job.id, **more}, ensure_ascii=False, default=str)
+    text = json.dumps({"event": event, "job": job.id, **more}, ensure_ascii=False)
     return text.encode(errors="replace")  # Python has surrogates in the names of files that are not UTF-8

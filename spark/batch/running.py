@@ -22,6 +22,8 @@ POLL_SECONDS: Final = 0.1
 """Interval at which a job's two threads check whether the request was cancelled."""
 MAX_YIELDED_AHEAD: Final = 1000
 """Values that a generator may yield before the worker thread has sent them."""
+MANY_BYTES: Final = 64 << 10
+"""Size of a table before which all others must have been sent."""
 
 log = logging.getLogger("zmdp.spark")
 
@@ -42,7 +44,7 @@ class Job:
         self.session = session
         self.started = time.monotonic()
         self.cancelled = threading.Event()
-        self.yielded: queue.Queue[Any] = queue.Queue(MAX_YIELDED_AHEAD)
+        self.yielded: queue.Queue[tuple[dict[str, Any], list[bytes]]] = queue.Queue(MAX_YIELDED_AHEAD)
         self.ended = threading.Event()
         self.outcome: list[bytes] | BaseException = []
         self._work = work
@@ -65,11 +67,18 @@ class Job:
         if self.cancelled.is_set():
             raise RequestCancelled("cancelled")
 
-    def send(self, value: object) -> None:
-        """Queue `value` for sending, once there is room.  Called in the job's thread; raises `RequestCancelled`."""
+    def send(self, described: dict[str, Any], frames: list[bytes]) -> None:
+        """Queue what the job has yielded for sending, once there is room: fields of the event, and further frames.
+
+        Called in the job's thread; raises `RequestCancelled`.
+        """
+        large = sum(map(len, frames)) > MANY_BYTES
         while not self.cancelled.is_set():
+            if large and not self.yielded.empty():
+                time.sleep(POLL_SECONDS)
+                continue
             with suppress(queue.Full):
-                self.yielded.put(value, timeout=POLL_SECONDS)
+                self.yielded.put((described, frames), timeout=POLL_SECONDS)
                 return
         self.raise_if_cancelled()
 

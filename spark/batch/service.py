@@ -223,7 +223,7 @@ class Batch:
 
     # ── the services ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def sql(self, request: Request) -> Iterator[bytes]:
+    def sql(self, request: Request) -> Iterator[bytes | list[bytes]]:
         """Handle a request to `spark.sql`."""
         size, most = sum(map(len, request)), self.settings.max_query
         if size > most:
@@ -234,7 +234,7 @@ class Batch:
             )
         return self._runner.run(request, parse_query(request), self._offer)
 
-    def job(self, request: Request) -> Iterator[bytes]:
+    def job(self, request: Request) -> Iterator[bytes | list[bytes]]:
         """Handle a request to `spark.job`."""
         offer = self._offer
         return self._runner.run(request, parse_call(request, offer.jobs_for(request)), offer)

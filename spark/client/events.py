@@ -34,6 +34,8 @@ def progress_line(event: dict[str, Any]) -> str | None:
             return "waiting for a free session"
         case {"event": "yielded", "value": value}:
             return json.dumps(value, ensure_ascii=False)
+        case {"event": "yielded", "rows": rows}:
+            return f"a table of {rows} rows"
         case {"event": "progress", "tasks": tasks, "tasks_done": done}:
             filled = BAR_WIDTH * done // tasks if tasks else 0
             return f"[{'#' * filled}{'-' * (BAR_WIDTH - filled)}] {counts(event)}"

@@ -56,18 +56,21 @@ class SparkJobs:
 
             result = jobs.sql("SELECT * FROM people WHERE age > :than", than=3)
             result = jobs.sql("SELECT * FROM people WHERE age > ?", 3)
+            result = jobs.sql("SELECT * FROM orders WHERE price = :price", price=Decimal("19.90"))
 
         Args:
             query: One query.
             values: The values of its parameters that are written `?`.
-            parameters: The values of its parameters that are written `:name`.
+            parameters: The values of its parameters that are written `:name`: strings, numbers, `Decimal`, dates,
+                `datetime` (`TIMESTAMP_NTZ` if it has no zone), `timedelta`, bytes, UUIDs, enums, None, and lists,
+                dicts and dataclasses of these, which become arrays and structs.
 
         Returns:
             The result.
 
         Raises:
             JobFailed: The query failed, or is not allowed.
-            SettingError: Both `values` and `parameters` are given.
+            SettingError: Both `values` and `parameters` are given, or Spark has no type for one of them.
             RequestError: As from `Client.stream`.
         """
         if values and parameters:
@@ -81,13 +84,15 @@ class SparkJobs:
 
         Args:
             job: The name of the job.
-            arguments: Its arguments: what JSON can represent, dates, decimals, UUIDs, enums and dataclasses.
+            arguments: Its arguments: what JSON can represent, dates, times, decimals, bytes, UUIDs, enums, dataclasses,
+                values of NumPy, and lists and dicts of these.  The job's annotations say what it gets.
 
         Returns:
             The result.
 
         Raises:
             JobFailed: The job failed, or its arguments do not fit.
+            SettingError: JSON cannot represent an argument.
             RequestError: As from `Client.stream`.
         """
         return self._run(f"{self._prefix}.job", job_frames(job, arguments, "arrow"))
@@ -104,7 +109,7 @@ class SparkJobs:
                 if event.get("event") == "started":
                     started = event
                 elif event.get("event") == "yielded":
-                    yielded.append(event["value"])
+                    yielded.append(event["value"] if "value" in event else _table(part[1]))
         except ServiceError as error:
             raise JobFailed.of(error, job=started.get("job", ""), query=query) from None
         finally:
@@ -128,7 +133,7 @@ class JobResult:
         driver: The name of the batch.
         described: The description of the result, as docs/spark/index.md has it.
         data: The rows, or the value; empty if they are too large for a reply.
-        yielded: The values that the job yielded, at most the last 1000.
+        yielded: The values that the job yielded, at most the last 1000; tables are Arrow's.
     """
 
     client: Client
@@ -159,12 +164,9 @@ class JobResult:
             SettingError: The job returned a value.
             ServiceError: The rows were too large to send, and the batch cannot read them any more.
         """
-        import pyarrow.ipc  # noqa: PLC0415 - optional dependency
-
         if self.described["format"] == "value":
             raise SettingError(f"job {self.described['job']} returned a value: use .value")
-        with pyarrow.ipc.open_stream(self.data or self._fetched()) as rows:
-            return rows.read_all()
+        return _table(self.data or self._fetched())
 
     def to_pandas(self) -> "pd.DataFrame":
         """Return the rows as a pandas frame; needs PyArrow and pandas.
@@ -196,3 +198,10 @@ class JobResult:
         table = self.to_arrow()
         shown = f"{table.num_rows:,} rows" + (f", the first {SHOWN_ROWS} shown" if table.num_rows > SHOWN_ROWS else "")
         return html_table(table.column_names, table.slice(0, SHOWN_ROWS).to_pylist(), shown)
+
+
+def _table(stream: bytes) -> "pa.Table":
+    import pyarrow.ipc  # noqa: PLC0415 - optional dependency
+
+    with pyarrow.ipc.open_stream(stream) as rows:
+        return rows.read_all()

@@ -6,7 +6,7 @@ from html import escape
 from typing import Any, cast
 
 from ...clients import Reply
-from .events import counts, event_of, showing
+from .events import counts, event_of, progress_line, showing
 
 
 def watching(parts: Iterable[Reply]) -> Iterator[Reply]:
@@ -22,7 +22,7 @@ def watching(parts: Iterable[Reply]) -> Iterator[Reply]:
         for part in parts:
             event = event_of(part)
             if event.get("event") == "yielded":
-                print(event["value"])  # noqa: T201 - as the caller's own code would, below the bar
+                print(event["value"] if "value" in event else progress_line(event))  # noqa: T201 - as the caller's own code would, below the bar
             bar.event |= event
             bar.state = "done" if part.final else "running"
             handle.update(bar)

@@ -8,8 +8,9 @@ from typing import IO, Any, Final
 import msgspec
 
 from ...clients import Client, Reply
-from ...mdp.errors import ServiceError, SettingError
+from ...mdp.errors import ServiceError
 from ...titanic import Ticket
+from .values import finite_scalar, is_plain, plain, sql_scalar, sql_type
 
 FETCH_PREFIX: Final = "spark.fetch."
 """Prefix of the service through which a batch sends large results (`batch/fetching.py`)."""
@@ -17,27 +18,48 @@ STREAM_TIMEOUT_SECONDS: Final = 7 * 86400.0
 """How long a client waits for a PARTIAL or the result: a request may wait in the broker's queue for days."""
 
 
-def sql_frames(query: str | bytes, args: Any, format_: str) -> list[bytes]:
-    """Return the body of a request to `spark.sql`; `args` are the values of the query's parameters, if it has any.
+def sql_frames(query: str | bytes, args: Any, format_: str, types: Mapping[Any, str] | None = None) -> list[bytes]:
+    """Return the body of a request to `spark.sql`.
 
-    Raises `SettingError` for a number that JSON cannot represent.
+    Args:
+        query: The query.
+        args: The values of its parameters, by name or in order, if it has any.
+        format_: That of the result.
+        types: The types of some of those with a name, which are JSON in a `Raw`; others have that of their value.
+
+    Raises:
+        SettingError: A value has no type in Spark.
     """
-    settings = {"format": format_} | ({"args": args} if args else {})
-    return [query.encode() if isinstance(query, str) else query, _encoded(settings)]
+    settings: dict[str, Any] = {"format": format_}
+    if args:
+        sent: dict[Any, Any] = {}
+        kinds: dict[Any, str | None] = {}
+        for name, value in args.items() if isinstance(args, Mapping) else enumerate(args, 1):
+            if isinstance(value, msgspec.Raw):
+                sent[name], kinds[name] = value, (types or {})[name]
+                continue
+            where = f"parameter {name}"
+            sent[name] = plain(value, sql_scalar, where)
+            kinds[name] = None if is_plain(value) else sql_type(value, where)
+        if isinstance(args, Mapping):
+            settings |= {"args": sent, "types": {name: kind for name, kind in kinds.items() if kind}}
+        else:
+            settings |= {"args": list(sent.values()), "types": list(kinds.values())}
+        if not any(kinds.values()):
+            del settings["types"]
+    return [query.encode() if isinstance(query, str) else query, msgspec.json.encode(settings)]
 
 
 def job_frames(name: str, arguments: Mapping[str, Any], format_: str) -> list[bytes]:
-    """Return the body of a request to `spark.job`.  Raises `SettingError` for a number that JSON cannot represent."""
-    return [name.encode(), _encoded(arguments), _encoded({"format": format_})]
+    """Return the body of a request to `spark.job`; arguments that are `bytes` of JSON in a `Raw` are sent as they are.
 
-
-def _encoded(value: Any) -> bytes:
-    """Return values as JSON.  Raises `SettingError` for NaN and infinities, of which msgspec would make null."""
-    plain = msgspec.to_builtins(value, str_keys=True)
-    try:
-        return json.dumps(plain, allow_nan=False).encode()
-    except ValueError:
-        raise SettingError("JSON has no NaN and no infinity; send them as strings, or None for NULL") from None
+    Raises `SettingError` for what JSON cannot represent.
+    """
+    sent = {
+        str(each): value if isinstance(value, msgspec.Raw) else plain(value, finite_scalar, f"argument {each}")
+        for each, value in arguments.items()
+    }
+    return [name.encode(), msgspec.json.encode(sent), json.dumps({"format": format_}).encode()]
 
 
 def parse_result(reply: Reply) -> tuple[dict[str, Any], bytes]:

@@ -80,6 +80,8 @@ Caused by: java.io.IOException: it crashed
         ("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: iceberg. SQLSTATE: 42K02", "[DATA_SOURCE_NOT_FOUND] "
          "Failed to find the data source: iceberg. SQLSTATE: 42K02; if it comes in a jar, add --conf "
          "spark.jars.packages=GROUP:ARTIFACT:VERSION or spark.jars=FILE"),
+        ("ModuleNotFoundError: No module named 'x'", "ModuleNotFoundError: No module named 'x'; executors need it: "
+         "start the batch with --py-files FILE, a .py file or a zip that has it"),
         ("plain", "plain"),
         ("", "RuntimeError"),
         ("x" * 2000, "x" * 1000),

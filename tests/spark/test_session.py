@@ -6,11 +6,13 @@ import sys
 from contextlib import suppress
 
 import pytest
+from support.connect import connected
 from support.processes import process, run
 from support.results import package
 
 from zmdp.mdp.errors import SettingError
 from zmdp.spark import session
+from zmdp.spark.errors import reason
 
 
 @pytest.mark.parametrize("master", ["spark", "locl[2]", "local[2", "http://x", "local-cluster[1,2]"])
@@ -133,3 +135,28 @@ def test_a_subclass_of_a_connect_session_is_a_connect_session():
     own = type("CatalogueSession", (connect,), {})
     assert session.is_connect(own())
     assert not session.is_connect(object())
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("java")
+@pytest.mark.timeout(2400)
+def test_modules_on_connect(tmp_path, monkeypatch):
+    module = tmp_path / "modules" / "zmdp_doubling.py"
+    module.parent.mkdir()
+    module.write_text("def double(n):\n    return 2 * n\n")
+    monkeypatch.syspath_prepend(module.parent)
+    with connected(tmp_path) as opened:
+        from pyspark.sql.functions import udf
+        from zmdp_doubling import double
+
+        remote = f"sc://127.0.0.1:{opened.client._builder.endpoint.rpartition(':')[2]}"
+        doubled = udf(double, "bigint")
+        with pytest.raises(Exception, match="zmdp_doubling") as raised:
+            opened.range(3).select(doubled("id")).collect()
+        assert reason(raised.value) == (
+            "ModuleNotFoundError: No module named 'zmdp_doubling'; executors need it: start the batch with --py-files "
+            "FILE, a .py file or a zip that has it"
+        )
+        shipped = session.connect_session(remote, [str(module)])
+        assert [row[0] for row in shipped.range(3).select(doubled("id")).collect()] == [0, 2, 4]
+        shipped.stop()

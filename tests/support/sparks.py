@@ -54,8 +54,10 @@ def running_batch(
     results=True,
     keys=None,
     history=None,
+    jobs=None,
+    open_session=None,
 ):
-    """Run a batch with the jobs of batch_jobs.py, and a catalogue and results in `folder`."""
+    """Run a batch with the jobs of batch_jobs.py, or other `jobs`, and a catalogue and results in `folder`."""
     import batch_jobs
 
     from zmdp.spark.batch import catalogue
@@ -65,12 +67,13 @@ def running_batch(
     from zmdp.spark.batch.sessions import SessionPool
     from zmdp.spark.batch.settings import BatchSettings
 
-    jobs = {each: job for each, job in vars(batch_jobs).items() if getattr(job, "__module__", "") == "batch_jobs"}
+    if jobs is None:
+        jobs = {each: job for each, job in vars(batch_jobs).items() if getattr(job, "__module__", "") == "batch_jobs"}
     config = folder / "catalogue.toml"
     config.write_text(tables)
     driver = Batch(
         BatchSettings(name, endpoint, prefix=prefix, concurrency=concurrency, keys=keys, **BEATS),
-        SessionPool(lambda: spark, 2 * concurrency),
+        SessionPool(open_session or (lambda: spark), 2 * concurrency),
         Results(str(folder / "results") if results else None, inline),
         Offer(catalogue.read(config), jobs),
         load=lambda: Offer(catalogue.read(config), jobs),

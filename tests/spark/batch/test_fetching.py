@@ -2,6 +2,7 @@
 
 import io
 import json
+from datetime import timedelta
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -142,6 +143,14 @@ def test_results_that_a_format_cannot_hold(history, tmp_path):
         asked(history, format="csv")
     assert no.value.code == 500
     assert asked(history, format="json")[0] == [b'{"a":[1]}\n']
+
+
+@pytest.mark.parametrize(("format_", "line"), [("json", b'{"i":"P1DT2S","b":"AP8="}\n'), ("csv", b'"P1DT2S","AP8="\n')])
+def test_intervals_and_bytes_as_text(history, tmp_path, format_, line):
+    table = pa.table({"i": pa.array([timedelta(1, 2)], pa.duration("us")), "b": [b"\x00\xff"]})
+    pq.write_table(table, tmp_path / "part-0.parquet")
+    history.end(JOB, "done", format="parquet", path=f"file://{tmp_path}")
+    assert asked(history, format=format_)[0][-1] == line
 
 
 @pytest.mark.parametrize("settings", [{"position": "x"}, {"position": "1:-1"}, {"format": "xml"}, {"colour": 1}])

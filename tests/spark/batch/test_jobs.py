@@ -49,6 +49,10 @@ def refused(function, *arguments):
     [
         ([b"SELECT 1"], Query("SELECT 1")),
         ([b"\n SELECT 1 ; "], Query("\n SELECT 1 ")),
+        ([b"SELECT 1; -- that's all\n/* ; */;\n"], Query("SELECT 1")),
+        ([b"SELECT '; -- a', 1"], Query("SELECT '; -- a', 1")),
+        ([b"SELECT 1 -- a; -- b"], Query("SELECT 1 -- a; -- b")),
+        ([b"SELECT 'it''s \\' ; ', `a;`, r'\\'; --"], Query("SELECT 'it''s \\' ; ', `a;`, r'\\'")),
         ([b"SELECT 1", b""], Query("SELECT 1")),
         ([b"SELECT 1", b"{}"], Query("SELECT 1")),
         ([b"SELECT ?", b'{"format": "arrow", "args": [1]}'], Query("SELECT ?", "arrow", [1])),
@@ -57,6 +61,19 @@ def refused(function, *arguments):
         (
             [b' {"query": "SELECT \\u00fc, :n;", "args": {"n": 0.10}, "format": "arrow"}'],
             Query("SELECT ü, :n", "arrow", {"n": 0.1}),
+        ),
+        (
+            [b"SELECT :n", b'{"args": {"n": 1.10, "m": 2}, "types": {"n": "decimal(30,2)"}}'],
+            Query("SELECT :n", "json", {"n": 1.1, "m": 2}, {"n": ("decimal(30,2)", "1.10")}),
+        ),
+        (
+            [b"SELECT ?", b'{"args": [1.5, [1, null], 9223372036854775808], "types": [null, null, null]}'],
+            Query(
+                "SELECT ?",
+                "json",
+                [1.5, [1, None], 1 << 63],
+                {1: ("array<bigint>", "[1, null]"), 2: ("decimal(19,0)", "9223372036854775808")},
+            ),
         ),
         ([b"FROM a JOIN b using -- both\n (id)"], Query("FROM a JOIN b using -- both\n (id)")),
         (
@@ -87,12 +104,18 @@ def test_a_query(frames, asked):
         ([b"SELECT 1", b"[" * 100_000], "the settings must be a JSON object"),
         ([b"SELECT 1", b'{"args": ["\\ud800"]}'], "the settings must be a JSON object"),
         ([b"SELECT 1", b"[]"], "the settings must be a JSON object"),
-        ([b"SELECT 1", b'{"colour": 1}'], "unknown key 'colour' in the settings; expected args, format"),
+        ([b"SELECT 1", b'{"colour": 1}'], "unknown key 'colour' in the settings; expected args, format, types"),
         ([b"SELECT 1", b'{"format": "xml"}'], "format must be one of json, arrow"),
         ([b"SELECT 1", b'{"format": []}'], "format must be one of json, arrow"),
         ([b"SELECT 1", b'{"args": 1}'], "args must be an object"),
-        ([b"SELECT :x", b'{"args": {"x": {"a": 1}}}'], "the value of parameter x is {'a': 1}; expected"),
-        ([b"SELECT ?", b'{"args": [1, [9223372036854775808]]}'], "the value of parameter 2 is 9223372036854775808"),
+        ([b"SELECT ?", b'{"args": [1, [2, "a"]]}'], "parameter 2[] has values of the types bigint and string"),
+        ([b"SELECT ?", b'{"args": [NaN], "types": ["double"]}'], "not valid JSON"),
+        ([b"SELECT 1", b'{"types": {"x": "date"}}'], "there are types, but no args"),
+        ([b"SELECT ?", b'{"args": [1], "types": {"x": "date"}}'], "types must be an object if args are one"),
+        ([b"SELECT ?", b'{"args": [1], "types": [null, "date"]}'], "a list that is as long as args"),
+        ([b"SELECT :x", b'{"args": {"x": 1}, "types": {"y": "date"}}'], "types has 'y', but args has not"),
+        ([b"SELECT :x", b'{"args": {"x": 1}, "types": {"x": 1}}'], "the type of parameter x is 1; expected one of"),
+        ([b"SELECT :x", b'{"args": {"x": 1}, "types": {"x": "date\', 1) --"}}'], "the type of parameter x is"),
     ],
 )
 def test_invalid_queries(frames, message):
@@ -265,7 +288,7 @@ def test_arguments_get_the_types_of_the_annotations(value, hint, expected):
         return x
 
     job.__annotations__["x"] = hint
-    assert jobs.convert_arguments("job", job, {"x": value}) == {"x": expected}
+    assert jobs.convert_arguments("job", job, [json.dumps({"x": value}).encode()]) == {"x": expected}
 
 
 @pytest.mark.parametrize(
@@ -285,7 +308,17 @@ def test_arguments_of_other_types(value, hint, message):
         return x
 
     job.__annotations__["x"] = hint
-    assert message in refused(jobs.convert_arguments, "job", job, {"x": value})
+    assert message in refused(jobs.convert_arguments, "job", job, [json.dumps({"x": value}).encode()])
+
+
+def test_numbers_keep_their_digits():
+    def job(spark, exact: Decimal, prices: list[Decimal], number: float, plain=None):
+        return exact
+
+    text = b'{"exact": 12345678901234567890.13, "prices": [0.10], "number": 0.10, "plain": 0.10}'
+    assert jobs.convert_arguments("job", job, [text]) == {
+        "exact": Decimal("12345678901234567890.13"), "prices": [Decimal("0.10")], "number": 0.1, "plain": 0.1
+    }  # fmt: skip
 
 
 def test_parameters_that_are_not_converted():
@@ -299,8 +332,10 @@ def test_unresolvable_annotations_are_checked_by_name_only():
     def job(spark, path: "OnlyForTypeCheckers"):  # noqa: F821
         return path
 
-    assert jobs.convert_arguments("job", job, {"path": 1}) == {"path": 1}
-    assert "unexpected keyword argument 'way'" in refused(jobs.convert_arguments, "job", job, {"path": 1, "way": 1})
+    assert jobs.convert_arguments("job", job, [b'{"path": 1}']) == {"path": 1}
+    assert "unexpected keyword argument 'way'" in refused(
+        jobs.convert_arguments, "job", job, [b'{"path": 1, "way": 1}']
+    )
     assert jobs.unconverted(job) == ["path"]
 
 
@@ -468,7 +503,7 @@ def test_rows_as_json():
         }
     )
     assert json.loads(json_rows(table)) == [
-        {"n": 1, "f": 1.5, "s": "ä\n", "b": "AP8=", "d": "2026-01-02", "t": "2026-01-02T03:04:05.000006+00:00",
+        {"n": 1, "f": 1.5, "s": "ä\n", "b": "AP8=", "d": "2026-01-02", "t": "2026-01-02T03:04:05.000006Z",
          "h": "01:02:03", "c": "1.10", "l": [1, 2], "o": {"x": "3"}, "m": {"1": "y"}, "z": True},
         {"n": None, "f": "nan", "s": "", "b": None, "d": None, "t": None, "h": None, "c": None, "l": None, "o": None,
          "m": None, "z": None},
@@ -494,7 +529,7 @@ def test_values(tmp_path):
 def test_values_that_json_cannot_represent_or_are_too_large(tmp_path):
     loop = []
     loop.append(loop)
-    with pytest.raises(ServiceError, match="the job returned a list; return a DataFrame or a value for JSON"):
+    with pytest.raises(SettingError, match="the job's result is nested too deeply"):
         Results(str(tmp_path)).frames(loop, "0" * 16, "json")
     with pytest.raises(ServiceError, match="the result has 202 bytes or more; at most 100 bytes can be sent") as raised:
         Results(None, inline=100).frames("x" * 200, "0" * 16, "json")

@@ -120,7 +120,7 @@ def test_values_are_the_same_however_they_are_collected(spark, results, format_)
     if format_ == "json":
         assert json.loads(small) == json.loads(large)
         assert json.loads(small) == [{
-            "t": "2026-01-01T00:00:00+00:00", "n": "2026-01-01T00:00:00", "d": "2026-01-02", "c": "1.50", "b": "AP8=",
+            "t": "2026-01-01T00:00:00Z", "n": "2026-01-01T00:00:00", "d": "2026-01-02", "c": "1.50", "b": "AP8=",
             "m": {"1": "x"}, "f": "nan", "s": {"a": [1, None]}, "z": None, "y": True,
         }]  # fmt: skip
     else:

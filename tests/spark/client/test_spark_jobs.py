@@ -3,7 +3,8 @@
 import json
 import re
 from contextlib import ExitStack
-from datetime import date
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -71,14 +72,26 @@ def test_without_a_batch_there_is_no_waiting(endpoint):
 
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
 def test_numbers_that_json_does_not_have(endpoint, number):
-    with Client(endpoint) as client:
-        for call in (
-            lambda jobs: jobs.sql("SELECT :x", x=number),
-            lambda jobs: jobs.sql("SELECT ?", number),
-            lambda jobs: jobs.run("value", x={1: [number]}),
-        ):
-            with pytest.raises(SettingError, match="JSON has no NaN and no infinity"):
-                call(SparkJobs(client))
+    with Client(endpoint) as client, pytest.raises(SettingError, match=r"argument x\.1\[0\] is .* NaN and infinity"):
+        SparkJobs(client).run("value", x={1: [number]})
+
+
+class Own:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Own(), "parameter x is of type Own"), ([{"a": {1, Own()}}], r"parameter x\S+ .*Own"),
+        ([1, "a"], "parameter x\\[\\] has values of the types bigint and string; make them of one type"),
+        (Decimal("NaN"), "parameter x is NaN"), (Decimal("1e38"), "needs a decimal of 39 digits"), (1 << 130, "digits"),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=1))), "parameter x"),
+    ],
+)  # fmt: skip
+def test_values_that_spark_does_not_have(endpoint, value, message):
+    with Client(endpoint) as client, pytest.raises(SettingError, match=message):
+        SparkJobs(client).sql("SELECT :x", x=value)
 
 
 # ── on a batch ───────────────────────────────────────────────────────────────────────────────────────────────────────
