@@ -28,7 +28,7 @@ from ....mdp.access import (
     texts,
     token_digests,
 )
-from ....mdp.control import GATEWAY, SPARK
+from ....mdp.control import SPARK
 from ....mdp.errors import AccessError
 from ....mdp.http.problems import Problem
 from ....mdp.tokens import bearer, digest_of
@@ -36,7 +36,7 @@ from ....mdp.tokens import bearer, digest_of
 _SETTINGS: Final = ("tokens", "certificates", "call", "mmi")
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."
-_CONTROL_PREFIXES: Final = (GATEWAY.encode(), SPARK.encode())
+_CONTROL_PREFIX: Final = SPARK.encode()
 _ABOUT_SERVICES: Final = (b"mmi.service", b"mmi.services")
 _ABOUT_OTHERS: Final = (b"mmi.cancel", b"mmi.failures", b"mmi.tail")
 """They act on the requests of all callers: the broker keeps them for admins, and no caller of a gateway is one."""
@@ -58,7 +58,7 @@ class Caller:
         """Return whether the gateway's access file allows it."""
         if self.permissions is None:
             return True
-        if service in _ABOUT_OTHERS or service.startswith(_CONTROL_PREFIXES):  # which `*` is not meant to name
+        if service in _ABOUT_OTHERS or service.startswith(_CONTROL_PREFIX):  # which `*` is not meant to name
             return False
         if service.startswith(_MMI_PREFIX):
             return self.permissions.mmi == "all" or (self.permissions.mmi == "service" and service in _ABOUT_SERVICES)

@@ -20,7 +20,7 @@ from ....mdp.services import About
 from ...call import Call, Outcome
 from ...reply import Reply
 from ...values import encoded
-from . import jobs, openapi, stream
+from . import jobs, metrics, openapi, stream
 from .accept import preferred
 from .gateway import Gateway, Scope, connection_of, on_disconnect
 from .problems import problem_of
@@ -280,7 +280,8 @@ async def _ignore(request: Request, error: Exception) -> Response:
 
 def application(gateway: Gateway) -> Any:
     """Return the application with the routes of all modules."""
-    found = Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway)])
+    parts = (jobs, metrics, openapi)
+    found = Application(gateway, [route for each in parts for route in each.routes(gateway)])
     if not gateway.settings.allow_origins:
         return found
     return CORSMiddleware(  # what browsers require of responses to pages of other origins

@@ -26,7 +26,6 @@ from ....mdp.extras import install_command
 from ....mdp.keys import ClientKeys
 from ....mdp.transport.tcp import is_loopback
 from ....mdp.transport.tcp import listen as open_listener
-from .. import control
 from ..descriptors import raise_descriptor_limit
 from ..upstream import Upstream
 from .access import load
@@ -92,7 +91,6 @@ def _limit_option(setting: Field[Any]) -> Decorator:
     help="Let pages of this origin (https://HOST, or * for all) use the gateway from a browser. Can be repeated.",
 )
 @options(*(_limit_option(setting) for setting in fields(Settings) if setting.metadata))
-@control.name_option
 @log_level_option
 @systemd_option("mdp-gateway http")
 def cli(
@@ -107,7 +105,6 @@ def cli(
     tls_client_ca: Path | None,
     allow_hosts: tuple[str, ...],
     allow_origins: tuple[str, ...],
-    name: str | None,
     log_level: str,
     **limits: Any,
 ) -> int:
@@ -131,7 +128,6 @@ def cli(
         from ....mdp.http.server import run, tls_context  # noqa: PLC0415 - the help does not need what these import
         from . import server as http  # noqa: PLC0415
         from .gateway import Gateway  # noqa: PLC0415
-        from .status import status  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
             raise
@@ -155,14 +151,10 @@ def cli(
     raise_descriptor_limit(settings.max_connections)
     listener = open_listener(*bind)
 
-    shown_name = control.name_of(name, "http", listener.getsockname()[1], with_key=keys is not None)
-
     async def main() -> int:
         upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
         gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
         server = http.gateway_server(gateway, listener, tls)
-        if shown_name is not None:
-            control.offer(upstream, "http", shown_name, server.url, lambda: status(gateway, server))
 
         def ready() -> None:
             click.echo(server.url)

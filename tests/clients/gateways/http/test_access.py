@@ -82,7 +82,6 @@ class TestFile:
             # What acts on the requests of other callers, or on the programs that serve them:
             ("operator", b"mmi.cancel", False),
             ("operator", b"mmi.tail", False),
-            ("operator", b"gateway.control.http", False),
             ("operator", b"spark.control.jobs", False),
             ("shop", b"spark.control.jobs", False),
         ],
@@ -145,6 +144,7 @@ class TestTokens:
         ):
             assert http.post("/services/echo").status_code == 401
             assert http.get("/services").status_code == 401
+            assert http.get("/metrics").status_code == 401
             assert http.post("/services/echo", headers=bearer("wrong")).status_code == 401
             refused = http.post("/services/echo")
             assert refused.headers["www-authenticate"] == 'Bearer realm="zmdp"'
