@@ -52,7 +52,7 @@ async def serve(listener: socket.socket) -> int:
         pages_of_spark = SparkSection(observer, ControlServices(client, observer, SPARK))
         sections = [broker.section(), pages_of_spark.section()]
         shell = Shell(broker.name, sections, visitors)
-        server = Server(shell.application, limits, listener, name="the broker's dashboard")
+        server = Server(shell.application, limits, listener)
         tasks = [asyncio.ensure_future(server.run()), asyncio.ensure_future(observer.run())]
         gc.freeze()  # what is there now stays
         reader = asyncio.ensure_future(_follow(told, visitors))

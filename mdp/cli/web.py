@@ -34,7 +34,7 @@ from ..extras import install_command
 from ..transport.tcp import is_loopback, listen, shown_address
 
 MODULE: Final = "zmdp.clients.dashboard"
-PACKAGES: Final = ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
+PACKAGES: Final = ("jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
 ROLE: Final = "(dashboard)"
 """The role of the process at a broker with access control; no role in a file can have such a name."""
 _FOLDER_PREFIX: Final = "zmdp-web-"

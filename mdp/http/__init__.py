@@ -1,13 +1,11 @@
-"""An HTTP server for an ASGI application that strangers may connect to: uvicorn, with limits and timeouts of its own.
+"""An HTTP server for an ASGI application: uvicorn by its public settings, and one ASGI middleware.
 
-The HTTP gateway and the dashboards run on it.  It needs the extra `web`.
+The HTTP gateway and the dashboards run on it.  It needs the extra `web`.  Strangers meet the reverse proxy in front
+(deploy/nginx, deploy/caddy), which ends connections that are idle or slow before there is a request.
 
-    server.py        accepts connections, and stops in an orderly way
-    connection.py    one connection, before there is a request: an `asyncio.Protocol` around uvicorn's
-    connections.py   all of them, and which must go when there are too many
-    frames.py        how much of a WebSocket's message has arrived
-    guard.py         requests: ASGI middleware
-    checks.py        what a request must not be
-    problems.py      errors as problem documents (RFC 9457)
-    limits.py        the limits
+    server.py      runs uvicorn, and stops it in an orderly way
+    guard.py       the middleware: size, time and memory of bodies
+    checks.py      what a request must not be
+    problems.py    errors as problem documents (RFC 9457)
+    limits.py      the limits
 """

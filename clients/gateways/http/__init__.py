@@ -5,7 +5,7 @@ gateway is for; everything else is a route of Starlette.
 
     translation.py    HTTP requests ↔ requests to services
     problems.py       exceptions → problem documents
-    access.py         tokens and certificates ↔ roles; token_cli.py makes tokens
+    access.py         tokens ↔ roles; token_cli.py makes tokens
     gateway.py        what all parts share: who calls, and how much may be outstanding
     app.py            POST /services/NAME, and the routes
     accept.py         which type a reply has

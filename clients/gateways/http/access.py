@@ -1,8 +1,7 @@
-"""The gateway's access file: roles with their tokens and certificates, and the services that each may call.
+"""The gateway's access file: roles with their tokens, and the services that each may call.
 
     [roles.shop]
     tokens = ["sha256:9f86d081…"]          # mdp-gateway token shop
-    certificates = ["shop.example"]        # names in certificates of TLS clients (--tls-client-ca)
     call = ["resize", "spark.*"]           # default: ["*"]
     mmi = "service"                        # none, service or all; default: service
 
@@ -33,7 +32,7 @@ from ....mdp.errors import AccessError
 from ....mdp.http.problems import Problem
 from ....mdp.tokens import bearer, digest_of
 
-_SETTINGS: Final = ("tokens", "certificates", "call", "mmi")
+_SETTINGS: Final = ("tokens", "call", "mmi")
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."
 _CONTROL_PREFIX: Final = SPARK.encode()
@@ -76,10 +75,9 @@ class Access:
     roles: Mapping[str, Caller]
     tokens: Mapping[bytes, Caller] = field(repr=False)
     """By their SHA-256 digests: who measures how long a look-up takes learns nothing about a token."""
-    certificates: Mapping[str, Caller]
 
-    def identify(self, authorization: bytes | None, certificate: tuple[str, ...] = ()) -> Caller:
-        """Return the caller with this Authorization header or certificate.  Raises `Problem`."""
+    def identify(self, authorization: bytes | None) -> Caller:
+        """Return the caller with this Authorization header.  Raises `Problem`."""
         if authorization is not None:
             token = bearer(authorization)
             if token is None:
@@ -88,11 +86,6 @@ class Access:
             if caller is None:
                 raise _unauthorized("the token is unknown", b', error="invalid_token"')
             return caller
-        for name in certificate:
-            if name in self.certificates:
-                return self.certificates[name]
-        if certificate:
-            raise _unauthorized(f"no role has the client's certificate ({', '.join(certificate)})")
         raise _unauthorized("pass a token in the header Authorization: Bearer TOKEN")
 
 
@@ -113,7 +106,7 @@ def parse(text: str, path: Path) -> Access:
         if name != "roles":
             hint = ": this is a broker's access file" if name == "secret_key" else ": known is roles"
             raise AccessError(f"{path}: there is no setting {name!r}{hint}")
-    found = Access(path, {}, {}, {})
+    found = Access(path, {}, {})
     for name, table, where in role_tables(content, path):
         _add(found, name, table, where)
     return found
@@ -131,8 +124,6 @@ def _add(found: Any, name: str, table: Mapping[str, Any], where: str) -> None:
     found.roles[name] = caller
     for digest in token_digests(table, where, f"see mdp-gateway token {name}"):
         _put(found.tokens, digest, caller, where, f"token sha256:{digest.hex()[:8]}…")
-    for text in texts(table, "certificates", where, '["shop.example"]'):
-        _put(found.certificates, text, caller, where, f"certificate {text!r}")
 
 
 def _put(callers: dict[Any, Caller], key: object, caller: Caller, where: str, called: str) -> None:

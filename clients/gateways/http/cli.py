@@ -36,12 +36,11 @@ DEFAULT_BIND: Final = "127.0.0.1:8080"
 
 def _limit_option(setting: Field[Any]) -> Decorator:
     unit, text = setting.metadata["unit"], setting.metadata["help"]
-    shown = ("half of max-connections", "") if setting.default is None else (setting.default, unit)
     return click.option(
         f"--{setting.name.replace('_', '-')}",
         type=Number(unit, whole=setting.type is not float),
         default=setting.default,
-        help=with_default(text, *shown),
+        help=with_default(text, setting.default, unit),
     )
 
 
@@ -58,7 +57,7 @@ def _limit_option(setting: Field[Any]) -> Decorator:
     "--access",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Admit only callers with a token or a certificate in this access file. `mdp-gateway token` writes it.",
+    help="Admit only callers with a token in this access file. `mdp-gateway token` writes it.",
 )
 @click.option(
     "--insecure",
@@ -69,12 +68,6 @@ def _limit_option(setting: Field[Any]) -> Decorator:
     "--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="The server's certificate: use HTTPS."
 )
 @click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its key, if it is in another file.")
-@click.option(
-    "--tls-client-ca",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Accept certificates of clients that these authorities signed, instead of tokens.",
-)
 @click.option(
     "--allow-host",
     "allow_hosts",
@@ -102,7 +95,6 @@ def cli(
     insecure: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
-    tls_client_ca: Path | None,
     allow_hosts: tuple[str, ...],
     allow_origins: tuple[str, ...],
     log_level: str,
@@ -132,10 +124,8 @@ def cli(
         if (error.name or "").startswith("zmdp"):
             raise
         raise SettingError(f"this needs further packages ({error.name} is missing): {install_command('web')}") from None
-    if tls_cert is None and (tls_key or tls_client_ca):
-        raise click.UsageError("--tls-key and --tls-client-ca require --tls-cert")
-    if tls_client_ca is not None and access is None:
-        raise click.UsageError("--tls-client-ca requires --access, which says what each certificate may do")
+    if tls_cert is None and tls_key:
+        raise click.UsageError("--tls-key requires --tls-cert")
     if access is None and not insecure and not is_loopback(bind[0]):
         raise BindError(
             f"refused to listen on {bind[0]}, where other machines may connect, without access control: use --access "
@@ -146,7 +136,7 @@ def cli(
     if access is None and is_loopback(bind[0]) and "*" not in allow_hosts:
         hosts = frozenset({bind[0], *(name.lower() for name in allow_hosts)})
     settings = Settings(hosts=hosts, allow_origins=allow_origins, **limits)
-    tls = tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
+    tls = tls_context(tls_cert, tls_key) if tls_cert else None
     log_to_stderr(log_level)
     raise_descriptor_limit(settings.max_connections)
     listener = open_listener(*bind)

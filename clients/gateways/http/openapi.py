@@ -136,13 +136,13 @@ def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
                     **more,
                 )
             }
-    schemes = {"token": {"type": "http", "scheme": "bearer"}, "certificate": {"type": "mutualTLS"}}
+    schemes = {"token": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "mdp-gateway", "version": __version__, "summary": "Services at a ZeroMQ Majordomo broker"},
         "paths": paths,
         "components": {"schemas": components.schemas, **({"securitySchemes": schemes} if secured else {})},
-        **({"security": [{"token": []}, {"certificate": []}]} if secured else {}),
+        **({"security": [{"token": []}]} if secured else {}),
     }
 
 
