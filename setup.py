@@ -73,7 +73,6 @@ MACHINES = [
     "zmdp/mdp/broker/shared.py",
     "zmdp/mdp/broker/sockets.py",
     "zmdp/mdp/broker/tails.py",
-    "zmdp/mdp/broker/unfinished.py",
     "zmdp/mdp/broker/watch.py",
     "zmdp/mdp/broker/worker_dialog.py",
     "zmdp/mdp/histogram.py",
