@@ -27,7 +27,7 @@ CYTHON = ["zmdp/mdp/transport/multipart_cython.pyx", "zmdp/mdp/wire/batch.py"]
 COMPILING = {"bdist_wheel", "build", "build_ext", "develop", "editable_wheel", "install"}
 """The setuptools commands that compile.  pip runs others only for the metadata, which should be fast."""
 PURE = os.environ.get("ZMDP_PURE", "")
-UNCOMPILED = {"__init__", "allocation", "zap"}
+UNCOMPILED = {"__init__", "zap"}
 """Modules of the broker that mypyc cannot compile, because a base class is not compiled."""
 
 

@@ -1,7 +1,7 @@
 """Control services, through which programs report their status and receive commands.
 
-A batch or fleet of Spark named NAME offers `spark.control.NAME`, a gateway `gateway.control.NAME`.  A request is one
-frame with a JSON object whose `op` names the operation; the reply is one frame with a JSON object.
+A batch or fleet of Spark named NAME offers `spark.control.NAME`.  A request is one frame with a JSON object whose `op`
+names the operation; the reply is one frame with a JSON object.
 """
 
 import re
@@ -12,7 +12,6 @@ from typing import Final
 from .errors import SettingError
 
 SPARK: Final = "spark.control."
-GATEWAY: Final = "gateway.control."
 UNKNOWN_OPERATION: Final = 422
 """Error code for a request that names no operation of the program."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")

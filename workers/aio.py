@@ -103,10 +103,13 @@ class AsyncWorker(BaseWorker[AsyncHandler]):
             ClosedError: The worker was started before.
         """
         check_not_importing()
-        if asyncio._get_running_loop() is None:
-            raise SettingError("an AsyncWorker serves in a running event loop: asyncio.run(worker.run()) makes one")
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            text = "an AsyncWorker serves in a running event loop: asyncio.run(worker.run()) makes one"
+            raise SettingError(text) from None
         handler = self._begin_start()
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         try:
             for number in range(self._connection_count):
                 connection = self._connect(number, handler, self._loop)

@@ -16,13 +16,12 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ...mdp import logs
-from ...mdp.control import GATEWAY, SPARK
+from ...mdp.control import SPARK
 from ...mdp.http.server import Server, run
 from ...mdp.keys import ClientKeys
 from .. import AsyncClient
 from .broker import BrokerSection
 from .control import ControlServices
-from .gateways import GatewaySection
 from .limits import limits_for
 from .observer import Observer
 from .shell import Shell
@@ -49,12 +48,11 @@ async def serve(listener: socket.socket) -> int:
     limits = limits_for(everybody=visitors.access is None, local=not settings["open"])
     async with AsyncClient(settings["endpoint"], key=loaded or "") as client:
         observer = Observer(client)
-        broker = BrokerSection(observer, client)
+        broker = BrokerSection(observer)
         pages_of_spark = SparkSection(observer, ControlServices(client, observer, SPARK))
-        pages_of_gateways = GatewaySection(observer, ControlServices(client, observer, GATEWAY))
-        sections = [broker.section(), pages_of_gateways.section(), pages_of_spark.section()]
+        sections = [broker.section(), pages_of_spark.section()]
         shell = Shell(broker.name, sections, visitors)
-        server = Server(shell.application, limits, listener, name="the broker's dashboard")
+        server = Server(shell.application, limits, listener)
         tasks = [asyncio.ensure_future(server.run()), asyncio.ensure_future(observer.run())]
         gc.freeze()  # what is there now stays
         reader = asyncio.ensure_future(_follow(told, visitors))

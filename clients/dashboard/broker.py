@@ -3,13 +3,16 @@
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from prometheus_client.registry import Collector
 
-from ...mdp.control import GATEWAY, SPARK
+from ...mdp.control import SPARK
 from ...mdp.histogram import times_in
-from .. import AsyncClient
+from ...mdp.services import About, Description
+from ...mdp.services.submission import show_defaults
+from ..stubs import types
 from .charts import bars, chart, drawing
 from .exposition import BrokerCollector, Selection
 from .formats import link, seconds
@@ -18,7 +21,6 @@ from .observer import Observer, Unavailable
 from .shell import Action, NotFoundError, Page, Section, View
 from .snapshot import NOTHING, Change, Snapshot, change, change_of, levels_of, point_between
 from .tables import Column, Table, table
-from .trials import Trials, beginning
 
 FRESH_SECONDS: Final = 2.0
 """Seconds for which an answer of the broker proves that its loop turns."""
@@ -28,8 +30,6 @@ BUSIEST: Final = 8
 """Services on the overview."""
 RECENT: Final = 10
 """Failures on a page."""
-CONTROL: Final = (SPARK, GATEWAY)
-"""What the names of services begin with by which programs are watched and controlled: users do not call them."""
 _NO_SERVICE: Final[Mapping[str, Any]] = {
     "workers": 0, "idle": 0, "running": 0, "queued": 0, "oldest_seconds": 0.0, "rate": 0.0, "errors": 0.0,
     "p50": None, "p99": None, "elsewhere": 0, "hops": None,
@@ -38,12 +38,20 @@ _NO_SERVICE: Final[Mapping[str, Any]] = {
 _FAR: Final = float("inf")
 
 
+@dataclass(frozen=True)
+class Described:
+    """What some workers say of a service, as it is shown."""
+
+    about: About
+    types: str
+    submission: str
+
+
 class BrokerSection:
     """The section of the broker that an observer looks at."""
 
-    def __init__(self, observer: Observer, client: AsyncClient) -> None:
+    def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._trials = Trials(observer, client)
         self._lists = Lists(observer)
         self._selection = Selection()
         self._changes: tuple[Snapshot | None, dict[str, Change]] = (None, {})
@@ -60,7 +68,7 @@ class BrokerSection:
                 Page("/requests", "requests.html", self._requests, "Requests", "r"),
                 Page("/brokers", "brokers.html", self._brokers, "Brokers", "b"),
             ],
-            actions=[Action("/requests/cancel", self._cancel), Action("/service/try", self._trials.run)],
+            actions=[Action("/requests/cancel", self._cancel)],
             collectors=self._collectors,
             version=lambda: self._observer.generation,
             troubles=self._troubles,
@@ -124,7 +132,7 @@ class BrokerSection:
             ),
             chart("Errors per second", points, [("errors", "", lambda each: each.errors)], now=at, step=step),
         ]  # fmt: skip
-        rows = [row for row in self._rows(latest) if not row["name"].startswith(CONTROL)]
+        rows = [row for row in self._rows(latest) if not row["name"].startswith(SPARK)]
         return {
             "trouble": observer.trouble, "latest": latest, "now": now, "p50": p50, "p99": p99, "charts": charts,
             "busiest": sorted((row for row in rows if row["rate"]), key=lambda row: -row["rate"])[:BUSIEST],
@@ -151,8 +159,8 @@ class BrokerSection:
         rows = {row["name"]: row for row in self._rows(latest)} if latest is not None else {}
         every = [{**_NO_SERVICE, "name": name, **rows.get(name, {}), **elsewhere.get(name, {})}
                  for name in rows.keys() | elsewhere.keys()]  # fmt: skip
-        users = [row for row in every if not row["name"].startswith(CONTROL)]
-        control = sorted((row for row in every if row["name"].startswith(CONTROL)), key=lambda row: row["name"])
+        users = [row for row in every if not row["name"].startswith(SPARK)]
+        control = sorted((row for row in every if row["name"].startswith(SPARK)), key=lambda row: row["name"])
         found = table(users, columns, view.path, view.query, text=lambda row: str(row["name"]), default="name")
         return {"trouble": self._observer.trouble, "table": found, "control": control}
 
@@ -185,10 +193,9 @@ class BrokerSection:
         body = _as_bytes(name)
         requests, trouble = await _told(self._lists.requests(body))
         workers, _ = await _told(self._lists.workers(body))
-        described = await self._trials.described(name)
+        described = await self._described(name)
         return {
             "trouble": observer.trouble, "row": row, "now": now, "described": described,
-            "beginning": beginning(described), "outcome": self._trials.result(view.query.get("tried", "")),
             "p50": now.at_worker.quantile(0.5, latest.bounds), "p99": now.at_worker.quantile(0.99, latest.bounds),
             "all": all_times, "bars": bars(all_times, latest.bounds), "queue_bars": bars(in_queue, latest.bounds),
             "all_p50": all_times.quantile(0.5, latest.bounds), "all_p99": all_times.quantile(0.99, latest.bounds),
@@ -200,13 +207,25 @@ class BrokerSection:
             "elsewhere": elsewhere,
         }  # fmt: skip
 
+    async def _described(self, service: str) -> list[Described]:
+        """Return what the workers of a service say of it, first what most of them say."""
+        try:
+            answer = await self._observer.ask("mmi.describe", service.encode(errors="replace"))
+        except Unavailable:
+            return []
+        abouts = [About.read(each["about"], each["workers"]) for each in answer["abouts"]] if answer != 404 else []
+        return [
+            Described(each, types(Description(service, each.workers, (each,))), show_defaults(each.submission))
+            for each in abouts
+        ]
+
     async def _failures(self, service: str = "") -> list[Mapping[str, Any]]:
         """Return the requests that failed last, of a service or of all that users call."""
         with suppress(Unavailable):
             rows = (await self._observer.ask("mmi.failures"))["failures"]
             if service:
                 return [row for row in rows if row["service"] == service][:RECENT]
-            return [row for row in rows if not row["service"].startswith(CONTROL)][:RECENT]
+            return [row for row in rows if not row["service"].startswith(SPARK)][:RECENT]
         return []
 
     async def _workers(self, view: View) -> Mapping[str, Any]:

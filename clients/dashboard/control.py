@@ -1,4 +1,4 @@
-"""What programs tell about themselves through control services: `spark.control.NAME`, `gateway.control.NAME`.
+"""What programs tell about themselves through control services, such as `spark.control.NAME`.
 
 A control service takes a JSON object whose `op` names the operation, and replies with one.  Whoever may offer such a
 service may answer anything, so answers are bounded in size and time, and checked before they are shown.

@@ -80,8 +80,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Action:
-    """What a form does: it gets the form's fields, with the role of the visitor as `visitor`, and returns the URL to
-    show then."""
+    """What a form does: it gets the form's fields, and returns the URL to show then."""
 
     path: str
     run: Callable[[Mapping[str, str]], Awaitable[str]]
@@ -244,7 +243,7 @@ class Shell:
             fields = await _form(request)
             if fields is None or not self._visitors.is_own_form(request, fields.get("form_token", "")):
                 return self._problem(request, 403, "This form is out of date. Go back, load the page again, and retry.")
-            return RedirectResponse(await action.run({**fields, "visitor": visitor.role}), 303)
+            return RedirectResponse(await action.run(fields), 303)
 
         return act
 

@@ -210,7 +210,6 @@ class Conversation:
             self._machine.answered(effect.number, error)
             return
         self._calls[effect.number] = outgoing
-        self._upstream.requests += 1
 
     def answered(self, number: int, outcome: Outcome) -> None:
         """Pass on a part, the reply or the error of a request."""

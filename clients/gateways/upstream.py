@@ -34,8 +34,6 @@ class Upstream:
     def __init__(
         self, broker: str | Sequence[str], *, keys: ClientKeys | None = None, timeout: float | None = None
     ) -> None:
-        self.requests = 0
-        """Requests that conversations have made."""
         self._broker = broker
         self._keys = keys
         self.client = AsyncClient(broker, timeout=timeout, key=keys)

@@ -26,7 +26,6 @@ import zmq
 from ..transport.multipart import receive
 from ..transport.tcp import is_loopback
 from .journal import Journal
-from .unfinished import Inflow, Unfinished
 
 PROBES: tuple[float, ...] = (0.0, 0.002, 0.01, 0.03, 0.1, 0.3)
 """When to probe the peers of a connection, in seconds after its end; the socket notices within about a millisecond."""
@@ -95,7 +94,6 @@ class AcceptedConnection:
         """The routing ids of the peers that sent messages over it.  One, unless messages were still waiting from an
         earlier connection with the same descriptor."""
         self.ended = False
-        self.inflow = Inflow(descriptor)
 
 
 class Totals:
@@ -121,9 +119,6 @@ class Connections:
     `ended` and `replaced` tell what was found out about peers; whoever acts on it empties them.
     """
 
-    unfinished: Unfinished | None = None
-    """Finds the connections over which too much of an unfinished message came; None if there is no limit."""
-
     def __init__(
         self,
         socket: zmq.Socket[bytes],
@@ -137,8 +132,6 @@ class Connections:
         self.totals = Totals() if totals is None else totals
         self.known: dict[bytes, AcceptedConnection] = {}
         """The connections of peers with generated routing ids; `receive` reports all other peers through `add`."""
-        self.watched: dict[bytes, AcceptedConnection] = {}
-        """The connections in `known` that are to be reported once, since they have received much."""
         self.chosen: dict[bytes, AcceptedConnection] = {}
         """The last connections of peers that chose their routing ids, until they are forgotten."""
         self.secured = False
@@ -192,11 +185,6 @@ class Connections:
 
         `descriptor` is negative if there is none (inproc).
         """
-        watched = self.watched.pop(identity, None)
-        if watched is not None:
-            watched.inflow.take()
-            self.known[identity] = watched
-            return
         generated = _is_generated(identity)
         if descriptor < 0 and generated:
             return
@@ -222,7 +210,6 @@ class Connections:
         connection = self._open.get(descriptor)
         if before is not None:
             if before is connection:
-                before.inflow.take()
                 return
             if before.ended and connection is None and before.descriptor == descriptor:
                 return  # sent before the connection ended
@@ -249,7 +236,6 @@ class Connections:
         self.replaced.append(identity)
 
     def _attribute(self, connection: AcceptedConnection, identity: bytes) -> None:
-        connection.inflow.take()
         connection.identities.append(identity)
         connection.user = self.user
         role = self.role_of(self.user) if self.user else ""
@@ -334,7 +320,6 @@ class Connections:
         if connection is None:
             return
         connection.ended = True
-        connection.inflow.end()
         self._leave_role(connection)
         self.totals.open -= 1
         self.counts["ended"] += 1
@@ -342,14 +327,11 @@ class Connections:
         if not self.totals.addresses[connection.address]:
             del self.totals.addresses[connection.address]
         for identity in connection.identities:
-            if self._drop_generated(identity) is not None:
+            if self.known.pop(identity, None) is not None:
                 self._due[identity] = self._now, 0
             elif self.chosen.get(identity) is connection:
                 self._due.pop(identity, None)
                 self.ended.append(identity)
-
-    def _drop_generated(self, identity: bytes) -> AcceptedConnection | None:
-        return self.known.pop(identity, None) or self.watched.pop(identity, None)
 
     # ── ending connections ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -366,7 +348,7 @@ class Connections:
 
     def end(self, identity: bytes) -> None:
         """End the connection of a peer that does not read its messages."""
-        connection = self.known.get(identity) or self.watched.get(identity) or self.chosen.get(identity)
+        connection = self.known.get(identity) or self.chosen.get(identity)
         if connection is not None:
             self.counts["slow-reader"] += 1
             self._to_end.append(connection)
@@ -379,25 +361,6 @@ class Connections:
             text = "ended a connection that sent a message of more than %d frames"
             self._refuse(connection, "too-many-frames", text, self.max_frames)
             self._end_excess()
-
-    def end_unfinished(self, now: float, heard: float, charged: int) -> None:
-        """End connections over which too much of an unfinished message came (see `Unfinished.excess`)."""
-        if self.unfinished is None or not self._open:
-            return
-        due = self.unfinished.deadline()
-        if due is None or now < due:
-            return
-        self.look(now)
-        text = "ended a connection from %s that sent more than %d bytes of an unfinished message"
-        for inflow in self.unfinished.excess(now, heard, charged):
-            connection = self._open[inflow.descriptor]
-            self._refuse(connection, "unfinished-message", text, connection.address or "this host", inflow.unfinished)
-        self._end_excess()
-        for inflow in self.unfinished.find([each.inflow for each in self._open.values()], now):
-            for identity in self._open[inflow.descriptor].identities:
-                known = self.known.pop(identity, None)
-                if known is not None:
-                    self.watched[identity] = known
 
     def _refuse(self, connection: AcceptedConnection, kind: str, text: str, *values: object) -> None:
         self.counts[kind] += 1
@@ -425,15 +388,12 @@ class Connections:
     # ── what is due ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def deadline(self) -> float | None:
-        """Return when to call `end_unfinished` and `to_probe`, or None."""
+        """Return when to call `to_probe`, or None."""
         if self._more or self._to_end:
             return self._now
         due = min(self._due.values())[0] if self._due else None
-        unfinished = self.unfinished.deadline() if self.unfinished is not None and self._open else None
-        for other in (self._journal.deadline(), unfinished):
-            if other is not None and (due is None or other < due):
-                due = other
-        return due
+        other = self._journal.deadline()
+        return other if due is None or (other is not None and other < due) else due
 
     def to_probe(self, now: float) -> list[bytes]:
         """Do what is due, and return the routing ids of the peers to probe now."""

@@ -23,7 +23,6 @@ from ..wire import Message
 from .connections import Connections
 from .machine import Broker
 from .roles import Role
-from .unfinished import Unfinished
 from .zap import Gate
 
 PREFIX_BYTES: Final = 9
@@ -31,8 +30,6 @@ PREFIX_BYTES: Final = 9
 ATTACK_FRAMES: Final = 16
 """A message of more than this many times `max_frames` ends its connection.  A batch may exceed `max_frames`, which
 limits each of its records."""
-FRAMING_BYTES: Final = 64
-"""Bytes of a frame on the wire in addition to its content, at most: 9, and 33 of CURVE."""
 HANDSHAKE_MS: Final = 5000
 """How long a new connection may take for its handshake before libzmq ends it, in milliseconds."""
 LINGER_MS: Final = 1000
@@ -115,11 +112,8 @@ class Port:
     def look(self, now: float) -> None:
         """Read what the monitor reports."""
 
-    def end_unfinished(self, now: float, heard: float, charged: int) -> None:
-        """End connections over which too much of an unfinished message came (see `Unfinished.excess`)."""
-
     def deadline(self) -> float | None:
-        """Return when `end_unfinished` or `to_probe` is due, or None."""
+        """Return when `to_probe` is due, or None."""
         return None
 
     def to_probe(self, now: float) -> list[bytes]:
@@ -173,8 +167,6 @@ class RouterPort(Port):
         self.connections.max_frames = ATTACK_FRAMES * limits.max_frames
         # Frames slightly over the limit are let in, so that they are counted and reported.
         max_frame = 2 * limits.max_message + (1 << 20)
-        framing = FRAMING_BYTES * self.connections.max_frames
-        self.connections.unfinished = Unfinished(max_frame + framing, limits.max_request_bytes)
         self.socket.set(zmq.ROUTER_MANDATORY, 1)
         self.socket.set(zmq.LINGER, LINGER_MS)
         self.socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -269,12 +261,8 @@ class RouterPort(Port):
         """Read what the monitor reports."""
         self.connections.look(now)
 
-    def end_unfinished(self, now: float, heard: float, charged: int) -> None:
-        """End connections over which too much of an unfinished message came."""
-        self.connections.end_unfinished(now, heard, charged)
-
     def deadline(self) -> float | None:
-        """Return when `end_unfinished` or `to_probe` is due, or None."""
+        """Return when `to_probe` is due, or None."""
         return self.connections.deadline()
 
     def to_probe(self, now: float) -> list[bytes]:

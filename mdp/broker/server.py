@@ -256,14 +256,11 @@ class Server:
         return bool(lost)
 
     def _tend(self, now: float) -> bool:
-        """Look after connections: end those that take too much memory, probe peers that may be gone, and report links
-        whose connections have ended.
+        """Look after connections: probe peers that may be gone, and report links whose connections have ended.
 
         Return whether there may be more to do.
         """
         more = False
-        charged = self.broker.registry.request_bytes + self._delivery.outbox.waiting_bytes
-        self._sockets.end_unfinished(now, self._backlog.heard, charged)
         for identity in self._sockets.to_probe(now):
             self.broker.probe(identity, now)
             more = True

@@ -71,11 +71,6 @@ class Sockets:
         for port in list(self.ports.values()):
             port.look(now)
 
-    def end_unfinished(self, now: float, heard: float, charged: int) -> None:
-        """End connections over which too much of an unfinished message came (see `Unfinished.excess`)."""
-        for port in self._probing:
-            port.end_unfinished(now, heard, charged)
-
     def to_probe(self, now: float) -> list[bytes]:
         """Return the identities of the peers to probe now."""
         identities = self.main.to_probe(now)
@@ -84,7 +79,7 @@ class Sockets:
         return identities
 
     def deadline(self) -> float | None:
-        """Return when `end_unfinished` or `to_probe` is due, or None."""
+        """Return when `to_probe` is due, or None."""
         due = None
         for port in self._probing:
             other = port.deadline()

@@ -28,12 +28,13 @@ import zmq
 
 from ..access import Access, Permissions
 from ..broker.server import Server
+from ..control import SPARK
 from ..errors import BindError, SettingError
 from ..extras import install_command
 from ..transport.tcp import is_loopback, listen, shown_address
 
 MODULE: Final = "zmdp.clients.dashboard"
-PACKAGES: Final = ("httptools", "jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
+PACKAGES: Final = ("jinja2", "prometheus_client", "starlette", "uvicorn", "uvloop")
 ROLE: Final = "(dashboard)"
 """The role of the process at a broker with access control; no role in a file can have such a name."""
 _FOLDER_PREFIX: Final = "zmdp-web-"
@@ -93,8 +94,8 @@ class WebProcess:
         return f"http://{shown_address(self._listener)}/"
 
     def admitted_by(self, access: Access) -> Access:
-        """Return `access` with the key of the process, which tries services on behalf of admins."""
-        return access.adding({self._public: Permissions(ROLE, call=("*",), admin=True, on_behalf=True)})
+        """Return `access` with the key of the process."""
+        return access.adding({self._public: Permissions(ROLE, call=(f"{SPARK}*",), admin=True)})
 
     def start(self, server: Server) -> None:
         """Start the process, for a broker that listens at `endpoint`."""

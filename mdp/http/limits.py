@@ -10,21 +10,15 @@ def limit(default: Any, unit: str, text: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConnectionLimits:
-    """The limits of a server's connections."""
+class ServerLimits:
+    """The limits of a server."""
 
     max_body: int = limit(16 << 20, "bytes", "Maximum size of a request's body.")
     max_memory: int = limit(
         512 << 20, "bytes", "Maximum size of all bodies of unanswered requests and unread streams together."
     )
-    max_connections: int = limit(1000, "connections", "Maximum number of open connections.")
-    max_connections_per_address: int | None = limit(
-        None, "connections", "Maximum number of open connections from one address, except loopback."
-    )
-    """By default, half of `max_connections`."""
+    max_connections: int = limit(4000, "connections", "Answer requests with 503 while so many connections are open.")
     max_header_bytes: int = limit(64 << 10, "bytes", "Maximum size of the headers of a request.")
-    max_headers: int = limit(100, "headers", "Maximum number of the headers of a request.")
-    header_timeout: float = limit(10.0, "seconds", "How long the headers of a request may take to arrive.")
     body_timeout: float = limit(
         30.0, "seconds", "How long a client may send nothing of a body that it has begun, or read nothing of a reply."
     )
@@ -33,18 +27,11 @@ class ConnectionLimits:
     )
     keep_alive: float = limit(60.0, "seconds", "How long a connection may be idle between requests.")
     drain_timeout: float = limit(10.0, "seconds", "How long requests may take to finish after SIGTERM or Ctrl-C.")
-    ping_interval: float = 20.0
-    """Seconds between the PINGs of a WebSocket.  A client that is silent for two intervals is disconnected."""
     hosts: frozenset[str] | None = None
     """Names, without ports, by which clients may address the server (the header Host), besides those of this machine;
     None allows all."""
 
     @property
-    def max_per_address(self) -> int:
-        """Maximum number of open connections from one address that is not loopback."""
-        return self.max_connections_per_address or max(1, self.max_connections // 2)
-
-    @property
     def max_unfinished(self) -> int:
-        """Maximum number of bytes of all requests and messages that have not arrived completely."""
+        """Maximum number of bytes of all bodies that have not arrived completely."""
         return self.max_memory // 2

@@ -11,8 +11,6 @@ from .zmtp import GREETING, LONG, MORE, Connection, Peer, encode, frame, ready
 
 MAX_CONNECTIONS: Final = 5000
 """Of one attack, to leave descriptors to the rest of the machine."""
-MAX_BYTES: Final = 1 << 28
-"""Sent by those attacks that send few and large messages."""
 
 
 def garbage_bytes(endpoint: str, amount: int, rng: Random) -> None:
@@ -103,14 +101,6 @@ def a_million_frames(endpoint: str, amount: int, rng: Random) -> None:
                 peer.push(beginning + frame(rng.randbytes(1), MORE) * count + frame(b""))
                 peer.sync()
         count //= 4
-
-
-def a_message_without_end(endpoint: str, amount: int, rng: Random) -> None:
-    """Frame after frame, of a message whose last frame never comes."""
-    peer = Peer(endpoint)
-    data = frame(rng.randbytes(4096), MORE)
-    for _ in range(min(20 * amount * 4096, MAX_BYTES) // (100 * len(data))):
-        peer.write(100 * data)
 
 
 def next_routing_ids(endpoint: str, amount: int, rng: Random) -> None:

@@ -65,8 +65,6 @@ call = ["victim"]
 offer = ["victim"]
 """
 HEARTBEAT: Final = [b"", b"MDPWX1"]
-LARGEST_FRAME: Final = 9 << 20
-"""What libzmq accepts from the broker's peers: twice its `--max-message`, and 1 MiB."""
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
 FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -171,19 +169,6 @@ def unknown_keys(endpoint: str, amount: int, rng: Random, keys: Path) -> None:
         done += len(peers)
 
 
-def frames_before_the_handshake(endpoint: str, amount: int, rng: Random, keys: Path) -> None:
-    """The largest frame that libzmq accepts, all but its end, on each of many connections without a key."""
-    del keys
-    data = rng.randbytes(LARGEST_FRAME - 1000)
-    head = bytes((COMMAND | LONG,)) + LARGEST_FRAME.to_bytes(8, "big")
-    connections = [Connection(endpoint) for _ in range(min(amount // 50, 60))]
-    for connection in connections:
-        with suppress(OSError):
-            connection.write(GREETING + head + data)
-    for connection in connections:  # until the time for the handshake has passed
-        _wait_for_end(connection)
-
-
 def replayed_handshakes(endpoint: str, amount: int, rng: Random, keys: Path) -> None:
     """What a peer with a valid key has sent, on other connections: as it was, cut short, or with parts exchanged."""
     with _recorded(endpoint, keys) as (record, holder):
@@ -249,17 +234,6 @@ def _play(endpoint: str, data: bytes) -> None:
     with Connection(endpoint) as connection:
         with suppress(OSError):  # the broker may close the connection
             connection.write(data)
-
-
-def _wait_for_end(connection: Connection) -> None:
-    """Read until the broker ends the connection."""
-    try:
-        while connection.socket.recv(CHUNK):
-            pass
-    except TimeoutError:
-        raise AssertionError("the broker keeps a connection without a handshake") from None
-    except OSError:
-        pass
 
 
 # ── with the key of a role that may do little ────────────────────────────────────────────────────────────────────────

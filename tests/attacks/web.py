@@ -17,15 +17,15 @@ LARGE_REPLY: Final = 8_000_000
 
 
 def idle_connections(endpoint: str, amount: int, rng: Random) -> None:
-    """More connections than there may be that say nothing; those that are ended are made again."""
+    """Connections that say nothing; those that are ended are made again."""
     del rng
-    _hold(lambda: Connection(endpoint), min(amount // 40, 1244), _seconds(amount), b"")
+    _hold(lambda: Connection(endpoint), min(amount // 40, 1500), _seconds(amount), b"")
 
 
 def idle_connections_at_the_dashboard(endpoint: str, amount: int, rng: Random) -> None:
     """The same, at the dashboard."""
     del rng
-    _hold(lambda: Connection(endpoint), min(amount // 200, 210), _seconds(amount), b"")
+    _hold(lambda: Connection(endpoint), min(amount // 40, 1500), _seconds(amount), b"")
 
 
 def slow_bodies(endpoint: str, amount: int, rng: Random) -> None:

@@ -7,7 +7,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client, ServiceError, ServiceNotFound, SettingError
 from zmdp.clients.control import ask, ask_all, programs
-from zmdp.mdp.control import GATEWAY, SPARK
+from zmdp.mdp.control import SPARK
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
 from zmdp.workers.control import control_handler
@@ -28,7 +28,7 @@ def client():
         offered = {
             f"{SPARK}b": {"status": status, "fail": fail},
             f"{SPARK}a": {"status": status},
-            f"{GATEWAY}shop": {"status": status},
+            "shop.control.c": {"status": status},
         }
         with ExitStack() as stack:
             for name, operations in offered.items():
@@ -42,7 +42,7 @@ def client():
 
 def test_programs_are_listed_by_prefix(client):
     assert programs(client, prefix=SPARK) == ["a", "b"]
-    assert programs(client, prefix=GATEWAY) == ["shop"]
+    assert programs(client, prefix="shop.control.") == ["c"]
 
 
 def test_a_program_is_asked_with_arguments(client):

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from zmdp.mdp.control import GATEWAY, SPARK, name_or_default, names_in, validate_name
+from zmdp.mdp.control import SPARK, name_or_default, names_in, validate_name
 from zmdp.mdp.errors import SettingError
 
 
@@ -25,6 +25,5 @@ def test_other_names_are_refused(wrong):
 
 
 def test_programs_are_found_by_their_services():
-    services = [f"{SPARK}b", f"{SPARK}a", f"{SPARK}a/2f", SPARK, f"{SPARK}a b", f"{GATEWAY}shop", "spark.sql"]
+    services = [f"{SPARK}b", f"{SPARK}a", f"{SPARK}a/2f", SPARK, f"{SPARK}a b", "shop.control.a", "spark.sql"]
     assert names_in(services, SPARK) == ["a", "b"]
-    assert names_in(services, GATEWAY) == ["shop"]

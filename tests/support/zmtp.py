@@ -45,10 +45,6 @@ class RawPeer:
         self._socket.sendall(b"".join(bytes([i < last, len(frame)]) + frame for i, frame in enumerate(frames)))
         return self
 
-    def send_unfinished(self, size: int) -> None:
-        """Send frames of a message, with so many bytes in all, but not its last."""
-        self._socket.sendall((b"\1\xfe" + bytes(254)) * (size // 256))
-
     def recv(self) -> Message:
         """The next message.  Raises `Ended` if the broker ends the connection first."""
         message: Message = []

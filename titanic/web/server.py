@@ -77,7 +77,7 @@ class WebServer:
         database = AdminDatabase(db)
         section = TitanicSection(snapshot, turn, database)
         shell = Shell(lambda: "Titanic", [section.section()], self._visitors)
-        server = Server(shell.application, self._limits, self._listener, name="Titanic's dashboard")
+        server = Server(shell.application, self._limits, self._listener)
         self._loop = asyncio.get_running_loop()
         looking = asyncio.ensure_future(section.run())
         self._serving = serving = asyncio.ensure_future(server.run())

@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -26,12 +25,10 @@ from ....mdp.cli.shutdown import Shutdown, drain_timeout_option, in_loop
 from ....mdp.errors import SettingError
 from ....mdp.keys import ClientKeys
 from ....mdp.logs import counted
-from .. import control
 from ..upstream import NOTHING_IN_PROGRESS
 from .framing import MAX_MESSAGE
 from .instance import MAX_SERVICES
 from .server import MAX_MEMORY, MAX_UNREAD, FluxGateway, FluxSettings
-from .status import status
 
 DEFAULT_DRAIN_SECONDS: Final = 10.0
 MAX_PATH: Final = 107
@@ -92,7 +89,6 @@ log = logging.getLogger("zmdp.gateway")
     DEFAULT_DRAIN_SECONDS,
     "How long the requests of programs, and to them, may take to finish after SIGTERM or Ctrl-C.",
 )
-@control.name_option
 @log_level_option
 @version_option()
 def cli(
@@ -109,7 +105,6 @@ def cli(
     max_memory: int,
     max_services: int,
     drain_timeout: float,
-    name: str | None,
     log_level: str,
 ) -> int:
     """Let Flux programs call services and offer them, through a UNIX socket.
@@ -136,13 +131,12 @@ def cli(
     settings = FluxSettings(
         absolute, rank, size, allow_guests, max_connections, max_message, max_unread, max_memory, max_services
     )
-    name = control.name_of(name, "flux", os.getpid(), with_key=keys is not None)
-    return asyncio.run(_serve(FluxGateway(broker, settings, keys=keys), name, drain_timeout))
+    return asyncio.run(_serve(FluxGateway(broker, settings, keys=keys), drain_timeout))
 
 
-async def _serve(gateway: FluxGateway, name: str | None, drain_timeout: float) -> int:
+async def _serve(gateway: FluxGateway, drain_timeout: float) -> int:
     ready, stopping = asyncio.Event(), asyncio.Event()
-    serving = asyncio.ensure_future(_serve_until(stopping, ready, gateway, name, drain_timeout))
+    serving = asyncio.ensure_future(_serve_until(stopping, ready, gateway, drain_timeout))
 
     def stop() -> None:
         stopping.set()
@@ -166,12 +160,10 @@ async def _serve(gateway: FluxGateway, name: str | None, drain_timeout: float) -
 
 
 async def _serve_until(
-    stopping: asyncio.Event, ready: asyncio.Event, gateway: FluxGateway, name: str | None, drain_timeout: float
+    stopping: asyncio.Event, ready: asyncio.Event, gateway: FluxGateway, drain_timeout: float
 ) -> int:
     """Serve until `stopping` is set.  Return the exit code."""
     async with gateway:
-        if name is not None:
-            control.offer(gateway.upstream, "flux", name, gateway.uri, partial(status, gateway))
         click.echo(gateway.uri)
         sys.stdout.flush()
         log.info("ready as rank %d; Ctrl-C stops it", gateway.instance.rank)

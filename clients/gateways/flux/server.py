@@ -225,7 +225,6 @@ class FluxConnection(asyncio.Protocol):
 
     def __init__(self, gateway: FluxGateway) -> None:
         self._gateway = gateway
-        self.opened = asyncio.get_running_loop().time()
         self.user = ""
         """Who is at the other end."""
         self._conversation: Conversation | None = None

@@ -1,8 +1,7 @@
-"""The gateway's access file: roles with their tokens and certificates, and the services that each may call.
+"""The gateway's access file: roles with their tokens, and the services that each may call.
 
     [roles.shop]
     tokens = ["sha256:9f86d081…"]          # mdp-gateway token shop
-    certificates = ["shop.example"]        # names in certificates of TLS clients (--tls-client-ca)
     call = ["resize", "spark.*"]           # default: ["*"]
     mmi = "service"                        # none, service or all; default: service
 
@@ -21,14 +20,14 @@ import msgspec
 
 from ....mdp import toml
 from ....mdp.access import Mmi, Patterns, Permissions, digests, roles_in
-from ....mdp.control import GATEWAY, SPARK
+from ....mdp.control import SPARK
 from ....mdp.errors import SettingError
 from ....mdp.http.problems import Problem
 from ....mdp.tokens import bearer, digest_of
 
 _CHALLENGE: Final = ((b"www-authenticate", b'Bearer realm="zmdp"'),)
 _MMI_PREFIX: Final = b"mmi."
-_CONTROL_PREFIXES: Final = (GATEWAY.encode(), SPARK.encode())
+_CONTROL_PREFIX: Final = SPARK.encode()
 _ABOUT_SERVICES: Final = (b"mmi.service", b"mmi.services")
 _ABOUT_OTHERS: Final = (b"mmi.cancel", b"mmi.failures", b"mmi.tail")
 """They act on the requests of all callers: the broker keeps them for admins, and no caller of a gateway is one."""
@@ -50,7 +49,7 @@ class Caller:
         """Return whether the gateway's access file allows it."""
         if self.permissions is None:
             return True
-        if service in _ABOUT_OTHERS or service.startswith(_CONTROL_PREFIXES):  # which `*` is not meant to name
+        if service in _ABOUT_OTHERS or service.startswith(_CONTROL_PREFIX):  # which `*` is not meant to name
             return False
         if service.startswith(_MMI_PREFIX):
             return self.permissions.mmi == "all" or (self.permissions.mmi == "service" and service in _ABOUT_SERVICES)
@@ -68,10 +67,9 @@ class Access:
     roles: Mapping[str, Caller]
     tokens: Mapping[bytes, Caller] = field(repr=False)
     """By their SHA-256 digests: who measures how long a look-up takes learns nothing about a token."""
-    certificates: Mapping[str, Caller]
 
-    def identify(self, authorization: bytes | None, certificate: tuple[str, ...] = ()) -> Caller:
-        """Return the caller with this Authorization header or certificate.  Raises `Problem`."""
+    def identify(self, authorization: bytes | None) -> Caller:
+        """Return the caller with this Authorization header.  Raises `Problem`."""
         if authorization is not None:
             token = bearer(authorization)
             if token is None:
@@ -80,11 +78,6 @@ class Access:
             if caller is None:
                 raise _unauthorized("the token is unknown", b', error="invalid_token"')
             return caller
-        for name in certificate:
-            if name in self.certificates:
-                return self.certificates[name]
-        if certificate:
-            raise _unauthorized(f"no role has the client's certificate ({', '.join(certificate)})")
         raise _unauthorized("pass a token in the header Authorization: Bearer TOKEN")
 
 
@@ -94,7 +87,6 @@ def _unauthorized(detail: str, more: bytes = b"") -> Problem:
 
 class _Role(msgspec.Struct, forbid_unknown_fields=True):
     tokens: tuple[str, ...] = ()
-    certificates: tuple[str, ...] = ()
     call: Patterns = ("*",)
     mmi: Mmi = "service"
 
@@ -114,16 +106,13 @@ def parse(text: str, path: Path) -> Access:
     file = toml.convert(toml.parse(text, path), _File, str(path))
     roles: dict[str, Caller] = {}
     tokens: dict[bytes, Caller] = {}
-    certificates: dict[str, Caller] = {}
     for name, where, given in roles_in(file.roles, _Role, path):
         roles[name] = caller = Caller(
             name, Permissions(name, call=given["call"], mmi=given["mmi"]), {"on_behalf": name}
         )
         for digest in digests(given["tokens"], where, f"see mdp-gateway token {name}"):
             _put(tokens, digest, caller, where, f"token sha256:{digest.hex()[:8]}…")
-        for subject in given["certificates"]:
-            _put(certificates, subject, caller, where, f"certificate {subject!r}")
-    return Access(path, roles, tokens, certificates)
+    return Access(path, roles, tokens)
 
 
 def _put(callers: dict[Any, Caller], key: object, caller: Caller, where: str, called: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
@@ -20,18 +20,16 @@ from ....mdp.services import About
 from ...call import Call, Outcome
 from ...reply import Reply
 from ...values import encoded
-from . import jobs, openapi, stream
+from . import jobs, metrics, openapi, stream
 from .accept import preferred
-from .gateway import Gateway, Scope, connection_of, on_disconnect
+from .gateway import Gateway, Scope, on_disconnect
 from .problems import problem_of
-from .request_body import Disconnected, read_body
+from .request_body import read_body
 from .rows import own_types, stream_types, values
 from .service_list import list_services
 from .translation import AS_DATA, EVENT_STREAM, LINES, PREFIX, Asked, body_of, frames_of, service_of
 
 READY_TIMEOUT_SECONDS: Final = 5.0
-WRITE_BYTES: Final = 1 << 18
-"""Part of a body that is written at once: a connection keeps all of a part until it has sent the last byte."""
 _ALLOW: Final = [(b"allow", b"POST")]
 _KINDS: Final[Mapping[int, str]] = {404: "not-found", 405: "method-not-allowed"}
 """The problems for errors that Starlette reports."""
@@ -43,7 +41,7 @@ log = logging.getLogger("zmdp.gateway")
 
 
 class Application:
-    """The gateway as an ASGI application; it needs a `Connection` for each connection (connection.py)."""
+    """The gateway as an ASGI application."""
 
     def __init__(self, gateway: Gateway, more: Sequence[BaseRoute]) -> None:
         self._gateway = gateway
@@ -60,7 +58,7 @@ class Application:
                 ZmdpError: _answer,
                 HTTPException: _answer,
                 Exception: _answer,
-                Disconnected: _ignore,
+                ClientDisconnect: _ignore,
             },
         )
 
@@ -80,12 +78,8 @@ class Application:
             if scope["method"] != "POST":
                 raise Problem("method-not-allowed", "services are called with POST", headers=_ALLOW)
             await self._perform(scope, receive, send)
-        except Disconnected:
-            pass
-        except stream.BrokenOff:
-            connection_of(scope).transport.close()  # once everything is written; the client sees that it is not all
-            while (await receive())["type"] != "http.disconnect":
-                pass
+        except (ClientDisconnect, stream.BrokenOff):
+            pass  # the server closes the connection, so the client sees that the response is not complete
         except Exception as error:  # noqa: BLE001 - the last resort: it is logged and answered
             await _respond(send, *_problem(error, scope["method"], scope["path"]).response())
 
@@ -96,28 +90,26 @@ class Application:
         caller = gateway.caller(scope)
         service = service_of(scope["raw_path"])
         gateway.check_call(caller, service)
-        body = await read_body(receive, settings.max_body, asked.length)
+        body = await read_body(receive)
         frames = frames_of(asked, body, settings.max_parts)
         options = gateway.options(caller)
         gateway.enter(len(body))
         outcome = _Outcome(gateway, asked)
         try:
             about = await gateway.descriptions.of(service.decode(), asked.timeout)
-            if connection_of(scope).disconnected:
-                raise Disconnected
             asked.timeout = outcome.time_left()
             if asked.json:
                 outcome.about, frames = about, encoded(about, frames[0])
             events = self._streamed(service.decode(), asked, about)
             if events is not None:
-                await self._stream(scope, send, service, frames, asked, options, events)
+                await self._stream(receive, send, service, frames, asked, options, events)
                 return
             outcome.call = self._client.begin(
                 outcome, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
                 options=options,
             )  # fmt: skip
-            connection_of(scope).on_disconnect = outcome.disconnected
-            response = await outcome.future
+            with on_disconnect(receive, outcome.disconnected):
+                response = await outcome.future
             if response is not None:
                 await _respond(send, *response)
         finally:
@@ -143,7 +135,7 @@ class Application:
 
     async def _stream(
         self,
-        scope: Scope,
+        receive: Any,
         send: Any,
         service: bytes,
         frames: Sequence[bytes],
@@ -157,7 +149,7 @@ class Application:
                 events, service, *frames, timeout=asked.timeout, wait=asked.wait, headers=asked.headers,
                 options=options,
             )  # fmt: skip
-            with on_disconnect(scope, events.disconnected):
+            with on_disconnect(receive, events.disconnected):
                 await stream.write(events, send)
         finally:
             events.disconnected()
@@ -258,10 +250,7 @@ def _problem(error: Exception, method: str, path: str) -> Problem:
 
 async def _respond(send: Any, status: int, headers: RawHeaders, body: bytes = b"") -> None:
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})
-    for at in range(WRITE_BYTES, len(body), WRITE_BYTES):
-        await send({"type": "http.response.body", "body": body[at - WRITE_BYTES : at], "more_body": True})
-    last = max(0, len(body) - 1) // WRITE_BYTES * WRITE_BYTES
-    await send({"type": "http.response.body", "body": body[last:]})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _answer(request: Request, error: Exception) -> Response:
@@ -280,7 +269,8 @@ async def _ignore(request: Request, error: Exception) -> Response:
 
 def application(gateway: Gateway) -> Any:
     """Return the application with the routes of all modules."""
-    found = Application(gateway, [*jobs.routes(gateway), *openapi.routes(gateway)])
+    parts = (jobs, metrics, openapi)
+    found = Application(gateway, [route for each in parts for route in each.routes(gateway)])
     if not gateway.settings.allow_origins:
         return found
     return CORSMiddleware(  # what browsers require of responses to pages of other origins

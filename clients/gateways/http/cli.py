@@ -24,7 +24,6 @@ from ....mdp.extras import install_command
 from ....mdp.keys import ClientKeys
 from ....mdp.transport.tcp import is_loopback
 from ....mdp.transport.tcp import listen as open_listener
-from .. import control
 from ..descriptors import raise_descriptor_limit
 from ..upstream import Upstream
 from .access import load
@@ -57,7 +56,7 @@ def _limit_option(setting: Field[Any]) -> Decorator:
     "--access",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Admit only callers with a token or a certificate in this access file. `mdp-gateway token` writes it.",
+    help="Admit only callers with a token in this access file. `mdp-gateway token` writes it.",
 )
 @click.option(
     "--insecure",
@@ -68,12 +67,6 @@ def _limit_option(setting: Field[Any]) -> Decorator:
     "--tls-cert", type=click.Path(path_type=Path), metavar="FILE", help="The server's certificate: use HTTPS."
 )
 @click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its key, if it is in another file.")
-@click.option(
-    "--tls-client-ca",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Accept certificates of clients that these authorities signed, instead of tokens.",
-)
 @click.option(
     "--allow-host",
     "allow_hosts",
@@ -90,7 +83,6 @@ def _limit_option(setting: Field[Any]) -> Decorator:
     help="Let pages of this origin (https://HOST, or * for all) use the gateway from a browser. Can be repeated.",
 )
 @options(*(_limit_option(setting) for setting in fields(Settings) if setting.metadata))
-@control.name_option
 @log_level_option
 def cli(
     *,
@@ -101,10 +93,8 @@ def cli(
     insecure: bool,
     tls_cert: Path | None,
     tls_key: Path | None,
-    tls_client_ca: Path | None,
     allow_hosts: tuple[str, ...],
     allow_origins: tuple[str, ...],
-    name: str | None,
     log_level: str,
     **limits: Any,
 ) -> int:
@@ -128,15 +118,12 @@ def cli(
         from ....mdp.http.server import run, tls_context  # noqa: PLC0415 - the help does not need what these import
         from . import server as http  # noqa: PLC0415
         from .gateway import Gateway  # noqa: PLC0415
-        from .status import status  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("zmdp"):
             raise
         raise SettingError(f"this needs further packages ({error.name} is missing): {install_command('web')}") from None
-    if tls_cert is None and (tls_key or tls_client_ca):
-        raise click.UsageError("--tls-key and --tls-client-ca require --tls-cert")
-    if tls_client_ca is not None and access is None:
-        raise click.UsageError("--tls-client-ca requires --access, which says what each certificate may do")
+    if tls_cert is None and tls_key:
+        raise click.UsageError("--tls-key requires --tls-cert")
     if access is None and not insecure and not is_loopback(bind[0]):
         raise BindError(
             f"refused to listen on {bind[0]}, where other machines may connect, without access control: use --access "
@@ -147,19 +134,15 @@ def cli(
     if access is None and is_loopback(bind[0]) and "*" not in allow_hosts:
         hosts = frozenset({bind[0], *(name.lower() for name in allow_hosts)})
     settings = Settings(hosts=hosts, allow_origins=allow_origins, **limits)
-    tls = tls_context(tls_cert, tls_key, tls_client_ca) if tls_cert else None
+    tls = tls_context(tls_cert, tls_key) if tls_cert else None
     log_to_stderr(log_level)
     raise_descriptor_limit(settings.max_connections)
     listener = open_listener(*bind)
-
-    shown_name = control.name_of(name, "http", listener.getsockname()[1], with_key=keys is not None)
 
     async def main() -> int:
         upstream = Upstream(broker, keys=keys, timeout=settings.timeout)
         gateway = Gateway(upstream, settings, rules, on_behalf=keys is not None)
         server = http.gateway_server(gateway, listener, tls)
-        if shown_name is not None:
-            control.offer(upstream, "http", shown_name, server.url, lambda: status(gateway, server))
 
         def ready() -> None:
             click.echo(server.url)

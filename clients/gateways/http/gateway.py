@@ -1,11 +1,11 @@
 """What every part of the HTTP gateway shares: the broker's side, who may do what, and its limits."""
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from ....mdp.http.connection import CONNECTION, Connection
 from ....mdp.http.problems import Problem
 from ..upstream import Upstream
 from .access import Access, Caller
@@ -40,7 +40,7 @@ class Gateway:
     # ── who calls ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def caller(self, scope: Scope) -> Caller:
-        """Return who makes a request: by the header Authorization, or by the client's certificate.
+        """Return who makes a request: by the header Authorization.
 
         Raises `Problem` if the caller is unknown, or for a page whose origin is not allowed.
         """
@@ -54,13 +54,7 @@ class Gateway:
                 host = value
         if origin is not None:
             self.check_origin(origin, host)
-        return self.identify(given, connection_of(scope).certificate)
-
-    def identify(self, authorization: bytes | None, certificate: tuple[str, ...] = ()) -> Caller:
-        """Return the caller with this Authorization header and certificate.  Raises `Problem`."""
-        if self.access is None:
-            return Caller.anybody
-        return self.access.identify(authorization, certificate)
+        return Caller.anybody if self.access is None else self.access.identify(given)
 
     def check_origin(self, origin: bytes, host: bytes = b"") -> None:
         """Raise `Problem` unless pages of this origin may use the gateway: the gateway's own, at `host`, may.
@@ -125,22 +119,17 @@ def _is_address(host: bytes) -> bool:
     return _ADDRESS.fullmatch(host) is not None
 
 
-def connection_of(scope: Scope) -> Connection:
-    """Return the connection over which a request came."""
-    connection: Connection = scope["state"][CONNECTION]
-    return connection
-
-
 @contextmanager
-def on_disconnect(scope: Scope, then: Callable[[], None]) -> Iterator[None]:
-    """Within this context, call `then` if the client of a request disconnects, or at once if it has already."""
-    connection = connection_of(scope)
-    connection.on_disconnect = then
-    if connection.disconnected:
-        connection.on_disconnect = None
-        then()
+def on_disconnect(receive: Any, then: Callable[[], None]) -> Iterator[None]:
+    """Within this context, call `then` once the client of a request disconnects, whose body has been read."""
+    watching = asyncio.ensure_future(_watch(receive, then))
     try:
         yield
     finally:
-        if connection.on_disconnect is then:  # after the response, it may be that of the next request
-            connection.on_disconnect = None
+        watching.cancel()
+
+
+async def _watch(receive: Any, then: Callable[[], None]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    then()

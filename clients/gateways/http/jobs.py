@@ -71,7 +71,7 @@ class _Jobs:
         if key is not None:
             # Titanic keeps the keys of roles apart if the broker knows the roles; otherwise this does.
             options[KEY_OPTION] = key if gateway.on_behalf or caller.role is None else f"{caller.role}:{key}"
-        body = await read_body(request.receive, gateway.settings.max_body, asked.length)
+        body = await read_body(request.receive)
         with gateway.admit(len(body)):
             frames = frames_of(asked, body, gateway.settings.max_parts)
             ticket = await self._titanic(caller).submit(service, *frames, headers=asked.headers, **options)
@@ -115,7 +115,7 @@ class _Jobs:
         with self._gateway.admit():
             waiting = asyncio.ensure_future(_reply_within(asked.timeout, ticket))
             try:
-                with on_disconnect(request.scope, partial(_cancel, waiting)):
+                with on_disconnect(request.receive, partial(_cancel, waiting)):
                     await asyncio.wait({waiting})
             finally:
                 waiting.cancel()

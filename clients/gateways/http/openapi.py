@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from .... import __version__
-from ....mdp.control import GATEWAY, SPARK
+from ....mdp.control import SPARK
 from ....mdp.http.problems import KINDS
 from ....mdp.services import About
 from ....mdp.services.examples import example
@@ -49,8 +49,6 @@ _DOCS_HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-_OPERATORS: Final = (GATEWAY, SPARK)
-"""Control services, which are not for callers."""
 _NOT_AS_JOBS: Final = ("titanic.", "mmi.")
 """Services that Titanic does not call."""
 
@@ -61,7 +59,7 @@ def routes(gateway: Gateway) -> list[Route]:
     async def openapi(request: Request) -> Response:
         caller = gateway.caller(request.scope)
         found = await list_services(gateway, caller)
-        names = [row["name"] for row in found["services"] if not row["name"].startswith(_OPERATORS)]
+        names = [row["name"] for row in found["services"] if not row["name"].startswith(SPARK)]
         abouts = await gateway.descriptions.of_all(names)
         return JSONResponse(document(abouts, secured=gateway.access is not None))
 
@@ -138,13 +136,13 @@ def document(services: Mapping[str, About], *, secured: bool) -> dict[str, Any]:
                     **more,
                 )
             }
-    schemes = {"token": {"type": "http", "scheme": "bearer"}, "certificate": {"type": "mutualTLS"}}
+    schemes = {"token": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "mdp-gateway", "version": __version__, "summary": "Services at a ZeroMQ Majordomo broker"},
         "paths": paths,
         "components": {"schemas": components.schemas, **({"securitySchemes": schemes} if secured else {})},
-        **({"security": [{"token": []}, {"certificate": []}]} if secured else {}),
+        **({"security": [{"token": []}]} if secured else {}),
     }
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger("zmdp.gateway")
 
 def gateway_server(gateway: Gateway, listener: socket.socket, tls: ssl.SSLContext | None) -> Server:
     """Return the server of a gateway."""
-    return Server(application(gateway), gateway.settings, listener, tls, name="the gateway", owner=gateway)
+    return Server(application(gateway), gateway.settings, listener, tls, owner=gateway)
 
 
 def reload(gateway: Gateway) -> None:
@@ -57,8 +57,8 @@ async def serve(gateway: Gateway, server: Server, ready: Callable[[], object] = 
     """Call `ready`, and serve until SIGTERM or SIGINT.  Return the exit code."""
 
     def unfinished() -> str:
-        open_ = len(server.connections)
-        return f"the requests of {counted(open_, 'connection')}" if open_ else NOTHING_IN_PROGRESS
+        left = server.outstanding
+        return counted(left, "request") if left else NOTHING_IN_PROGRESS
 
     stop = in_loop(server.stop)
     with Shutdown(

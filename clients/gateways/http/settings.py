@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ....mdp.http.limits import ConnectionLimits, limit
+from ....mdp.http.limits import ServerLimits, limit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(ConnectionLimits):
+class Settings(ServerLimits):
     """The gateway's settings; the command line has the same names and defaults."""
 
     timeout: float = limit(15.0, "seconds", "How long a request may take, if it does not say.")

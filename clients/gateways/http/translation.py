@@ -65,7 +65,7 @@ _WAIT: Final = re.compile(rb'wait\s*=\s*("?)(\d{1,15}(?:\.\d{1,9})?)\1', re.IGNO
 class Asked:
     """What the headers of a request say."""
 
-    __slots__ = ("accept", "found", "headers", "json", "label", "length", "stream", "timeout", "wait")
+    __slots__ = ("accept", "found", "headers", "json", "label", "stream", "timeout", "wait")
 
     def __init__(self, raw: Iterable[tuple[bytes, bytes]], default: float, longest: float) -> None:
         """Read headers; `default` and `longest` are the timeouts.  Raises `Problem`."""
@@ -110,9 +110,6 @@ class Asked:
         """The type of a reply of one frame, if the client names one."""
         if self.accept != b"*/*":
             self._read_accept(self.accept)
-        length = found.get(b"content-length")
-        self.length = None if length is None else int(length)
-        """Bytes of the body, as far as known."""
 
     def _read_prefer(self, found: Mapping[bytes, bytes], longest: float) -> None:
         """Read the preference `wait`; what is not valid is ignored, as is every other preference (RFC 7240, 2)."""

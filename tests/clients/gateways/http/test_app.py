@@ -336,3 +336,15 @@ def test_an_offer_of_a_websocket_is_ignored(http):
     offer = {"connection": "upgrade", "upgrade": "websocket"}
     assert http.get("/ws", headers=offer).status_code == 404
     assert http.get("/livez", headers=offer).status_code == 200
+
+
+def test_metrics(endpoint, services):
+    with running_gateway(endpoint) as gateway, httpx.Client(base_url=gateway.url, timeout=TIMEOUT_SECONDS) as http:
+        assert http.post("/services/echo", content=b"x").status_code == 200
+        response = http.get("/metrics")
+    assert "text/plain" in response.headers["content-type"]
+    lines = response.text.splitlines()
+    for line in (
+        "mdp_gateway_requests_total 1.0", "mdp_gateway_outstanding_requests 0.0", "mdp_gateway_memory_bytes 0.0",
+    ):  # fmt: skip
+        assert line in lines

@@ -68,7 +68,7 @@ def test_it_shows_only_what_the_caller_may_call(endpoint, tmp_path):
         ).json()
         assert "/services/apples" in found["paths"]
         assert "/services/pears" not in found["paths"]
-        assert found["security"] == [{"token": []}, {"certificate": []}]
+        assert found["security"] == [{"token": []}]
 
 
 def test_the_links_of_the_page_work(endpoint):
