@@ -27,7 +27,6 @@ from .metrics import Metrics
 from .results import Results
 from .retries import Retention, RetryPolicy
 from .scheduler import Scheduler
-from .schedules import Schedule
 from .service import Service
 from .service_schedules import ServiceSchedules
 
@@ -77,7 +76,6 @@ class Server:
         max_deaths: Number of workers lost while they handled a request after which the request fails.
         ttl: Seconds to keep results of requests without a ttl of their own, or a `Retention`, which may differ by
             service and for failed requests; None keeps them until they are closed.
-        schedules: The declared schedules (`store.declare_schedules`); None leaves them as they are.
         service_schedules: Whether to take up the schedules that services declare; by default if Titanic has no key:
             where everybody may submit requests, workers may do it so, too.
         drain_timeout: Seconds that `stop` waits for running requests, of callers and of services.
@@ -102,7 +100,6 @@ class Server:
         max_waiting_per_service: int | None = None,
         max_deaths: int = DEFAULT_MAX_DEATHS,
         ttl: float | Retention | None = None,
-        schedules: Sequence[Schedule] | None = None,
         service_schedules: bool | None = None,
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
@@ -143,10 +140,6 @@ class Server:
         self._clock = store.Clock()
         self._engine, identity = prepare(self.url, self._clock, lease)
         self._worker_name = WORKER_NAME + identity
-        if schedules is not None:
-            with self._engine.begin() as connection:
-                store.declare_schedules(connection, schedules)
-            self._engine.dispose()  # it reconnects when it is used
 
     @property
     def stopping(self) -> bool:

@@ -6,12 +6,12 @@ from datetime import datetime
 
 import pytest
 from support.processes import eventually
-from support.titanics import BEATS, answer, serving, stored
+from support.titanics import BEATS, answer, connected, serving, stored
 
 from zmdp import Service
 from zmdp.clients import ServiceNotFound
 from zmdp.mdp.errors import SettingError
-from zmdp.titanic import Schedules
+from zmdp.titanic import Schedules, store
 from zmdp.titanic.schedules import occurrence_key, parse_schedule
 from zmdp.workers import Worker
 
@@ -125,25 +125,14 @@ def test_a_service_without_room_is_not_submitted_by_hand_either(bench, url, clie
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_schedules_go_on_when_a_clock_was_ahead(bench, url, client):
+def test_schedules_go_on_when_a_clock_was_ahead(bench, url):
     ahead = time.time() + 10 * 365 * 86400
-    declared = [
-        parse_schedule([name, b"report", b""], when, ahead)
-        for name, when in ((b"every", {"every": 1000}), (b"cron", {"cron": "* * * * * *"}))
-    ]
-    with serving(bench.endpoint, url, schedules=declared):
-        eventually(lambda: {each["key"].partition("@")[0] for each in stored(url)["requests"]} == {"every", "cron"})
-
-
-@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_declared_schedules(bench, url, client):
-    declared = [parse_schedule([b"nightly", b"report", b""], {"cron": "0 2 * * *"}, time.time())]
-    with serving(bench.endpoint, url, schedules=declared):
-        assert [(row["name"], row["declared"]) for row in Schedules(client).ls()] == [("nightly", True)]
+    with connected(url) as connection:
+        for name, when in (("every", {"every": 1000}), ("cron", {"cron": "* * * * * *"})):
+            added = parse_schedule([name.encode(), b"report", b""], when, ahead)
+            store.edit_schedules(connection, [store.Edit("add", name, "", ahead, added)])
     with serving(bench.endpoint, url):
-        assert len(Schedules(client).ls()) == 1
-    with serving(bench.endpoint, url, schedules=[]):
-        assert Schedules(client).ls() == []
+        eventually(lambda: {each["key"].partition("@")[0] for each in stored(url)["requests"]} == {"every", "cron"})
 
 
 def test_without_a_titanic(client, monkeypatch):

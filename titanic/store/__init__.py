@@ -31,7 +31,6 @@ from .schedules import (
     Firing,
     Listing,
     catch_up,
-    declare_schedules,
     declare_service_schedules,
     edit_schedules,
     fire,
@@ -44,7 +43,7 @@ __all__ = [
     "Arrival", "Claim", "Claimed", "Clock", "Declared", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",
     "Lease", "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
     "Summary", "accept", "accept_running", "add_partials", "catch_up", "claim", "close", "count_waiting",
-    "declare_schedules", "declare_service_schedules", "edit_schedules", "fetch", "fetch_partials", "fetch_reply",
-    "fetch_request", "finish", "fire", "list_schedules", "maintain", "next_occurrence", "pending_after",
-    "pending_services", "progress", "release", "reschedule", "set_clock", "summarize",
+    "declare_service_schedules", "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request", "finish",
+    "fire", "list_schedules", "maintain", "next_occurrence", "pending_after", "pending_services", "progress", "release",
+    "reschedule", "set_clock", "summarize",
 ]  # fmt: skip

@@ -1250,7 +1250,7 @@ def fill(engine):
     parts = [{"request": row["id"], "attempt": 1, "number": number, "body": b""}
              for row in requests[::4] for number in range(3)]  # fmt: skip
     made = [parse_schedule([b"s%d" % at, b"service 3", b""], {"every": 1000 * (30 + at)}, NOW) for at in range(2000)]
-    schedules = [{**each._asdict(), "declared": False} for each in made]
+    schedules = [each._asdict() for each in made]
     with engine.begin() as connection:
         holders = [{"holder": f"holder {at}", "lease": NOW + 60 * at, "seconds": 600} for at in range(7)]
         for table, rows in (
