@@ -107,8 +107,9 @@ def test_python_programs_are_told_what_is_invalid(schedules):
 )
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_malformed_requests(bench, server, frames, options, problem):
-    (status,) = ask(bench, *frames, **options)
+    status, reason = ask(bench, *frames, **options)
     assert status.startswith(b"400 " + problem)
+    assert reason == b"malformed"
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -119,7 +120,8 @@ def test_a_service_without_room_is_not_submitted_by_hand_either(bench, url, clie
             schedules.add(service, service, cron="0 2 * * *")
             schedules.run(service)
         assert ask(bench, b"run", b"report") == [
-            b"429 full: 1 requests to report have not ended (--max-waiting-per-service); try again later"
+            b"429 full: 1 requests to report have not ended (--max-waiting-per-service); try again later",
+            b"full",
         ]
     assert len(stored(url)["requests"]) == 2
 

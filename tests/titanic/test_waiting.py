@@ -109,8 +109,9 @@ def test_the_key_of_a_request_that_was_closed(bench, server, titanic):
 def test_malformed_requests(bench, server, url, options):
     client = bench.x1_client()
     ask(client, "k", b"a", **options)
-    (status,) = client.recv()[4:]
+    status, reason = client.recv()[4:]
     assert status.startswith(b"400 reply ")
+    assert reason == b"malformed"
     assert stored(url)["requests"] == []
 
 
