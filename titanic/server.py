@@ -231,8 +231,8 @@ class Server:
         attempts = Attempts(client, retries, results, self.metrics)
         dispatcher = Dispatcher(database, attempts, results, lease)
         discovery = Discovery(client, database.writer, dispatcher, backlog)
-        acceptance = Acceptance(database, dispatcher, discovery, backlog, lease)
-        maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)
+        acceptance = Acceptance(database, dispatcher, discovery, backlog)
+        maintenance = Maintenance(database, dispatcher, backlog, retries, lease)
         service = Service(database, acceptance, backlog, dispatcher, callers, self.metrics)
         scheduler = Scheduler(database, acceptance, backlog)
         declared = ServiceSchedules(client, database, dispatcher, discovery, follows=self._follows_services)
@@ -277,7 +277,6 @@ class Server:
         if self._drain_until is not None and self._drain_timeout:
             left = max(0.0, self._drain_until - asyncio.get_running_loop().time())
         rooms.dispatcher.stop()
-        await rooms.acceptance.settle()  # what it claims is released, too
         if await rooms.dispatcher.drain(left):
             self.cut_off = True
 

@@ -99,7 +99,7 @@ class Service:
         """Submit a request with a key, and answer when it has ended."""
         seconds = _seconds_to_wait(request)
         with self._callers.submitting(seconds) as waiter:
-            self._acceptance.accept_for(waiter, wanted, seconds)
+            self._acceptance.accept_for(waiter, wanted)
             while waiter.outcome is None:
                 await waiter.change()
                 if waiter.uuid is None or waiter.outcome is not None:
