@@ -127,15 +127,14 @@ def advice(connection: dict[str, Any], service: str, *, wait: bool = True, on: s
         ) from None
     except WorkerLost as error:
         if on is not None:
-            text = f"{error}; `mdclient brokers` lists the brokers that can be reached"
-            raise WorkerLost(text, service=service, code=error.code, text=error.text) from None
-        if "(max_attempts)" in error.text:
-            text = f"{error}; the logs of the service's workers say what they died of"
-        elif not wait:
-            text = f"{error}; without --wait, a request does not wait for a worker to be started"
+            text = "`mdclient brokers` lists the brokers that can be reached"
+        elif error.reason == "workers-lost":
+            text = "the logs of the service's workers say what they died of"
+        elif error.reason == "last-worker-lost":
+            text = "without --wait, a request does not wait for a worker to be started"
         else:
             raise
-        raise WorkerLost(text, service=service, code=error.code, text=error.text) from None
+        raise WorkerLost(f"{error}; {text}", service=service, code=error.code, text=error.text) from None
     except RequestTimeout as error:
         timeout, retries = f"{connection['timeout']:g}", connection["retries"]
         limits = f"--timeout {timeout} × (1 + --retries {retries}) = {total_timeout(connection):g} s"

@@ -150,10 +150,14 @@ def is_refused(call: Call, error: wire.Error) -> bool:
 def error_of(call: Call, error: wire.Error) -> RequestError:
     """Return the exception for an ERROR."""
     service, text = call.service.decode(), error.text.decode(errors="replace")
+    found: RequestError
     if call.streamed and error.code == Code.WORKER_LOST and not error.detail:
         message = f"service {service!r}: {text} ({error.code})"
-        return StreamInterrupted(message, service=service, code=error.code, text=text)
-    return request_error(service, error.code, text, error.detail[0] if error.detail else None)
+        found = StreamInterrupted(message, service=service, code=error.code, text=text)
+    else:
+        found = request_error(service, error.code, text, error.detail[0] if error.detail else None)
+    found.reason, found.workers_lost = error.reason.decode(errors="replace"), error.lost
+    return found
 
 
 def interruption(call: Call, endpoint: str, reason: str) -> StreamInterrupted | None:

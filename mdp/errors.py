@@ -66,14 +66,28 @@ class RequestError(ZmdpError):
     """The text of that ERROR."""
     detail: bytes | None = None
     """The detail of that ERROR, a frame defined by the service; None if there was none."""
+    reason = ""
+    """The broker's name for the failure, or Titanic's, such as `queue-full`: programs can compare it.  Empty if the
+    service failed, or the dialect has no ERROR."""
+    workers_lost = 0
+    """How many workers were lost while they held the request, as far as the broker knows."""
 
     def __init__(
-        self, message: str, *, service: str = "", code: int | None = None, text: str = "", detail: bytes | None = None
+        self,
+        message: str,
+        *,
+        service: str = "",
+        code: int | None = None,
+        text: str = "",
+        detail: bytes | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.service = service
         if code is not None:
             self.code, self.text, self.detail = code, text, detail
+        if reason:
+            self.reason = reason
 
 
 class RequestTimeout(RequestError, TimeoutError):

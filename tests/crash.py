@@ -658,7 +658,7 @@ class WaitingCaller:
             return False
         if status == b"200" and frames[0].split()[0] == b"%d" % task.number:
             self._book.saw(task, frames[0].split()[1].decode())
-        elif status == b"300" or (status.startswith(b"500") and not frames):  # not yet; or Titanic has failed
+        elif status == b"300" or frames == [b"database"]:  # not yet; or Titanic has failed
             self._book.error("wait", ServiceError(int(status[:3]), status.decode()))
             return False
         else:

@@ -68,7 +68,8 @@ def add(random: Random, packed: Any) -> None:
     elif kind == 2:
         packed.reply(random.choice([2, 3, 4]), number, body)
     elif kind == 3:
-        packed.error(random.choice([4, 7]), number, integer(random, 2), random.choice([b"", b"why", b"\xff"]), body)
+        text, reason = random.choice([b"", b"why", b"\xff"]), random.choice([b"", b"expired", b"\xff" * 300])
+        packed.error(random.choice([4, 7]), number, integer(random, 2), text, body, reason, integer(random, 4))
     elif kind == 4:
         packed.signal(random.choice([5, 6, 8, 11, 0, 99]), number)
     elif kind == 5:

@@ -5,8 +5,7 @@ They are woken by what this Titanic stores, and by `watch` when another Titanic 
 
 import asyncio
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections import defaultdict
 from contextlib import suppress
 from typing import Final, Self
 from uuid import UUID
@@ -27,38 +26,6 @@ MIN_WAIT_SECONDS: Final = 1.0
 """How long a caller may wait even then: dismissed callers usually come back at once."""
 
 
-class Turn:
-    """The place in a queue of a request that is stored when there is room for it, because its caller waits anyway.
-
-    Args:
-        queue: The queue, which it joins.
-        until: When to store the request even without room, on the monotonic clock.
-        run: Called when it is the request's turn.
-        store: Called if it does not get its turn in time.
-    """
-
-    __slots__ = ("_queue", "_store", "run", "until")
-
-    def __init__(
-        self, queue: "OrderedDict[Turn, None]", until: float, run: Callable[[], None], store: Callable[[], None]
-    ) -> None:
-        self._queue = queue
-        self.until = until
-        self.run = run
-        self._store = store
-        queue[self] = None
-
-    def end(self) -> None:
-        """Store the request if it still waits for its turn."""
-        if self in self._queue:
-            del self._queue[self]
-            self._store()
-
-    def withdraw(self) -> None:
-        """Leave the queue: the caller has gone away."""
-        self._queue.pop(self, None)
-
-
 class Waiter:
     """A caller that waits until its request may have changed.
 
@@ -71,7 +38,7 @@ class Waiter:
 
     __slots__ = (
         "_callers", "_error", "_group", "_happened", "_left", "_seconds", "_timer", "_woken", "dismissed", "outcome",
-        "partials", "since", "turn", "uuid",
+        "partials", "since", "uuid",
     )  # fmt: skip
 
     def __init__(
@@ -87,8 +54,6 @@ class Waiter:
         self._left = False
         """Whether it does not wait any more."""
         self.partials = partials
-        self.turn: Turn | None = None
-        """The place of its request in a queue, before that is stored."""
         self.uuid: UUID | None = None
         """The UUID of its request, once that is stored."""
         self.outcome: store.Outcome | None = None
@@ -110,9 +75,6 @@ class Waiter:
         if self._timer is not None:
             self._timer.cancel()
         self._group.pop(self, None)
-        if self.turn is not None:
-            self.turn.withdraw()
-            self.turn = None  # no cycles: garbage would have to be collected for each request
         if self.uuid is not None:
             self._callers.forget(self.uuid, self)
 
@@ -141,8 +103,6 @@ class Waiter:
     def dismiss(self) -> None:
         """Let it wait no longer."""
         self.dismissed = True
-        if self.turn is not None:
-            self.turn.end()
         self.wake()
 
     async def change(self) -> None:

@@ -25,7 +25,7 @@ from ..mdp.codes import Code
 from ..mdp.errors import InvalidUUID, TitanicError, UnknownTicket
 from ..mdp.wire import service_name
 from .submission import encode_options, read_uuid
-from .uuids import new_uuid_hex
+from .uuids import UNKNOWN_UUID, new_uuid_hex
 
 LONG_POLL_SECONDS: Final = 15.0
 """How long one request for a reply waits.  Then the caller checks whether a Titanic is registered."""
@@ -315,12 +315,15 @@ def raise_for_status(reply: Reply, uuid: str = "") -> None:
     code, text = _status(reply)
     if code in {200, 300}:
         return
-    if code == Code.MALFORMED and (text.startswith("unknown uuid") or (uuid and not text)):  # 0.2 gets no text (C37)
+    reason = reply[1].decode(errors="replace") if len(reply) > 1 else ""
+    if code == Code.MALFORMED and (reason == UNKNOWN_UUID or (uuid and not reason)):  # 0.2 gets no reason (C37)
         unknown = f"Titanic does not know request {uuid}: it was closed, its result has expired, or it never existed"
-        raise UnknownTicket(unknown, service=reply.service, code=code, text=text)
+        raise UnknownTicket(unknown, service=reply.service, code=code, text=text, reason=reason)
     if code == Code.MALFORMED:
         raise SettingError(f"Titanic rejected the request: {text}")
-    raise TitanicError(f"Titanic failed with {code}: {text}", service=reply.service, code=code, text=text)
+    raise TitanicError(
+        f"Titanic failed with {code}: {text}", service=reply.service, code=code, text=text, reason=reason
+    )
 
 
 def _status(reply: Sequence[bytes]) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from .metrics import Metrics
 
 KEY_LOCK_SECONDS: Final = 1.0
 """How long a request with a key waits for another transaction with the same key."""
-ACCEPTS: Final = (store.accept, store.accept_running, store.fire)
+ACCEPTS: Final = (store.accept, store.fire)
 WRITES: Final = (
     *ACCEPTS, store.add_partials, store.finish, store.reschedule, store.close, store.maintain, store.claim,
     store.release, store.pending_after, store.edit_schedules, store.catch_up,

@@ -6,7 +6,6 @@ So a slow service does not delay others, and urgent requests run first.
 
 import asyncio
 import logging
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
@@ -81,9 +80,7 @@ class Dispatcher:
 
     def observe(self, seconds: float) -> None:
         """Adapt to what happened in the last `seconds`, and forget services for which there is nothing to do."""
-        now = time.monotonic()
         for lane in list(self._lanes.values()):
-            lane.end_turns(now)
             lane.observe(seconds)
             if lane.idle:
                 del self._lanes[lane.service]
@@ -95,7 +92,6 @@ class Dispatcher:
         left = MAX_BYTES - self._bytes - self._results.unstored_bytes
         if self._stopped or self._results.unstored >= MAX_UNSTORED or (left <= 0 and lane.held):
             return
-        lane.give_turns()
         limit = lane.begin_claim()
         if limit:
             claim = store.Claim(lane.service, limit, self._lease, self._database.clock.now(), left)
@@ -109,14 +105,6 @@ class Dispatcher:
         for claimed in done.result():
             self._add(lane, claimed)
         self._send(lane)
-        self.fill(lane)
-
-    def run(self, lane: Lane, claimed: store.Claimed | None) -> None:
-        """Execute a request that had its turn and was stored as running; None if it was not."""
-        lane.release()
-        if claimed is not None:
-            self._add(lane, claimed)
-            self._send(lane)
         self.fill(lane)
 
     def _add(self, lane: Lane, claimed: store.Claimed) -> None:

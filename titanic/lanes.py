@@ -1,11 +1,10 @@
 """The requests of a service between claim and outcome: which the broker gets next, and how many."""
 
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Final
 
 from . import store
 from .attempts import Attempt
-from .callers import Turn
 
 PREFETCH_FACTOR: Final = 2
 """Requests sent to the broker per unit of a service's credit, so that the next is available when one ends."""
@@ -33,7 +32,7 @@ class Lane:
     """The requests of one service that are claimed or being executed."""
 
     __slots__ = (
-        "ahead", "arrived", "buffer", "claiming", "credit", "ended", "held", "in_flight", "pending", "service", "turns",
+        "ahead", "arrived", "buffer", "claiming", "credit", "ended", "held", "in_flight", "pending", "service",
     )  # fmt: skip
 
     def __init__(self, service: str, credit: int) -> None:
@@ -45,12 +44,10 @@ class Lane:
         self.claiming = False
         self.arrived = False
         """Whether a request was stored since the last claim began."""
-        self.turns: OrderedDict[Turn, None] = OrderedDict()
-        """Of requests that are to be stored once there is room for them."""
         self.buffer: deque[Running] = deque()
         """Requests that are claimed but not yet sent to the broker."""
         self.held = 0
-        """Requests that are claimed, or being accepted to run at once, and have no outcome yet."""
+        """Requests that are claimed and have no outcome yet."""
         self.in_flight = 0
         """Requests at the broker."""
         self.ended = 0
@@ -83,24 +80,6 @@ class Lane:
         self.claiming = False
         if exhausted and not self.arrived:
             self.pending = False
-
-    # ── turns of requests that are not stored yet ────────────────────────────────────────────────────────────────────
-
-    def give_turns(self) -> None:
-        """Let requests run that are not stored yet, if there is room, and no stored request is waiting for it."""
-        while self.turns and self.credit and not self.pending and not self.claiming and self.held < self.room:
-            turn, _ = self.turns.popitem(last=False)
-            self.held += 1
-            turn.run()
-
-    def end_turns(self, now: float) -> None:
-        """Store the requests that have waited for their turn long enough."""
-        for turn in [each for each in self.turns if each.until <= now]:
-            turn.end()
-
-    def release(self) -> None:
-        """Free the room of a request that had its turn: it is claimed now, or was not stored."""
-        self.held -= 1
 
     # ── requests that are claimed ────────────────────────────────────────────────────────────────────────────────────
 
@@ -145,4 +124,4 @@ class Lane:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do for the service."""
-        return not ((self.pending and self.credit) or self.claiming or self.held or self.turns)
+        return not ((self.pending and self.credit) or self.claiming or self.held)

@@ -4,10 +4,9 @@ import asyncio
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from . import store
-from .acceptance import Acceptance
 from .backlog import Backlog
 from .batches import StoreError
 from .database import Database
@@ -32,7 +31,6 @@ class Maintenance:
     Args:
         database: Executes the statements.
         dispatcher: Executes the requests that are found.
-        acceptance: May be storing requests as running.
         backlog: What is counted.
         retries: Decides what follows for requests that are running unknown to the dispatcher.
         lease: Renewed.
@@ -42,20 +40,15 @@ class Maintenance:
         self,
         database: Database,
         dispatcher: Dispatcher,
-        acceptance: Acceptance,
         backlog: Backlog,
         retries: RetryPolicy,
         lease: store.Lease,
     ) -> None:
         self._database = database
         self._dispatcher = dispatcher
-        self._acceptance = acceptance
         self._backlog = backlog
         self._retries = retries
         self._lease = lease
-        self._strays: dict[int, frozenset[asyncio.Future[Any]]] = {}
-        """Requests that are running here according to the last round, but are unknown, and those of the answers that
-        may make them known."""
         self._looked_at = 0.0
         """When the last round was, on the monotonic clock."""
 
@@ -90,7 +83,9 @@ class Maintenance:
         for id_, running in known.items():
             if found.held.get(id_) != running.claimed.attempt:
                 self._dispatcher.abandon(running)
-        self._put_back_strays(found.held)
+        for id_ in found.held.keys() - self._dispatcher.running.keys():  # their claim's answer was lost
+            again = self._retries.reschedule(id_, found.held[id_])
+            self._database.writer.submit(store.reschedule, again).add_done_callback(_ignore_failure)
         for service in found.services:
             lane = self._dispatcher.lane(service)
             lane.look()
@@ -98,17 +93,6 @@ class Maintenance:
         now = time.monotonic()
         self._dispatcher.observe(max(now - self._looked_at, MAINTENANCE_SECONDS))
         self._looked_at = now
-
-    def _put_back_strays(self, held: Mapping[int, int]) -> None:
-        """Retry requests that were claimed in transactions whose answers were lost."""
-        before, self._strays = self._strays, {}
-        accepting = frozenset(self._acceptance.accepting)
-        for id_ in held.keys() - self._dispatcher.running.keys():
-            if awaited := before.get(id_, accepting) & accepting:
-                self._strays[id_] = awaited
-            else:
-                putting_back = self._database.writer.submit(store.reschedule, self._retries.reschedule(id_, held[id_]))
-                putting_back.add_done_callback(_ignore_failure)
 
 
 def pause_after(found: store.Findings, now: float) -> float:

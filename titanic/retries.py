@@ -7,12 +7,11 @@ handler's answer, even an error, is the outcome; but errors are retried if the s
 import json
 import logging
 import random
-import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from ..clients import RequestError, RequestRejected, ServiceError, StreamInterrupted, WorkerLost
+from ..clients import RequestError, RequestRejected, ServiceError
 from ..mdp.codes import Code
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.tracing import REQUEST_ID, shown_id
@@ -30,10 +29,6 @@ MAX_REPLY_BYTES: Final = MAX_BODY - 100
 TRANSIENT_CODES: Final = frozenset({Code.TIME_PASSED, Code.QUEUE_FULL, Code.WORKER_LOST, Code.DRAINING})
 """Codes after which a request is retried without limit, whether the broker or a handler gave them; but the workers that
 the broker reports as lost count towards `max_deaths`."""
-_ATTEMPT: Final = re.compile(r"this was attempt (\d+) of")
-_LINKS_LOST: Final = re.compile(r"the links over which it was passed")
-"""In the text of the broker's 502: how many workers were lost with the request.  The broker tries several before it
-gives up."""
 
 AttemptResult: TypeAlias = store.Outcome | store.Reschedule
 """What follows an attempt: the request has ended, or another attempt follows."""
@@ -99,9 +94,8 @@ class RetryPolicy:
         """Return what follows an attempt that has ended with `error`."""
         text, code = error.text or str(error), error.code
         if code in TRANSIENT_CODES or (code is None and not isinstance(error, ServiceError)):
-            lost = workers_lost(error)
-            self._metrics.lost(lost)
-            deaths = claimed.deaths + lost
+            self._metrics.lost(error.workers_lost)
+            deaths = claimed.deaths + error.workers_lost
             if deaths > claimed.deaths and deaths >= self._max_deaths:
                 reason = f"given up after {deaths} workers were lost while they handled it; the last error: {text}"
                 log.warning(
@@ -153,16 +147,6 @@ def log_fields(claimed: store.Claimed) -> dict[str, Any]:
         headers = None
     fields = {"request_id": shown_id(request_id(claimed, headers)), "service": claimed.service}
     return {**fields, "role": claimed.owner} if claimed.owner else fields
-
-
-def workers_lost(error: RequestError) -> int:
-    """Return how many workers were lost while they handled the request, according to the broker."""
-    if error.code != Code.WORKER_LOST or not isinstance(error, WorkerLost | StreamInterrupted):
-        return 0
-    if _LINKS_LOST.search(error.text):
-        return 0
-    attempt = _ATTEMPT.search(error.text)
-    return 1 if attempt is None else int(attempt[1])
 
 
 def fits(part: Sequence[bytes]) -> bool:

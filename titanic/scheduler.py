@@ -19,7 +19,7 @@ from .backlog import Backlog
 from .batches import StoreError
 from .database import Database
 from .schedules import parse_name, parse_schedule
-from .service import OK, rejection, status_frame
+from .service import OK, refusal, rejection
 from .submission import OWNER_OPTION, UUID_OPTION, MalformedRequest, check_names
 from .uuids import new_uuid
 
@@ -124,7 +124,7 @@ class Scheduler:
         if len(request) != 2:
             raise MalformedRequest(f"{action} needs one more frame, the schedule's name")
         if action == "run" and (full := self._backlog.why_full()):
-            return [status_frame(request, f"{Code.QUEUE_FULL:d} {full}")]
+            return refusal(request, Code.QUEUE_FULL, full, "full")
         full_services = self._backlog.full() if action == "run" else frozenset()
         name, uuid = parse_name(request[1]), request.options.get("uuid")
         edit = store.Edit(
@@ -133,7 +133,7 @@ class Scheduler:
         )  # fmt: skip
         edited = await self._edit(edit)
         if edited.full_service:
-            return [status_frame(request, f"{Code.QUEUE_FULL:d} {self._backlog.service_full(edited.full_service)}")]
+            return refusal(request, Code.QUEUE_FULL, self._backlog.service_full(edited.full_service), "full")
         if edited.submission is None:
             return [OK]
         self._acceptance.stored([edited.submission], [edited.submission.uuid])

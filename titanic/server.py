@@ -27,7 +27,6 @@ from .metrics import Metrics
 from .results import Results
 from .retries import Retention, RetryPolicy
 from .scheduler import Scheduler
-from .schedules import Schedule
 from .service import Service
 from .service_schedules import ServiceSchedules
 
@@ -77,7 +76,6 @@ class Server:
         max_deaths: Number of workers lost while they handled a request after which the request fails.
         ttl: Seconds to keep results of requests without a ttl of their own, or a `Retention`, which may differ by
             service and for failed requests; None keeps them until they are closed.
-        schedules: The declared schedules (`store.declare_schedules`); None leaves them as they are.
         service_schedules: Whether to take up the schedules that services declare; by default if Titanic has no key:
             where everybody may submit requests, workers may do it so, too.
         drain_timeout: Seconds that `stop` waits for running requests, of callers and of services.
@@ -102,7 +100,6 @@ class Server:
         max_waiting_per_service: int | None = None,
         max_deaths: int = DEFAULT_MAX_DEATHS,
         ttl: float | Retention | None = None,
-        schedules: Sequence[Schedule] | None = None,
         service_schedules: bool | None = None,
         drain_timeout: float = DEFAULT_DRAIN_SECONDS,
         heartbeat: float = 1.0,
@@ -143,10 +140,6 @@ class Server:
         self._clock = store.Clock()
         self._engine, identity = prepare(self.url, self._clock, lease)
         self._worker_name = WORKER_NAME + identity
-        if schedules is not None:
-            with self._engine.begin() as connection:
-                store.declare_schedules(connection, schedules)
-            self._engine.dispose()  # it reconnects when it is used
 
     @property
     def stopping(self) -> bool:
@@ -238,8 +231,8 @@ class Server:
         attempts = Attempts(client, retries, results, self.metrics)
         dispatcher = Dispatcher(database, attempts, results, lease)
         discovery = Discovery(client, database.writer, dispatcher, backlog)
-        acceptance = Acceptance(database, dispatcher, discovery, backlog, lease)
-        maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)
+        acceptance = Acceptance(database, dispatcher, discovery, backlog)
+        maintenance = Maintenance(database, dispatcher, backlog, retries, lease)
         service = Service(database, acceptance, backlog, dispatcher, callers, self.metrics)
         scheduler = Scheduler(database, acceptance, backlog)
         declared = ServiceSchedules(client, database, dispatcher, discovery, follows=self._follows_services)
@@ -284,7 +277,6 @@ class Server:
         if self._drain_until is not None and self._drain_timeout:
             left = max(0.0, self._drain_until - asyncio.get_running_loop().time())
         rooms.dispatcher.stop()
-        await rooms.acceptance.settle()  # what it claims is released, too
         if await rooms.dispatcher.drain(left):
             self.cut_off = True
 

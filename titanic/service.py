@@ -6,8 +6,9 @@
 
 A request belongs to the role that submitted it, which the broker tells.  To other roles, except admins, it is unknown.
 
-400 and 500 mean that nothing was changed.  Callers that speak X1 get a text with the code; others get the bare code,
-which third-party programs compare (C37).  `titanic/submission.py` has the options.
+400 and 500 mean that nothing was changed.  Callers that speak X1 get a text with the code, and a frame with a name for
+the reason; others get the bare code, which third-party programs compare (C37).  `titanic/submission.py` has the
+options.
 """
 
 import asyncio
@@ -36,12 +37,10 @@ from .submission import (
     parse_reply_request,
     parse_submission,
 )
+from .uuids import UNKNOWN_UUID
 
 OK: Final = b"200"
 NOT_YET: Final = b"300"
-UNKNOWN: Final = "400 unknown uuid"
-UUID_IN_USE: Final = "400 uuid cannot be used: choose another"
-"""Another owner's request has it."""
 CLOSED: Final = "500 the request was closed, or its result has expired, while its key is remembered"
 MIN_ANSWER_SECONDS: Final = 0.1
 MAX_ANSWER_SECONDS: Final = 1.0
@@ -84,22 +83,23 @@ class Service:
             reply = asks_for_reply(options)
             wanted = parse_submission(request, options, self._database.clock.now(), request.user)
             if full := self._backlog.why_full(wanted.service):
-                return self._rejected(request, "full", f"{Code.QUEUE_FULL:d} {full}")
+                return self._rejected(request, Code.QUEUE_FULL, full, "full")
             if reply:
                 return await self._wait_for_reply(request, wanted)
             uuid = await self._acceptance.accept(wanted)
         except (MalformedRequest, StoreError) as error:
-            self._metrics.refused("malformed" if isinstance(error, MalformedRequest) else "database")
+            self._metrics.refused(_reason(error))
             return rejection(request, error)
         if uuid is None:
-            return self._rejected(request, "uuid-in-use", UUID_IN_USE)
+            # Another owner's request has it.
+            return self._rejected(request, Code.MALFORMED, "uuid cannot be used: choose another", "uuid-in-use")
         return [OK, uuid.hex.encode()]
 
     async def _wait_for_reply(self, request: Request, wanted: Submission) -> list[bytes]:
         """Submit a request with a key, and answer when it has ended."""
         seconds = _seconds_to_wait(request)
         with self._callers.submitting(seconds) as waiter:
-            self._acceptance.accept_for(waiter, wanted, seconds)
+            self._acceptance.accept_for(waiter, wanted)
             while waiter.outcome is None:
                 await waiter.change()
                 if waiter.uuid is None or waiter.outcome is not None:
@@ -112,9 +112,9 @@ class Service:
             ended = waiter.outcome
             return _ended(request, wanted.service, ended.reply, ended.code, ended.error)
 
-    def _rejected(self, request: Request, reason: str, status: str) -> list[bytes]:
+    def _rejected(self, request: Request, code: Code, text: str, reason: str) -> list[bytes]:
         self._metrics.refused(reason)
-        return [status_frame(request, status)]
+        return refusal(request, code, text, reason)
 
     async def close(self, request: Request) -> list[bytes]:
         """`titanic.close` (C29)."""
@@ -134,7 +134,7 @@ class Service:
             wanted = parse_reply_request(request, request.options)
             if wanted.request:
                 body = await self._database.reader.submit(store.fetch_request, _lookup(request, wanted.uuid))
-                yield Last([status_frame(request, UNKNOWN)] if body is None else [OK, *unpack(body)])
+                yield Last(_unknown(request) if body is None else [OK, *unpack(body)])
                 return
             sent = wanted.start
             with self._callers.fetching(partials=wanted.partials) if wanted.wait else nullcontext() as waiter:
@@ -189,7 +189,7 @@ def _same_end(found: store.Fetched, before: store.Fetched | None) -> bool:
 def _final(request: Request, found: store.Fetched | None) -> list[bytes]:
     """Return the FINAL for a request in this state."""
     if found is None:
-        return [status_frame(request, UNKNOWN)]
+        return _unknown(request)
     if not found.ended:
         return [NOT_YET]
     code = None if found.state == "done" else found.code or Code.FAILED
@@ -213,13 +213,28 @@ def _seconds_to_wait(request: Request) -> float | None:
     return max(0.0, left - min(max(left / 10, MIN_ANSWER_SECONDS), MAX_ANSWER_SECONDS))
 
 
+def _unknown(request: Request) -> list[bytes]:
+    return refusal(request, Code.MALFORMED, "unknown uuid", UNKNOWN_UUID)
+
+
+def _reason(error: MalformedRequest | StoreError) -> str:
+    return "malformed" if isinstance(error, MalformedRequest) else "database"
+
+
 def rejection(request: Request, error: MalformedRequest | StoreError) -> list[bytes]:
     """Return the frames that reject a request."""
-    return [status_frame(request, f"400 {error}" if isinstance(error, MalformedRequest) else f"500 {error.text}")]
+    code, text = (Code.MALFORMED, str(error)) if isinstance(error, MalformedRequest) else (Code.FAILED, error.text)
+    return refusal(request, code, text, _reason(error))
+
+
+def refusal(request: Request, code: Code, text: str, reason: str) -> list[bytes]:
+    """Return the frames of an error of Titanic's own: the status and, for callers that speak X1, the reason's name."""
+    if "dialect" in request.options and code == Code.QUEUE_FULL:
+        code = Code.FAILED  # TSP has no 429
+    status = status_frame(request, f"{code:d} {text}")
+    return [status] if "dialect" in request.options else [status, reason.encode()]
 
 
 def status_frame(request: Request, status: str) -> bytes:
     """Return the status frame: the code and, for callers that speak X1, the text (C37)."""
-    if "dialect" not in request.options:
-        return status.encode(errors="replace")
-    return b"500" if status.startswith(f"{Code.QUEUE_FULL:d}") else status[:3].encode()  # TSP has no 429
+    return status[:3].encode() if "dialect" in request.options else status.encode(errors="replace")

@@ -10,6 +10,8 @@ import time
 from typing import Final
 from uuid import UUID
 
+UNKNOWN_UUID: Final = "unknown-uuid"
+"""The reason that Titanic gives if it has no such request, or another owner has it."""
 RANDOM_BYTES: Final = 10
 _POOL: Final[list[bytes]] = []
 """Random bytes for the next UUIDs, fetched from the system for many at a time."""

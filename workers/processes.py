@@ -1,4 +1,4 @@
-"""Supervise worker processes: start, restart, replace and stop them, and scale with the load."""
+"""Supervise worker processes: start, restart, replace and stop them."""
 
 import logging
 import math
@@ -6,19 +6,16 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
 
-from ..mdp.errors import ZmdpError
-from .scaling import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, Died, Lease, Load, Slots
+from .restarts import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, restart_pause
 from .worker_process import WorkerProcess
 
 POLL_SECONDS: Final = 0.1
-WATCH_SECONDS: Final = 0.5
-"""Interval at which the broker is asked for the load."""
 EXIT_USAGE: Final = 2
 HELD_UP_SECONDS: Final = 1.0
 """A pause between two looks at the processes that is longer than this was not meant."""
@@ -34,17 +31,32 @@ LOOP_SECONDS: Final = 2 * BACKOFF_SECONDS[1]
 log = logging.getLogger("zmdp.worker")
 
 
+@dataclass(eq=False)
+class _Place:
+    """A place for one process after another."""
+
+    process: WorkerProcess | None = None
+    start_at: float = 0.0
+    """When to start the next one, if there is none."""
+    deaths: int = 0
+    """Consecutive early deaths."""
+
+    def lose(self, now: float, *, early: bool) -> None:
+        """Have the next process started: at once after the first early death, then after pauses."""
+        self.process = None
+        self.deaths = self.deaths + 1 if early else 1
+        self.start_at = now + restart_pause(self.deaths - 1)
+
+
 class Supervisor:
-    """Keeps as many processes of `mdworker` running as `slots` wants, until it is stopped.
+    """Keeps a number of processes of `mdworker` running until it is stopped.
 
     Processes are replaced one by one: a new one is started, and when the broker knows it, the old one is told to stop.
     Only when that has ended comes the next.  If the new one ends before, the old one stays, and no other is replaced.
 
     Args:
         arguments: Those of `mdworker`.
-        slots: Decides how many processes there should be, and when one that died is restarted.
-        watch: Asks the broker for the service's load and for the processes that serve it, in a thread; None if the
-            number of processes does not change.
+        processes: How many there are.
         drain_timeout: Seconds that a process has for the requests in progress when it is stopped.
         patience: Seconds without a sign of life after which a process that has given some is killed.
     """
@@ -52,26 +64,21 @@ class Supervisor:
     def __init__(
         self,
         arguments: Sequence[str],
-        slots: Slots,
-        watch: Callable[[], tuple[Load, set[int]]] | None = None,
+        processes: int,
         *,
         drain_timeout: float,
         patience: float = math.inf,
     ) -> None:
         self._arguments = list(arguments)
-        self._slots = slots
-        self._watch = watch
-        self._seen: SimpleQueue[tuple[Load | None, set[int]]] = SimpleQueue()
-        """What `watch` has returned, with None if the broker did not answer."""
-        self._running: dict[Lease, WorkerProcess] = {}
-        self._to_replace: dict[Lease, str] = {}
-        """The processes that are to be replaced, and why."""
-        self._successor: tuple[Lease, WorkerProcess] | None = None
-        """The process that takes a lease over once it is ready."""
+        self._places = [_Place() for _ in range(processes)]
+        self._to_replace: dict[_Place, str] = {}
+        """Where the process is to be replaced, and why."""
+        self._successor: tuple[_Place, WorkerProcess] | None = None
+        """The process that takes a place over once it is ready."""
         self._overdue: WorkerProcess | None = None
         """The last successor that was reported to take long to start."""
         self._leaving: list[WorkerProcess] = []
-        """Processes that were told to stop, and have no lease any more."""
+        """Processes that were told to stop, and have no place any more."""
         self._asked: SimpleQueue[str] = SimpleQueue()
         """Why all are to be replaced."""
         self._crashes = _Crashes()
@@ -80,7 +87,6 @@ class Supervisor:
         self._patience = patience
         self._turned_at = self._steady_since = time.monotonic()
         """When it looked after its processes last, and since when it has done so without a pause."""
-        self._ended = threading.Event()
         self._turned = False
         """Whether it has looked after its processes since `turning` was called."""
         self.served = False
@@ -117,41 +123,40 @@ class Supervisor:
         If a process exits with 2 (invalid usage) before any has served, all are stopped: a new one would fail in the
         same way.
         """
-        watcher = threading.Thread(target=self._observe, name="load", daemon=True)
-        watcher.start()
-        try:
-            while not (self._slots.finished and self._successor is None and not self._leaving):
-                now = time.monotonic()
-                self._note_turn(now)
-                if self._stops:
-                    self._slots.drain()
-                    self._ended.set()
-                    self._stop_successor()
-                    for process in self._processes():  # those that `stop` missed, because they were starting
-                        self._terminate(process)
-                for lease in self._slots.due(now):
-                    if (started := self._start(quiet=self._crashes.looping)) is not None:
-                        self._running[lease] = started
-                    else:
-                        self._slots.ended(lease, Died("could not be started"), now)
-                self._read_reports()
-                self._reap(now)
-                self._kill_overdue(now)
-                self._kill_hanging(now)
-                if not self._stops:
-                    self._replace()
-                while not self._seen.empty():
-                    self._scale(*self._seen.get(), now)
-                time.sleep(POLL_SECONDS)
-        finally:
-            self._ended.set()
-            watcher.join()
+        while not self._stops or any(self._processes()):
+            now = time.monotonic()
+            self._note_turn(now)
+            if self._stops:
+                self._stop_successor()
+                for process in self._processes():  # those that `stop` missed, because they were starting
+                    self._terminate(process)
+            else:
+                self._fill_places(now)
+            self._read_reports()
+            self._reap(now)
+            self._kill_overdue(now)
+            self._kill_hanging(now)
+            if not self._stops:
+                self._replace()
+            time.sleep(POLL_SECONDS)
         return self._code
 
     def _processes(self) -> Iterator[WorkerProcess]:
-        yield from [*self._running.values(), *self._leaving]
+        yield from [process for _, process in self._running()]
+        yield from self._leaving.copy()
         if (successor := self._successor) is not None:
             yield successor[1]
+
+    def _running(self) -> list[tuple[_Place, WorkerProcess]]:
+        """Return the places that have a process, with it.  Thread-safe."""
+        return [(place, process) for place in self._places if (process := place.process) is not None]
+
+    def _fill_places(self, now: float) -> None:
+        for place in self._places:
+            if place.process is None and now >= place.start_at:
+                place.process = self._start(quiet=self._crashes.looping)
+                if place.process is None:
+                    place.lose(now, early=True)
 
     def _start(self, *, quiet: bool = False) -> WorkerProcess | None:
         try:
@@ -189,9 +194,9 @@ class Supervisor:
 
     def _read_reports(self) -> None:
         """Learn which processes are ready, and which are to be replaced."""
-        for lease, process in self._running.items():
+        for place, process in self._running():
             for reason in process.read_reports():
-                self._to_replace.setdefault(lease, reason)
+                self._to_replace.setdefault(place, reason)
             self.served = self.served or process.ready
         if self._successor is not None:
             self._successor[1].read_reports()
@@ -199,12 +204,12 @@ class Supervisor:
     # ── processes that have ended ────────────────────────────────────────────────────────────────────────────────────
 
     def _reap(self, now: float) -> None:
-        for lease, process in list(self._running.items()):
+        for place, process in self._running():
             if process.exit_code is not None:
-                del self._running[lease]
-                self._to_replace.pop(lease, None)
+                place.lose(now, early=now < process.began + EARLY_DEATH_SECONDS)
+                self._to_replace.pop(place, None)
                 process.close()
-                self._lost(lease, process, now)
+                self._lost(process, now)
         for process in self._leaving.copy():
             if process.exit_code is not None:
                 self._leaving.remove(process)
@@ -212,14 +217,13 @@ class Supervisor:
                 if self._stops:
                     self._count(process)
 
-    def _lost(self, lease: Lease, process: WorkerProcess, now: float) -> None:
-        restarts = self._slots.ended(lease, Died(process.end), now)
+    def _lost(self, process: WorkerProcess, now: float) -> None:
         if self._stops:
             self._count(process)
         elif process.exit_code == EXIT_USAGE and not self.served:
             self._code = EXIT_USAGE
             self.stop()
-        elif restarts:
+        else:
             self._crashes.record(process, now)
 
     def _count(self, process: WorkerProcess) -> None:
@@ -236,23 +240,25 @@ class Supervisor:
         while not self._asked.empty():
             reason = self._asked.get()
             log.info("replacing the worker processes one by one: %s", reason)
-            self._to_replace = dict.fromkeys(self._running, reason)
+            self._to_replace = {place: reason for place, _ in self._running()}
             self._stop_successor()  # what it runs may be outdated too
-            self._slots.retry_now()
+            for place in self._places:
+                place.start_at, place.deaths = 0.0, 0
             self._crashes = _Crashes()
         if self._successor is not None:
             self._succeed(*self._successor)
         elif self._to_replace and not self._leaving:
-            lease, reason = next(iter(self._to_replace.items()))
-            log.info("replacing worker process %d: %s", self._running[lease].pid, reason)
+            place, reason = next(iter(self._to_replace.items()))
+            if place.process is not None:
+                log.info("replacing worker process %d: %s", place.process.pid, reason)
             if (successor := self._start()) is not None:
-                self._successor = (lease, successor)
+                self._successor = (place, successor)
             else:
                 self._to_replace.clear()
 
-    def _succeed(self, lease: Lease, successor: WorkerProcess) -> None:
-        predecessor = self._running.get(lease)
-        if predecessor is None or lease not in self._to_replace:  # it has ended, and its slot has another one
+    def _succeed(self, place: _Place, successor: WorkerProcess) -> None:
+        predecessor = place.process
+        if predecessor is None or place not in self._to_replace:  # it has ended
             self._stop_successor()
         elif successor.exit_code is not None:
             self._successor = None
@@ -264,8 +270,8 @@ class Supervisor:
             )  # fmt: skip
         elif successor.ready:
             self._successor = None
-            del self._to_replace[lease]
-            self._running[lease] = successor
+            del self._to_replace[place]
+            place.process = successor
             self._leaving.append(predecessor)
             self._terminate(predecessor)
             log.info("worker process %d has replaced %d", successor.pid, predecessor.pid)
@@ -285,38 +291,6 @@ class Supervisor:
             self._successor = None
             self._leaving.append(process)
             self._terminate(process)
-
-    # ── scaling ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _observe(self) -> None:
-        """Ask for the load until the supervisor ends."""
-        known = ""
-        while self._watch is not None and not self._ended.wait(WATCH_SECONDS):
-            try:
-                self._seen.put(self._watch())
-                known = ""
-            except (ZmdpError, ValueError, TypeError, LookupError, AttributeError) as error:
-                self._seen.put((None, set()))
-                if str(error) != known:
-                    known = str(error)
-                    log.warning("the number of processes does not change: the broker does not tell the load: %s", error)
-
-    def _scale(self, load: Load | None, pids: set[int], now: float) -> None:
-        """Adjust the number of processes, given those that serve."""
-        slots, before = self._slots, self._slots.wanted
-        serving = {lease: process.pid for lease, process in self._running.items() if process.pid in pids}
-        drained = {
-            lease
-            for lease, pid in serving.items()
-            if slots.report(lease.slot, lease.number, {"pid": pid, "registered": True}, now)
-        }
-        slots.observe(load, now)
-        if load is not None and slots.wanted != before:
-            log.info("scaling from %d to %d processes; %d requests queued", before, slots.wanted, load.queued)
-        unwanted = slots.unwanted()
-        for lease, process in self._running.items():
-            if lease in drained or lease.number in unwanted:
-                self._terminate(process)
 
 
 class _Crashes:

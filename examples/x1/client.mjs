@@ -73,7 +73,7 @@ class Client {
       }
       clearInterval(beat)
       for (const [id, each] of this.outstanding) { // what has begun cannot be repeated
-        if (each.parts.length) this.take(ERROR, each, id, Buffer.concat([number(2, 502), number(4, 0)]), [])
+        if (each.parts.length) this.take(ERROR, each, id, Buffer.concat([number(2, 502), number(5, 0)]), [])
       }
     }
   }
@@ -82,7 +82,7 @@ class Client {
     if (command === FINAL || command === ERROR) this.outstanding.delete(id)
     if (command === PARTIAL) asked?.parts.push(...readBody(fields, 0, attachments))
     else if (command === FINAL) asked?.resolve([...asked.parts, ...readBody(fields, 0, attachments)])
-    else if (command === ERROR) asked?.reject([fields.readUInt16BE(0), fields.subarray(4, 4 + fields.readUInt16BE(2))])
+    else if (command === ERROR) asked?.reject([fields.readUInt16BE(0), fields.subarray(7 + fields[4]).subarray(0, fields.readUInt16BE(5 + fields[4]))])
   }
 
   close() { this.closed = true; this.broker.close(); return this.done }

@@ -86,8 +86,9 @@ class Client:
             del self.outstanding[number]
         if command != ERROR:
             return read_body(fields, 0, attachments)
-        code, size = struct.unpack_from(">HH", fields)
-        return [b"%d" % code, fields[4 : 4 + size], *read_body(fields, 4 + size, attachments)]
+        code, _, named = struct.unpack_from(">HHB", fields)
+        (size,), at = struct.unpack_from(">H", fields, 5 + named), 7 + named
+        return [b"%d" % code, fields[at : at + size], *read_body(fields, at + size, attachments)]
 
 
 client = Client()

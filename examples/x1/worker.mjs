@@ -70,7 +70,7 @@ async function serve() {
         if (command !== REQUEST) continue
         handle(readBody(fields, 7 + fields.readUInt16BE(5), attachments)).then(
           reply => send(record(FINAL, address, packBody(reply))),
-          error => send(record(ERROR, address, number(2, 500), counted(2, Buffer.from(`${error}`)), packBody([]))))
+          error => send(record(ERROR, address, number(2, 500), number(3, 0), counted(2, Buffer.from(`${error}`)), packBody([]))))
       }
     }
   } finally {

@@ -47,7 +47,7 @@ def work(context, address, body):  # in a thread of the pool
         command, fields = FINAL, pack_body(handle(body))
     except Exception as error:
         text = f"{type(error).__name__}: {error}".encode()
-        command, fields = ERROR, struct.pack(f">HH{len(text)}sH", 500, len(text), text, 0)
+        command, fields = ERROR, struct.pack(f">HHBH{len(text)}sH", 500, 0, 0, len(text), text, 0)
     with context.socket(zmq.PUSH) as results:
         results.connect("inproc://results")
         results.send_multipart([b"%d" % command, b"%d" % address, fields])

@@ -124,7 +124,7 @@ class ClientDialog:
         if command.over_limit:
             code = Code.TOO_LARGE
             text = f"a request may have up to {self._max_message} bytes in {self._max_frames} frames"
-        self._outgoing.error(client, command.id, code.value, text.encode(), [])
+        self._outgoing.error(client, command.id, code.value, text.encode(), [], command.reason.value.encode(), 0)
 
     def _heartbeat(self, client: Client) -> None:
         """Answer a HEARTBEAT."""

@@ -26,6 +26,7 @@ class Drop(StrEnum):
     DRAINING = "draining"
     CLIENT_GONE = "client-gone"
     WORKERS_LOST = "workers-lost"
+    LAST_WORKER_LOST = "last-worker-lost"
     LOST_AFTER_PARTIAL = "worker-lost-after-partial"
     REPLY_TOO_LARGE = "reply-too-large"
     NO_WORKER = "no-worker"
@@ -106,7 +107,13 @@ REPORTS: Final[dict[Drop, Report]] = {
     Drop.CLOSING: Report(
         Code.DRAINING.value, "the broker shut down before the request was done: retry later, or at another broker"
     ),
-    Drop.WORKERS_LOST: Report(Code.WORKER_LOST.value, "{worker}, {why}"),
+    Drop.WORKERS_LOST: Report(
+        Code.WORKER_LOST.value,
+        "{worker}, and this was attempt {request.attempts} of {limits.max_attempts} (max_attempts)",
+    ),
+    Drop.LAST_WORKER_LOST: Report(
+        Code.WORKER_LOST.value, "{worker}, no other worker offers the service, and wait is false"
+    ),
     Drop.LOST_AFTER_PARTIAL: Report(
         Code.WORKER_LOST.value, "its worker was lost after a PARTIAL, so it cannot be retried"
     ),
@@ -130,11 +137,14 @@ REPORTS: Final[dict[Drop, Report]] = {
 
 
 NOT_PLACED: Final = {
-    Drop.NO_WORKER, Drop.NO_BROKER, Drop.WORKERS_LOST, Drop.QUEUE_FULL, Drop.MEMORY_FULL, Drop.TOO_MANY_SERVICES,
+    Drop.NO_WORKER, Drop.NO_BROKER, Drop.LAST_WORKER_LOST, Drop.QUEUE_FULL, Drop.MEMORY_FULL, Drop.TOO_MANY_SERVICES,
     Drop.TOO_MANY_UNSERVED, Drop.ROLE_OUTSTANDING, Drop.ROLE_QUEUED, Drop.ROLE_MEMORY_FULL, Drop.DRAINING,
     Drop.CLOSING, Drop.LINKS_LOST,
 }  # fmt: skip
 """Drops after which a broker returns a request to the one that passed it on, since others may still do it."""
+
+RETURNED: Final = b"returned"
+"""The reason of an ERROR that is not the end of a request: another broker returns it, and workers have died of it."""
 
 
 def text_of(drop: Drop, request: Request, limits: Limits, given_up: str | None = None) -> str:
@@ -142,20 +152,14 @@ def text_of(drop: Drop, request: Request, limits: Limits, given_up: str | None =
 
     `given_up` tells why a worker has given it up before.
     """
-    if drop is Drop.WORKERS_LOST:
-        attempts, most = request.attempts, limits.max_attempts
-        why = "no other worker offers the service, and wait is false"
-        if attempts >= most:
-            why = f"and this was attempt {attempts} of {most} (max_attempts)"
-        worker = "its worker was lost" if given_up is None else f"its worker gave it up: {given_up}"
-        return REPORTS[drop].text.format(worker=worker, why=why)
     text = REPORTS[drop].text
     if "{" not in text:
         return text
     if drop is Drop.NO_BROKER:
         return text.format(broker=request.service.name.removeprefix(BROKER).decode())
     if drop not in {Drop.EXPIRED, Drop.TTL_PASSED}:
-        return text.format(request=request, limits=limits)
+        worker = "its worker was lost" if given_up is None else f"its worker gave it up: {given_up}"
+        return text.format(request=request, limits=limits, worker=worker)
     if request.attempt is not None:
         return "its time passed while a worker held it"
     service = request.service

@@ -100,7 +100,7 @@ class Endings:
                 return  # they may wait again
             if request.waits and not request.client.gone and not service.schedule.can_pass_on(request):
                 # 404 tells the client that no worker has begun with the request.
-                reason = Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER
+                reason = Drop.LAST_WORKER_LOST if request.handed else Drop.NO_WORKER
                 self._requests.drop(request, reason, self._now)
             yield
 

@@ -13,7 +13,7 @@ from ..wire import BROKER, Message, Reason, batch, x1
 from ..wire.names import displayed
 from ..wire.options import MAX_HOPS
 from .admission import Admission
-from .drops import Drop
+from .drops import RETURNED, Drop
 from .endings import Endings
 from .links import Links
 from .records import NEVER, Attempt, Link, LinkState, Request, Service
@@ -61,7 +61,8 @@ class LinkDialog:
         if link is None:
             self._stats.dropped[Drop.NOT_ALLOWED] += 1
             self._journal.note(now, logging.WARNING, "link-refused", "refused a link: %s", refusal)
-            answer.error(x1.WORKER_ERROR, number, Code.NOT_ALLOWED.value, refusal.encode(), [])
+            reason = Drop.NOT_ALLOWED.value.encode()
+            answer.error(x1.WORKER_ERROR, number, Code.NOT_ALLOWED.value, refusal.encode(), [], reason)
         else:
             answer.reply(x1.WORKER_FINAL, number, self._links.answer())
         for each in answer.messages():
@@ -235,7 +236,7 @@ class LinkDialog:
         if command.id is not None:
             code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
             text = f"broker {self._name}: malformed: {command.reason}".encode()
-            self._outgoing.error(link.client, command.id, code.value, text, [])
+            self._outgoing.error(link.client, command.id, code.value, text, [], command.reason.value.encode(), 0)
 
     # ── what another broker says as a worker ──────────────────────────────────────────────────────────────────────────
 
@@ -270,15 +271,17 @@ class LinkDialog:
             self._registry.release(attempt)
             if not attempt.abandoned:
                 self._requests.finish(attempt.request, Drop.REPLY_TOO_LARGE, now, attempt)
-        elif command.code == Code.WORKER_LOST and not command.detail and command.text.isdigit():
-            self._returned(link, attempt, int(command.text[:9]), now)
+        elif command.reason == RETURNED:
+            self._returned(link, attempt, command.lost, now)
         else:
             self._registry.release(attempt)
             if attempt.streamed and command.code == Code.DRAINING and not command.detail:
                 if not attempt.abandoned:
                     self._requests.finish(attempt.request, Drop.LOST_AFTER_PARTIAL, now, attempt)
             else:
-                self._requests.ended_by(attempt, command.code, command.text, command.detail, now)
+                self._requests.ended_by(
+                    attempt, command.code, command.text, command.detail, now, command.reason, command.lost
+                )
 
     def _returned(self, link: Link, attempt: Attempt, died: int, now: float) -> None:
         """Place a request again that another broker has returned, where `died` workers died of it in total.

@@ -58,14 +58,16 @@ class Outgoing:
             command = x1.WORKER_FINAL if final else x1.WORKER_PARTIAL
             self.batch_for(client, client.route, wire.WL1).reply(command, number, body)
 
-    def error(self, client: Client, number: int, code: int, text: bytes, detail: list[bytes]) -> None:
-        """Send an ERROR to an X1 client."""
+    def error(
+        self, client: Client, number: int, code: int, text: bytes, detail: list[bytes], reason: bytes, lost: int
+    ) -> None:
+        """Send an ERROR to an X1 client, or to another broker."""
         if client.link is None:
             records = self.batch_for(client, client.route, wire.CX1)
-            records.error(x1.CLIENT_ERROR, number, code, text, detail)
+            records.error(x1.CLIENT_ERROR, number, code, text, detail, reason, lost)
         else:
             records = self.batch_for(client, client.route, wire.WL1)
-            records.error(x1.WORKER_ERROR, number, code, text, detail)
+            records.error(x1.WORKER_ERROR, number, code, text, detail, reason, lost)
 
     def release(self, client: Client, number: int) -> None:
         """Return a request to the broker that passed it on."""

@@ -13,7 +13,7 @@ from ..codes import Code
 from ..wire import Reason, size_of, x1
 from ..wire.names import show
 from .announcements import Announcements
-from .drops import NOT_PLACED, REPORTS, Drop, text_of
+from .drops import NOT_PLACED, REPORTS, RETURNED, Drop, text_of
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND, bucket_of
 from .records import NEVER, Attempt, Collected, Link, Remote, Request, Service, Untold, Worker
 from .scheduling import is_pinned
@@ -226,8 +226,17 @@ class Requests:
         """Return whether a reply is within the limits of a message."""
         return collected.size <= self._max_message and len(collected.frames) <= self._max_frames
 
-    def ended_by(self, attempt: Attempt, code: int, text: bytes, detail: list[bytes], now: float) -> None:
-        """End a request, which is released, with an ERROR."""
+    def ended_by(
+        self,
+        attempt: Attempt,
+        code: int,
+        text: bytes,
+        detail: list[bytes],
+        now: float,
+        reason: bytes = b"",
+        lost: int = 0,
+    ) -> None:
+        """End a request, which is released, with an ERROR: a worker's, or with a reason another broker's."""
         request = attempt.request
         self._stats.errors += 1
         attempt.worker.done += 1
@@ -239,7 +248,8 @@ class Requests:
             return
         self._ended(request, attempt, f"{code}", show(text), now)
         if request.number is not None:
-            self._outgoing.error(request.client, request.number, code, text, detail)
+            lost = max(lost, request.attempts)
+            self._outgoing.error(request.client, request.number, code, text, detail, reason, lost)
         else:
             self.report(request, Drop.HANDLER_FAILED, now, attempt)
         self._registry.drop(request, now)
@@ -257,7 +267,7 @@ class Requests:
         elif request.way is not None and request.way.addressed and not request.service.schedule.can_pass_on(request):
             self.finish(request, Drop.NO_BROKER, now, attempt)
         elif not (request.options.wait or request.service.available or request.service.schedule.can_pass_on(request)):
-            self.finish(request, Drop.WORKERS_LOST if request.handed else Drop.NO_WORKER, now, attempt)
+            self.finish(request, Drop.LAST_WORKER_LOST if request.handed else Drop.NO_WORKER, now, attempt)
         elif now >= request.deadline:
             self.finish(request, Drop.TTL_PASSED, now, attempt)
         else:
@@ -321,7 +331,8 @@ class Requests:
             return
         if request.number is not None and report.code is not None:
             text = text or self._text_of(request, reason)
-            self._outgoing.error(request.client, request.number, report.code, text.encode(), [])
+            told = reason.value.encode()
+            self._outgoing.error(request.client, request.number, report.code, text.encode(), [], told, request.attempts)
         self._stats.dropped[reason] += 1
         if reason is not Drop.HANDLER_FAILED:  # which `ended_by` has counted
             self._ended(request, attempt, f"{report.code or reason}", text or reason.value, now)
@@ -351,13 +362,12 @@ class Requests:
         """
         number, client = request.number, request.client
         streamed = attempt is not None and attempt.streamed
-        ended = reason is Drop.WORKERS_LOST and request.attempts >= self._limits.max_attempts
-        if streamed or ended or is_pinned(request) or number is None:
+        if streamed or is_pinned(request) or number is None:
             return False
         if request.attempts:
             # The other broker may give it to another worker, but counts those that have died.
-            text = b"%d" % request.attempts
-            self._outgoing.error(client, number, Code.WORKER_LOST.value, text, [])
+            code = Code.WORKER_LOST.value
+            self._outgoing.error(client, number, code, b"", [], RETURNED, request.attempts)
         else:
             self._outgoing.release(client, number)
         self._stats.dropped[reason] += 1

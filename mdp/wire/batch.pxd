@@ -28,7 +28,9 @@ cdef class Batch:
     cpdef request_to_broker(self, uint64_t number, uint32_t ttl, bytes service, bytes options, body)
     cpdef request_to_worker(self, uint64_t address, uint32_t ttl, unsigned long attempt, bytes options, body)
     cpdef reply(self, uint8_t command, uint64_t id, body)
-    cpdef error(self, uint8_t command, uint64_t id, uint16_t code, bytes text, detail)
+    cpdef error(
+        self, uint8_t command, uint64_t id, uint16_t code, bytes text, detail, bytes reason=*, unsigned long lost=*
+    )
     cpdef signal(self, uint8_t command, uint64_t id)
     cpdef ready(self, uint32_t credit, bytes service, bytes options)
     cpdef credit(self, uint32_t credit)

@@ -8,7 +8,7 @@ big-endian:
     REQUEST of a client   u32 ttl_ms, u8+service, u16+options, body
     REQUEST to a worker   u32 ttl_ms, u8 attempt, u16+options, body
     PARTIAL, FINAL        body
-    ERROR                 u16 code, u16+text, body (at most one frame: the detail)
+    ERROR                 u16 code, u16 lost, u8+reason, u16+text, body (at most one frame: the detail)
     READY                 u32 credit, u8+service, u16+options (the id is 0)
     CREDIT                u32 credit (the id is 0)
     LIMITS to a client    u64 max_bytes, u32 max_frames (the id is 0)
@@ -136,12 +136,25 @@ class Batch:
         """Add a PARTIAL or a FINAL, by its number in that direction."""
         self._add_body(self._begin(command, id, 0), body)
 
-    def error(self, command: int, id: int, code: int, text: bytes, detail: Frames) -> None:  # noqa: A002
-        """Add an ERROR.  The text is cut at 65,535 bytes."""
-        text = text[:0xFFFF]
-        at = self._begin(command, id, 4 + len(text))
-        buffers.put16(self._data, at, code)
-        self._add_body(self._put_text(at + 2, text), detail)
+    def error(
+        self,
+        command: int,
+        id: int,  # noqa: A002 - the wire's word
+        code: int,
+        text: bytes,
+        detail: Frames,
+        reason: bytes = b"",
+        lost: int = 0,
+    ) -> None:
+        """Add an ERROR.  The reason is cut at 255 bytes, the text at 65,535, and `lost` above that is sent as that."""
+        reason, text = reason[:0xFF], text[:0xFFFF]
+        at = self._begin(command, id, 7 + len(reason) + len(text))
+        data = self._data
+        buffers.put16(data, at, code)
+        buffers.put16(data, at + 2, min(lost, 0xFFFF))
+        data[at + 4] = len(reason)
+        buffers.put_bytes(data, at + 5, reason)
+        self._add_body(self._put_text(at + 5 + len(reason), text), detail)
 
     def signal(self, command: int, id: int) -> None:  # noqa: A002
         """Add a CANCEL or a RELEASE."""
@@ -409,7 +422,10 @@ class _Records:
 
     def read_error(self, route: Route, header: bytes) -> Error | Oversized | Invalid:
         """Return an ERROR."""
-        code = buffers.get16(self.data, self.skip(2))
+        at = self.skip(5)
+        code = buffers.get16(self.data, at)
+        lost = buffers.get16(self.data, at + 2)
+        reason = self.take(self.data[at + 4])
         text = self.text()
         self.read_body()
         if self.over_limit is not None:
@@ -418,7 +434,7 @@ class _Records:
             return Invalid(Reason.BAD_CODE)
         if len(self.body) > 1:
             return Invalid(Reason.TOO_MANY_FRAMES)
-        return Error(route, header, self.id, code, text, self.body)
+        return Error(route, header, self.id, code, text, self.body, reason, lost)
 
     def read_disconnect(self, header: bytes) -> Disconnect:
         """Return a DISCONNECT."""

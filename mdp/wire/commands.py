@@ -221,6 +221,10 @@ class Error(NamedTuple):
     text: bytes
     detail: list[bytes]
     """At most one frame."""
+    reason: bytes = EMPTY
+    """The broker's name for why it ended the request; empty if a worker did."""
+    lost: int = 0
+    """How many workers were lost while they held the request, as the broker says: 65535 or more are 65535."""
 
 
 class Cancel(NamedTuple):

@@ -133,7 +133,6 @@ def _create_schedules() -> None:
         sa.Column("next", sa.Double),
         sa.Column("last", sa.Double),
         sa.Column("last_uuid", sa.Uuid),
-        sa.Column("declared", sa.Boolean, nullable=False),
         sa.Column("seen", sa.Double),
     )
     _partial("titanic_schedules_next", "titanic_schedules", ["next"], "next IS NOT NULL")

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...mdp.errors import SettingError
-from ...workers.scaling import Slots
 from ..session import check_installed, is_alive, is_remote, open_patiently, resolve_master, stop_quietly
 from .cluster import Cluster, cores, task_cores
 from .settings import FleetSettings
+from .slots import Slots
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

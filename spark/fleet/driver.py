@@ -1,10 +1,11 @@
 """The driver of a fleet: the executors of a Spark cluster serve as workers of a broker.
 
-Each lease of each slot is a Spark job of one task: `workers/scaling.py` decides which leases to start, and
+Each lease of each slot is a Spark job of one task: `slots.py` decides which leases to start, and
 `executor.py` runs in the tasks.  A single job for all slots would not work, because Spark ends the whole job when one
 task dies.
 """
 
+import json
 import logging
 import os
 import threading
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from ... import __version__
 from ...clients import Client
+from ...mdp import wire
 from ...mdp.cli.console import printable
 from ...mdp.codes import Code
 from ...mdp.control import SPARK, UNKNOWN_OPERATION
@@ -23,8 +25,6 @@ from ...mdp.errors import ServiceError, ZmdpError
 from ...mdp.transport.reach import warn_if_unreachable
 from ...workers import Request, Worker, current_request
 from ...workers.control import Operation
-from ...workers.load import fetch_load
-from ...workers.scaling import Died, Lease, Load, Refused, Slots
 from ..control import control_service
 from ..session import is_remote
 from .application import Application
@@ -32,6 +32,7 @@ from .cluster import Cluster
 from .leases import LeaseJobs
 from .predecessor import Predecessor
 from .settings import FleetSettings, is_loopback
+from .slots import Died, Lease, Load, Refused, Slots
 
 WATCH_SECONDS: Final = 0.5
 """Interval at which the driver checks the broker's queue and the Spark jobs."""
@@ -271,7 +272,8 @@ class Fleet:
 
     def _fetch_load(self, client: Client) -> Load | None:
         try:
-            return fetch_load(client, self.settings.service)
+            (answer,) = client.request("mmi.services", wire.service_name(self.settings.service))
+            return Load.from_row(next(iter(json.loads(answer)["services"]), {}))
         except ZmdpError:
             return None
         except (ValueError, TypeError, LookupError, AttributeError) as error:

@@ -25,8 +25,8 @@ from ...mdp.keys import ClientKeys
 from ...mdp.loading import load
 from ...mdp.transport.reach import check_listening, why_none_reachable
 from ...workers import AsyncWorker, Worker
-from ...workers.scaling import Lease
 from .settings import FleetSettings
+from .slots import Lease
 
 REPORT_SECONDS: Final = 1.0
 """Interval between reports to the driver."""

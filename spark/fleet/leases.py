@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from ...workers.scaling import Died, Lease, LeaseEnd, Refused, Served
 from ..errors import reason
 from ..session import is_remote
 from .application import Application
 from .executor import LeaseTask, serve
 from .settings import FleetSettings
+from .slots import Died, Lease, LeaseEnd, Refused, Served
 
 _LOST: Final = re.compile(r".*Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+)\): ")
 _CLASS: Final = re.compile(r"(?:[a-z]\w*\.)+[A-Z]\w*: ")

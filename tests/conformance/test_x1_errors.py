@@ -1,11 +1,12 @@
 """X1: every way in which a request can fail, and the ERROR that tells so (docs/reference/x1.md, Codes)."""
 
 import json
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.peers import Bench, OldWorker, Worker, X1Client, X1Worker
+from support.peers import Bench, OldWorker, Worker, X1Client, X1Worker, body_of, record
 
 Start = Callable[..., Bench]
 
@@ -21,10 +22,11 @@ def registered(bench: Bench, kind: Callable[..., Any], service: bytes) -> Any:
 
 
 def settled(bench: Bench, client: X1Client, dropped: dict[str, int]) -> None:
-    """The request has ended, once and for all, and nothing is left of it."""
+    """The request has ended, once and for all, and nothing is left of it; the client was told why (C47)."""
     client.nothing()
     stats = bench.stats()
     assert stats["dropped"] == dropped
+    assert client.reason.decode() == "".join(dropped)
     assert stats["running"] == stats["queued"] == stats["request_bytes"] == 0
 
 
@@ -190,6 +192,7 @@ def test_502_too_many_workers_were_lost(start: Start, worker_kind: Callable[...,
         worker.work(b"poison", **({"attempt": attempt} if worker_kind is X1Worker else {}))
         death(bench, worker)
     assert "its worker was lost" in client.error(b"502")
+    assert client.lost == 2
     settled(bench, client, {"workers-lost": 1})
 
 
@@ -206,8 +209,28 @@ def test_502_after_a_partial(start: Start, worker_kind: Callable[..., Any], deat
     client.partial(b"echo", b"begun")
     death(bench, worker)
     assert "after a PARTIAL" in client.error(b"502")
+    assert client.lost == 1
     bench.x1_worker(b"echo").nothing()
     settled(bench, client, {"worker-lost-after-partial": 1})
+
+
+def test_502_the_last_worker_was_lost(bench: Bench) -> None:
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client.request(b"echo", b"hello", options=NO_WAIT)
+    worker.work(b"hello", options=NO_WAIT)
+    worker.close()
+    assert "no other worker offers the service" in client.error(b"502")
+    settled(bench, client, {"last-worker-lost": 1})
+
+
+def test_a_worker_gives_no_reason_of_the_brokers(bench: Bench) -> None:  # C47
+    client, worker = bench.x1_client(), bench.x1_worker(b"echo")
+    client.request(b"echo", b"hello")
+    address = worker.work(b"hello")
+    told = struct.pack(">HHB", 502, 7, 12) + b"workers-lost" + struct.pack(">H", 4) + b"oops" + body_of()
+    worker.say(record(7, int(address), told))
+    client.error(b"502", b"oops", b"")
+    assert (client.reason, client.lost) == (b"", 0)
 
 
 # ── 503: the broker ends ─────────────────────────────────────────────────────────────────────────────────────────────

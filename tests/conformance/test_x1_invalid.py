@@ -112,7 +112,7 @@ FROM_WORKER: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "an empty FINAL": ("bad-record", lambda address: record(4, address)),
     "an ERROR with a code of four digits": (
         "bad-code",
-        lambda address: record(7, address, b"\x03\xe8\0\x04text" + body_of()),
+        lambda address: record(7, address, b"\x03\xe8\0\0\0\0\x04text" + body_of()),
     ),
     "a READY with a bad name": ("bad-service-name", lambda _: ready_of(b"ec\nho", 1)),
     "a READY with bad options": ("bad-options", lambda _: ready_of(b"echo", 1, b"[]")),

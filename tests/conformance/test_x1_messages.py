@@ -37,17 +37,19 @@ def test_the_layouts_of_x1(bench: Bench) -> None:
     assert client.recv() == [*CLIENT, b"\0\0\0\x13\x02\0\0\0\0\0\0\0\x07\0\x01\0\0\0\x04half"]
     worker.send(*WORKER, b"\0\0\0\x14\x04" + address + b"\0\x01\0\0\0\x05world")
     assert client.recv() == [*CLIENT, b"\0\0\0\x14\x03\0\0\0\0\0\0\0\x07\0\x01\0\0\0\x05world"]
-    # ERROR: a code, a text, and a body that is the detail, if there is one; here 422, from a worker with command 7
+    # ERROR: a code, the workers that were lost, a reason of the broker, a text, and a body that is the detail, if there
+    # is one; here 422, from a worker with command 7
     client.send(*CLIENT, request_of(8, b"echo", b"again"))
     address = worker.recv()[3][5:13]
-    worker.send(*WORKER, b"\0\0\0\x16\x07" + address + b"\x01\xa6\0\x07no good\0\0")
-    assert client.recv() == [*CLIENT, b"\0\0\0\x16\x04\0\0\0\0\0\0\0\x08\x01\xa6\0\x07no good\0\0"]
+    worker.send(*WORKER, b"\0\0\0\x19\x07" + address + b"\x01\xa6\0\0\0\0\x07no good\0\0")
+    assert client.recv() == [*CLIENT, b"\0\0\0\x19\x04\0\0\0\0\0\0\0\x08\x01\xa6\0\0\0\0\x07no good\0\0"]
     # CANCEL: nothing but the id, from a client with command 5, to a worker with 8
     client.send(*CLIENT, request_of(9, b"echo", b"once more"))
     address = worker.recv()[3][5:13]
     client.send(*CLIENT, b"\0\0\0\x09\x05\0\0\0\0\0\0\0\x09")
     assert client.recv() == [
-        *CLIENT, b"\0\0\0\x18" b"\x04" b"\0\0\0\0\0\0\0\x09" b"\x01\xf3" b"\0\x09cancelled" b"\0\0"
+        *CLIENT, b"\0\0\0\x24" b"\x04" b"\0\0\0\0\0\0\0\x09" b"\x01\xf3" b"\0\0" b"\x09cancelled"
+        b"\0\x09cancelled" b"\0\0"
     ]  # fmt: skip
     assert worker.recv() == [*WORKER, b"\0\0\0\x09\x08" + address]
     # CREDIT and RELEASE, with commands 0A and 0B

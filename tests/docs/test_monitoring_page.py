@@ -62,6 +62,14 @@ def test_the_alerts_use_metrics_that_exist(series):
         assert used - series == set()
 
 
+def test_the_scaling_by_metrics_uses_metrics_that_exist(series):
+    page = (ROOT / "docs" / "how-to" / "operations.md").read_text()
+    (query,) = re.findall(r"^ +query: (.+)$", page, re.MULTILINE)
+    used = set(NAME.findall(query))
+    assert used
+    assert used - series == set()
+
+
 def test_the_panels_have_places_of_their_own():
     panels = json.loads((FOLDER / "grafana-dashboard.json").read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)

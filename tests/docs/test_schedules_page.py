@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from support.titanics import QUICK
 from zmdp.clients import Client
 from zmdp.titanic import Schedules, Titanic
 from zmdp.titanic.cli.parameters import flag
-from zmdp.titanic.cli.schedule_file import load
 from zmdp.titanic.schedules import SCHEDULE_OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "schedules.md").read_text()
@@ -71,14 +69,6 @@ def test_the_service(endpoint, tmp_path):
             assert told == {"name": "service:cleanup", "service": "cleanup", "every": 300.0, "retries": 3}
             uuid = Schedules(client).run("service:cleanup")
             assert Titanic(client).ticket(uuid).result(TIMEOUT_SECONDS) == [b"0"]
-
-
-def test_the_file(tmp_path):
-    path = tmp_path / "schedules.toml"
-    path.write_text(block("toml"))
-    assert [(each.name, each.cron, each.every) for each in load(path, time.time())] == [
-        ("nightly", "30 2 * * MON-FRI", None), ("tick", None, 300.0),
-    ]  # fmt: skip
 
 
 def test_the_table_of_options():

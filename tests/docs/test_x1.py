@@ -178,7 +178,7 @@ def message_of(heading, commands):
 def add(packed, name, of_worker, words):
     quoted = [word[1:-1].encode() for word in words if word.startswith('"')]
     plain = [word for word in words if not word.startswith('"')]
-    given = dict(word.split("=") for word in plain if re.match("(ttl|attempt|credit)=", word))
+    given = dict(word.split("=") for word in plain if re.match("(ttl|attempt|credit|reason|lost)=", word))
     options = "".join(word for word in plain if word[0] in "{[").encode()
     rest = [word for word in plain if word[0] not in "{[" and "=" not in word]
     command = COMMANDS[name][of_worker]
@@ -191,7 +191,8 @@ def add(packed, name, of_worker, words):
     elif name == "REQUEST":
         packed.request_to_broker(int(rest[0]), int(given.get("ttl", 0)), rest[1].encode(), options, quoted)
     elif name == "ERROR":
-        packed.error(command, int(rest[0]), int(rest[1]), quoted[0], quoted[1:])
+        reason, lost = given.get("reason", "").encode(), int(given.get("lost", 0))
+        packed.error(command, int(rest[0]), int(rest[1]), quoted[0], quoted[1:], reason, lost)
     elif name in {"CANCEL", "RELEASE"}:
         packed.signal(command, int(rest[0]))
     elif name == "LIMITS":
@@ -371,8 +372,8 @@ def test_every_command_has_its_row_and_an_example_for_each_direction(heading, he
 
 
 VALUES = {
-    "ttl": 30000, "service": b"echo", "options": b'{"a":1}', "attempt": 3, "code": 422, "text": b"why", "credit": 64,
-    "body": [b"one", b"", b"x" * 8192], "max_bytes": 1 << 26, "max_frames": 1024,
+    "ttl": 30000, "service": b"echo", "options": b'{"a":1}', "attempt": 3, "code": 422, "lost": 2, "reason": b"full",
+    "text": b"why", "credit": 64, "body": [b"one", b"", b"x" * 8192], "max_bytes": 1 << 26, "max_frames": 1024,
 }  # fmt: skip
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8}
 
@@ -419,7 +420,9 @@ def test_a_record_is_packed_as_its_row_says(heading, name, ways, code, fields):
             ),
             ("PARTIAL", header): lambda: packed.reply(command[0], number, v["body"]),
             ("FINAL", header): lambda: packed.reply(command[0], number, v["body"]),
-            ("ERROR", header): lambda: packed.error(command[0], number, v["code"], v["text"], v["body"]),
+            ("ERROR", header): lambda: packed.error(
+                command[0], number, v["code"], v["text"], v["body"], v["reason"], v["lost"]
+            ),
             ("CANCEL", header): lambda: packed.signal(command[0], number),
             ("LIMITS", header): lambda: packed.signal(command[0], number),
             ("RELEASE", header): lambda: packed.signal(command[0], number),

@@ -297,36 +297,6 @@ def test_a_supervisor_restarts_killed_processes_and_stops_all():
         assert client.request("mmi.service", b"pid") == [b"404"]
 
 
-@pytest.mark.parametrize("least", [0, 1])
-def test_processes_scale_with_the_load(tmp_path, least):
-    with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS, retries=0) as client:
-        with worker("services:slow", endpoint, "--processes", f"{least}-3", "--idle", "0.1") as parent:
-            eventually(lambda: len(workers_of(client, b"slow")) == least)
-            held = [tmp_path / str(number) for number in range(6)]
-            replies = [client.submit("slow", str(each).encode()) for each in held]
-            eventually(lambda: sum(each.exists() for each in held) == 3)
-            pids = {int(each.read_text()) for each in held if each.exists()}
-            assert len(pids) == 3
-            victim = pids.pop()
-            os.kill(victim, signal.SIGKILL)
-            parent.line(f"worker process {victim} was killed by SIGKILL; restarting it")
-            for each in held:
-                eventually(lambda each=each: each.exists() and int(each.read_text()) != victim)
-                each.unlink()
-            assert len([reply.result() for reply in replies]) == 6
-            eventually(lambda: len(workers_of(client, b"slow")) == least)
-            assert parent.end() == 0
-
-
-def test_the_number_of_processes_stays_while_the_broker_does_not_tell_the_load():
-    with broker(*QUICK) as (running, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
-        with worker("services:pid", endpoint, "--service", "pid", "--processes", "1-2") as parent:
-            eventually(lambda: len(workers_of(client, b"pid")) == 1)
-            running.kill()
-            parent.line("the number of processes does not change: the broker does not tell the load")
-            assert parent.end() == 0
-
-
 def test_worker_processes_end_when_their_supervisor_is_killed():
     with broker(*QUICK) as (_, endpoint), Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         with worker("services:pid", endpoint, "--service", "pid", "--processes", "2") as parent:

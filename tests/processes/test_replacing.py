@@ -114,10 +114,11 @@ def pid_of(client):
     return int(client.request("pid of a worker")[0])
 
 
-@pytest.mark.parametrize("options", [("--processes", "1-2"), ("--processes", "1", "--protocol", "0.2")])
-def test_a_worker_that_scales_or_speaks_another_protocol(calls, options, tmp_path):
+def test_a_worker_that_speaks_another_protocol(calls, tmp_path):
     client, _ = calls
-    command = ("mdworker", "own:worker", "--broker", client.endpoint, *QUICK, *options)
+    command = (
+        "mdworker", "own:worker", "--broker", client.endpoint, *QUICK, "--processes", "1", "--protocol", "0.2"
+    )  # fmt: skip
     with process(*command, cwd=tmp_path) as parent:
         old = pid_of(client)
         parent.send_signal(signal.SIGHUP)

@@ -46,6 +46,7 @@ CODES = {
     Drop.TOO_MANY_UNSERVED: Code.QUEUE_FULL,
     Drop.TTL_PASSED: Code.TIME_PASSED,
     Drop.WORKERS_LOST: Code.WORKER_LOST,
+    Drop.LAST_WORKER_LOST: Code.WORKER_LOST,
 }
 """What an X1 client is told of each reason to drop its request.  One whose client is gone is told to nobody."""
 BROKERS = {403, 404, 413, 429, 502, 503}
@@ -246,7 +247,7 @@ class Ledger:
         self.stats.invalid[command.reason] += 1
         if command.route and command.id is not None:
             code = Code.TOO_LARGE if command.over_limit else Code.MALFORMED
-            self._tell_error(peer_of(command.route), command.id, code)
+            self._tell_error(peer_of(command.route), command.id, code, reason=command.reason.value)
             self._events["X1: malformed"] += 1
 
     def request(self, command: wire.Request, now: float) -> None:
@@ -398,7 +399,7 @@ class Ledger:
         if ticket.numbered and reason in CODES:
             where = "with a worker" if ticket.seat else "waiting" if ticket.waits else "at once"
             self._events[f"X1: {reason}, {where}"] += 1
-            self._tell_error(ticket.client, ticket.number, CODES[reason])
+            self._tell_error(ticket.client, ticket.number, CODES[reason], reason=reason.value, lost=ticket.deaths)
 
     # ── the end of a request ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -638,7 +639,7 @@ class Ledger:
         if ticket.numbered:
             detail = tuple(command.detail) or ((b"",) if command.code in BROKERS else ())
             text = command.text.decode(errors="replace")
-            self._tell_error(ticket.client, ticket.number, command.code, text=text, body=detail)
+            self._tell_error(ticket.client, ticket.number, command.code, text=text, body=detail, lost=ticket.deaths)
             self._events["X1: ERROR of a worker"] += 1
         else:
             self._report(ticket, Drop.HANDLER_FAILED)
@@ -733,7 +734,7 @@ class Ledger:
         for ticket in list(self._waiting(service)):
             if not ticket.options.wait:
                 # 404 says that nobody has begun with it.
-                self.drop(ticket, Drop.WORKERS_LOST if ticket.handed else Drop.NO_WORKER, now)
+                self.drop(ticket, Drop.LAST_WORKER_LOST if ticket.handed else Drop.NO_WORKER, now)
 
     def _place_again(self, ticket: Ticket, now: float) -> None:
         """A request that was released, or whose worker was lost, may be done by another worker (C17)."""
@@ -742,7 +743,7 @@ class Ledger:
         elif ticket.deaths >= self.limits.max_attempts:
             self.drop(ticket, Drop.WORKERS_LOST, now)
         elif not ticket.options.wait and not self.offered(ticket.service):
-            self.drop(ticket, Drop.WORKERS_LOST if ticket.handed else Drop.NO_WORKER, now)
+            self.drop(ticket, Drop.LAST_WORKER_LOST if ticket.handed else Drop.NO_WORKER, now)
         elif now >= ticket.deadline:
             self.drop(ticket, Drop.TTL_PASSED, now)
         else:

@@ -32,6 +32,8 @@ class Said(NamedTuple):
     code: int = 0
     text: str | None = ""
     """The text of an ERROR; None stands for any text of the broker."""
+    reason: str = ""
+    lost: int = 0
 
 
 def matches(said: Said, expected: Said) -> bool:
@@ -110,5 +112,6 @@ def _said(command: Any, route: Route) -> Said | Work | Beat:
             return Said(to, kind, command.id, command.service, tuple(command.body))
         case wire.Error():
             body, text = tuple(command.detail), command.text.decode(errors="replace")
-            return Said(peer_of(route), Kind.ERROR, command.id, b"", body, command.code, text)
+            reason = command.reason.decode()
+            return Said(peer_of(route), Kind.ERROR, command.id, b"", body, command.code, text, reason, command.lost)
     raise Broken(f"the broker sent an invalid command: {command} to {route}")

@@ -308,6 +308,8 @@ class X1Client(X1Peer, Client):
 
     head = (b"", b"MDPCX1")
     number = 0
+    reason, lost = b"", 0
+    """The reason and the number of lost workers in the ERROR that arrived last."""
 
     def request(
         self, service: bytes, *body: bytes, number: int | None = None, options: bytes = b"", ttl: int = 0
@@ -348,8 +350,10 @@ class X1Client(X1Peer, Client):
         if command in {2, 3}:
             return take_body(rest, attachments)
         assert command == 4
-        code, told = struct.unpack_from(">HH", rest)
-        return [b"%03d" % code, rest[4 : 4 + told], *take_body(rest[4 + told :], attachments)]
+        code, self.lost, named = struct.unpack_from(">HHB", rest)
+        self.reason = rest[5 : 5 + named]
+        (told,), at = struct.unpack_from(">H", rest, 5 + named), 7 + named
+        return [b"%03d" % code, rest[at : at + told], *take_body(rest[at + told :], attachments)]
 
 
 class X1Worker(X1Peer, Worker):
@@ -369,7 +373,7 @@ class X1Worker(X1Peer, Worker):
         self.say(record(4, int(client), body_of(*body)))
 
     def error(self, client: bytes, code: bytes, text: bytes, *detail: bytes) -> None:
-        self.say(record(7, int(client), struct.pack(">HH", int(code), len(text)) + text + body_of(*detail)))
+        self.say(record(7, int(client), struct.pack(">HHBH", int(code), 0, 0, len(text)) + text + body_of(*detail)))
 
     def credit(self, credit: int) -> None:
         self.say(record(10, 0, struct.pack(">I", credit)))

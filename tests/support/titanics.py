@@ -21,7 +21,6 @@ from support.processes import TIMEOUT_SECONDS, eventually, process
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.titanic import Ticket, admin, schema, store
-from zmdp.titanic.acceptance import Acceptance
 from zmdp.titanic.backlog import Backlog
 from zmdp.titanic.dispatcher import Dispatcher
 from zmdp.titanic.maintenance import Maintenance
@@ -175,6 +174,5 @@ def rooms_of(writer: Any = None) -> SimpleNamespace:
     backlog = Backlog(metrics, 9, 9)
     retries = RetryPolicy("me", database.clock, retention=Retention(), max_deaths=1, metrics=metrics)
     dispatcher = Dispatcher(database, nothing, Results(writer, nothing, backlog), lease)
-    acceptance = Acceptance(database, dispatcher, nothing, backlog, lease)
-    maintenance = Maintenance(database, dispatcher, acceptance, backlog, retries, lease)
-    return SimpleNamespace(dispatcher=dispatcher, acceptance=acceptance, maintenance=maintenance)
+    maintenance = Maintenance(database, dispatcher, backlog, retries, lease)
+    return SimpleNamespace(dispatcher=dispatcher, maintenance=maintenance)

@@ -78,7 +78,7 @@ def failure(
     address: int = 1, worker: Peer = b"w", code: int = 500, text: bytes = b"it broke", *detail: bytes
 ) -> Message:
     """Return an ERROR."""
-    told = code.to_bytes(2, "big") + len(text).to_bytes(2, "big") + text
+    told = code.to_bytes(2, "big") + bytes(3) + len(text).to_bytes(2, "big") + text
     return packed(worker, WX1, record(7, address, told + body_of(*detail)))
 
 

@@ -88,7 +88,7 @@ def test_waiting_callers_learn_that_the_request_was_closed(bench, titanic):
     eventually(lambda: waiting(bench) == 3)
     ticket.close()
     for client in clients:
-        client.final(b"titanic.reply", b"400 unknown uuid")
+        client.final(b"titanic.reply", b"400 unknown uuid", b"unknown-uuid")
 
 
 @on_sqlite
@@ -119,7 +119,7 @@ def test_waiting_callers_learn_what_another_titanic_did(bench, url):
         closed.close()
         operate(url, admin.cancel, cancelled.uuid)
         callers[0].final(b"titanic.reply", b"200", b"done")
-        callers[1].final(b"titanic.reply", b"400 unknown uuid")
+        callers[1].final(b"titanic.reply", b"400 unknown uuid", b"unknown-uuid")
         callers[2].final(b"titanic.reply", b"500 cancelled by an operator", b"499", b"later")
 
 

@@ -190,12 +190,22 @@ def test_result_of_a_failed_request():
     assert failed.value.service == "echo"
 
 
-@pytest.mark.parametrize("answer", [b"400 unknown uuid", b"400"])
-def test_an_unknown_request(answer):
+@pytest.mark.parametrize(
+    ("answer", "reason"), [((b"400 anything", b"unknown-uuid"), "unknown-uuid"), ((b"400",), "")], ids=["X1", "0.2"]
+)
+def test_an_unknown_request(answer, reason):
     steps = conversation.ready(X1, UUID_TEXT)
     next(steps)
-    with pytest.raises(UnknownTicket, match=UUID_TEXT):
-        steps.send(reply(answer))
+    with pytest.raises(UnknownTicket, match=UUID_TEXT) as raised:
+        steps.send(reply(*answer))
+    assert raised.value.reason == reason
+
+
+def test_the_text_decides_nothing():
+    steps = conversation.ready(X1, UUID_TEXT)
+    next(steps)
+    with pytest.raises(SettingError, match="unknown uuid"):
+        steps.send(reply(b"400 unknown uuid", b"malformed"))
 
 
 def test_a_cursor_continues_where_its_stream_broke_off():

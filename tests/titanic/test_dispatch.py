@@ -28,8 +28,7 @@ from support.titanics import (
     stored,
 )
 
-from zmdp.clients import Client, RetryLater, ServiceError, StreamInterrupted, WorkerLost
-from zmdp.mdp.broker.drops import REPORTS, Drop
+from zmdp.clients import Client, ServiceError
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.titanic import Titanic, admin, maintenance, retries
@@ -251,21 +250,6 @@ def test_a_request_that_kills_its_workers_fails(bench, titanic, url):
     assert ticket.result(timeout=TIMEOUT_SECONDS) == [b"done"]
 
 
-@pytest.mark.parametrize(
-    ("error", "lost"),
-    [
-        (WorkerLost("", code=502, text="its worker was lost, and this was attempt 3 of 3 (max_attempts)"), 3),
-        (StreamInterrupted("", code=502, text="its worker was lost after a PARTIAL"), 1),
-        (WorkerLost("", code=502, text=REPORTS[Drop.LINKS_LOST].text), 0),
-        (StreamInterrupted("the broker is gone"), 0),
-        (RetryLater("", code=503, text="the broker shut down"), 0),
-        (ServiceError(502, "this was attempt 3 of 3"), 0),  # a handler's own
-    ],
-)
-def test_only_the_broker_reports_lost_workers(error, lost):
-    assert retries.workers_lost(error) == lost
-
-
 def test_an_interrupted_attempt_does_not_count_as_a_retry(bench, url, client):
     worker = bench.x1_worker(b"records")
     with serving(bench.endpoint, url):
@@ -354,7 +338,7 @@ def test_a_reader_does_not_take_partials_that_went_away_for_the_end(bench, titan
     for number in range(last):
         reader.partial(b"titanic.reply", b"%d" % number)
     if change == "close":
-        reader.final(b"titanic.reply", b"400 unknown uuid")
+        reader.final(b"titanic.reply", b"400 unknown uuid", b"unknown-uuid")
         return
     address, _ = given(worker)
     for number in range(last + 1):

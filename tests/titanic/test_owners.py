@@ -187,7 +187,11 @@ def test_to_other_roles_a_request_is_unknown(site, kind, state):
         address, _ = echo.request(b"body")
         echo.final(address, b"reply")
         assert ended(shop, uuid) == [b"200", b"reply"]
-    assert reply(web, uuid) == reply(web, UNKNOWN) == [b"400 unknown uuid" if kind is X1Client else b"400"]
+    assert (
+        reply(web, uuid)
+        == reply(web, UNKNOWN)
+        == ([b"400 unknown uuid", b"unknown-uuid"] if kind is X1Client else [b"400"])
+    )
     assert close(web, uuid) == close(web, UNKNOWN) == [b"200"]
     assert reply(shop, uuid) == ([b"300"] if state == "pending" else [b"200", b"reply"])
     assert close(shop, uuid) == [b"200"]
@@ -202,7 +206,7 @@ def test_other_roles_cannot_watch_a_request(site, options):
     address, _ = echo.request(b"body")
     echo.partial(address, b"part")
     eventually(lambda: stored(site.url)["parts"])
-    assert reply(web, uuid, **options) == reply(web, UNKNOWN, **options) == [b"400 unknown uuid"]
+    assert reply(web, uuid, **options) == reply(web, UNKNOWN, **options) == [b"400 unknown uuid", b"unknown-uuid"]
 
 
 def test_admins_can_fetch_and_close_what_belongs_to_others(site):
@@ -210,13 +214,13 @@ def test_admins_can_fetch_and_close_what_belongs_to_others(site):
     uuid = submit(shop)
     assert reply(ops, uuid) == [b"300"]
     assert close(ops, uuid) == [b"200"]
-    assert reply(shop, uuid) == reply(ops, uuid) == [b"400 unknown uuid"]
+    assert reply(shop, uuid) == reply(ops, uuid) == [b"400 unknown uuid", b"unknown-uuid"]
 
 
 def test_only_admins_reach_a_request_without_an_owner(site):
     with connected(site.url) as connection:
         uuid = enqueue(connection, "later").encode()
-    assert reply(site.peer("shop"), uuid) == [b"400 unknown uuid"]
+    assert reply(site.peer("shop"), uuid) == [b"400 unknown uuid", b"unknown-uuid"]
     assert close(site.peer("shop"), uuid) == [b"200"]
     assert reply(site.peer("ops"), uuid) == [b"300"]
 
@@ -227,7 +231,7 @@ def test_without_access_control_a_request_with_an_owner_is_out_of_reach(url):
             theirs = enqueue(connection, "later", owner="shop").encode()
             ours = enqueue(connection, "later").encode()
         client = bench.x1_client()
-        assert reply(client, theirs) == [b"400 unknown uuid"]
+        assert reply(client, theirs) == [b"400 unknown uuid", b"unknown-uuid"]
         assert reply(client, ours) == [b"300"]
 
 
@@ -308,10 +312,10 @@ def test_a_schedule_belongs_to_the_role_that_added_it(site):
     assert schedules_of(ops) == [("nightly", "shop"), ("nightly", "web"), ("weekly", "shop")]
     for action in (b"pause", b"resume", b"run", b"rm"):
         unknown = ask(web, b"titanic.schedule", action, b"never-added")
-        assert unknown == [b"400 there is no schedule never-added"]
-        assert ask(web, b"titanic.schedule", action, b"weekly") == [b"400 there is no schedule weekly"]
+        assert unknown == [b"400 there is no schedule never-added", b"malformed"]
+        assert ask(web, b"titanic.schedule", action, b"weekly") == [b"400 there is no schedule weekly", b"malformed"]
         refused = ask(web, b"titanic.schedule", action, b"weekly", owner="shop")
-        assert refused == [b"400 only admins can change what belongs to others"]
+        assert refused == [b"400 only admins can change what belongs to others", b"malformed"]
     assert ask(web, b"titanic.schedule", b"rm", b"nightly", owner="web") == [b"200"]
     assert schedules_of(ops) == [("nightly", "shop"), ("weekly", "shop")]
 
@@ -322,7 +326,7 @@ def test_admins_change_the_schedules_of_others(site):
     assert ask(ops, b"titanic.schedule", b"pause", b"nightly") == [b"200"]
     add_schedule(web)
     several = ask(ops, b"titanic.schedule", b"rm", b"nightly")
-    assert several == [b"400 several roles have a schedule nightly: set owner"]
+    assert several == [b"400 several roles have a schedule nightly: set owner", b"malformed"]
     assert ask(ops, b"titanic.schedule", b"rm", b"nightly", owner="web") == [b"200"]
     assert schedules_of(ops) == [("nightly", "shop")]
 
@@ -337,4 +341,4 @@ def test_what_a_schedule_submits_is_executed_on_behalf_of_its_owner(site):
     assert json.loads(options)["user"] == "shop"
     echo.final(address, b"reply")
     assert ended(shop, uuid) == [b"200", b"reply"]
-    assert reply(web, uuid) == [b"400 unknown uuid"]
+    assert reply(web, uuid) == [b"400 unknown uuid", b"unknown-uuid"]

@@ -1,16 +1,8 @@
-"""The commands `titanic schedule …`, and the file of `titanic serve --schedules`."""
-
-import time
+"""The commands `titanic schedule …`."""
 
 import pytest
-from support.processes import free_endpoint, run
+from support.processes import run
 from support.titanics import serving
-
-from zmdp.mdp.errors import SettingError
-from zmdp.titanic.cli.schedule_file import load
-from zmdp.titanic.frames import unpack
-
-NOW = 1_800_000_000.0
 
 
 @pytest.fixture
@@ -83,81 +75,3 @@ def test_an_interval_is_shown_in_seconds(titanic, interval, shown):
     assert titanic("add", "a", "report", "--every", interval) == (0, "", "")
     _, out, _ = titanic("ls")
     assert shown in out
-
-
-# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def loaded(tmp_path):
-    """Write the file and load it."""
-
-    def loaded(text):
-        path = tmp_path / "schedules.toml"
-        path.write_text(text)
-        return load(path, NOW)
-
-    return loaded
-
-
-def test_a_file(loaded):
-    nightly, tick = loaded("""
-        [schedules.nightly]
-        service = "report"
-        cron = "30 2 * * *"
-        timezone = "Europe/Berlin"
-        missed = "all"
-        body = ["all", "ü"]
-        headers = { a = "b" }
-        owner = "shop"
-        priority = 3
-        retries = 2
-        backoff = 0.5
-        ttl = "3d"
-
-        [schedules."every/second"]
-        service = "report"
-        every = "5m"
-    """)
-    assert nightly._replace(body=b"") == (
-        "nightly", "shop", "report", b"", '{"a": "b"}', 3, 2, 0.5, 259200.0, "30 2 * * *", None, "Europe/Berlin", "all",
-        NOW, NOW + 17.5 * 3600,
-    )  # fmt: skip
-    assert unpack(nightly.body) == [b"all", "ü".encode()]
-    assert (tick.name, tick.every, unpack(tick.body), tick.owner) == ("every/second", 300, [b""], "")
-
-
-def test_an_empty_file_has_no_schedules(loaded):
-    assert loaded("") == []
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("x", "Expected '=' after a key"),
-        ("x = 1", r"expected tables \[schedules.NAME\], and nothing else"),
-        ("schedules = 1", r"expected tables \[schedules.NAME\], and nothing else"),
-        ("schedules.a = 1", r"schedules.a: expected a table with a service"),
-        ("[schedules.a]\nevery = 5", "schedules.a: expected a table with a service"),
-        ("[schedules.a]\nservice = 'r'", "schedules.a: a schedule needs either cron or every"),
-        ("[schedules.a]\nservice = 'r'\nevery = 'soon'", "schedules.a: 'soon' is not a duration"),
-        ("[schedules.a]\nservice = 'r'\nevery = true", "schedules.a: every is True: it must be a number of seconds"),
-        ("[schedules.a]\nservice = 'r'\nevery = 5\ncolour = 1", "schedules.a: a schedule has no option 'colour'"),
-        ("[schedules.a]\nservice = 'r'\nevery = 5\nbody = 1", "schedules.a: body must be text, or a list of texts"),
-        ("[schedules.a]\nservice = 'r'\nevery = 5\nheaders = 1", "schedules.a: headers must map text to text"),
-        ("[schedules.a]\nservice = 'r'\nevery = 5\nowner = ''", "schedules.a: owner must be text"),
-        ("[schedules.'a b']\nservice = 'r'\nevery = 5", "schedules.a b: the schedule's name must be"),
-        ("[schedules.a]\nservice = ''\nevery = 5", "schedules.a: "),
-    ],
-)
-def test_invalid_files(loaded, text, problem):
-    with pytest.raises(SettingError, match=problem):
-        loaded(text)
-
-
-def test_a_file_that_does_not_exist(tmp_path):
-    done = run("titanic", "serve", "--schedules", str(tmp_path / "none.toml"), "--broker", free_endpoint())
-    assert done.returncode == 2
-    assert b"No such file or directory" in done.stderr
-    with pytest.raises(SettingError, match="No such file"):
-        load(tmp_path / "none.toml", time.time())

@@ -6,12 +6,12 @@ from datetime import datetime
 
 import pytest
 from support.processes import eventually
-from support.titanics import BEATS, answer, serving, stored
+from support.titanics import BEATS, answer, connected, serving, stored
 
 from zmdp import Service
 from zmdp.clients import ServiceNotFound
 from zmdp.mdp.errors import SettingError
-from zmdp.titanic import Schedules
+from zmdp.titanic import Schedules, store
 from zmdp.titanic.schedules import occurrence_key, parse_schedule
 from zmdp.workers import Worker
 
@@ -107,8 +107,9 @@ def test_python_programs_are_told_what_is_invalid(schedules):
 )
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_malformed_requests(bench, server, frames, options, problem):
-    (status,) = ask(bench, *frames, **options)
+    status, reason = ask(bench, *frames, **options)
     assert status.startswith(b"400 " + problem)
+    assert reason == b"malformed"
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -119,31 +120,21 @@ def test_a_service_without_room_is_not_submitted_by_hand_either(bench, url, clie
             schedules.add(service, service, cron="0 2 * * *")
             schedules.run(service)
         assert ask(bench, b"run", b"report") == [
-            b"429 full: 1 requests to report have not ended (--max-waiting-per-service); try again later"
+            b"429 full: 1 requests to report have not ended (--max-waiting-per-service); try again later",
+            b"full",
         ]
     assert len(stored(url)["requests"]) == 2
 
 
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_schedules_go_on_when_a_clock_was_ahead(bench, url, client):
+def test_schedules_go_on_when_a_clock_was_ahead(bench, url):
     ahead = time.time() + 10 * 365 * 86400
-    declared = [
-        parse_schedule([name, b"report", b""], when, ahead)
-        for name, when in ((b"every", {"every": 1000}), (b"cron", {"cron": "* * * * * *"}))
-    ]
-    with serving(bench.endpoint, url, schedules=declared):
-        eventually(lambda: {each["key"].partition("@")[0] for each in stored(url)["requests"]} == {"every", "cron"})
-
-
-@pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
-def test_declared_schedules(bench, url, client):
-    declared = [parse_schedule([b"nightly", b"report", b""], {"cron": "0 2 * * *"}, time.time())]
-    with serving(bench.endpoint, url, schedules=declared):
-        assert [(row["name"], row["declared"]) for row in Schedules(client).ls()] == [("nightly", True)]
+    with connected(url) as connection:
+        for name, when in (("every", {"every": 1000}), ("cron", {"cron": "* * * * * *"})):
+            added = parse_schedule([name.encode(), b"report", b""], when, ahead)
+            store.edit_schedules(connection, [store.Edit("add", name, "", ahead, added)])
     with serving(bench.endpoint, url):
-        assert len(Schedules(client).ls()) == 1
-    with serving(bench.endpoint, url, schedules=[]):
-        assert Schedules(client).ls() == []
+        eventually(lambda: {each["key"].partition("@")[0] for each in stored(url)["requests"]} == {"every", "cron"})
 
 
 def test_without_a_titanic(client, monkeypatch):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.processes import eventually
-from support.titanics import BEATS, LIMITS, connected, serving, stored
+from support.titanics import BEATS, LIMITS, StoppedClock, connected, serving, stored
 
 from zmdp import Services
 from zmdp.clients.cli import describing
@@ -221,13 +221,23 @@ def test_workers_neither_take_the_name_of_another_schedule_nor_fill_the_database
     assert names(tables) == {"service:a": 3600.0}
 
 
-def test_workers_do_not_change_what_a_file_has_taken_over(tables):
+def test_what_is_paused_stays_paused_when_it_changes(tables):
     tables.do(store.declare_service_schedules, store.Declared({"a": schedule("a")}, NOW, None))
-    with tables.engine.begin() as connection:
-        store.declare_schedules(connection, [schedule("a", 3600)])
-    (problems,) = tables.do(store.declare_service_schedules, store.Declared({"a": schedule("a")}, NOW + 1, None))
-    assert problems == [
-        "the schedule of service a is ignored: there is another schedule service:a already: remove it first"
-    ]
-    tables.do(store.declare_service_schedules, store.Declared({"a": None}, NOW + 2, NOW + 2))
-    assert names(tables) == {"service:a": 3600.0}
+    tables.do(store.edit_schedules, store.Edit("pause", "service:a", "", NOW))
+    tables.do(store.declare_service_schedules, store.Declared({"a": schedule("a", 90)}, NOW + 1, None))
+    (found,) = tables.do(store.list_schedules, store.Listing(None))
+    assert (found[0]["every"], found[0]["next"]) == (90.0, None)
+
+
+def test_what_was_missed_is_submitted_as_workers_now_declare_it(tables):
+    def declare(retries, now):
+        made = schedule("a", 3600, now)._replace(retries=retries)
+        tables.do(store.declare_service_schedules, store.Declared({"a": made}, now, None))
+
+    declare(0, NOW)
+    declare(3, NOW + 3900)  # no Titanic ran meanwhile
+    (fired,) = tables.do(store.fire, store.Firing(StoppedClock(NOW + 3900)))
+    assert [each.retries for each in fired.submissions] == [3]
+    declare(4, NOW + 7000)
+    ((row,),) = tables.do(store.list_schedules, store.Listing(None))
+    assert (row["retries"], row["created"], row["last"], row["next"]) == (4, NOW, NOW + 3600, NOW + 7200)

@@ -90,8 +90,8 @@ def end(client, uuid):
 
 
 def refused(frames, code=b"400"):
-    """Return whether it is one frame: the status, with a text for callers that speak X1."""
-    return len(frames) == 1 and (frames[0] == code or frames[0].startswith(code + b" "))
+    """Return whether it is one frame, the status, or two: with a text, and a reason, for callers that speak X1."""
+    return frames == [code] or (len(frames) == 2 and frames[0].startswith(code + b" "))
 
 
 # ── titanic.request ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -311,11 +311,12 @@ def test_c37_callers_that_do_not_speak_x1_get_bare_codes(bench, engine, kind):
 
 
 @on_sqlite
-def test_c37_callers_that_speak_x1_get_a_text(bench, server):
+def test_c37_callers_that_speak_x1_get_a_text_and_a_reason(bench, server):
     client = bench.x1_client()
     for service in (b"titanic.request", b"titanic.reply", b"titanic.close"):
-        (status,) = ask(client, service, b"no uuid")
+        status, reason = ask(client, service, b"no uuid")
         assert status.startswith(b"400 titanic")
+        assert reason == b"malformed"
 
 
 @on_sqlite

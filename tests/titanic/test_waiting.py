@@ -2,15 +2,13 @@
 
 import json
 from contextlib import ExitStack, suppress
-from types import SimpleNamespace
 
 import pytest
-import sqlalchemy as sa
-from support.processes import TIMEOUT_SECONDS, eventually
-from support.titanics import answer, connected, given, running_bench, serving, stored
+from support.processes import eventually
+from support.titanics import answer, given, running_bench, serving, stored
 
 from zmdp.mdp.errors import RequestTimeout
-from zmdp.titanic import Titanic, acceptance, callers, store
+from zmdp.titanic import Titanic, callers
 from zmdp.titanic import server as server_module
 
 on_sqlite = pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
@@ -109,8 +107,9 @@ def test_the_key_of_a_request_that_was_closed(bench, server, titanic):
 def test_malformed_requests(bench, server, url, options):
     client = bench.x1_client()
     ask(client, "k", b"a", **options)
-    (status,) = client.recv()[4:]
+    status, reason = client.recv()[4:]
     assert status.startswith(b"400 reply ")
+    assert reason == b"malformed"
     assert stored(url)["requests"] == []
 
 
@@ -146,114 +145,14 @@ def test_many_waiting_callers_do_not_keep_others_from_submitting(bench, url, cli
         assert finals(many, 4) == {number: [b"200", b"done"] for number in range(17, 21)}
 
 
-# ── requests that are stored when workers can take them ──────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def claims():
-    """The claims that are made, which requests that run at once do not need."""
-    seen = []
-
-    def watch(connection, cursor, statement, *others):
-        if statement.startswith(store.claims._READY.split("{0}")[0]):
-            seen.append(statement)
-
-    sa.event.listen(sa.Engine, "before_cursor_execute", watch)
-    yield seen
-    sa.event.remove(sa.Engine, "before_cursor_execute", watch)
-
-
-@pytest.fixture
-def up(bench, url, monkeypatch):
-    """A Titanic that knows a worker for `up`, to which it may send two requests at a time."""
-    monkeypatch.setattr(acceptance, "MAX_TURN_SECONDS", TIMEOUT_SECONDS)
-    worker = bench.x1_worker(b"up")
-    with ExitStack() as stack:
-        rooms = stack.enter_context(serving(bench.endpoint, url))._rooms
-        eventually(lambda: rooms.dispatcher.offered.get("up"))
-
-        def waiting():
-            """Return how many requests wait for their turn."""
-            return sum(len(lane.turns) for lane in dict(rooms.dispatcher.lanes).values())
-
-        yield SimpleNamespace(worker=worker, rooms=rooms, waiting=waiting, stop=stack.close)
-
-
-def ask_many(client, up, url, count):
-    """Submit requests, of which two have room, and wait until the others wait for theirs, not yet stored."""
-    for number in range(count):
-        ask(client, f"k/{number}", b"%d" % number)
-    eventually(lambda: up.waiting() == count - 2)
-    eventually(lambda: column(url, "state") == ["running"] * 2)
-
-
-def test_requests_run_at_once_in_the_order_in_which_they_came(bench, up, url, claims):
-    client = bench.x1_client()
-    ask_many(client, up, url, 5)
-    assert [answer(up.worker) for _ in range(5)] == [b"%d" % number for number in range(5)]
-    assert finals(client, 5) == {number: [b"200", b"done"] for number in range(1, 6)}
-    assert (column(url, "state"), column(url, "attempts")) == (["done"] * 5, [1] * 5)
-    assert claims == []
-
-
 @on_sqlite
-def test_requests_do_not_wait_for_ever_to_be_stored(bench, up, url, monkeypatch):
-    monkeypatch.setattr(acceptance, "MAX_TURN_SECONDS", 0.05)
-    client = bench.x1_client()
-    for number in range(3):
-        ask(client, f"k/{number}", b"%d" % number)
-    eventually(lambda: sorted(column(url, "state")) == ["pending", "running", "running"])
-    assert [answer(up.worker) for _ in range(3)] == [b"0", b"1", b"2"]
-    assert finals(client, 3) == {number: [b"200", b"done"] for number in range(1, 4)}
-
-
-@on_sqlite
-def test_requests_that_are_stored_run_first(bench, up, titanic_client, url):
-    client = bench.x1_client()
-    ask_many(client, up, url, 4)
-    titanic_client.submit("up", b"stored")
-    ask(client, "urgent", b"urgent", priority=1)
-    eventually(lambda: column(url, "state") == ["running", "running", "pending", "pending"])
-    assert [answer(up.worker) for _ in range(6)] == [b"0", b"1", b"urgent", b"stored", b"2", b"3"]
-
-
-@pytest.fixture
-def titanic_client(client):
-    return Titanic(client)
-
-
-@on_sqlite
-def test_a_caller_that_goes_away_before_its_request_is_stored(bench, up, url):
-    client = bench.x1_client()
-    ask_many(client, up, url, 3)
+def test_a_caller_that_goes_away_leaves_its_request(bench, server, url):
+    """It is executed all the same, because it is stored."""
+    client, worker = bench.x1_client(), bench.x1_worker(b"up")
+    ask(client, "k", b"a")
+    address, _ = given(worker)
     client.cancel()
     client.error(b"499")
-    eventually(lambda: not up.waiting())
-    assert [answer(up.worker) for _ in range(2)] == [b"0", b"1"]
-    assert finals(client, 2) == {number: [b"200", b"done"] for number in (1, 2)}
-    assert len(stored(url)["requests"]) == 2
-
-
-@on_sqlite
-def test_a_caller_that_goes_away_while_its_request_is_stored(bench, up, url):
-    """It is executed all the same, because it is stored."""
-    client = bench.x1_client()
-    with connected(url) as connection:
-        connection.exec_driver_sql("UPDATE titanic_counters SET value = value")  # locks the database
-        ask(client, "k", b"a")
-        eventually(lambda: up.rooms.acceptance.accepting)
-        client.cancel()
-        client.error(b"499")
-        bench.mmi(b"mmi.service", b"up")  # the broker has heard of it
-    answer(up.worker)
+    worker.final(address, b"done")
     eventually(lambda: column(url, "state") == ["done"])
     assert column(url, "attempts") == [1]
-
-
-@on_sqlite
-def test_requests_that_wait_when_titanic_stops_are_stored(bench, up, url):
-    client = bench.x1_client()
-    ask_many(client, up, url, 3)
-    up.stop()
-    assert finals(client, 3) == {number: [b"300"] for number in (1, 2, 3)}
-    assert column(url, "state") == ["pending"] * 3

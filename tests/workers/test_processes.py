@@ -1,6 +1,5 @@
 """The supervisor of worker processes, where processes cannot be started, or take long."""
 
-import math
 import os
 import signal
 import sys
@@ -13,7 +12,6 @@ from support.processes import eventually, free_endpoint
 from zmdp.testing import running_broker
 from zmdp.workers import processes
 from zmdp.workers.processes import Supervisor
-from zmdp.workers.scaling import Slots
 
 SLOW = """
 from contextlib import contextmanager
@@ -37,13 +35,13 @@ NONE = "waiting for the broker, which does not answer"
 
 @contextmanager
 def supervising(*arguments):
-    """Run a supervisor of one process in a thread; yield it, its slots, and a list for its exit code."""
-    slots, codes = Slots(1, 1, lease=math.inf, idle=1.0), []
-    supervisor = Supervisor(arguments, slots, drain_timeout=10.0)
+    """Run a supervisor of one process in a thread; yield it, and a list for its exit code."""
+    codes = []
+    supervisor = Supervisor(arguments, 1, drain_timeout=10.0)
     thread = threading.Thread(target=lambda: codes.append(supervisor.run()))
     thread.start()
     try:
-        yield supervisor, slots, codes
+        yield supervisor, codes
     finally:
         supervisor.stop()
         thread.join()
@@ -51,13 +49,13 @@ def supervising(*arguments):
 
 def test_a_process_that_cannot_be_started_is_tried_again_later(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
-    with supervising() as (supervisor, slots, codes):
-        eventually(lambda: slots.failures >= 2)
+    failed = "cannot start a worker process: [Errno 2] No such file or directory"
+    with supervising() as (supervisor, codes):
+        eventually(lambda: caplog.text.count(failed) >= 2)
         supervisor.replace_all("SIGHUP")
-        eventually(lambda: slots.failures >= 3)
+        eventually(lambda: caplog.text.count(failed) >= 3)
         supervisor.stop()
         eventually(lambda: codes == [0])
-    assert "cannot start a worker process: [Errno 2] No such file or directory" in caplog.text
 
 
 def test_a_process_for_which_there_is_no_thread_is_tried_again_later(monkeypatch, caplog):
@@ -69,20 +67,19 @@ def test_a_process_for_which_there_is_no_thread_is_tried_again_later(monkeypatch
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", limited)
-    with supervising("zmdp.workers.echo:worker", "--broker", free_endpoint()) as (supervisor, slots, codes):
-        eventually(lambda: slots.failures >= 2 or codes)
+    with supervising("zmdp.workers.echo:worker", "--broker", free_endpoint()) as (supervisor, codes):
+        eventually(lambda: caplog.text.count("cannot start a worker process: can't start new thread") >= 2 or codes)
         assert supervisor.unfinished() == NONE
         supervisor.stop()
         eventually(lambda: codes == [0])
-    assert "cannot start a worker process: can't start new thread" in caplog.text
 
 
 def test_a_process_hangs_only_while_the_supervisor_does_not():
     """Whatever stopped the supervisor for a while, such as a debugger or a frozen machine, stopped the process too."""
-    supervisor = Supervisor((), Slots(1, 1, lease=math.inf, idle=1.0), drain_timeout=10.0, patience=3.0)
+    supervisor = Supervisor((), 1, drain_timeout=10.0, patience=3.0)
     start, killed = supervisor._turned_at, []
     process = SimpleNamespace(pid=1, kill_at=None, alive_at=start, send_signal=killed.append)
-    supervisor._running = {None: process}
+    supervisor._places[0].process = process
     for now in (0.5, 10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0):
         supervisor._note_turn(start + now)
         supervisor._kill_hanging(start + now)
@@ -125,7 +122,7 @@ def test_a_process_that_takes_long_to_start_is_told_and_replaces_the_old_one_at_
 def test_a_process_that_a_signal_without_a_name_kills_is_restarted(caplog):
     with running_broker() as server:
         arguments = ("zmdp.workers.echo:worker", "--broker", server.endpoints[0])
-        with supervising(*arguments) as (supervisor, _, codes):
+        with supervising(*arguments) as (supervisor, codes):
             eventually(lambda: supervisor.served)
             running = supervisor.unfinished()
             killed = int(running.removeprefix("worker processes "))

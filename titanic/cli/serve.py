@@ -5,7 +5,6 @@ import gc
 import logging
 import resource
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -41,7 +40,6 @@ from ..server import (
 )
 from .database import DB, database_errors
 from .parameters import DURATION, DURATION_FROM_0, NEEDS_UNIT, ServiceExpiry
-from .schedule_file import load as load_schedules
 
 if TYPE_CHECKING:
     from ..web.server import WebServer
@@ -104,13 +102,6 @@ log = logging.getLogger("zmdp.titanic")
     help="The same for requests that have failed.",
 )
 @click.option(
-    "--schedules",
-    "schedule_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Schedules in TOML: those in the database that came from such a file are made to match it.",
-)
-@click.option(
     "--service-schedules/--no-service-schedules",
     default=None,
     help=(
@@ -149,7 +140,6 @@ def serve(
     db: str,
     ttls: Sequence[tuple[str, float]],
     failed_ttls: Sequence[tuple[str, float]],
-    schedule_file: Path | None,
     http: tuple[str, int] | None,
     http_access: Path | None,
     http_insecure: bool,
@@ -179,7 +169,6 @@ def serve(
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     kept, kept_failed = dict(ttls), dict(failed_ttls)
     settings["ttl"] = Retention(kept.pop("", None), kept, kept_failed.pop("", None), kept_failed)
-    settings["schedules"] = None if schedule_file is None else load_schedules(schedule_file, time.time())
     with ExitStack() as stack:
         web = None
         if http is not None:

@@ -4,7 +4,7 @@ The functions do not commit.  Times are arguments, in seconds since 1970.  `main
 within the transaction, because a busy database may begin that much later.
 """
 
-from .acceptance import Arrival, accept, accept_running
+from .acceptance import accept
 from .claims import Claim, Claimed, claim
 from .clock import Clock
 from .counts import count_waiting
@@ -31,7 +31,6 @@ from .schedules import (
     Firing,
     Listing,
     catch_up,
-    declare_schedules,
     declare_service_schedules,
     edit_schedules,
     fire,
@@ -41,10 +40,10 @@ from .schedules import (
 from .summary import Summary, summarize
 
 __all__ = [
-    "Arrival", "Claim", "Claimed", "Clock", "Declared", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",
+    "Claim", "Claimed", "Clock", "Declared", "Edit", "Edited", "Fetched", "Findings", "Fired", "Firing",
     "Lease", "Listing", "Lookup", "MaintenanceRound", "Outcome", "Partial", "PartialsQuery", "Progress", "Reschedule",
-    "Summary", "accept", "accept_running", "add_partials", "catch_up", "claim", "close", "count_waiting",
-    "declare_schedules", "declare_service_schedules", "edit_schedules", "fetch", "fetch_partials", "fetch_reply",
-    "fetch_request", "finish", "fire", "list_schedules", "maintain", "next_occurrence", "pending_after",
-    "pending_services", "progress", "release", "reschedule", "set_clock", "summarize",
+    "Summary", "accept", "add_partials", "catch_up", "claim", "close", "count_waiting",
+    "declare_service_schedules", "edit_schedules", "fetch", "fetch_partials", "fetch_reply", "fetch_request", "finish",
+    "fire", "list_schedules", "maintain", "next_occurrence", "pending_after", "pending_services", "progress", "release",
+    "reschedule", "set_clock", "summarize",
 ]  # fmt: skip

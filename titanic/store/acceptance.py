@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -12,9 +12,7 @@ from sqlalchemy.engine import Connection
 
 from ..submission import Submission
 from .bulk import Bulk, as_uuid
-from .claims import Claimed
-from .leases import Lease, renew
-from .tables import KEYS, REQUESTS, K, R, for_both_dialects, is_in
+from .tables import KEYS, REQUESTS, K, R, for_both_dialects
 
 
 def _enter_key(insert: Any) -> sa.Executable:
@@ -76,18 +74,6 @@ _ACCEPT: Final = Bulk(
     """,  # noqa: S608 - our own
     **_TYPES,
 )
-_ACCEPT_RUNNING: Final = Bulk(
-    f"""
-    INSERT INTO titanic_requests ({", ".join(_COLUMNS)}, holder, started, state, attempts, failures, deaths)
-    WITH given
-    SELECT {", ".join(_COLUMNS)}, by_holder, at_time, 'running', 1, 0, 0 FROM given WHERE uuid IS NOT NULL
-    ON CONFLICT DO NOTHING
-    RETURNING uuid, id
-    """,  # noqa: S608 - our own
-    **_TYPES,
-    by_holder="text",
-    at_time="double precision",
-)
 
 
 def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID | None]:
@@ -110,53 +96,6 @@ def accept(connection: Connection, batch: Sequence[Submission]) -> list[UUID | N
         None if uuid == each.uuid and owners.get(uuid) != each.owner else uuid
         for each, uuid in zip(batch, uuids, strict=True)
     ]
-
-
-class Arrival(NamedTuple):
-    """A request with a key that the Titanic which stores it runs at once."""
-
-    submission: Submission
-    lease: Lease
-    now: float
-
-
-def accept_running(connection: Connection, batch: Sequence[Arrival]) -> list[Claimed | UUID]:
-    """Store requests as `accept` does, and claim the new ones in the same step.
-
-    Returns for each that is new what `claim` would, otherwise the UUID of the owner's first request with the key.
-
-    Idempotent, unless a request that was stored has been put back meanwhile; then its UUID is returned.
-    """
-    known, new = _enter_keys(connection, [each.submission for each in batch])
-    uuids = [known[_key_of(each.submission)] for each in batch]
-    indexes = {each.submission.uuid.hex: at for at, each in enumerate(batch)}
-    rows = [
-        (uuid, *_VALUES(submission), lease.holder, now)
-        for uuid, (submission, lease, now) in zip(indexes, batch, strict=True)
-        if uuid in new
-    ]
-    running = _ACCEPT_RUNNING(connection, rows)
-    if len(new) < len(batch):
-        own = [uuid for uuid, each in zip(uuids, batch, strict=True) if uuid == each.submission.uuid]
-        if again := [uuid for uuid in own if uuid.hex not in new]:
-            # This transaction has stored them before, but its answer was lost.
-            ours = is_in("running") & (R.attempts == 1) & R.uuid.in_(again)
-            running += connection.execute(sa.select(R.uuid, R.id).where(ours)).all()
-    found: list[Claimed | UUID] = [*uuids]
-    # Last: while this transaction waits for a key, it must not hold the lease, which other claims need.
-    for lease, now in {each.lease: each.now for each in batch}.items():
-        renew(connection, lease, now)
-    for uuid, id_ in running:
-        at = indexes[_as_hex(uuid)]
-        found[at] = _claimed(id_, *batch[at])
-    return found
-
-
-def _claimed(id_: int, submission: Submission, lease: Lease, _: float) -> Claimed:
-    return Claimed(
-        id_, submission.uuid, submission.service, lease.holder, 1, 0, 0, submission.retries, submission.backoff,
-        submission.headers, submission.body, submission.owner,
-    )  # fmt: skip
 
 
 def _key_of(submission: Submission) -> _Key:

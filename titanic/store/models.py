@@ -15,7 +15,6 @@ from uuid import UUID
 
 from sqlalchemy import (
     BigInteger,
-    Boolean,
     CheckConstraint,
     Double,
     ForeignKey,
@@ -226,8 +225,6 @@ class StoredSchedule(Base):
     """The latest occurrence, or when it was last run by hand."""
     last_uuid: Mapped[UUID | None] = mapped_column(Uuid)
     """The request that was then submitted."""
-    declared: Mapped[bool] = mapped_column(Boolean)
-    """Whether it comes from a file, to whose next version it is compared."""
     seen: Mapped[float | None] = mapped_column(Double)
     """When workers of its service last declared it; NULL if they did not."""
 

@@ -180,7 +180,7 @@ def edit_schedules(connection: Connection, batch: Sequence[Edit]) -> list[Edited
 def _add(connection: Connection, schedule: Schedule, *, seen: float | None = None) -> Edited:
     """Add a schedule; if it is declared by workers, which were `seen` at some moment, change the one that they had."""
     (known,) = connection.execute(sa.select(sa.func.count()).select_from(SCHEDULES)).one()
-    if known < MAX_SCHEDULES and _insert(connection, schedule, declared=False, seen=seen):
+    if known < MAX_SCHEDULES and _insert(connection, schedule, seen):
         return Edited()
     found = connection.execute(
         sa.select(S.seen, *_FIELDS).where(S.name == schedule.name, S.owner == schedule.owner).with_for_update()
@@ -189,14 +189,15 @@ def _add(connection: Connection, schedule: Schedule, *, seen: float | None = Non
         return Edited(f"there are {MAX_SCHEDULES} schedules already: remove some first")
     before, *fields = found
     if seen is not None and before is not None:
-        _replace(connection, Schedule(*fields), schedule, seen=seen)
+        _replace(connection, Schedule(*fields), schedule, seen)
     elif not Schedule(*fields).same_as(schedule):
         return Edited(f"there is another schedule {schedule.name} already: remove it first")
     return Edited()
 
 
-def _replace(connection: Connection, before: Schedule, schedule: Schedule, **values: Any) -> None:
+def _replace(connection: Connection, before: Schedule, schedule: Schedule, seen: float) -> None:
     """Change a schedule.  What is paused stays paused, and as long as its times are the same, so is what is due."""
+    values: dict[str, Any] = {"seen": seen}
     if not before.same_as(schedule):
         values |= schedule._asdict()
         if schedule.recurs_as(before):
@@ -207,8 +208,8 @@ def _replace(connection: Connection, before: Schedule, schedule: Schedule, **val
     connection.execute(sa.update(SCHEDULES).where(this).values(**values))
 
 
-def _insert(connection: Connection, schedule: Schedule, *, declared: bool, seen: float | None = None) -> bool:
-    values = {**schedule._asdict(), "declared": declared, "seen": seen}
+def _insert(connection: Connection, schedule: Schedule, seen: float | None) -> bool:
+    values = {**schedule._asdict(), "seen": seen}
     return connection.execute(_INSERT[connection.dialect.name], values).rowcount == 1
 
 
@@ -246,21 +247,6 @@ def _find(connection: Connection, name: str, owner: str | None) -> list[Schedule
     """Return the schedules of this name, at most one if `owner` is given, and lock them."""
     where = [S.name == name, *([] if owner is None else [S.owner == owner])]
     return [Schedule(*row) for row in connection.execute(_SCHEDULE.where(*where).limit(2).with_for_update())]
-
-
-def declare_schedules(connection: Connection, schedules: Sequence[Schedule]) -> None:
-    """Make the declared schedules these: add and change some, and remove those that are not declared any more."""
-    if connection.dialect.name == "postgresql":  # locking row by row, it could deadlock with a running Titanic
-        connection.exec_driver_sql("LOCK TABLE titanic_schedules IN EXCLUSIVE MODE")
-    for schedule in schedules:
-        if _insert(connection, schedule, declared=True):
-            continue
-        (found,) = _find(connection, schedule.name, schedule.owner)
-        _replace(connection, found, schedule, declared=True, seen=None)
-    kept = {(each.name, each.owner) for each in schedules}
-    for name, owner in connection.execute(sa.select(S.name, S.owner).where(S.declared)).all():
-        if (name, owner) not in kept:
-            connection.execute(sa.delete(SCHEDULES).where(S.name == name, S.owner == owner))
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,23 +41,8 @@ from .check import table
 from .serving import AnyWorker, Offering, serve
 from .supervising import Supervision, supervise
 
-DEFAULT_IDLE_SECONDS: Final = 60.0
 DEFAULT_DRAIN_SECONDS: Final = 30.0
 _UNITS: Final = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-class _Processes(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
-    """How many processes there are, at least and at most."""
-
-    name = "N|MIN-MAX"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Return MIN and MAX."""
-        found = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", value, re.ASCII)
-        least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        if most < 1 or least > most:
-            self.fail(f"expected a number of processes, or a range such as 1-8, got {value!r}", param, ctx)
-        return least, most
 
 
 class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in older releases
@@ -96,16 +81,9 @@ class _Memory(click.ParamType):  # type: ignore[type-arg]  # not generic in olde
 )
 @click.option(
     "--processes",
-    type=_Processes(),
+    type=Number("processes", whole=True),
     help="Supervise so many worker processes, also one: they are restarted if they die, and SIGHUP replaces them one "
-    "by one, with new code, without a failed call. MIN-MAX, such as 1-8, scales a worker or a function, "
-    "which has one service, with the load.  [default: serve in this process]",
-)
-@click.option(
-    "--idle",
-    type=Number("seconds"),
-    default=DEFAULT_IDLE_SECONDS,
-    help="With --processes MIN-MAX: how long a process must not have been needed before it is stopped.",
+    "by one, with new code, without a failed call.  [default: serve in this process]",
 )
 @click.option(
     "--max-requests",
@@ -171,8 +149,7 @@ def cli(
     only: tuple[str, ...],
     codec: str | None,
     concurrency: int | None,
-    processes: tuple[int, int] | None,
-    idle: float,
+    processes: int | None,
     max_requests: int | None,
     max_memory: int | None,
     reload: bool,
@@ -238,9 +215,6 @@ def cli(
         if freelance is not None:
             rules = None if access is None else load_access(access)
             worker = freelance_worker(worker, freelance, bind=bind, access=rules, insecure=insecure)
-    least, most = processes or (1, 1)
-    if least < most and not isinstance(worker, ServicesWorker) and worker.settings.protocol != "X1":
-        raise SettingError("--processes MIN-MAX needs X1, in which workers tell the broker their process ids")
     if reload:
         check_installed()
     if check:
@@ -253,7 +227,7 @@ def cli(
                 "--processes, --reload and --max-… supervise processes, which needs signals that Windows does not have"
             )
         modules = [target.partition(":")[0] for target in targets] if reload else []
-        return supervise(worker, Supervision(least, most, idle, drain_timeout, modules))
+        return supervise(Supervision(processes or 1, drain_timeout, modules))
     return serve(worker, drain_timeout, link, limits)
 
 
@@ -301,7 +275,7 @@ def _export_connection() -> None:
 
 _NEEDS_FREELANCE: Final = ("bind", "access", "insecure")
 _NEEDS_BROKER: Final = (
-    "broker", "key_file", "broker_key", "processes", "idle", "max_requests", "max_memory", "reload", "heartbeat",
+    "broker", "key_file", "broker_key", "processes", "max_requests", "max_memory", "reload", "heartbeat",
     "liveness", "handler_timeout", "protocol",
 )  # fmt: skip
 
@@ -327,9 +301,6 @@ def _services_worker(services: Services, target: str, only: tuple[str, ...], giv
     for name in ("service", "codec", "freelance"):
         if context.params[name] is not None:
             raise click.UsageError(f"--{name} has no meaning with {target}, which has services with names and types")
-    least, most = context.params["processes"] or (1, 1)
-    if least < most:
-        raise click.UsageError("--processes MIN-MAX follows the load of one service: give a Services a fixed number")
     arguments = {"name": target, **given}
     keys = arguments.pop("keys", None)
     broker = arguments.pop("endpoints", None)

@@ -488,7 +488,7 @@ def test_who_does_not_wait_is_told_when_its_own_worker_was_the_last(goes):
     feed(broker, request(wait=False))
     assert goes(broker) == [error(502, LAST_WORKER_LOST)]
     assert books(broker) == ([], [], 0, 0, [])
-    assert broker.stats.dropped == {Drop.WORKERS_LOST: 1}
+    assert broker.stats.dropped == {Drop.LAST_WORKER_LOST: 1}
     assert holds_nothing(broker)
 
 
@@ -507,7 +507,7 @@ def test_who_does_not_wait_is_not_told_that_nobody_is_there_if_somebody_had_begu
     turns.gone(broker, b"w1", now=0)
     assert books(broker) == ([b"echo"], [b"w2"], 2, 1, [1, 2, 3])
     assert told(turns.gone(broker, b"w2", now=0)) == [error(404, NO_WORKER, 3), error(502, LAST_WORKER_LOST, 1)]
-    assert broker.stats.dropped == {Drop.NO_WORKER: 1, Drop.WORKERS_LOST: 1}
+    assert broker.stats.dropped == {Drop.NO_WORKER: 1, Drop.LAST_WORKER_LOST: 1}
 
 
 def test_all_workers_die_together():
@@ -669,6 +669,12 @@ def workers_lost():
     return broker, told(turns.gone(broker, b"w1", now=0))[1:] + told(turns.gone(broker, b"w2", now=0))
 
 
+def last_worker_lost():
+    broker = broker_with(b"w")
+    feed(broker, request(wait=False))
+    return broker, told(turns.gone(broker, b"w", now=0))
+
+
 def lost_after_partial():
     broker = broker_with(b"w")
     feed(broker, request(), partial())
@@ -770,6 +776,7 @@ DROPS = {
     Drop.DRAINING: (draining, 503, DRAINING),
     Drop.CLOSING: (closing, 503, CLOSING),
     Drop.WORKERS_LOST: (workers_lost, 502, "its worker was lost, and this was attempt 2 of 2 (max_attempts)"),
+    Drop.LAST_WORKER_LOST: (last_worker_lost, 502, LAST_WORKER_LOST),
     Drop.LOST_AFTER_PARTIAL: (lost_after_partial, 502, "its worker was lost after a PARTIAL, so it cannot be retried"),
     Drop.REPLY_TOO_LARGE: (reply_too_large, 413, "the reply exceeds the limits of 500 bytes and 1024 frames"),
     Drop.OPTIONS_TOO_LONG: (

@@ -855,7 +855,7 @@ def granted(body, identity=b"x"):
 
 def denied(text, *route):
     """The refusal of a link."""
-    told = struct.pack(">HH", 403, len(text)) + text.encode() + body_of()
+    told = struct.pack(">HHB", 403, 0, 11) + b"not-allowed" + struct.pack(">H", len(text)) + text.encode() + body_of()
     return [*(route or X), AS_WORKER, b"\x09", record(7, 1, told)]
 
 
@@ -972,8 +972,8 @@ def returned(number=1):
     return wire.Release(X, b"MDPWX1", number)
 
 
-def refused(code, text, number=1):
-    return wire.Error(X, b"MDPWX1", number, code, text.encode(), [])
+def refused(code, reason, text, number=1):
+    return wire.Error(X, b"MDPWX1", number, code, text.encode(), [], reason.encode())
 
 
 def done(number=1, body=b"x"):
@@ -1010,7 +1010,7 @@ def test_another_broker_is_a_client_and_a_worker():
 def test_a_malformed_request_over_a_link_is_answered(record, reason):
     other = Other()
     other.receive(ready())
-    assert other.say(AS_CLIENT, record) == [refused(400, f"broker a: malformed: {reason}")]
+    assert other.say(AS_CLIENT, record) == [refused(400, reason, f"broker a: malformed: {reason}")]
     assert other.sent == []
     assert other.broker.stats.invalid == {reason: 1}
     assert not other.broker.directory.clients
@@ -1019,14 +1019,14 @@ def test_a_malformed_request_over_a_link_is_answered(record, reason):
 def test_a_number_is_in_use_over_a_link_as_well():
     other = Other()
     other.receive(ready())
-    assert other.say(AS_CLIENT, asks(), asks()) == [refused(400, "broker a: malformed: number-in-use")]
+    assert other.say(AS_CLIENT, asks(), asks()) == [refused(400, "number-in-use", "broker a: malformed: number-in-use")]
     assert len(work(other.sent)) == 1
 
 
 def test_a_request_over_a_link_has_the_limits_of_every_broker():
     other = Other(limits=Limits(max_message=1000))
     other.receive(ready())
-    assert other.say(AS_CLIENT, asks(body=b"x" * 1001)) == [refused(413, "broker a: malformed: too-large")]
+    assert other.say(AS_CLIENT, asks(body=b"x" * 1001)) == [refused(413, "too-large", "broker a: malformed: too-large")]
     other.say(AS_CLIENT, asks(body=b"x" * 1000))
     assert len(work(other.sent)) == 1
 
@@ -1140,6 +1140,16 @@ def test_a_second_reply_over_a_link_is_late():
     assert other.say(AS_WORKER, replies(1), replies(1), replies(7)) == []
     assert other.sent == [answer()]
     assert other.broker.stats.late == 2
+
+
+def test_the_client_is_told_the_reason_of_another_broker():  # C47
+    other = passing()
+    packed = batch.Batch(X, AS_WORKER)
+    packed.error(7, 1, 502, b"it is poison", [], b"workers-lost", 3)
+    (message,) = packed.messages()
+    (sent,) = turns.receive(other.broker, message, other.now, other.role)
+    (found,) = batch.to_client(sent, wire.header_at(sent, 1))
+    assert (found.code, found.reason, found.lost, found.detail) == (502, b"workers-lost", 3, [])
 
 
 def test_a_stream_ends_when_the_broker_that_has_it_shuts_down():
@@ -1589,7 +1599,8 @@ def test_a_request_over_a_link_is_allowed_to_its_user(user, text):
     other = Other(permissions=ACCESS)
     other.receive(ready())
     asked = asks() if user is None else asks(user=user)
-    assert other.say(AS_CLIENT, asked) == [refused(403, text)]
+    reason = "not-allowed" if user is None else "user-not-allowed"
+    assert other.say(AS_CLIENT, asked) == [refused(403, reason, text)]
     assert other.sent == []
     other.say(AS_CLIENT, asks(user="shop"))
     assert json.loads(other.sent[0][5]) == {"user": "shop"}

@@ -54,9 +54,10 @@ def work(address=7, ttl=0, attempt=1, options=b"", rest=None):
     return record(2, address, struct.pack(">IBH", ttl, attempt, len(options)) + options + rest)
 
 
-def error(command, number=7, code=500, text=b"why", rest=None):
+def error(command, number=7, code=500, text=b"why", rest=None, reason=b"", lost=0):
     rest = body() if rest is None else rest
-    return record(command, number, struct.pack(">HH", code, len(text)) + text + rest)
+    head = struct.pack(">HHB", code, lost, len(reason)) + reason + struct.pack(">H", len(text)) + text
+    return record(command, number, head + rest)
 
 
 def read(implementation, direction, records, *attachments):
@@ -89,10 +90,9 @@ def answered(direction, final, number, frames):
     return wire.Reply(ROUTE, WX1, final, number, frames)
 
 
-def failed(direction, number, code, text, detail):
-    if direction == "to_client":
-        return wire.Error((), CX1, number, code, text, detail)
-    return wire.Error(ROUTE, WX1, number, code, text, detail)
+def failed(direction, number, code, text, detail, reason, lost):
+    told = (number, code, text, detail, reason, min(lost, 65_535))
+    return wire.Error((), CX1, *told) if direction == "to_client" else wire.Error(ROUTE, WX1, *told)
 
 
 def replies(direction, partial, final, failure):
@@ -101,9 +101,10 @@ def replies(direction, partial, final, failure):
         st.tuples(ids, bodies, st.booleans()).map(
             lambda a: (("reply", final if a[2] else partial, a[0], a[1]), answered(direction, a[2], a[0], a[1]))
         )
-        | st.tuples(ids, st.integers(0, 999), st.binary(max_size=30), st.lists(frames, max_size=1)).map(
-            lambda a: (("error", failure, *a), failed(direction, *a))
-        )
+        | st.tuples(
+            ids, st.integers(0, 999), st.binary(max_size=30), st.lists(frames, max_size=1), st.binary(max_size=255),
+            st.integers(0, 65_537),
+        ).map(lambda a: (("error", failure, *a), failed(direction, *a)))
     )  # fmt: skip
 
 
@@ -233,7 +234,7 @@ def test_the_records_are_as_specified(implementation):
     each.request_to_broker(258, 5000, b"echo", b"{}", [b"ab", b"", b"L" * SHARED, b"c"])
     each.request_to_worker(LARGEST, 1, 3, b"", (b"x",))
     each.reply(4, 1, [b"L" * SHARED])
-    each.error(7, 2, 404, b"no", [b"d"])
+    each.error(7, 2, 404, b"no", [b"d"], b"full", 3)
     each.signal(11, 3)
     each.ready(64, b"s", b"{}")
     each.credit(9)
@@ -242,7 +243,7 @@ def test_the_records_are_as_specified(implementation):
         + "0004 00000002 6162 00000000 ffffffff 00000001 63"
         + "00000017 02 ffffffffffffffff 00000001 03 0000 0001 00000001 78"
         + "0000000f 04 0000000000000001 0001 ffffffff"
-        + "00000016 07 0000000000000002 0194 0002" + b"no".hex() + "0001 00000001 64"
+        + "0000001d 07 0000000000000002 0194 0003 04" + b"full".hex() + "0002" + b"no".hex() + "0001 00000001 64"
         + "00000009 0b 0000000000000003"
         + "00000013 01 0000000000000000 00000040 01 73 0002" + b"{}".hex()
         + "0000000d 0a 0000000000000000 00000009"
@@ -278,11 +279,12 @@ class fuzz_list(list):  # noqa: N801
     """Like the replies that people get."""
 
 
-def test_a_text_is_cut(implementation):
+def test_text_reason_and_number_of_lost_workers_are_cut(implementation):
     each = implementation.Batch((), WX1)
-    each.error(7, 1, 500, b"x" * 70_000, [])
+    each.error(7, 1, 500, b"x" * 70_000, [], b"y" * 300, 70_000)
     (message,) = each.messages()
-    assert read(implementation, "from_worker", message[2]) == [wire.Error(ROUTE, WX1, 1, 500, b"x" * 65_535, [])]
+    cut = wire.Error(ROUTE, WX1, 1, 500, b"x" * 65_535, [], b"y" * 255, 65_535)
+    assert read(implementation, "from_worker", message[2]) == [cut]
 
 
 def test_an_attempt_above_255_is_told_as_255(implementation):

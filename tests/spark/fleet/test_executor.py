@@ -11,9 +11,9 @@ from zmdp.mdp.limits import Limits
 from zmdp.spark.fleet.executor import REPORT_SECONDS, LeaseTask, serve
 from zmdp.spark.fleet.predecessor import LOST_SECONDS, Predecessor
 from zmdp.spark.fleet.settings import FleetSettings
+from zmdp.spark.fleet.slots import Lease
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
-from zmdp.workers.scaling import Lease
 
 HERE = Path(__file__).parents[1]
 

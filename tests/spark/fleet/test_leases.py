@@ -14,8 +14,8 @@ from zmdp.clients import Client
 from zmdp.spark.fleet.executor import LeaseTask, serve
 from zmdp.spark.fleet.leases import classify_failure
 from zmdp.spark.fleet.settings import FleetSettings
+from zmdp.spark.fleet.slots import Died, Lease, Refused
 from zmdp.workers import Worker
-from zmdp.workers.scaling import Died, Lease, Refused
 
 
 def lease(endpoint, handler="fleet_handlers:pid", *, seconds=0.1, **settings):

@@ -344,59 +344,6 @@ def test_a_time_zone_that_this_machine_does_not_know_any_more(tables, add, edit)
     assert "timezone is 'Mars/Olympus'" in edit("resume").problem
 
 
-# ── declared in a file ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_declared_schedules_are_made_to_match(tables, add, edit, fire):
-    def declare(*declared):
-        with tables.engine.begin() as connection:
-            store.declare_schedules(connection, declared)
-        return {row["name"]: (row["every"], row["next"] and row["next"] - NOW) for row in listed(tables)}
-
-    add("mine")
-    assert declare(schedule("a"), schedule("b")) == {"a": (10, 10), "b": (10, 10), "mine": (10, 10)}
-    fire(NOW + 10)
-    edit("pause", "b")
-    assert declare(schedule("a", now=NOW + 15), schedule("b", 20, now=NOW + 15)) == {
-        "a": (10, 20), "b": (20, None), "mine": (10, 20),
-    }  # fmt: skip
-    assert declare(schedule("a", 30, now=NOW + 15)) == {"a": (30, 45), "mine": (10, 20)}
-    assert listed(tables)[0]["last"] == NOW + 10
-    assert declare(schedule("mine")) == {"mine": (10, 20)}  # which is declared from now on
-    assert declare() == {}
-
-
-def test_what_was_missed_is_submitted_although_the_file_was_changed_meanwhile(tables, fire):
-    def declare(declared):
-        with tables.engine.begin() as connection:
-            store.declare_schedules(connection, [declared])
-
-    declare(schedule(seconds=3600))
-    declare(schedule(seconds=3600, retries=3, now=NOW + 3900))  # no Titanic ran meanwhile
-    assert [each.retries for each in fire(NOW + 3900).submissions] == [3]
-    declare(schedule(seconds=3600, retries=4, now=NOW + 7000))
-    (row,) = listed(tables)
-    assert (row["retries"], row["created"], row["last"], row["next"]) == (4, NOW, NOW + 3600, NOW + 7200)
-
-
-@only_postgresql
-def test_declaring_does_not_deadlock_with_other_changes(tables, add, cluster, pool):
-    for name in "ab":
-        add(name)
-
-    def declare():
-        with tables.engine.begin() as connection:
-            store.declare_schedules(connection, [schedule(name) for name in "ab"])
-
-    with tables.engine.begin() as connection:  # as a Titanic whose callers change b, then a
-        store.edit_schedules(connection, [Edit("pause", "b", "", NOW)])
-        declaring = pool.submit(declare)
-        waiting_for_a_lock(cluster)
-        store.edit_schedules(connection, [Edit("pause", "a", "", NOW)])
-    declaring.result(TIMEOUT_SECONDS)
-    assert {row["next"] for row in listed(tables)} == {None}
-
-
 # ── the list ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

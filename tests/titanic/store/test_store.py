@@ -243,69 +243,12 @@ def test_a_key_in_use_is_not_deleted(tables, submission, a_round):
         assert sweeper.execute(sa.select(sql.KEYS.c.key)).all() == [("k",)]
 
 
-# ── accept and claim in one step ─────────────────────────────────────────────────────────────────────────────────────
-
-
-def arrival(asked, now=NOW):
-    return store.Arrival(asked, store.Lease("me", 10), now)
-
-
-def test_requests_that_arrive_run_at_once(tables, submission):
-    asked = [submission(key=f"k/{number}", owner="ann", retries=2, backoff=0.5, headers="{}") for number in range(3)]
-    first, *others = tables.do(store.accept_running, *(arrival(each, NOW + 1) for each in asked))
-    assert first == store.Claimed(
-        id=first.id, uuid=asked[0].uuid, service="echo", holder="me", attempt=1, failures=0, deaths=0, retries=2,
-        backoff=0.5, headers="{}", body=asked[0].body, owner="ann",
-    )  # fmt: skip
-    assert uuids(others) == uuids(asked[1:])
-    rows = [tables.row(each.uuid) for each in asked]
-    assert [row.id for row in rows] == [first.id, *(each.id for each in others)]
-    assert {(row.state, row.holder, row.started, row.attempts) for row in rows} == {("running", "me", NOW + 1, 1)}
-    assert tables.leases() == {"me": NOW + 11}
-    assert tables.claim(limit=9) == []
-    assert tables.do(store.finish, store.Outcome(first.id, "me", 1, NOW + 2, b"reply")) == [True]
-
-
-def test_a_known_key_does_not_run_again(tables, submission):
-    known = tables.add(key="k")
-    asked = [submission(key="k"), submission(key="l"), submission(key="l")]
-    first, second, third = tables.do(store.accept_running, *map(arrival, asked))
-    assert (first, second.uuid, third) == (known.uuid, asked[1].uuid, asked[1].uuid)
-    assert tables.count() == 2
-
-
-def test_accepting_to_run_is_idempotent(tables, submission):
-    asked = [arrival(submission(key=f"k/{number}")) for number in range(3)]
-    first = tables.do(store.accept_running, *asked)
-    assert tables.do(store.accept_running, *asked) == first
-    tables.maintain(NOW + 11, holder="another")  # the lease is over
-    tables.claim(holder="another")
-    found = tables.do(store.accept_running, *asked)
-    assert found == [each.submission.uuid for each in asked]  # they are not ours any more
-
-
-@only_postgresql
-def test_rows_that_wait_for_a_key_do_not_delay_claims(tables, submission, cluster, pool):
-    tables.running()
-    pending = tables.add()
-    with tables.engine.connect() as connection:
-        store.accept(connection, [submission(key="k")])
-        waiting = pool.submit(tables.do, store.accept_running, arrival(submission(key="k"), NOW + 5))
-        waiting_for_locks(cluster, 1)
-        assert uuids(pool.submit(tables.claim, now=NOW + 5).result(10)) == [pending.uuid]
-        connection.rollback()
-    (claimed,) = waiting.result(20)
-    assert tables.row(claimed.uuid).state == "running"
-
-
-@pytest.mark.parametrize("work", [store.accept, store.accept_running])
-def test_a_transaction_that_is_repeated_does_not_revive_closed_requests(tables, submission, work):
+def test_a_transaction_that_is_repeated_does_not_revive_closed_requests(tables, submission):
     tables.add(key="expired", key_expires=NOW - 1)
     asked = [submission(key="k"), submission(key="l"), submission(key="expired"), submission(key="m")]
-    batch = asked if work is store.accept else [arrival(each) for each in asked]
-    tables.do(work, *batch[:3])
+    tables.do(store.accept, *asked[:3])
     tables.do(store.close, *(store.Lookup(each.uuid) for each in asked[1:3]))
-    tables.do(work, *batch)
+    tables.do(store.accept, *asked)
     assert [tables.row(each.uuid) is not None for each in asked] == [True, False, False, True]
 
 
@@ -1250,7 +1193,7 @@ def fill(engine):
     parts = [{"request": row["id"], "attempt": 1, "number": number, "body": b""}
              for row in requests[::4] for number in range(3)]  # fmt: skip
     made = [parse_schedule([b"s%d" % at, b"service 3", b""], {"every": 1000 * (30 + at)}, NOW) for at in range(2000)]
-    schedules = [{**each._asdict(), "declared": False} for each in made]
+    schedules = [each._asdict() for each in made]
     with engine.begin() as connection:
         holders = [{"holder": f"holder {at}", "lease": NOW + 60 * at, "seconds": 600} for at in range(7)]
         for table, rows in (

@@ -1,9 +1,8 @@
-"""Sans-I/O state of workers that scale with the load: how many there should be, which to start, which to stop.
+"""Sans-I/O state of a fleet's workers: how many there should be, which to start, which to stop.
 
-A *slot* is the place of one worker: a process of `mdworker`, or a core of a Spark cluster on which a fleet serves.  A
-*lease* is a worker's time in its slot, bounded or not; when it has ended, the slot gets the next one.  Whoever owns the
-slots starts the leases that `due` returns, passes on what happens with `report` and `ended`, and passes the service's
-load to `observe`.
+A *slot* is the place of one worker: a core of a Spark cluster.  A *lease* is a worker's time in its slot; when it has
+ended, the slot gets the next one.  The driver starts the leases that `due` returns, passes on what happens with
+`report` and `ended`, and passes the service's load to `observe`.
 
 States of a slot:
 
@@ -16,14 +15,9 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
-BACKOFF_SECONDS: Final = (1.0, 32.0)
-"""First and longest pause after failures; the pause doubles each time."""
-EARLY_DEATH_SECONDS: Final = 10.0
-"""A lease that dies sooner than this counts towards the backoff; a later death does not."""
-JITTER: Final = 0.2
-"""Fraction by which leases and pauses vary randomly, so that slots do not all change at once."""
+from ...workers.restarts import EARLY_DEATH_SECONDS, JITTER, restart_pause
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,7 @@ class Slots:
 
     Args:
         minimum, maximum: bounds on the number of slots; the maximum is at least 1.
-        lease: length of a lease in seconds, varied by `JITTER`; infinite if it is not bounded.
+        lease: length of a lease in seconds, varied by `JITTER`, so that slots do not all change at once.
         idle: seconds for which a slot must not have been needed before it is released.
     """
 
@@ -275,20 +269,9 @@ class Slots:
         self.last_error = outcome.reason
         if isinstance(outcome, Refused):
             slot.refusals += 1
-            return self._pause(slot.refusals)
+            return restart_pause(slot.refusals)
         slot.deaths = slot.deaths + 1 if now < slot.began + EARLY_DEATH_SECONDS else 1
-        return self._pause(slot.deaths - 1)  # no pause after the first death
-
-    def _pause(self, times: int) -> float:
-        if not times:
-            return 0.0
-        first, longest = BACKOFF_SECONDS
-        return min(first * 2.0 ** min(times - 1, 32), longest) * self.rng.uniform(1 - JITTER, 1)
-
-    def retry_now(self) -> None:
-        """Let the leases that wait because others have failed begin now."""
-        for slot in self._slots.values():
-            slot.retry_at, slot.deaths, slot.refusals = 0.0, 0, 0
+        return restart_pause(slot.deaths - 1)  # no pause after the first death
 
     # ── inspection ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -5,7 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmdp.workers.scaling import BACKOFF_SECONDS, EARLY_DEATH_SECONDS, Died, Lease, Load, Refused, Served, Slots
+from zmdp.spark.fleet.slots import Died, Lease, Load, Refused, Served, Slots
+from zmdp.workers.restarts import BACKOFF_SECONDS, EARLY_DEATH_SECONDS
 
 LEASE, IDLE = 30.0, 60.0
 
@@ -66,18 +67,6 @@ def test_a_dead_lease_is_restarted_at_once_and_then_after_pauses():
         assert 0.8 * full <= pause <= full
     assert fleet.failures == 9
     assert fleet.last_error == "killed"
-
-
-def test_a_pause_can_be_ended():
-    fleet = slots()
-    for _ in range(2):
-        (lease,) = serving(fleet)
-        fleet.ended(lease, Died("it was killed"), 0.0)
-    assert fleet.due(0.0) == []
-    fleet.retry_now()
-    (lease,) = serving(fleet)
-    fleet.ended(lease, Died("it was killed"), 0.0)
-    assert len(fleet.due(0.0)) == 1  # no pause after the first death
 
 
 def test_deaths_far_apart_cause_no_pause():
