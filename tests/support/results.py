@@ -62,7 +62,7 @@ def pytest_collection_modifyitems(config, items):
     ours = [item for item in items if item.path.is_relative_to(TESTS)]
     for item in ours:
         _place(item)
-    if config.getoption("dist", "no") != "no" and len(ours) == len(items):
+    if "PYTEST_XDIST_WORKER" in os.environ and len(ours) == len(items):
         items.sort(key=_turn)
     other = "pure_only" if COMPILED else "compiled_only"
     theirs = [item for item in items if item.get_closest_marker(other)]
