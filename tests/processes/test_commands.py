@@ -284,12 +284,6 @@ def test_closed_standard_streams_are_not_an_error():
     assert run("mdp-broker", "--version", MDP_VERSION="no").returncode == 0
 
 
-def test_the_bare_command_shows_its_help():
-    result = run("mdclient")
-    assert (result.returncode, result.stderr) == (0, b"")
-    assert b"mdclient call echo hello" in result.stdout
-
-
 @pytest.mark.parametrize("call", ["worker.start()", "worker.run()"])
 def test_a_module_that_runs_its_own_worker_is_refused(tmp_path, call):
     text = f"from zmdp.workers import Worker\nworker = Worker('x', list)\n{call}\n"
