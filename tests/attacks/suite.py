@@ -93,7 +93,6 @@ _ALL: Final = [
     Attack(web.idle_connections, target="gateway"),
     Attack(web.slow_bodies, target="gateway"),
     Attack(web.replies_that_are_not_read, target="gateway"),
-    Attack(web.one_byte_chunks, target="gateway"),
     Attack(web.names_of_no_service, target="gateway"),
     Attack(web.endless_headers, target="gateway"),
     Attack(web.idle_connections_at_the_dashboard, target="dashboard"),

@@ -44,17 +44,6 @@ def replies_that_are_not_read(endpoint: str, amount: int, rng: Random) -> None:
     time.sleep(_seconds(amount))  # the attack itself
 
 
-def one_byte_chunks(endpoint: str, amount: int, rng: Random) -> None:
-    """Bodies in chunks of one byte, on ten connections."""
-    del rng
-    request = b"POST /services/canary HTTP/1.1\r\n" + HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-    for _ in range(10):
-        with suppress(OSError):
-            connection = _begun(endpoint, request)
-            for _ in range(amount // 100):
-                connection.write(b"1\r\nx\r\n" * 1000)
-
-
 def names_of_no_service(endpoint: str, amount: int, rng: Random) -> None:
     """Requests for thousands of services that do not exist."""
     connection = HTTPConnection(urlsplit(endpoint).netloc, timeout=PATIENCE)

@@ -24,11 +24,6 @@ def http_gateway(broker: str, **settings: Any) -> Iterator[Running]:
     assert (running.gateway.outstanding, running.gateway.memory) == (0, 0)
 
 
-def connections(gateway: Running) -> list[Any]:
-    """Return the connections of clients."""
-    return list(gateway.server.connections)
-
-
 def await_services(broker: str, *services: str, **settings: Any) -> None:
     """Wait until each service has a worker.  `settings` are those of a `Client`."""
     with Client(broker, timeout=TIMEOUT_SECONDS, **settings) as client:

@@ -104,6 +104,7 @@ def statuses(client):
         (POST + HOST + b"content-length: 1\r\n\r\nx" + LAST, [200, 200]),
         (POST + HOST + b"transfer-encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n" + LAST, [200, 200]),
         (b"POST / HTTP/1.0\r\ncontent-length: 1\r\n\r\nx", [200]),
+        (LAST.replace(b"close", b"close, Upgrade\r\nupgrade: h2c"), [200]),  # as Java's client begins
         # refused, and the connection is closed: nothing of what follows is taken for a request
         (POST + HOST + b"content-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + LAST, [400]),
         (POST + HOST + b"transfer-encoding: chunked\r\ncontent-length: 4\r\n\r\n0\r\n\r\n" + LAST, [400]),
@@ -113,8 +114,8 @@ def statuses(client):
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", [400]),
     ],
     ids=[
-        "one", "pipelined", "chunked", "HTTP/1.0", "length and chunked", "chunked and length", "chunked in HTTP/1.0",
-        "two lengths", "an unknown coding", "TLS",
+        "one", "pipelined", "chunked", "HTTP/1.0", "h2c", "length and chunked", "chunked and length",
+        "chunked in HTTP/1.0", "two lengths", "an unknown coding", "TLS",
     ],
 )  # fmt: skip
 def test_shapes(plain, data, expected):

@@ -15,7 +15,7 @@ def asked(*headers):
 def test_defaults():
     found = asked((b"host", b"x"), (b"accept", b"*/*"))
     assert (found.timeout, found.wait, found.headers) == (15.0, False, None)
-    assert (found.stream, found.label, found.length) == (False, None, None)
+    assert (found.stream, found.label) == (False, None)
 
 
 @pytest.mark.parametrize(
