@@ -256,7 +256,7 @@ def test_the_http_gateway_ends_although_a_service_never_answers(endpoint, client
         with request_over_http(running.line("http://", "stdout"), service, path):
             eventually(path.exists)
             assert ended(running) == 1
-            running.line("gave up the requests of 1 connections, which had 0.5 s to finish")
+            running.line("gave up 1 request, which had 0.5 s to finish")
 
 
 def test_the_http_gateway_finishes_at_once_if_its_only_broker_is_gone():
