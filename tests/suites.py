@@ -72,7 +72,7 @@ Step = Sequence[Job]
 def pytest(name: str, chosen: str, *arguments: str, processes: int = 0, pure: bool = False) -> Job:
     """A run of pytest with the tests that the markers choose; with `processes`, pytest-xdist distributes them."""
     command = [PYTHON, "-m", "pytest", "-q", "--no-header", "--color=no"]
-    dist = ("worksteal",) if pure else ("loadgroup", "--no-loadscope-reorder")
+    dist = ("worksteal",) if pure else ("loadfile", "--no-loadscope-reorder")
     spread = ["-n", str(processes), "--dist", *dist] if processes else []
     return Job(name, (*command, *spread, "-m", chosen, *arguments), pure, is_pytest=True)
 

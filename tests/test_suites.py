@@ -28,3 +28,15 @@ def test_a_reason_for_skipping_is_one_line(tmp_path):
 def test_what_is_not_compiled_is_said(monkeypatch):
     monkeypatch.setenv("ZMDP_PURE", "1")
     assert suites.build().startswith("zmdp is NOT compiled: it runs in pure Python")
+
+
+def test_output_that_is_not_utf_8_does_not_end_a_run(tmp_path):
+    program = "import logging\ndef test_it(): logging.getLogger().warning('\\udcff')\n" * 2
+    (tmp_path / "test_it.py").write_text(program)
+    options = ("-n", "1", "-q", "-p", "support.results", "-c", os.devnull, "--rootdir", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(suites.ROOT / "tests")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout

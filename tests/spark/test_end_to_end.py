@@ -41,8 +41,6 @@ from zmdp.testing import running_broker
 from zmdp.titanic.frames import unpack
 from zmdp.workers import Worker
 
-pytestmark = pytest.mark.xdist_group("group:end-to-end")
-
 # ── batches ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -20,9 +20,9 @@ COUNTED = ("test_cost.py", "test_work.py")
 """Files that count instructions and memory, which coverage would add to."""
 BUILT_TWICE = ("mdp/transport", "mdp/wire", "simulation")
 """Folders that both builds run: the code exists twice, or its compiled form does more than mypyc's translation."""
+END_TO_END = "tests/spark/test_end_to_end.py"
+"""It starts its own Java processes, beside the session that the other tests of Spark share."""
 LONGEST_FIRST = ("spark", "titanic", "processes", "clients")
-GROUP = "group:"
-"""Begins the name of a group, which xdist appends to the names of its tests, after an @."""
 
 MAX_REASON = 120
 """Characters of a reason for skipping a test that are shown."""
@@ -36,16 +36,13 @@ def package(name):
     return pytest.importorskip(name, reason=NOT_INSTALLED.format(name))
 
 
-def _place(item):
-    """Return the marker of a unit or of tests that both builds run, and the group that one process of xdist runs."""
+def _mark(item):
+    """Mark a unit, and a test that both builds run."""
     folder = item.path.parent.relative_to(TESTS).as_posix()
     if folder in UNIT_FOLDERS and item.path.name not in COUNTED:
         item.add_marker("unit")
     if folder in BUILT_TWICE:
         item.add_marker("built_twice")
-    if folder != "simulation" and not item.get_closest_marker("xdist_group"):
-        spark = folder.split("/")[0] == "spark"
-        item.add_marker(pytest.mark.xdist_group(GROUP + ("spark" if spark else f"{folder}/{item.path.name}")))
 
 
 def _turn(item):
@@ -61,7 +58,7 @@ def pytest_collection_modifyitems(config, items):
     """
     ours = [item for item in items if item.path.is_relative_to(TESTS)]
     for item in ours:
-        _place(item)
+        _mark(item)
     if "PYTEST_XDIST_WORKER" in os.environ and len(ours) == len(items):
         items.sort(key=_turn)
     other = "pure_only" if COMPILED else "compiled_only"
@@ -69,6 +66,36 @@ def pytest_collection_modifyitems(config, items):
     if theirs:
         config.hook.pytest_deselected(items=theirs)
         items[:] = [item for item in items if not item.get_closest_marker(other)]
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """Return what distributes tests with `--dist loadfile`."""
+    # xdist_group and --dist loadgroup do nothing with pytest 9.2 (pytest-dev/pytest-xdist, issue 1386).
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        """Gives one process the tests of a file, and those of all files that share Spark's session."""
+
+        def _split_scope(self, nodeid):
+            path = nodeid.partition("::")[0]
+            if path.startswith("tests/simulation/"):
+                return nodeid
+            return "spark" if path.startswith("tests/spark/") and path != END_TO_END else path
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport():
+    """Escape in the output of a test what is not UTF-8: xdist cannot send it, and would end the run."""
+    report = (yield).get_result()
+    report.sections = [(name, _escaped(text)) for name, text in report.sections]
+    if report.failed and _escaped(report.longreprtext) != report.longreprtext:
+        report.longrepr = _escaped(report.longreprtext)
+
+
+def _escaped(text):
+    return text.encode(errors="backslashreplace").decode()
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -112,4 +139,4 @@ def _record(test, outcome, **more):
     path = os.environ.get("ZMDP_TEST_RESULTS")
     if path and not os.environ.get("PYTEST_XDIST_WORKER"):
         with open(path, "a") as file:
-            file.write(json.dumps({"id": test.partition(f"@{GROUP}")[0], "outcome": outcome, **more}) + "\n")
+            file.write(json.dumps({"id": test, "outcome": outcome, **more}) + "\n")
