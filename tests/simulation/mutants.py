@@ -270,7 +270,7 @@ def tell_all(
     """A client that does not speak X1 is told too."""
     report(requests, request, reason, now, attempt)
     if request.header == wire.C02:
-        error = record(4, 1, b"\x01\xf4\0\0" + body_of())
+        error = record(4, 1, b"\x01\xf4\0\0\0\0\0" + body_of())
         requests._outgoing.add([*request.client.path, b"", wire.CX1, wire.BATCH, error])
 
 
@@ -281,7 +281,7 @@ def tell_late(workers: WorkerDialog, command: Any, role: Any, now: float, failur
     failure(workers, command, role, now)
     if attempt is not None and attempt.abandoned and attempt.request.header == wire.CX1:
         request = attempt.request
-        workers._outgoing.error(request.client, request.number, command.code, b"", [])
+        workers._outgoing.error(request.client, request.number, command.code, b"", [], b"", 0)
 
 
 def patient(admission: Admission, request: Any, refusal: Any = Admission._refusal) -> Drop | None:
