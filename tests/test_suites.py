@@ -31,7 +31,7 @@ def test_what_is_not_compiled_is_said(monkeypatch):
 
 
 def test_output_that_is_not_utf_8_does_not_end_a_run(tmp_path):
-    program = "import logging\ndef test_it(): logging.getLogger().warning('\\udcff')\n" * 2
+    program = "import logging\ndef test_it(): logging.getLogger().warning('\\udcff')\n"
     (tmp_path / "test_it.py").write_text(program)
     options = ("-n", "1", "-q", "-p", "support.results", "-c", os.devnull, "--rootdir", str(tmp_path))
     done = subprocess.run(
@@ -39,4 +39,4 @@ def test_output_that_is_not_utf_8_does_not_end_a_run(tmp_path):
         capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(suites.ROOT / "tests")},
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout

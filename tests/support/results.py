@@ -117,6 +117,11 @@ def pytest_collectreport(report):
         _record(report.nodeid, "skipped", reason=_reason(report))
 
 
+def pytest_internalerror(excrepr):
+    """Record an end of the whole run, after which the exit code of pytest may be 0 with xdist."""
+    _record("pytest", "failed", text=str(excrepr))
+
+
 def pytest_runtest_logreport(report):
     """Record a test when it has ended."""
     if report.skipped:
