@@ -31,9 +31,11 @@ def test_an_example_fits_its_type(kind):
 
 
 def test_an_example_is_the_simplest_value_with_defaults():
-    assert example(ValueType(Node).schema()) == {
+    found = example(ValueType(Node).schema())
+    assert found.pop("tags") in ([""], [])  # msgspec tells the default since 0.23
+    assert found == {
         "name": "", "day": "2026-01-31", "kind": "inner", "count": 3, "pair": [0, False], "child": None,
-        "weight": 1.5, "tags": [""],
+        "weight": 1.5,
     }  # fmt: skip
 
 

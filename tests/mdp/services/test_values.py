@@ -211,7 +211,9 @@ def test_a_value_that_cannot_be_shown_either():
 
 
 def test_schemas():
-    assert ValueType(Point).schema()["$defs"]["Point"] == {
+    point = ValueType(Point).schema()["$defs"]["Point"]
+    assert point["properties"]["tags"].pop("default", []) == []  # msgspec tells it since 0.23
+    assert point == {
         "title": "Point",
         "type": "object",
         "properties": {
