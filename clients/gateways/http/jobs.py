@@ -11,7 +11,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Final
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -182,11 +182,14 @@ class _EventStream(StreamingResponse):
     def __init__(self, gateway: Gateway, content: AsyncGenerator[bytes, None]) -> None:
         super().__init__(content)
         self.raw_headers = list(HEADERS)
+        self._content = content
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._gateway.admit():
-            await super().__call__(scope, receive, send)
+        # Starlette does not close what it no longer reads, and takes a client that has left for an error.
+        with self._gateway.admit(), suppress(ClientDisconnect):
+            async with aclosing(self._content):
+                await super().__call__(scope, receive, send)
 
 
 async def _events(ticket: AsyncTicket[Reply, Reply], start: int) -> AsyncGenerator[bytes, None]:
