@@ -1,4 +1,4 @@
-"""Who waits and who is next: queues and expiry (C12), fair turns (C20), which worker is next (C21)."""
+"""Queues: expiry (C12), turns among clients (C20), and the choice of a worker (C21)."""
 
 import time
 from collections.abc import Callable

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from support.schemas import TELLS_EMPTY_DEFAULTS
 
 from zmdp.mdp.services.examples import MAX_VALUES, example
 from zmdp.mdp.services.values import ValueType
@@ -31,11 +32,9 @@ def test_an_example_fits_its_type(kind):
 
 
 def test_an_example_is_the_simplest_value_with_defaults():
-    found = example(ValueType(Node).schema())
-    assert found.pop("tags") in ([""], [])  # msgspec tells the default since 0.23
-    assert found == {
+    assert example(ValueType(Node).schema()) == {
         "name": "", "day": "2026-01-31", "kind": "inner", "count": 3, "pair": [0, False], "child": None,
-        "weight": 1.5,
+        "weight": 1.5, "tags": [] if TELLS_EMPTY_DEFAULTS else [""],
     }  # fmt: skip
 
 

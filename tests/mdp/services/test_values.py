@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.results import package
+from support.schemas import TELLS_EMPTY_DEFAULTS
 
 from zmdp.mdp.errors import CodecError, SettingError
 from zmdp.mdp.services import Service
@@ -211,15 +212,14 @@ def test_a_value_that_cannot_be_shown_either():
 
 
 def test_schemas():
-    point = ValueType(Point).schema()["$defs"]["Point"]
-    assert point["properties"]["tags"].pop("default", []) == []  # msgspec tells it since 0.23
-    assert point == {
+    default = {"default": []} if TELLS_EMPTY_DEFAULTS else {}
+    assert ValueType(Point).schema()["$defs"]["Point"] == {
         "title": "Point",
         "type": "object",
         "properties": {
             "x": {"type": "integer"},
             "y": {"type": "number", "default": 0.0},
-            "tags": {"type": "array", "items": {"type": "string"}},
+            "tags": {"type": "array", "items": {"type": "string"}, **default},
         },
         "required": ["x"],
     }
