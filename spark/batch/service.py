@@ -34,8 +34,12 @@ from .settings import BatchSettings
 
 ASK_SECONDS: Final = 2.0
 """How long another driver may take to report its status."""
+KNOWN_SECONDS: Final = 5.0
+"""How long the broker may take to know this batch: it never does if the batch's role may not offer that."""
 RELOAD_SESSION_SECONDS: Final = 5.0
 """How long a reload waits for a free session."""
+
+_UNKNOWN: Final = "whether other batches serve another catalogue under the same names is unknown: %s"
 
 log = logging.getLogger("zmdp.spark")
 
@@ -143,11 +147,15 @@ class Batch:
         try:
             with Client(self.settings.broker, timeout=ASK_SECONDS, retries=0, key=self.settings.keys) as client:
                 # Once the broker knows this batch, at least one of two that start at the same time sees the other.
+                until = time.monotonic() + KNOWN_SECONDS
                 while not client.available(SPARK + self.settings.name):
+                    if time.monotonic() >= until:
+                        log.warning(_UNKNOWN, f"the broker does not know {SPARK}{self.settings.name}: see its log")
+                        return []
                     time.sleep(POLL_SECONDS)
                 answers = dict(ask_all(client, "status"))
         except RequestRejected as error:
-            log.warning("whether other batches serve another catalogue under the same names is unknown: %s", error)
+            log.warning(_UNKNOWN, error)
             return []
         return [
             name

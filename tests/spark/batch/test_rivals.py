@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 
 import pytest
+from support.access import ROLES, Folder
 from support.fleets import SPARK_TIMEOUT_SECONDS
 from support.processes import free_endpoint
 from support.sparks import LIMITS, result, running_batch
@@ -70,3 +71,12 @@ def test_of_two_batches_that_wait_for_the_same_broker_one_is_refused(spark, fold
             except SettingError:
                 refusals += 1
         assert refusals
+
+
+def test_a_batch_that_may_not_report_its_status_serves(spark, tmp_path, logged):
+    access = Folder(tmp_path)
+    access.write(ROLES.replace('offer = ["*"]\nmmi', 'offer = ["spark.sql", "spark.job", "spark.fetch.*"]\nmmi'))
+    with access.broker(limits=LIMITS) as server, Client(server.endpoints[0], **access.settings("shop")) as client:
+        with running_batch(spark, server.endpoints[0], tmp_path, tables=ONE, keys=access.keys("driver")):
+            assert logged("is unknown: the broker does not know spark.control.batch: see its log")
+            assert result(client, "spark.sql", "SELECT 1 AS a")[0]["rows"] == 1
