@@ -5,7 +5,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import reduce, wraps
 from itertools import islice
 from pkgutil import resolve_name
@@ -112,9 +111,7 @@ def run(name: str, command: click.Command) -> NoReturn:
         result = command.main(prog_name=name, standalone_mode=False, **CONTEXT_SETTINGS)
         sys.stdout.flush()
     except click.ClickException as error:
-        with suppress(OSError):
-            error.show()
-        sys.exit(error.exit_code)
+        _end(error.exit_code, error.show)
     except (click.Abort, KeyboardInterrupt):
         _fail(name, EXIT_INTERRUPTED, "interrupted")
     except SettingError as error:
@@ -149,8 +146,13 @@ def _open_closed_streams() -> None:
 
 def _fail(name: str, code: int, text: str) -> NoReturn:
     line = f"{name}: {printable(text)}" if _log_format == "text" else logs.json_line(name, printable(text))
+    _end(code, lambda: print(line, file=sys.stderr, flush=True))  # noqa: T201 - the one place for errors
+
+
+def _end(code: int, tell: Callable[[], object]) -> NoReturn:
+    """Exit with a code after an error, which `tell` writes to stderr."""
     try:
-        print(line, file=sys.stderr, flush=True)  # noqa: T201 - the one place for errors
+        tell()
     except OSError:
         _discard(sys.stderr)
     try:

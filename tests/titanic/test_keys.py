@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+from contextlib import closing
 
 import pytest
 from support.access import Folder
@@ -60,7 +61,7 @@ def test_what_workers_may_have_submitted_is_decided_where_roles_are(folder, capl
     db = str(folder.path / "titanic.db")
 
     def schedules():
-        with sqlite3.connect(db) as connection:
+        with closing(sqlite3.connect(db)) as connection:
             return connection.execute("SELECT name FROM titanic_schedules").fetchall()
 
     with folder.broker(limits=LIMITS) as broker:

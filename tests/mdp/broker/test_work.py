@@ -174,7 +174,7 @@ def test_a_worker_is_moved_at_the_same_cost_however_many_requests_it_holds():
     worker = Worker((b"w",), WX1, Service(b"echo"), Role(), credit=1, id=1, now=0)
     pool = Pool()
     moved(pool, worker, 1)  # warm-up
-    assert moved(pool, worker, 100_000) <= moved(pool, worker, 1) + 500
+    assert moved(pool, worker, 100_000) <= moved(pool, worker, 1) + 2000  # a bit for each would take 13,000 and more
 
 
 HELD = {
