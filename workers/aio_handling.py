@@ -45,8 +45,10 @@ def begin_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop,
     From Python 3.12 on, it has already begun, and ended if it did not wait for anything.
     """
     if sys.version_info >= (3, 12):  # mypy knows this, but not EAGER
-        return HandlerTask(work, loop=loop, context=context, eager_start=True)
-    return HandlerTask(work, loop=loop, context=context)
+        task = HandlerTask(work, loop=loop, context=context, eager_start=True)
+    else:
+        task = HandlerTask(work, loop=loop, context=context)
+    return task
 
 
 class Holder(Protocol):
