@@ -1,4 +1,4 @@
-"""What `mdclient health` checks: a broker and its services, from answers to `mmi.*` (docs/how-to/monitoring.md)."""
+"""What `mdclient health` checks: a broker and its services, from answers to `mmi.*` (docs/how-to/operations.md)."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The live view of a broker: what `mdclient top` shows (docs/how-to/monitoring.md documents the keys of `--json`)."""
+"""The live view of a broker: what `mdclient top` shows (docs/how-to/operations.md documents the keys of `--json`)."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Log lines of all commands: as text or JSON, with the same fields, and with the request that they are about.
 
 Code that knows the request passes `extra=fields_of(request)`; lines that are logged while a request is handled get the
-same from `RequestFilter`.  docs/how-to/logging.md lists the fields.
+same from `RequestFilter`.  docs/how-to/operations.md lists the fields.
 """
 
 import json

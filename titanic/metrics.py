@@ -1,4 +1,4 @@
-"""What one Titanic counts while it runs (docs/how-to/monitoring.md).  What is in the database is counted there.
+"""What one Titanic counts while it runs (docs/how-to/operations.md).  What is in the database is counted there.
 
 The event loop and the database threads count, and another thread may read at any time: each number by itself is right.
 """

@@ -1,4 +1,4 @@
-"""A broker's metrics for Prometheus, in its text format or as OpenMetrics (docs/how-to/monitoring.md)."""
+"""A broker's metrics for Prometheus, in its text format or as OpenMetrics (docs/how-to/operations.md)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final

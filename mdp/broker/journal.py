@@ -16,7 +16,7 @@ WORKER_LINES: Final = 200
 PERIOD: Final = 10.0
 """Length of a period, in seconds."""
 Fields = Callable[[], Mapping[str, Any]] | None
-"""Returns what a log line is about, by the names in docs/how-to/logging.md."""
+"""Returns what a log line is about, by the names in docs/how-to/operations.md."""
 
 
 class Refusal(StrEnum):

@@ -1,4 +1,4 @@
-"""What the broker counts for each service: requests, times, bytes (`mmi.metrics`, docs/how-to/monitoring.md).
+"""What the broker counts for each service: requests, times, bytes (`mmi.metrics`, docs/how-to/operations.md).
 
 The counts of a service outlive it, so that the totals never decrease: those of the services that were forgotten last
 are kept by name, those of all others in `Metrics.others`.

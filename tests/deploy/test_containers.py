@@ -76,7 +76,7 @@ def test_the_image_runs_as_a_user_and_checks_its_health():
     assert "USER 1000" in lines
     (check,) = (line for line in lines if line.startswith("HEALTHCHECK"))
     assert check.endswith('CMD ["mdclient", "health"]')
-    advice = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
+    advice = (ROOT / "docs" / "how-to" / "operations.md").read_text()
     (timeout,) = re.findall(r"^HEALTHCHECK .*(--timeout=\S+)", advice, re.MULTILINE)
     assert timeout in check  # Python may take long to start
     assert "java" not in "".join(lines).lower()
@@ -196,8 +196,8 @@ def test_prometheus_leaves_the_labels_of_metrics_as_they_are():
     assert endpoint.get("honorLabels") is True
 
 
-def test_the_keys_of_the_page_about_containers_do(tmp_path):
-    page = (ROOT / "docs" / "how-to" / "containers.md").read_text()
+def test_the_keys_of_the_page_about_deploying_do(tmp_path):
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
     (commands,) = re.findall(r"^(export MDP_ACCESS=.*?)^kubectl", page, re.MULTILINE | re.DOTALL)
     environment = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
     subprocess.run(["sh", "-e", "-c", commands], check=True, cwd=tmp_path, env=environment, capture_output=True)
@@ -209,7 +209,7 @@ def test_the_keys_of_the_page_about_containers_do(tmp_path):
 
 
 def test_the_brokers_of_the_stateful_set_link(tmp_path):
-    """With one key for both, as the page about containers makes it."""
+    """With one key for both, as the page about deploying makes it."""
     access = Folder(tmp_path)
     access.write((tmp_path / "access.toml").read_text().partition("\n")[2] + LINK)
     (container,) = named("StatefulSet", "broker")["spec"]["template"]["spec"]["containers"]

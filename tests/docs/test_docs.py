@@ -291,11 +291,11 @@ def test_the_examples_of_the_page_about_tests(endpoint):
     run_python("docs/how-to/test.md", endpoint)
 
 
-def test_the_examples_of_the_logging_page(endpoint, monkeypatch):
+def test_the_examples_about_logging(endpoint, monkeypatch):
     root, said = logging.Logger("root"), io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
     monkeypatch.setattr(logging, "getLogger", lambda: root)
-    call, setup = blocks("docs/how-to/logging.md", "python")
+    call, setup = blocks("docs/how-to/operations.md", "python")
     exec(setup, {})
 
     def resize(request):

@@ -339,7 +339,7 @@ class Site:
     # ── graceful replacement ─────────────────────────────────────────────────────────────────────────────────────────
 
     def replace_all(self, look: Callable[[], None]) -> None:
-        """Replace one program after the other, as docs/how-to/update.md says; call `look` meanwhile."""
+        """Replace one program after the other, as docs/how-to/deploy.md says; call `look` meanwhile."""
         for side, role in itertools.product(SIDES, ("workers", "titanic", "gateway", "broker")):
             self.terminate(self.sides[side][role])
             _wait(lambda: self.undisturbed, look)

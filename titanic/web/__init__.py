@@ -1,1 +1,1 @@
-"""Titanic over HTTP: metrics, health and pages for operators (`titanic serve --http`, docs/how-to/monitoring.md)."""
+"""Titanic over HTTP: metrics, health and pages for operators (`titanic serve --http`, docs/how-to/operations.md)."""

@@ -1,4 +1,4 @@
-"""Titanic's metrics for Prometheus (docs/how-to/monitoring.md)."""
+"""Titanic's metrics for Prometheus (docs/how-to/operations.md)."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

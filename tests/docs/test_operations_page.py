@@ -1,4 +1,4 @@
-"""The dashboard and the alerts in `monitoring` use metrics that exist, and docs/how-to/monitoring.md has them all."""
+"""The dashboard and the alerts in `monitoring` use metrics that exist, and docs/how-to/operations.md has them all."""
 
 import json
 import re
@@ -102,12 +102,12 @@ def test_promtool_accepts_the_alerts_and_the_expressions(tmp_path):
 
 
 def test_every_alert_is_documented():
-    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "operations.md").read_text()
     alerts = re.findall(r"alert: (\w+)", (FOLDER / "prometheus-alerts.yml").read_text())
     assert {f"`{name}`" for name in alerts} == set(re.findall(r"`(?:Mdp|Titanic)[A-Z]\w+`", page))
 
 
 def test_every_metric_is_documented(families):
-    page = (ROOT / "docs" / "how-to" / "monitoring.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "operations.md").read_text()
     shown = {name + ("_total" if kind == "counter" else "") for name, kind in families.items()}
     assert set(re.findall(r"^\| `([a-z_]+)", page, re.MULTILINE)) & {*shown} == shown
