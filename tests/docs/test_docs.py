@@ -499,7 +499,8 @@ def test_the_files_that_a_page_names_exist(page):
 
 def test_the_pages_that_other_files_name_exist():
     folders = [*CODE, "deploy", "monitoring", ".github", ".ci"]
-    files = [path for each in folders for path in (ROOT / each).rglob("*") if path.is_file()]
+    found = (path for each in folders for path in (ROOT / each).rglob("*"))
+    files = [path for path in found if path.is_file() and path.parent.suffix != ".egg-info"]
     files += [path for path in ROOT.iterdir() if path.is_file()]
     named = {
         (str(path.relative_to(ROOT)), page)
