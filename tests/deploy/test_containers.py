@@ -76,9 +76,7 @@ def test_the_image_runs_as_a_user_and_checks_its_health():
     assert "USER 1000" in lines
     (check,) = (line for line in lines if line.startswith("HEALTHCHECK"))
     assert check.endswith('CMD ["mdclient", "health"]')
-    advice = (ROOT / "docs" / "how-to" / "operations.md").read_text()
-    (timeout,) = re.findall(r"^HEALTHCHECK .*(--timeout=\S+)", advice, re.MULTILINE)
-    assert timeout in check  # Python may take long to start
+    assert "--timeout=30s" in check  # Python may take long to start
     assert "java" not in "".join(lines).lower()
 
 

@@ -428,15 +428,6 @@ def test_the_command_reference_is_wrapped():
     assert max(map(len, script("generate").reference().splitlines())) <= 100
 
 
-def test_the_units_of_the_page_about_deploying_have_options_that_exist():
-    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
-    commands = re.findall(r"^ExecStart=/opt/app/bin/([\w-]+) (.*)$", page, re.MULTILINE)
-    assert [command for command, _ in commands] == ["mdp-broker", "mdworker"]
-    for command, words in commands:
-        (options,) = re.findall(rf"^## {command}\n(.*?)^##? ", script("generate").reference(), re.MULTILINE | re.DOTALL)
-        assert [option for option in re.findall(r"--[\w-]+", words) if f"\n  {option} " not in options] == []
-
-
 def test_every_reason_and_count_is_documented():
     page = (ROOT / "docs" / "reference" / "mmi.md").read_text()
     names = {str(each) for kind in (Reason, Drop, Refusal, Loss) for each in kind} | set(Stats().as_dict())
