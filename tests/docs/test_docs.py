@@ -377,18 +377,6 @@ def test_the_tree_of_the_page_about_brokers():
         eventually(lambda: names() == ["root", "south"])
 
 
-def test_the_troubles_of_the_page_about_brokers_are_those_that_brokers_have():
-    page = (ROOT / "docs" / "how-to" / "brokers.md").read_text()
-    (table,) = re.findall(r"^\| trouble \| remedy \|\n.*?\n(.*?)^$", page, re.MULTILINE | re.DOTALL)
-    told = [row.split("|")[1].strip() for row in table.splitlines()]
-    files = ("broker/links.py", "broker/link_ports.py", "broker/machine.py", "transport/reach.py")
-    code = "".join((ROOT / "mdp" / path).read_text() for path in files)
-    code = re.sub(r'"\s+f?"', "", code)
-    for row in told:
-        for part in re.split("…|, ", row):
-            assert part.strip() in code, row
-
-
 def test_the_command_of_the_mmi_page(endpoint):
     (session,) = blocks("docs/reference/mmi.md", "console")
     ((command, *printed),) = sessions(session.splitlines())
