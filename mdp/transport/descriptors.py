@@ -17,16 +17,19 @@ def check_descriptors(more: int = 0) -> None:
     """Raise `SettingError` unless this process can open `FREE_FILES` descriptors, and `more`."""
     needed = FREE_FILES + more
     opened: list[int] = []
+    reason = None
     try:
         while len(opened) < needed:
             opened += os.pipe()
     except OSError as error:
         if error.errno not in _EXHAUSTED:
             raise
-        raise SettingError(_problem(needed, error.errno)) from None
+        reason = error.errno
     finally:
         for each in opened:
             os.close(each)
+    if reason is not None:  # not earlier: the text needs a module, and so a descriptor
+        raise SettingError(_problem(needed, reason))
 
 
 def _problem(needed: int, reason: int) -> str:
