@@ -309,11 +309,11 @@ def test_the_examples_about_logging(endpoint, monkeypatch):
     assert said.getvalue().endswith(" resizing order-7\n")
 
 
-def test_the_examples_of_the_wire_page(endpoint, capsys):
+def test_the_examples_of_the_conformance_page(endpoint, capsys):
     with Client(endpoint, timeout=TIMEOUT_SECONDS) as client:
         client.request("echo")  # now there is a worker
-    run_python("docs/reference/wire.md", endpoint)
-    (block,) = blocks("docs/reference/wire.md", "python")
+    run_python("docs/reference/conformance.md", endpoint)
+    (block,) = blocks("docs/reference/conformance.md", "python")
     assert capsys.readouterr().out.strip() == re.search(r"  # (\[.*\])$", block, re.MULTILINE)[1]
 
 
