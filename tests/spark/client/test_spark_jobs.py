@@ -20,7 +20,8 @@ from zmdp.spark.client import JobFailed, SparkJobs
 from zmdp.spark.client.jobs import JobResult
 from zmdp.testing import running_broker
 
-PAGE = Path(__file__).parents[3] / "docs" / "spark" / "notebooks.md"
+PAGE = (Path(__file__).parents[3] / "docs" / "spark" / "index.md").read_text()
+SECTION = PAGE.partition("\n## From notebooks and programs\n")[2]
 TABLES = """
 [tables.people]
 format = "csv"
@@ -182,7 +183,7 @@ def test_an_interrupt_cancels_the_job(jobs, spark, tmp_path, monkeypatch):
 def test_the_page_in_a_real_notebook(at, tmp_path):
     if not (find_spec("nbclient") and find_spec("ipykernel")):
         pytest.skip("Jupyter is missing: pip install nbclient ipykernel")
-    cells = blocks(PAGE.read_text(), "python")
+    cells = blocks(SECTION, "python")
     sources = [cell.strip().replace("tcp://127.0.0.1:5555", at) for cell in cells]
     notebook = tmp_path / "page.ipynb"
     code = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
@@ -200,7 +201,7 @@ def test_the_page_in_a_real_notebook(at, tmp_path):
     printed = "".join("".join(output["text"]) for output in older if output["output_type"] == "stream")
     assert printed == "{'people': 3}\n[{'people': 3}] 2\n"
     (error,) = (output for output in wrong if output["output_type"] == "error")
-    *shown, more = re.findall(r"^    (  .*)$", PAGE.read_text().split("\n    JobFailed")[1], re.MULTILINE)
+    *shown, more = re.findall(r"^    (  .*)$", SECTION.split("\n    JobFailed")[1], re.MULTILINE)
     assert error["ename"] == "JobFailed"
     assert error["traceback"][1:-1] == shown
     assert error["traceback"][-1].startswith(more[:-16])

@@ -37,12 +37,9 @@ def test_the_examples_of_the_page_run(spark, db, capsys):
                    "(SELECT max(id) FROM titanic_requests)")  # fmt: skip
     db.done("slow", code=500)
     names = {"spark": spark, "f": functions}
-    try:
-        for block in blocks(PAGE, "python"):
-            exec(block.replace("sqlite:///titanic.db", db.url), names)
-        (ends,) = spark.sql("SELECT count(*) AS n FROM ends").collect()
-    finally:
-        spark.catalog.dropTempView("history")
+    for block in blocks(PAGE, "python"):
+        exec(block.replace("sqlite:///titanic.db", db.url), names)
+    (ends,) = spark.sql("SELECT count(*) AS n FROM ends").collect()
     latencies = {row.service: row for row in names["latencies"].collect()}
     assert (latencies["slow"].requests, latencies["quick"].requests) == (101, 100)
     assert latencies["quick"].p50 == pytest.approx(0.505, abs=0.01)

@@ -1,4 +1,4 @@
-"""The recipes of docs/spark/foreachbatch.md call and submit once, also when Spark repeats a micro-batch."""
+"""Streams through services, as docs/spark/pipeline.md has them: each row once, also when a micro-batch is repeated."""
 
 import json
 from collections import Counter
@@ -12,9 +12,11 @@ from support.processes import eventually
 from support.sparks import BEATS, forget_last_batch
 from support.titanics import serving
 
+from zmdp.spark.pipeline import call_service
 from zmdp.workers import Worker
 
-PAGE = Path(__file__).parents[3] / "docs" / "spark" / "foreachbatch.md"
+PAGE = Path(__file__).parents[3] / "docs" / "spark" / "pipeline.md"
+SECTION = PAGE.read_text().partition("\n## In streams\n")[2]
 
 
 @pytest.mark.long
@@ -34,10 +36,11 @@ def test_a_repeated_batch_calls_and_submits_nothing_again(spark, endpoint, tmp_p
         path = tmp_path / "orders" / f"{orders[0][0]}.json"
         path.write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in orders))
 
+    names = {"spark": spark}
+
     def run():
         """Run what is there, as the page says."""
-        names = {"spark": spark}
-        for block in blocks(PAGE.read_text(), "python"):
+        for block in blocks(SECTION, "python"):
             here = block.replace("tcp://127.0.0.1:5555", endpoint)
             for name in ("replies/", 'orders")', "checkpoints/", "titanic.db"):
                 here = here.replace(name, f"{tmp_path}/{name}")
@@ -62,6 +65,10 @@ def test_a_repeated_batch_calls_and_submits_nothing_again(spark, endpoint, tmp_p
         wanted |= {("invoice", text): 1 for _, text in wanted} | {("alert", b"urgent tea"): 1}
         eventually(lambda: len(called) == len(wanted))
         assert called == wanted
+        direct = call_service(names["orders"], "score", input="text", broker=endpoint)
+        writer = direct.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/checkpoints/direct")
+        writer.trigger(availableNow=True).start(f"{tmp_path}/direct").awaitTermination()
+        assert spark.read.parquet(f"{tmp_path}/direct").where("reply_code = 200").count() == 3
         database = Database(db)
         try:
             assert Counter(row.service for row in database.requests()) == {"score": 3, "invoice": 3, "alert": 1}
