@@ -6,6 +6,7 @@ brokers are linked in a circle.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from itertools import islice
 from typing import Final
@@ -44,40 +45,39 @@ class Announcements:
         self._free_at = 0.0
         self._changed: dict[bytes, None] = {}
         """Services whose announcements over all links may have to change."""
-        self._dirty = False
-        """Whether there is anything to announce."""
-
-    def deadline(self) -> float | None:
-        """Return when `announce` has something to do, or None."""
-        return self._announce_at if self._dirty and self._links else None
+        self.alarm = shared.alarms.add()
+        """Set while there is anything to announce."""
 
     # ── what this broker announces ───────────────────────────────────────────────────────────────────────────────────
 
     def changed(self, service: Service) -> None:
         """Record that what is announced about a service may have to change."""
         self._changed[service.name] = None
-        self._dirty = True
+        self._announce_soon()
+
+    def _announce_soon(self) -> None:
+        self.alarm.set(self._announce_at)
 
     def withdraw_all(self) -> None:
         """Withdraw every service, and announce none from now on."""
         self.withdrawn = True
         for link in self._links.values():
             link.dirty.update(dict.fromkeys(link.announced))
-        self._dirty = True
+            self._announce_soon()
 
     def repeat(self, link: Link, name: bytes) -> None:
         """Announce a service over `link` even if nothing has changed, since a request was returned."""
         if name in link.announced:
             link.announced[name] = (-1, -1, -1)
         link.dirty[name] = None
-        self._dirty = True
+        self._announce_soon()
 
     def announce(self, now: float) -> None:
         """Announce what has changed, if it is time."""
-        if not self._dirty or now < self._announce_at:
+        if now < self.alarm.due:
             return
         self._announce_at = now + ANNOUNCE_INTERVAL
-        self._dirty = False
+        self.alarm.set(math.inf)
         free_too = now >= self._free_at
         if free_too:
             self._free_at = now + FREE_INTERVAL
@@ -90,7 +90,7 @@ class Announcements:
                 if self._announce(link, name, free_too):
                     del link.dirty[name]
             if link.dirty:
-                self._dirty = True
+                self._announce_soon()
 
     def _concerns(self, link: Link, name: bytes) -> bool:
         """Return whether there may be anything to announce of a service: clients can name any number of others."""
@@ -157,7 +157,7 @@ class Announcements:
         directory = self._directory
         local = [service.name for service in directory.services.values() if service.available]
         link.dirty.update(dict.fromkeys([*link.announced, *local, *directory.reachable, self._own]))
-        self._dirty = True
+        self._announce_soon()
 
     # ── what others announce ─────────────────────────────────────────────────────────────────────────────────────────
 

@@ -52,6 +52,14 @@ class Endings:
         finally:
             self._working = False
 
+    def expire(self, now: float) -> None:
+        """Drop the requests that have expired (C12), until the turn has no work left."""
+        for request in self._registry.expiries.pop_due(now):
+            self._requests.drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
+            self._work.left -= 1
+            if self._work.left <= 0:
+                break
+
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def client(self, client: Client, now: float) -> None:

@@ -41,6 +41,8 @@ class LinkDialog:
         self._journal = shared.journal
         self._admission = admission
         self._max_message, self._max_frames = limits.max_message, limits.max_frames
+        self._shared = shared
+        self._patience = limits.patience
 
     # ── links ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -139,6 +141,12 @@ class LinkDialog:
             else:
                 self._end_circle(link, now)
                 return
+
+    def tick(self, now: float) -> None:
+        """Do what is due for links, and lose those that are silent."""
+        for link in self._links.tick(now, self._shared.heard):
+            why = f"silent for {self._patience:g} s"
+            self.lose(link, why if link.name else f"it does not answer as a broker; {why}", now)
 
     def _ended_by(self, link: Link, command: wire.Disconnect, now: float) -> None:
         why = "the other broker has shut down"

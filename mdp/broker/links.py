@@ -11,10 +11,12 @@ Like the rest of the machine, this has no socket and no clock.  `Announcements` 
 
 import json
 import logging
+import math
 import random
 from typing import Any, Final
 
 from .. import wire
+from ..timers import Alarm
 from ..wire import BROKER, HELLO, batch
 from ..wire.names import displayed
 from .announcements import Announcements
@@ -59,8 +61,8 @@ class Links:
         self._rng = rng
         self.announcements = Announcements(shared, self.by_identity)
         self._opened = 0
-        self._due: float | None = None
-        """When `tick` has something to do, or earlier; None if never."""
+        self.alarm: Alarm | None = None
+        """Set to when `tick` has something to do, or earlier."""
 
     def at(self, identity: bytes) -> Link | None:
         """Return the link whose messages have this first frame, if it is up."""
@@ -296,8 +298,6 @@ class Links:
         Return the links whose other end has been silent for too long, until the time `heard`.
         """
         silent: list[Link] = []
-        if self._due is None or now < self._due:
-            return silent
         for link in self.by_identity.values():
             if link.state is LinkState.DOWN:
                 if now >= link.retry_at and not self.announcements.withdrawn:
@@ -313,7 +313,7 @@ class Links:
 
     def _plan(self) -> None:
         """Compute when something is due next.  What is heard from a link only moves that to a later time."""
-        self._due = None
+        due = math.inf
         for link in self.by_identity.values():
             if link.state is LinkState.DOWN:
                 if self.announcements.withdrawn:
@@ -323,13 +323,9 @@ class Links:
                 at = link.last_seen + self._limits.patience
                 if link.state is LinkState.UP:
                     at = min(at, link.heartbeat_at)
-            if self._due is None or at < self._due:
-                self._due = at
-
-    def deadline(self) -> float | None:
-        """Return when `tick` has something to do, or something is to be announced; None if never."""
-        due = self.announcements.deadline()
-        return self._due if due is None or (self._due is not None and self._due < due) else due
+            due = min(due, at)
+        if self.alarm is not None:
+            self.alarm.set(due)
 
 
 def _key(link: Link) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 import logging
 
 from ..limits import Limits
+from ..timers import Alarms
 from .directory import Directory
 from .events import Event
 from .journal import Journal, Stats
@@ -15,15 +16,10 @@ from .roles import Roles
 class Work:
     """How much the turn may still do, in requests that end or are dispatched: the next turn does the rest."""
 
-    __slots__ = ("_most", "left")
+    __slots__ = ("left",)
 
     def __init__(self, most: int) -> None:
-        self._most = most
         self.left = most
-
-    def renew(self) -> None:
-        """Begin the next turn."""
-        self.left = self._most
 
 
 class Shared:
@@ -37,12 +33,17 @@ class Shared:
         self.limits = limits
         self.name = name
         self.first_address = first_address
+        self.alarms = Alarms()
+        """What is due, when nothing happens."""
+        self.heard = 0.0
+        """Everything that had arrived at this time has been taken in: whoever was silent until then is silent."""
         self.roles = Roles()
         self.directory = Directory()
         self.registry = Registry(self.directory, limits.expiry)
         self.stats = Stats()
-        self.journal = Journal(logger)
+        self.journal = Journal(logger, self.alarms)
         self.outgoing = Outgoing()
+        self._turn_work = turn_work
         self.work = Work(turn_work)
         """How many requests may still end in this turn."""
         self.dispatching = Work(turn_work)
@@ -65,8 +66,7 @@ class Shared:
 
     def end_turn(self) -> None:
         """Let the next turn do as much as this one."""
-        self.work.renew()
-        self.dispatching.renew()
+        self.work.left = self.dispatching.left = self._turn_work
 
     def ask(self, event: Event) -> None:
         """Ask the shell to do something."""
