@@ -57,7 +57,8 @@ class ClientDialog:
             if isinstance(command, wire.Request):
                 self._request(command, client, now)
             elif isinstance(command, wire.Cancel):
-                self._cancel(command, client, now)
+                if not self._requests.cancel(client, command.id, now):
+                    self._invalid(wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id), client, now)
             elif isinstance(command, wire.Limits):
                 asks_for_limits = True
             else:
@@ -106,14 +107,6 @@ class ClientDialog:
         if not role.may_call(name):
             return Drop.NOT_ALLOWED
         return None if user.may_call(name) else Drop.USER_NOT_ALLOWED
-
-    def _cancel(self, command: wire.Cancel, client: Client, now: float) -> None:
-        request = client.numbered.get(command.id)
-        if request is not None:
-            self._requests.drop(request, Drop.CANCELLED, now)
-        elif not self._registry.ended_lately(client, command.id):
-            self._invalid(wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id), client, now)
-        # else the CANCEL crossed the FINAL or ERROR on its way
 
     def _invalid(self, command: wire.Invalid, client: Client, now: float) -> None:
         # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.

@@ -122,7 +122,8 @@ class LinkDialog:
             if isinstance(command, wire.Request):
                 self._passed_on(link, command, now)
             elif isinstance(command, wire.Cancel):
-                self._cancelled_by(link, command, now)
+                if not self._requests.cancel(link.client, command.id, now):
+                    self._requests.count_invalid(Reason.UNKNOWN_NUMBER, now)
             else:
                 self._invalid_on_link(link, command, now)
 
@@ -231,13 +232,6 @@ class LinkDialog:
         if user.may_call(request.service.name):
             return None, user
         return (Drop.NOT_ALLOWED if name is None else Drop.USER_NOT_ALLOWED), user
-
-    def _cancelled_by(self, link: Link, command: wire.Cancel, now: float) -> None:
-        request = link.client.numbered.get(command.id)
-        if request is not None:
-            self._requests.drop(request, Drop.CANCELLED, now)
-        elif not self._registry.ended_lately(link.client, command.id):
-            self._requests.count_invalid(Reason.UNKNOWN_NUMBER, now)
 
     def _invalid_on_link(self, link: Link, command: wire.Invalid, now: float) -> None:
         self._requests.count_invalid(command.reason, now)
