@@ -208,8 +208,9 @@ class Server:
     def _receive(self, now: float) -> bool:
         """Have the machine take in messages that have arrived.  Return whether there may be more."""
         more = False
-        for port in self._sockets.ready_ports():
-            more |= self._receive_at(port, now)
+        for port in self._sockets.ports.values():
+            if port.ready:
+                more |= self._receive_at(port, now)
         self._backlog.turn(now, turns=self._turns_for(1) if more else 0)
         return more
 

@@ -56,10 +56,6 @@ class Sockets:
         """Return the socket at which a peer is connected."""
         return self.main if len(self.ports) == 1 else self.ports.get(identity[:PREFIX_BYTES], self.main)
 
-    def ready_ports(self) -> list[Port]:
-        """Return the ports at which messages may have arrived."""
-        return [port for port in self.ports.values() if port.ready]
-
     def wait(self, timeout: int | None) -> None:
         """Wait at most `timeout` milliseconds, and find out what is ready."""
         ready = self._poll.poll(timeout)
