@@ -15,7 +15,7 @@ from .. import wire
 from ..wire import BROKER
 from ..wire.options import MAX_HOPS
 from .records import Link, LinkState, Remote, Service
-from .shared import Shared
+from .shared import Part, Shared
 
 ANNOUNCE_INTERVAL: Final = 0.05
 """Minimum seconds between two announcements over a link."""
@@ -27,19 +27,16 @@ BROKER_CREDIT: Final = 1_000_000
 """Credit announced for requests that are addressed to a broker."""
 
 
-class Announcements:
+class Announcements(Part):
     """The announcements of one broker, over `links`, which are by identity."""
 
     def __init__(self, shared: Shared, links: Mapping[bytes, Link]) -> None:
+        super().__init__(shared)
         self.withdrawn = False
         """Nothing is announced any longer, since this broker is draining."""
         self.withdrawn_services: list[Service] = []
         """Services that can no longer be reached over some link.  `LinkDialog` empties it."""
         self._own = BROKER + shared.name.encode()
-        self._limits = shared.limits
-        self._directory = shared.directory
-        self._outgoing = shared.outgoing
-        self._journal = shared.journal
         self._links = links
         self._announce_at = 0.0
         self._free_at = 0.0

@@ -11,26 +11,21 @@ from .links import Links
 from .records import NEVER, Client, Request, Service, key_of
 from .requests import Requests
 from .roles import Role
-from .shared import Shared
+from .shared import Part, Shared
 
 
-class ClientDialog:
+class ClientDialog(Part):
     """The dialog of one broker with its clients."""
 
     def __init__(
         self, shared: Shared, links: Links, requests: Requests, endings: Endings, admission: Admission
     ) -> None:
-        self._shared = shared
-        self._directory = shared.directory
-        self._registry = shared.registry
-        self._stats = shared.stats
-        self._outgoing = shared.outgoing
+        super().__init__(shared)
         self._links = links
         self._requests = requests
         self._endings = endings
         self._admission = admission
         self._given_up = GivenUp()
-        self._max_message, self._max_frames = shared.limits.max_message, shared.limits.max_frames
 
     # ── what clients say ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from .drops import Drop
 from .records import Attempt, Client, Request, Service
 from .requests import Requests
-from .shared import Shared
+from .shared import Part, Shared
 
 
-class Endings:
+class Endings(Part):
     """The requests of one broker that are about to end."""
 
     def __init__(self, shared: Shared, requests: Requests) -> None:
-        self._registry = shared.registry
+        super().__init__(shared)
         self._work = shared.work
         self._congested = shared.congested
         self._requests = requests

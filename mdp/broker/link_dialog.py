@@ -19,30 +19,20 @@ from .links import Links
 from .records import NEVER, Attempt, Link, LinkState, Request, Service
 from .requests import Requests
 from .roles import Role
-from .shared import Shared
+from .shared import Part, Shared
 
 
-class LinkDialog:
+class LinkDialog(Part):
     """The dialog of one broker with those to which it is linked."""
 
     def __init__(
         self, shared: Shared, links: Links, requests: Requests, endings: Endings, admission: Admission
     ) -> None:
-        limits = shared.limits
-        self._name = shared.name
-        self._directory = shared.directory
-        self._registry = shared.registry
-        self._roles = shared.roles
-        self._stats = shared.stats
+        super().__init__(shared)
         self._links = links
         self._requests = requests
         self._endings = endings
-        self._outgoing = shared.outgoing
-        self._journal = shared.journal
         self._admission = admission
-        self._max_message, self._max_frames = limits.max_message, limits.max_frames
-        self._shared = shared
-        self._patience = limits.patience
 
     # ── links ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,7 +136,7 @@ class LinkDialog:
     def tick(self, now: float) -> None:
         """Do what is due for links, and lose those that are silent."""
         for link in self._links.tick(now, self._shared.heard):
-            why = f"silent for {self._patience:g} s"
+            why = f"silent for {self._limits.patience:g} s"
             self.lose(link, why if link.name else f"it does not answer as a broker; {why}", now)
 
     def _ended_by(self, link: Link, command: wire.Disconnect, now: float) -> None:

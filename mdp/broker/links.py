@@ -23,7 +23,7 @@ from .announcements import Announcements
 from .events import CloseLink, OpenLink
 from .records import Attempt, Client, Link, LinkKind, LinkState
 from .roles import Role
-from .shared import Shared
+from .shared import Part, Shared
 
 MAX_BROKER_NAME: Final = 64
 MAX_REFUSED: Final = 30.0
@@ -39,10 +39,11 @@ _NOT_ALLOWED: Final = "role %s may not link brokers: it needs link = true in %s 
 _REVERSE: Final = {LinkKind.PEER: LinkKind.PEER, LinkKind.PARENT: LinkKind.CHILD, LinkKind.CHILD: LinkKind.PARENT}
 
 
-class Links:
+class Links(Part):
     """The links of one broker.  `instance` is a random text that no other broker has."""
 
     def __init__(self, shared: Shared, instance: str, rng: random.Random) -> None:
+        super().__init__(shared)
         self.name = shared.name
         self.instance = instance
         self.by_identity: dict[bytes, Link] = {}
@@ -52,12 +53,6 @@ class Links:
         self.untried = 0
         """Number of links that this broker opens and whose first attempt is not over: until they have failed, or the
         other broker has announced all that it offers."""
-        self._shared = shared
-        self._limits = shared.limits
-        self._directory = shared.directory
-        self._registry = shared.registry
-        self._outgoing = shared.outgoing
-        self._journal = shared.journal
         self._rng = rng
         self.announcements = Announcements(shared, self.by_identity)
         self._opened = 0

@@ -17,7 +17,7 @@ from .drops import NOT_PLACED, REPORTS, RETURNED, Drop, text_of
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND, bucket_of
 from .records import NEVER, Attempt, Client, Collected, Link, Remote, Request, Service, Untold, Worker
 from .scheduling import is_pinned
-from .shared import Shared
+from .shared import Part, Shared
 from .watch import Watch
 
 MS_PER_SECOND: Final = 1000
@@ -25,22 +25,17 @@ ROUNDING_MS: Final = 0.001
 """Rounding error, in milliseconds, allowed for in the difference of two times."""
 
 
-class Requests:
+class Requests(Part):
     """The requests of one broker."""
 
     def __init__(self, shared: Shared, announcements: Announcements, watch: Watch) -> None:
+        super().__init__(shared)
         limits = shared.limits
         self.turn = 0
         """The number of the broker's current turn.  Only `end_turn` changes it."""
         self.next_address = shared.first_address
         """The address of the next dispatch."""
-        self._name = shared.name
-        self._limits = limits
-        self._registry = shared.registry
-        self._stats = shared.stats
         self._announcements = announcements
-        self._outgoing = shared.outgoing
-        self._journal = shared.journal
         self._watch = watch
         self._congested = shared.congested
         self._dispatching = shared.dispatching
@@ -48,7 +43,6 @@ class Requests:
         # when the first of them is found, one that has been silent for this long may be dead as well, and what it is
         # given now is not to blame for it.
         self._doubtful_after = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)
-        self._max_message, self._max_frames = limits.max_message, limits.max_frames
 
     def end_turn(self) -> None:
         """Begin the next turn."""

@@ -1,4 +1,4 @@
-"""What the rooms of a broker share."""
+"""What the parts of a broker's machine share."""
 
 import logging
 
@@ -23,7 +23,7 @@ class Work:
 
 
 class Shared:
-    """What all rooms of one broker know: its settings, its books, and what goes out.
+    """What all parts of one broker's machine know: its settings, its books, and what goes out.
 
     `name` distinguishes it from the brokers to which it is linked.  `first_address` is the address of its first
     dispatch.  `turn_work` is how many requests may end in a turn, and how many that wait may be dispatched.
@@ -76,3 +76,19 @@ class Shared:
         """Return what the shell is to do."""
         events, self._events = self._events, []
         return events
+
+
+class Part:
+    """A part of one broker's machine, which has at hand what it shares with the others."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._name = shared.name
+        self._limits = shared.limits
+        self._max_message, self._max_frames = shared.limits.max_message, shared.limits.max_frames
+        self._roles = shared.roles
+        self._directory = shared.directory
+        self._registry = shared.registry
+        self._stats = shared.stats
+        self._journal = shared.journal
+        self._outgoing = shared.outgoing

@@ -14,7 +14,7 @@ from .journal import WORKER_LINES, Loss, Refusal
 from .records import NEVER, Attempt, Service, Worker, key_of
 from .requests import Requests
 from .roles import Role
-from .shared import Shared
+from .shared import Part, Shared
 
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
@@ -29,16 +29,11 @@ class _Disconnected(Exception):
     """Raised when the sender was sent DISCONNECT: the rest of its message is ignored."""
 
 
-class WorkerDialog:
+class WorkerDialog(Part):
     """The dialog of one broker with its workers."""
 
     def __init__(self, shared: Shared, requests: Requests, endings: Endings) -> None:
-        self._shared = shared
-        self._limits = shared.limits
-        self._directory = shared.directory
-        self._registry = shared.registry
-        self._stats = shared.stats
-        self._outgoing = shared.outgoing
+        super().__init__(shared)
         self._requests = requests
         self._endings = endings
         self._beat_resolution = shared.limits.heartbeat / 20
@@ -46,7 +41,6 @@ class WorkerDialog:
         """When a worker is to be sent a HEARTBEAT, or is dead."""
         self._registered = 0
         """Number of workers that have registered so far."""
-        self._max_message, self._max_frames = shared.limits.max_message, shared.limits.max_frames
         self._on: Final[dict[type, Callable[[Any, Role, float], None]]] = {
             wire.Error: self._error,
             wire.Oversized: self._oversized,
