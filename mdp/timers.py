@@ -1,13 +1,17 @@
-"""Timers for any number of nodes: set and clear in constant time, and get what is due without a scan.
+"""When things are due: timers for any number of nodes, and alarms for what a machine or a loop has to do.
 
-Nodes that are due within the same interval of `resolution` seconds share a bucket, and only buckets are ordered.  A
-node comes up at the end of its bucket: at most `resolution` late, and never early.
+`Timers` set and clear a node in constant time, and find what is due without a scan.  Nodes that are due within the same
+interval of `resolution` seconds share a bucket, and only buckets are ordered.  A node comes up at the end of its
+bucket: at most `resolution` late, and never early.
+
+`Alarms` know what is due next without asking: whatever has something to do sets its own `Alarm`.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
 
 from .linked_lists import Node
@@ -50,9 +54,11 @@ T = TypeVar("T", bound=TimerNode)
 class Timers(Generic[T]):
     """The due times of nodes of one type."""
 
-    __slots__ = ("_buckets", "_order", "_resolution")
+    __slots__ = ("_buckets", "_order", "_resolution", "alarm")
 
     def __init__(self, resolution: float) -> None:
+        self.alarm: Alarm | None = None
+        """Set to when the first node is due, or to an earlier time if that was cleared: `pop_due` corrects it."""
         self._resolution = resolution
         self._buckets: dict[int, Bucket] = {}
         # A heap of the numbers of the buckets, and of some that no longer exist.
@@ -69,6 +75,8 @@ class Timers(Generic[T]):
         if bucket is None:
             bucket = self._buckets[number] = Bucket(number)
             heapq.heappush(self._order, number)
+            if self._order[0] == number and self.alarm is not None:
+                self.alarm.set(number * self._resolution)
         last = bucket.last
         if last is None:
             bucket.first = node
@@ -98,6 +106,10 @@ class Timers(Generic[T]):
         if bucket.first is None and self._buckets.get(bucket.number) is bucket:
             # Its time may be years ahead, so nothing of it is kept.
             del self._buckets[bucket.number]
+            if not self._buckets:
+                self._order.clear()
+                if self.alarm is not None:
+                    self.alarm.set(math.inf)
             if len(self._order) > 2 * len(self._buckets) + MAX_STALE_NUMBERS:
                 self._order = list(self._buckets)
                 heapq.heapify(self._order)
@@ -112,9 +124,63 @@ class Timers(Generic[T]):
                 node = bucket.first
                 self.clear(node)  # type: ignore[arg-type]  # only such things are put in
                 yield node  # type: ignore[misc]
+        if self.alarm is not None:
+            due = self.next_due()
+            self.alarm.set(math.inf if due is None else due)
 
     def next_due(self) -> float | None:
         """Return when `pop_due` next has something to do, or None."""
         while self._order and self._order[0] not in self._buckets:
             heapq.heappop(self._order)
         return self._order[0] * self._resolution if self._order else None
+
+
+class Alarm:
+    """When one thing is due, which `action` does.
+
+    It stays due until it is set to another time: the action sets it again.
+    """
+
+    __slots__ = ("_alarms", "action", "due")
+
+    def __init__(self, alarms: Alarms, action: Callable[[float], object] | None) -> None:
+        self._alarms = alarms
+        self.action = action
+        """Called with the time."""
+        self.due = math.inf
+        """When it is due; inf for never.  Read it, and call `set`."""
+
+    def set(self, due: float) -> None:
+        """Make it due at that time instead of another."""
+        before, self.due, alarms = self.due, due, self._alarms
+        if due <= alarms.due:
+            alarms.due = due
+        elif before <= alarms.due:
+            alarms.find()
+
+
+class Alarms:
+    """All alarms of one machine, or of one loop.  There are few, and they seldom move."""
+
+    __slots__ = ("_all", "due")
+
+    def __init__(self) -> None:
+        self.due = math.inf
+        """When the next one is due; inf if none is."""
+        self._all: list[Alarm] = []
+
+    def add(self, action: Callable[[float], object] | None = None) -> Alarm:
+        """Return one more alarm, which is not due yet.  Without an action, it only tells that something is due."""
+        alarm = Alarm(self, action)
+        self._all.append(alarm)
+        return alarm
+
+    def find(self) -> None:
+        """Find out which is next, since the next one has moved to a later time."""
+        self.due = min([alarm.due for alarm in self._all])
+
+    def run(self, now: float) -> None:
+        """Do what is due, in the order in which the alarms were added."""
+        for alarm in self._all:
+            if alarm.due <= now and alarm.action is not None:
+                alarm.action(now)

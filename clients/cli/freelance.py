@@ -6,7 +6,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from ...mdp.cli.console import EndpointList, all_endpoints
+from ...mdp.cli.console import EndpointList, all_values
 from ...mdp.errors import BrokerUnreachable
 from ...mdp.keys import ClientKeys
 from ...mdp.transport.reach import why_unreachable
@@ -17,7 +17,7 @@ FREELANCE: Final = click.option(
     "--freelance",
     type=EndpointList(),
     multiple=True,
-    callback=all_endpoints,
+    callback=all_values,
     help="Call this server directly, without a broker (mdworker --freelance): there is no SERVICE then, and every "
     "argument is a BODY. Can be repeated, or separate endpoints with commas: if a server is lost or silent, the next "
     "is tried.",

@@ -7,13 +7,13 @@ from .drops import Drop
 from .records import Remote, Request
 from .requests import Requests
 from .roles import Role
-from .shared import Shared
+from .shared import Part, Shared
 
 Answer = Callable[[Request, Role, float], list[bytes]]
 """Returns the broker's own answer to a request for one of its `mmi.*` services, as that role may see it."""
 
 
-class Admission:
+class Admission(Part):
     """Decides on new requests.
 
     A request for which a worker has credit need not wait, and so passes the limits on queues.  A connection may take as
@@ -21,9 +21,7 @@ class Admission:
     """
 
     def __init__(self, shared: Shared, requests: Requests, answer: Answer) -> None:
-        self._shared = shared
-        self._directory = shared.directory
-        self._registry = shared.registry
+        super().__init__(shared)
         self._requests = requests
         self._answer = answer
         limits = shared.limits

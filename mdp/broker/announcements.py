@@ -6,6 +6,7 @@ brokers are linked in a circle.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from itertools import islice
 from typing import Final
@@ -14,7 +15,7 @@ from .. import wire
 from ..wire import BROKER
 from ..wire.options import MAX_HOPS
 from .records import Link, LinkState, Remote, Service
-from .shared import Shared
+from .shared import Part, Shared
 
 ANNOUNCE_INTERVAL: Final = 0.05
 """Minimum seconds between two announcements over a link."""
@@ -26,58 +27,54 @@ BROKER_CREDIT: Final = 1_000_000
 """Credit announced for requests that are addressed to a broker."""
 
 
-class Announcements:
+class Announcements(Part):
     """The announcements of one broker, over `links`, which are by identity."""
 
     def __init__(self, shared: Shared, links: Mapping[bytes, Link]) -> None:
+        super().__init__(shared)
         self.withdrawn = False
         """Nothing is announced any longer, since this broker is draining."""
         self.withdrawn_services: list[Service] = []
         """Services that can no longer be reached over some link.  `LinkDialog` empties it."""
         self._own = BROKER + shared.name.encode()
-        self._limits = shared.limits
-        self._directory = shared.directory
-        self._outgoing = shared.outgoing
-        self._journal = shared.journal
         self._links = links
         self._announce_at = 0.0
         self._free_at = 0.0
         self._changed: dict[bytes, None] = {}
         """Services whose announcements over all links may have to change."""
-        self._dirty = False
-        """Whether there is anything to announce."""
-
-    def deadline(self) -> float | None:
-        """Return when `announce` has something to do, or None."""
-        return self._announce_at if self._dirty and self._links else None
+        self.alarm = shared.alarms.add()
+        """Set while there is anything to announce."""
 
     # ── what this broker announces ───────────────────────────────────────────────────────────────────────────────────
 
     def changed(self, service: Service) -> None:
         """Record that what is announced about a service may have to change."""
         self._changed[service.name] = None
-        self._dirty = True
+        self._announce_soon()
+
+    def _announce_soon(self) -> None:
+        self.alarm.set(self._announce_at)
 
     def withdraw_all(self) -> None:
         """Withdraw every service, and announce none from now on."""
         self.withdrawn = True
         for link in self._links.values():
             link.dirty.update(dict.fromkeys(link.announced))
-        self._dirty = True
+            self._announce_soon()
 
     def repeat(self, link: Link, name: bytes) -> None:
         """Announce a service over `link` even if nothing has changed, since a request was returned."""
         if name in link.announced:
             link.announced[name] = (-1, -1, -1)
         link.dirty[name] = None
-        self._dirty = True
+        self._announce_soon()
 
     def announce(self, now: float) -> None:
         """Announce what has changed, if it is time."""
-        if not self._dirty or now < self._announce_at:
+        if now < self.alarm.due:
             return
         self._announce_at = now + ANNOUNCE_INTERVAL
-        self._dirty = False
+        self.alarm.set(math.inf)
         free_too = now >= self._free_at
         if free_too:
             self._free_at = now + FREE_INTERVAL
@@ -90,7 +87,7 @@ class Announcements:
                 if self._announce(link, name, free_too):
                     del link.dirty[name]
             if link.dirty:
-                self._dirty = True
+                self._announce_soon()
 
     def _concerns(self, link: Link, name: bytes) -> bool:
         """Return whether there may be anything to announce of a service: clients can name any number of others."""
@@ -157,7 +154,7 @@ class Announcements:
         directory = self._directory
         local = [service.name for service in directory.services.values() if service.available]
         link.dirty.update(dict.fromkeys([*link.announced, *local, *directory.reachable, self._own]))
-        self._dirty = True
+        self._announce_soon()
 
     # ── what others announce ─────────────────────────────────────────────────────────────────────────────────────────
 

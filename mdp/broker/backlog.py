@@ -18,12 +18,12 @@ class Backlog:
         self._turns_left = 0
         """Turns until it is over; 0 if none has begun."""
 
-    def turn(self, now: float, *, left: bool, turns: int) -> None:
-        """Record a turn that began at `now`, and whether messages were `left` after it.
+    def turn(self, now: float, *, turns: int) -> None:
+        """Record a turn that began at `now`.
 
-        In so many `turns`, a message of each peer is taken in.
+        In so many `turns`, a message of each peer that waits is taken in: none if nothing is left.
         """
-        if not left:
+        if not turns:
             self.heard = now
             self._turns_left = 0
         elif not self._turns_left:

@@ -11,26 +11,21 @@ from .links import Links
 from .records import NEVER, Client, Request, Service, key_of
 from .requests import Requests
 from .roles import Role
-from .shared import Shared
+from .shared import Part, Shared
 
 
-class ClientDialog:
+class ClientDialog(Part):
     """The dialog of one broker with its clients."""
 
     def __init__(
         self, shared: Shared, links: Links, requests: Requests, endings: Endings, admission: Admission
     ) -> None:
-        self._shared = shared
-        self._directory = shared.directory
-        self._registry = shared.registry
-        self._stats = shared.stats
-        self._outgoing = shared.outgoing
+        super().__init__(shared)
         self._links = links
         self._requests = requests
         self._endings = endings
         self._admission = admission
         self._given_up = GivenUp()
-        self._max_message, self._max_frames = shared.limits.max_message, shared.limits.max_frames
 
     # ── what clients say ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -57,7 +52,8 @@ class ClientDialog:
             if isinstance(command, wire.Request):
                 self._request(command, client, now)
             elif isinstance(command, wire.Cancel):
-                self._cancel(command, client, now)
+                if not self._requests.cancel(client, command.id, now):
+                    self._invalid(wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id), client, now)
             elif isinstance(command, wire.Limits):
                 asks_for_limits = True
             else:
@@ -106,14 +102,6 @@ class ClientDialog:
         if not role.may_call(name):
             return Drop.NOT_ALLOWED
         return None if user.may_call(name) else Drop.USER_NOT_ALLOWED
-
-    def _cancel(self, command: wire.Cancel, client: Client, now: float) -> None:
-        request = client.numbered.get(command.id)
-        if request is not None:
-            self._requests.drop(request, Drop.CANCELLED, now)
-        elif not self._registry.ended_lately(client, command.id):
-            self._invalid(wire.Invalid(Reason.UNKNOWN_NUMBER, command.route, command.id), client, now)
-        # else the CANCEL crossed the FINAL or ERROR on its way
 
     def _invalid(self, command: wire.Invalid, client: Client, now: float) -> None:
         # C15: dropped and counted by reason; the peer's other traffic is judged on its own.  X1 clients get an ERROR.

@@ -1,14 +1,14 @@
 """Delivers what the machine says, and finds out which peers do not read it, and which are gone."""
 
 import logging
+import math
 from errno import EAGAIN
 from typing import Final
 
-from ..limits import Limits
-from ..transport.multipart import send
+from ..timers import Alarms
 from ..wire import Message, Route
+from .machine import Broker
 from .outbox import Outbox
-from .ports import PREFIX_BYTES
 from .sockets import Sockets
 
 OUTBOX_RETRY: Final = 0.01
@@ -23,16 +23,13 @@ class Delivery:
     A peer that is gone is reported only after everything that it sent before has been taken in.
     """
 
-    def __init__(self, sockets: Sockets, limits: Limits) -> None:
-        self.outbox = Outbox(limits, sockets.ports)
-        sockets.main.unsent = self.outbox.unsent
+    def __init__(self, broker: Broker, sockets: Sockets, alarms: Alarms) -> None:
+        self.outbox = Outbox(broker.limits, sockets.ports)
+        self._broker = broker
         self._sockets = sockets
-        self._retry_at = 0.0
+        self._retrying = alarms.add(self.retry)
+        """Set while messages pile up."""
         self._congested: set[bytes] = set()
-        self.newly_congested: set[bytes] = set()
-        """The peers for which messages pile up since the last `retry`."""
-        self.relieved: set[bytes] = set()
-        """The peers for which messages no longer pile up, since the last `retry`."""
         self.gone: dict[bytes, tuple[int, int]] = {}
         """Peers that are no longer connected, the first turn whose messages they did not receive, and in which round
         that was found out."""
@@ -40,26 +37,19 @@ class Delivery:
 
     # ── sending ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def send(self, messages: list[Message], turn: int) -> list[bytes]:
+    def send(self, messages: list[Message], turn: int, now: float) -> bool:
         """Send the messages of `turn` without blocking.
 
-        Return the peers that do not read theirs: they are dropped, and their connections end.
+        Peers that do not read theirs are dropped, and their connections end.  Return whether the machine was told so.
         """
-        main = self._sockets.main
-        socket, chosen, put = main.socket, main.connections.chosen, send
-        outbox, unsent, ports = self.outbox, self.outbox.unsent, self._sockets.ports
+        outbox, sockets = self.outbox, self._sockets
         dropped: list[bytes] = []
         firsts: dict[bytes, Message] = {}
         """The first message for each peer, once that is needed."""
         for message in messages:
             if dropped and message[0] in dropped:
                 continue  # nothing follows a lost message, so that no stream has a gap
-            if outbox and message[0] in outbox:
-                errno = EAGAIN
-            elif (chosen and message[0] in chosen) or (ports and message[0][:PREFIX_BYTES] in ports):
-                errno = self._put(message)
-            else:
-                errno = put(socket, message, unsent)
+            errno = EAGAIN if outbox and message[0] in outbox else sockets.at(message[0]).send(message)
             if not errno:
                 continue
             if errno != EAGAIN:
@@ -70,37 +60,32 @@ class Delivery:
             elif not outbox.add(message, turn):
                 outbox.forget(message[0])
                 dropped.append(message[0])
-        while (slowest := outbox.overfull()) is not None:
-            outbox.forget(slowest)
-            dropped.append(slowest)
+        if outbox.piles_up:
+            while (slowest := outbox.overfull()) is not None:
+                outbox.forget(slowest)
+                dropped.append(slowest)
+            self._retrying.set(min(self._retrying.due, now))
         for identity in dropped:
             log.warning("dropped a peer that does not read its messages")
             # Only with the connection does libzmq discard what it holds.
-            self._sockets.at(identity).end(identity)
-        return dropped
+            sockets.at(identity).end(identity)
+            self._broker.gone(identity, now)
+        return bool(dropped)
 
     def _put(self, message: Message) -> int:
         return self._sockets.at(message[0]).send(message)
 
-    def retry(self, now: float) -> bool:
-        """Send what slow peers accept now, and find out for whom messages pile up, if it is time.
-
-        Return whether it was.
-        """
-        if now < self._retry_at or not (self._congested or self.outbox.piles_up):
-            return False
-        self._retry_at = now + OUTBOX_RETRY
+    def retry(self, now: float) -> None:
+        """Send what slow peers accept now, and tell the machine for whom messages pile up."""
         for identity, turn in self.outbox.flush(self._put):
             self.note_gone(identity, turn)
         congested = self.outbox.congested()
-        self.newly_congested = congested - self._congested
-        self.relieved = self._congested - congested
+        for identity in congested - self._congested:
+            self._broker.congested(identity)
+        for identity in self._congested - congested:
+            self._broker.relieved(identity, now)
         self._congested = congested
-        return True
-
-    def deadline(self) -> float | None:
-        """Return when `retry` is due, or None."""
-        return self._retry_at if self._congested or self.outbox.piles_up else None
+        self._retrying.set(now + OUTBOX_RETRY if congested or self.outbox.piles_up else math.inf)
 
     def discard(self, route: Route, turn: int) -> None:
         """Discard what waits for the worker with that route, unless it was sent in `turn` or later."""
@@ -114,8 +99,8 @@ class Delivery:
         first, found = self.gone.get(identity, (turn, self._round))
         self.gone[identity] = min(first, turn), found
 
-    def take_lost(self, *, drained: bool, rounds: int) -> list[tuple[bytes, int]]:
-        """Return the peers that are gone and heard out, each with the first turn whose messages it did not receive.
+    def report_gone(self, now: float, *, drained: bool, rounds: int) -> bool:
+        """Tell the machine which peers are gone and heard out.  Return whether there were any.
 
         Everything that they sent before has been taken in if the sockets are `drained`, or after so many `rounds`, each
         a call of this method, if messages of others keep coming.
@@ -126,17 +111,18 @@ class Delivery:
             for identity, (turn, found) in self.gone.items()
             if drained or self._round - found >= rounds
         ]
-        for identity, _ in lost:
+        for identity, turn in lost:
             del self.gone[identity]
             self._sockets.at(identity).forget(identity)
             self.outbox.forget(identity)
-        return lost
+            self._broker.unreachable(identity, turn, now)
+        return bool(lost)
 
-    def forget(self, identity: bytes, turn: int) -> int:
-        """Forget a peer whose routing id is another's now; return the first turn whose messages it did not receive.
+    def replaced(self, identity: bytes, now: float) -> None:
+        """Tell the machine that a peer is gone, since its routing id is another's now.
 
-        Unless it was known to be gone, that is the present `turn`.
+        Unless it was known to be gone, it has received everything until this turn.
         """
-        first, _ = self.gone.pop(identity, (turn, 0))
+        turn, _ = self.gone.pop(identity, (self._broker.turn, 0))
         self.outbox.forget(identity)
-        return first
+        self._broker.replaced(identity, turn, now)

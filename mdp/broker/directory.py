@@ -185,10 +185,7 @@ class Directory:
             self.abouts.remove(worker.service.name, worker.about)
 
     def _update(self, worker: Worker) -> None:
-        if isinstance(worker, Remote):
-            worker.service.schedule.update_remote(worker)
-        else:
-            worker.service.schedule.update(worker)
+        worker.update()
         self.touch(worker.service)
 
     def _availability_changed(self, service: Service) -> None:

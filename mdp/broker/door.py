@@ -1,6 +1,7 @@
 """Who may connect to a broker, and in which role: its access file, which can be reloaded while it runs."""
 
 import logging
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -9,6 +10,8 @@ import zmq
 from ..access import SETTLE_SECONDS, Access, FileState, state_of
 from ..errors import SettingError
 from ..logs import counted
+from ..timers import Alarms
+from .connections import Connections
 from .machine import Broker
 from .ports import Port
 from .roles import Role
@@ -21,10 +24,7 @@ log = logging.getLogger("zmdp.broker")
 class Door:
     """Decides who may connect at the sockets of a broker: everybody, unless it is opened with an access file."""
 
-    def __init__(self, broker: Broker, sockets: Sockets) -> None:
-        self.access: Access | None = None
-        self.users: dict[bytes, Role] | None = None
-        """The role of each public key; None without access control."""
+    def __init__(self, broker: Broker, sockets: Sockets, connections: Connections, alarms: Alarms) -> None:
         self.gate: Gate | None = None
         """Answers handshakes; None without access control."""
         self.on_reload: Callable[[Access], None] | None = None
@@ -33,12 +33,25 @@ class Door:
         """Entered in the loop's thread while the access file is read again."""
         self._broker = broker
         self._sockets = sockets
+        self._connections = connections
         self._reload = False
         """A reload was asked for."""
         self._seen: FileState = None
         """The state of the access file when it was looked at last."""
-        self._settled_at: float | None = None
-        """When it is read, if it is still in that state."""
+        self.settling = alarms.add(self._reload_access)
+        """Set to when it is read, if it is still in that state."""
+        self._answering = alarms.add(self._answer)
+        """Set while there may be more handshakes."""
+
+    @property
+    def access(self) -> Access | None:
+        """What the access file says; None without access control."""
+        return self._connections.access
+
+    @property
+    def users(self) -> dict[bytes, Role] | None:
+        """The role of each public key; None without access control."""
+        return self._connections.users
 
     def open(self, access: Access | None, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         """Admit only the keys of `access`, if it is given; call it before the main ROUTER is bound.
@@ -47,57 +60,53 @@ class Door:
         """
         if access is None:
             return
-        self.gate = Gate(context, access, log)
-        self.gate.counts = self._sockets.main.connections.counts
-        self._sockets.wait_for(self.gate.descriptor)
+        self.gate = Gate(context, access, self._connections)
+        self._sockets.watch(self.gate.descriptor, self._answer)
         self._sockets.main.protect(self.gate)
         self._grant(access, self._broker.started)
 
     def admit_to(self, port: Port) -> None:
         """Give the peers at one more socket their roles."""
-        if self.access is not None and self.users is not None:
-            port.grant(self.access, self.users)
+        if self.users is not None:
+            port.grant(self.users)
 
     def _grant(self, access: Access, now: float) -> None:
-        self.access = access
+        self._connections.access = access
         self._broker.grant(access.roles, now)
         roles = self._broker.roles
-        self.users = {key: roles.named(role) for key, role in access.keys.items()}
-        for port in (self._sockets.main, *self._sockets.ports.values()):
-            port.grant(access, self.users)
+        self._connections.users = {key: roles.named(role) for key, role in access.keys.items()}
+        for port in self._sockets.ports.values():
+            self.admit_to(port)
 
     def ask_to_reload(self) -> None:
-        """Have the access file read again.  Thread-safe."""
+        """Have the access file read again, after the loop is woken.  Thread-safe."""
         self._reload = True
 
-    def tend(self, now: float) -> bool:
-        """Reload the access file if that is due, and answer handshakes.  Return whether there may be more to do."""
-        more = False
+    def _answer(self, now: float) -> None:
+        """Answer handshakes."""
+        more = self.gate is not None and self.gate.answer(now)
+        self._answering.set(now if more else math.inf)
+
+    def woken(self, now: float) -> None:
+        """Look at the access file if a reload was asked for."""
         if self._reload:
             self._reload = False
             self._look_at_file(now)
-        elif self._settled_at is not None and now >= self._settled_at:
-            with self.around_reload():
-                self._reload_access(now)
-            more = True
-        return (self.gate is not None and self.gate.answer(now)) or more
-
-    def deadline(self) -> float | None:
-        """Return when `tend` is due, or None."""
-        due = None if self.gate is None else self.gate.deadline()
-        if due is None or self._settled_at is None:
-            return self._settled_at if due is None else due
-        return min(due, self._settled_at)
 
     def _look_at_file(self, now: float) -> None:
         if self.access is None:
             log.info("nothing to reload: the broker was started without --access")
             return
         self._seen = state_of(self.access.path)
-        self._settled_at = now + SETTLE_SECONDS
+        self.settling.set(now + SETTLE_SECONDS)
 
     def _reload_access(self, now: float) -> None:
-        before, self._settled_at = self.access, None
+        self.settling.set(math.inf)
+        with self.around_reload():
+            self._read_again(now)
+
+    def _read_again(self, now: float) -> None:
+        before = self.access
         if self.gate is None or before is None:
             return
         error: SettingError | None = None
@@ -115,7 +124,7 @@ class Door:
             log.warning("the broker's own key has changed: restart the broker to use it")
         self.gate.access = access
         lost = before.lost_in(access)
-        for port in (self._sockets.main, *self._sockets.ports.values()):
+        for port in self._sockets.ports.values():
             port.end_users(lost)
         self._grant(access, now)
         if self.on_reload is not None:

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Iterator
 from .drops import Drop
 from .records import Attempt, Client, Request, Service
 from .requests import Requests
-from .shared import Shared
+from .shared import Part, Shared
 
 
-class Endings:
+class Endings(Part):
     """The requests of one broker that are about to end."""
 
     def __init__(self, shared: Shared, requests: Requests) -> None:
-        self._registry = shared.registry
+        super().__init__(shared)
         self._work = shared.work
         self._congested = shared.congested
         self._requests = requests
@@ -51,6 +51,14 @@ class Endings:
                     self._jobs.append(job)
         finally:
             self._working = False
+
+    def expire(self, now: float) -> None:
+        """Drop the requests that have expired (C12), until the turn has no work left."""
+        for request in self._registry.expiries.pop_due(now):
+            self._requests.drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
+            self._work.left -= 1
+            if self._work.left <= 0:
+                break
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,12 +1,14 @@
 """Events in a broker: always counted, logged at a bounded rate."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Final
 
+from ..timers import Alarms
 from ..wire.names import show
 
 LINES: Final = 5
@@ -90,13 +92,13 @@ class _Period:
 class Journal:
     """Log lines at a bounded rate for each kind, so that a misbehaving peer cannot fill the disk.
 
-    If lines were left out, a summary follows at the end of their period: call `flush` at `deadline`.
+    If lines were left out, a summary follows at the end of their period, by an alarm among `alarms`.
     """
 
-    def __init__(self, logger: logging.Logger) -> None:
+    def __init__(self, logger: logging.Logger, alarms: Alarms) -> None:
         self._logger = logger
         self._periods: dict[str, _Period] = {}
-        self._due: float | None = None
+        self._alarm = alarms.add(self.flush)
 
     def note(
         self, now: float, level: int, kind: str, text: str, *values: object, lines: int = LINES, fields: Fields = None
@@ -119,24 +121,18 @@ class Journal:
             )  # fmt: skip
         else:
             period.left_out += 1
-            if self._due is None or period.ends < self._due:
-                self._due = period.ends
-
-    def deadline(self) -> float | None:
-        """Return when `flush` is due, or None."""
-        return self._due
+            self._alarm.set(min(self._alarm.due, period.ends))
 
     def flush(self, now: float) -> None:
         """Log how many lines were left out in the periods that have ended."""
-        if self._due is None or now < self._due:
-            return
-        self._due = None
+        due = math.inf
         for kind, period in list(self._periods.items()):
             if now >= period.ends:
                 self._summarise(kind, period)
                 del self._periods[kind]
-            elif period.left_out and (self._due is None or period.ends < self._due):
-                self._due = period.ends
+            elif period.left_out:
+                due = min(due, period.ends)
+        self._alarm.set(due)
 
     def _summarise(self, kind: str, period: _Period) -> None:
         if period.left_out:

@@ -19,28 +19,20 @@ from .links import Links
 from .records import NEVER, Attempt, Link, LinkState, Request, Service
 from .requests import Requests
 from .roles import Role
-from .shared import Shared
+from .shared import Part, Shared
 
 
-class LinkDialog:
+class LinkDialog(Part):
     """The dialog of one broker with those to which it is linked."""
 
     def __init__(
         self, shared: Shared, links: Links, requests: Requests, endings: Endings, admission: Admission
     ) -> None:
-        limits = shared.limits
-        self._name = shared.name
-        self._directory = shared.directory
-        self._registry = shared.registry
-        self._roles = shared.roles
-        self._stats = shared.stats
+        super().__init__(shared)
         self._links = links
         self._requests = requests
         self._endings = endings
-        self._outgoing = shared.outgoing
-        self._journal = shared.journal
         self._admission = admission
-        self._max_message, self._max_frames = limits.max_message, limits.max_frames
 
     # ── links ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -120,7 +112,8 @@ class LinkDialog:
             if isinstance(command, wire.Request):
                 self._passed_on(link, command, now)
             elif isinstance(command, wire.Cancel):
-                self._cancelled_by(link, command, now)
+                if not self._requests.cancel(link.client, command.id, now):
+                    self._requests.count_invalid(Reason.UNKNOWN_NUMBER, now)
             else:
                 self._invalid_on_link(link, command, now)
 
@@ -139,6 +132,12 @@ class LinkDialog:
             else:
                 self._end_circle(link, now)
                 return
+
+    def tick(self, now: float) -> None:
+        """Do what is due for links, and lose those that are silent."""
+        for link in self._links.tick(now, self._shared.heard):
+            why = f"silent for {self._limits.patience:g} s"
+            self.lose(link, why if link.name else f"it does not answer as a broker; {why}", now)
 
     def _ended_by(self, link: Link, command: wire.Disconnect, now: float) -> None:
         why = "the other broker has shut down"
@@ -223,13 +222,6 @@ class LinkDialog:
         if user.may_call(request.service.name):
             return None, user
         return (Drop.NOT_ALLOWED if name is None else Drop.USER_NOT_ALLOWED), user
-
-    def _cancelled_by(self, link: Link, command: wire.Cancel, now: float) -> None:
-        request = link.client.numbered.get(command.id)
-        if request is not None:
-            self._requests.drop(request, Drop.CANCELLED, now)
-        elif not self._registry.ended_lately(link.client, command.id):
-            self._requests.count_invalid(Reason.UNKNOWN_NUMBER, now)
 
     def _invalid_on_link(self, link: Link, command: wire.Invalid, now: float) -> None:
         self._requests.count_invalid(command.reason, now)

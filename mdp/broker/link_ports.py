@@ -1,12 +1,11 @@
 """The connections of links that this broker opens: a DEALER for each, which is replaced when its connection ends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ..access import Access
 from ..errors import SettingError
 from ..keys import ClientKeys
 from ..transport.listening import keep_alive
@@ -19,8 +18,6 @@ from .machine import Broker
 from .ports import HANDSHAKE_MS, LINGER_MS, Port, new_prefix
 from .roles import Role
 
-LINK_INTERVAL: Final = 0.002
-"""Seconds between two looks at the connections while messages keep coming."""
 _EVENTS: Final = int(zmq.Event.DISCONNECTED | zmq.Event.CLOSED) | HANDSHAKE_FAILED
 
 _ENDED: Final = (
@@ -83,6 +80,13 @@ class LinkPort(Port):
         """Let the machine take in a message that `receive` returned."""
         self._broker.receive(message, now, self.role)
 
+    def drained(self, now: float) -> bool:
+        """Tell the machine if the connection has ended: everything that came over it is taken in."""
+        if self.ended is None:
+            return False
+        self._broker.link_failed(self.prefix, self.ended, now)
+        return True
+
     def send(self, message: Message) -> int:
         """Send `message` to the other broker."""
         self.ready = True
@@ -100,22 +104,23 @@ class LinkPort(Port):
         for first in list(self.unsent.waiting()):
             self.unsent.forget(first)
 
-    def grant(self, access: Access, users: dict[bytes, Role]) -> None:
+    def grant(self, users: dict[bytes, Role]) -> None:
         """Use the role that `users` has for the other broker's key from now on."""
-        del access
         nobody = self._broker.roles.nobody
         role = nobody if self._keys is None else users.get(self._keys.server, nobody)
         if role is not self.role:
-            self.ended = "the role of its key has changed"
+            self._end("the role of its key has changed")
 
     def look(self, now: float) -> None:
         """Find out whether the connection has ended, and why."""
         del now
         while (message := receive(self._monitor)) is not None:
             event = parse_monitor_message(message)
-            self.ready = True  # what arrived before the end is taken in first
-            if self.ended is None:
-                self.ended = self._why(event["event"], event["value"])
+            self._end(self.ended or self._why(event["event"], event["value"]))
+
+    def _end(self, why: str | None) -> None:
+        self.ended = why
+        self.ready = True  # what arrived before the end is taken in first
 
     def _why(self, event: int, value: int) -> str | None:
         if self.heard:
@@ -130,7 +135,7 @@ class LinkPort(Port):
     def end(self, identity: bytes) -> None:
         """End the connection of a peer that does not read its messages."""
         del identity
-        self.ended = "the other broker does not read its messages"
+        self._end("the other broker does not read its messages")
 
     def close(self) -> None:
         """Close the socket.  Idempotent."""
@@ -152,7 +157,7 @@ class LinkTo(NamedTuple):
 
 
 class LinkPorts:
-    """Opens the connections of a broker's links, and finds out when they have ended.
+    """Opens the connections of a broker's links.
 
     Raises `SettingError` if there is access control, and a link has no key, or one without a role for links.
     """
@@ -166,7 +171,6 @@ class LinkPorts:
         self._own = door.access
         """The access file when the broker started: its own key in it never changes."""
         self._links: dict[bytes, LinkTo] = {}
-        self._look_at = 0.0
         for link in links:
             role = self._role_of(link)
             self._check(link, role)
@@ -191,25 +195,6 @@ class LinkPorts:
     def _role_of(self, link: LinkTo) -> Role:
         roles, users = self._broker.roles, self._door.users
         return roles.everyone if users is None else users.get(link.key or b"", roles.nobody)
-
-    def look_at_once(self) -> None:
-        """Look after the connections in the next turn: one may have ended."""
-        self._look_at = 0.0
-
-    def ended(self, ports: Mapping[bytes, Port], now: float) -> list[tuple[bytes, str]]:
-        """Return the links whose connections have ended, and why, once everything that came over them is taken in.
-
-        It looks every `LINK_INTERVAL` seconds, and after `look_at_once`.
-        """
-        found: list[tuple[bytes, str]] = []
-        if not self._links or now < self._look_at:
-            return found
-        self._look_at = now + LINK_INTERVAL
-        for identity in self._links:
-            port = ports.get(identity)
-            if isinstance(port, LinkPort) and port.ended is not None and not port.ready:
-                found.append((identity, port.ended))
-        return found
 
     def open(self, identity: bytes) -> "LinkPort | str":
         """Open a connection.  Return its port, or why there is none."""

@@ -11,17 +11,19 @@ Like the rest of the machine, this has no socket and no clock.  `Announcements` 
 
 import json
 import logging
+import math
 import random
 from typing import Any, Final
 
 from .. import wire
+from ..timers import Alarm
 from ..wire import BROKER, HELLO, batch
 from ..wire.names import displayed
 from .announcements import Announcements
 from .events import CloseLink, OpenLink
 from .records import Attempt, Client, Link, LinkKind, LinkState
 from .roles import Role
-from .shared import Shared
+from .shared import Part, Shared
 
 MAX_BROKER_NAME: Final = 64
 MAX_REFUSED: Final = 30.0
@@ -37,10 +39,11 @@ _NOT_ALLOWED: Final = "role %s may not link brokers: it needs link = true in %s 
 _REVERSE: Final = {LinkKind.PEER: LinkKind.PEER, LinkKind.PARENT: LinkKind.CHILD, LinkKind.CHILD: LinkKind.PARENT}
 
 
-class Links:
+class Links(Part):
     """The links of one broker.  `instance` is a random text that no other broker has."""
 
     def __init__(self, shared: Shared, instance: str, rng: random.Random) -> None:
+        super().__init__(shared)
         self.name = shared.name
         self.instance = instance
         self.by_identity: dict[bytes, Link] = {}
@@ -50,17 +53,11 @@ class Links:
         self.untried = 0
         """Number of links that this broker opens and whose first attempt is not over: until they have failed, or the
         other broker has announced all that it offers."""
-        self._shared = shared
-        self._limits = shared.limits
-        self._directory = shared.directory
-        self._registry = shared.registry
-        self._outgoing = shared.outgoing
-        self._journal = shared.journal
         self._rng = rng
         self.announcements = Announcements(shared, self.by_identity)
         self._opened = 0
-        self._due: float | None = None
-        """When `tick` has something to do, or earlier; None if never."""
+        self.alarm: Alarm | None = None
+        """Set to when `tick` has something to do, or earlier."""
 
     def at(self, identity: bytes) -> Link | None:
         """Return the link whose messages have this first frame, if it is up."""
@@ -296,8 +293,6 @@ class Links:
         Return the links whose other end has been silent for too long, until the time `heard`.
         """
         silent: list[Link] = []
-        if self._due is None or now < self._due:
-            return silent
         for link in self.by_identity.values():
             if link.state is LinkState.DOWN:
                 if now >= link.retry_at and not self.announcements.withdrawn:
@@ -313,7 +308,7 @@ class Links:
 
     def _plan(self) -> None:
         """Compute when something is due next.  What is heard from a link only moves that to a later time."""
-        self._due = None
+        due = math.inf
         for link in self.by_identity.values():
             if link.state is LinkState.DOWN:
                 if self.announcements.withdrawn:
@@ -323,13 +318,9 @@ class Links:
                 at = link.last_seen + self._limits.patience
                 if link.state is LinkState.UP:
                     at = min(at, link.heartbeat_at)
-            if self._due is None or at < self._due:
-                self._due = at
-
-    def deadline(self) -> float | None:
-        """Return when `tick` has something to do, or something is to be announced; None if never."""
-        due = self.announcements.deadline()
-        return self._due if due is None or (self._due is not None and self._due < due) else due
+            due = min(due, at)
+        if self.alarm is not None:
+            self.alarm.set(due)
 
 
 def _key(link: Link) -> tuple[str, int]:

@@ -80,14 +80,19 @@ class Broker:
         self._link_dialog = LinkDialog(shared, self.links, self._requests, self._endings, admission)
         self._clients = ClientDialog(shared, self.links, self._requests, self._endings, admission)
         self._workers = WorkerDialog(shared, self._requests, self._endings)
+        # What is due, in the order in which it is done.
+        self._workers.beats.alarm = shared.alarms.add(self._workers.tick)
+        self.links.alarm = shared.alarms.add(self._link_dialog.tick)
+        self.registry.expiries.alarm = self._expiring = shared.alarms.add(self._endings.expire)
+        self._resuming = shared.alarms.add(self._resume)
+        """Set if a turn has left something for the next one."""
         self._now = now
         """When the shell last told something."""
-        self._overdue = False
-        """Whether the last tick has left requests that have expired."""
         self._rests_until = -math.inf
         """When the next `tick` may be due, after one that failed."""
         # What is looked at for each message.
         self._linked, self._opening = self.links.by_identity, self.links.opening
+        self._announcing = self.links.announcements.alarm
         self._max_message, self._max_frames = self.limits.max_message, self.limits.max_frames
 
     def _answer(self, request: Request, user: Role, now: float) -> list[bytes]:
@@ -147,40 +152,26 @@ class Broker:
         A worker is silent only if it was silent until then.
         """
         self._now = now
+        self._shared.heard = now if heard is None else heard
         try:
-            self._tick(now, now if heard is None else heard)
+            self._tick(now)
         except Exception:  # noqa: BLE001 - a bug, which must not end the broker
             self._failed(now)
             self._rests_until = now + self.limits.heartbeat  # the deadline may not have moved
 
-    def _tick(self, now: float, heard: float) -> None:
-        self._shared.journal.flush(now)
+    def _tick(self, now: float) -> None:
         if self.watch.active:
             self.watch.tidy(now)
-        self._workers.tick(now, heard)
-        if self._linked:
-            for link in self.links.tick(now, heard):
-                why = f"silent for {self.limits.patience:g} s"
-                self._link_dialog.lose(link, why if link.name else f"it does not answer as a broker; {why}", now)
-        self._overdue = False
-        for request in self.registry.expiries.pop_due(now):
-            # C12
-            self._requests.drop(request, Drop.TTL_PASSED if now >= request.deadline else Drop.EXPIRED, now)
-            self._shared.work.left -= 1
-            if self._shared.work.left <= 0:
-                self._overdue = True
-                break
+        self._shared.alarms.run(now)
+
+    def _resume(self, now: float) -> None:
+        self._resuming.set(math.inf)
         self._endings.go_on(now)
 
     def deadline(self) -> float | None:
         """Return when `tick` is due, or None."""
-        due = self._workers.deadline()
-        for other in (self.registry.expiries.next_due(), self._shared.journal.deadline(), self.links.deadline()):
-            if other is not None and (due is None or other < due):
-                due = other
-        if self.work_left:
-            due = self._now
-        return due if due is None or due > self._rests_until else self._rests_until
+        due = self._shared.alarms.due
+        return None if due == math.inf else max(due, self._rests_until)
 
     def unreachable(self, identity: bytes, turn: int, now: float) -> None:
         """Record that the peer with that routing id is no longer connected.
@@ -245,7 +236,7 @@ class Broker:
     @property
     def work_left(self) -> bool:
         """Whether the last turn has left something for the next one, because it would have taken too long."""
-        return self._overdue or bool(self._endings or self.directory.unsettled)
+        return self._expiring.due <= self._now or bool(self._endings or self.directory.unsettled)
 
     def take_messages(self) -> list[Message]:
         """End the turn: dispatch the requests that can be, and return the messages to send."""
@@ -253,6 +244,8 @@ class Broker:
             self._settle(self._now)
         except Exception:  # noqa: BLE001 - a bug, which must not end the broker
             self._failed(self._now)
+        if self.directory.unsettled or self._endings:
+            self._resuming.set(self._now)
         self._shared.end_turn()
         self._requests.end_turn()
         return self._shared.outgoing.take()
@@ -263,7 +256,8 @@ class Broker:
 
     def _settle(self, now: float) -> None:
         directory = self.directory
-        self._workers.dismiss_finished(now)
+        if self.registry.finished:
+            self._workers.dismiss_finished(now)
         if directory.unsettled:
             unsettled = directory.take_unsettled()
             for service in unsettled:
@@ -285,7 +279,7 @@ class Broker:
                 announcements = self.links.announcements
                 for service in unsettled:
                     announcements.changed(service)
-        if self._linked:
+        if now >= self._announcing.due:
             self.links.announcements.announce(now)
 
     def _failed(self, now: float) -> None:

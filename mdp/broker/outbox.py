@@ -7,12 +7,12 @@ both together.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from errno import EAGAIN
-from typing import Any, Final
+from typing import Final
 
 from ..limits import Limits
-from ..transport.multipart import Unsent, cost_of
+from ..transport.multipart import cost_of
 from ..wire import C01, C02, CX1, EMPTY, Message, Route
-from .ports import PREFIX_BYTES, Port
+from .ports import MAIN, PREFIX_BYTES, Port
 
 TO_CLIENTS: Final = frozenset({C01, C02, CX1, EMPTY})
 """What follows the route of a worker in messages for a client on the same connection."""
@@ -23,13 +23,11 @@ CONGESTED_BYTES: Final = 1 << 20
 class Outbox:
     """A queue for each slow peer; empty while libzmq takes everything.
 
-    `ports` are the broker's sockets beside the main ROUTER, by prefix.
+    `ports` are the broker's sockets, by prefix.
     """
 
-    def __init__(self, limits: Limits, ports: Mapping[bytes, Port] | None = None) -> None:
-        self.unsent: Any = Unsent()
-        """What libzmq holds for peers of the main ROUTER."""
-        self._ports: Mapping[bytes, Port] = {} if ports is None else ports
+    def __init__(self, limits: Limits, ports: Mapping[bytes, Port]) -> None:
+        self._ports = ports
         self._limits = limits
         self._queues: dict[bytes, _Queue] = {}
         self._bytes = 0
@@ -87,33 +85,27 @@ class Outbox:
         return {*self._queues, *(peer for peer, size in self._waiting().items() if size > most)}
 
     def _settle(self) -> None:
-        self.unsent.settle()
         for port in self._ports.values():
             port.unsent.settle()
 
     def _waiting(self) -> dict[bytes, int]:
         """Return how many bytes libzmq holds for each peer."""
-        waiting: dict[bytes, int] = self.unsent.waiting()
+        waiting: dict[bytes, int] = {}
         for port in self._ports.values():
             waiting.update(port.waiting())
         return waiting
 
     def _held(self) -> int:
         """Return how many bytes libzmq holds, or more."""
-        held: int = self.unsent.bytes
-        if self._ports:
-            for port in self._ports.values():
-                held += port.unsent.bytes
+        held = 0
+        for port in self._ports.values():
+            held += port.unsent.bytes
         return held
 
     def forget(self, peer: bytes) -> None:
         """Discard the messages for `peer`, and stop counting what libzmq holds for it: its connection ends."""
         self.discard(peer)
-        port = self._ports.get(peer[:PREFIX_BYTES])
-        if port is None:
-            self.unsent.forget(peer)
-        else:
-            port.forget_unsent(peer)
+        (self._ports.get(peer[:PREFIX_BYTES]) or self._ports[MAIN]).forget_unsent(peer)
 
     def discard(self, peer: bytes) -> None:
         """Discard the messages for `peer`."""

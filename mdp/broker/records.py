@@ -370,6 +370,10 @@ class Worker(TimerNode):
         self.oversized_reply_at = None
         self.misaddressed = 0
 
+    def update(self) -> None:
+        """Tell the schedule that its credit, load or suspects have changed, or that it is leaving."""
+        self.service.schedule.update(self)
+
     @property
     def load(self) -> int:
         """Number of requests that it holds."""
@@ -409,6 +413,10 @@ class Remote(Worker):
         self.wanted = 0
         """How many requests may be there: `may_hold` if there are local workers, else `credit`, so that requests wait
         where the workers are, in turn with those of other brokers."""
+
+    def update(self) -> None:
+        """Tell the schedule that the load or the credit of these workers has changed, or that it is leaving."""
+        self.service.schedule.update_remote(self)
 
     def announced(self, credit: int, free: int, hops: int) -> None:
         """Take in an announcement."""

@@ -161,18 +161,14 @@ class Registry:
     def take_next(self, service: Service, now: float) -> tuple[Request, Worker] | None:
         """Take the next request of `service` out of its queue; return it with its worker, or None if none can go.
 
-        What arrived in this turn is queued before (C20).
+        Local workers come first, then other brokers.  What arrived in this turn is queued before (C20).
         """
         if service.arrived:
             self._queue_arrived(service, now)
-        pair = service.schedule.next_pair()
-        if pair is not None:
-            self._dequeued(pair[0])
-        return pair
-
-    def take_next_remote(self, service: Service) -> tuple[Request, Remote] | None:
-        """Take the next request that can be passed on to another broker; return it with its place there, or None."""
-        pair = service.schedule.next_remote_pair()
+        schedule = service.schedule
+        pair = schedule.next_pair()
+        if pair is None and schedule.beyond:
+            pair = schedule.next_remote_pair()
         if pair is not None:
             self._dequeued(pair[0])
         return pair
@@ -198,9 +194,7 @@ class Registry:
         service = worker.service
         if isinstance(worker, Remote):
             worker.link.attempts[address] = attempt
-            service.schedule.update_remote(worker)
-        else:
-            service.schedule.update(worker)
+        worker.update()
         service.running += 1
         service.dispatched += 1
         self.running += 1
@@ -225,11 +219,8 @@ class Registry:
         self._detach(attempt)
         worker = attempt.worker
         service = worker.service
-        if isinstance(worker, Remote):
-            service.schedule.update_remote(worker)
-        else:
-            worker.warm = answered and worker.header == WX1
-            service.schedule.update(worker)
+        worker.warm = answered and worker.header == WX1
+        worker.update()
         if not service.unsettled:
             self.directory.touch(service)
         if worker.leaving and not worker.held:

@@ -15,9 +15,9 @@ from ..wire.names import show
 from .announcements import Announcements
 from .drops import NOT_PLACED, REPORTS, RETURNED, Drop, text_of
 from .metrics import BUCKETS, OK, TICKS_PER_SECOND, bucket_of
-from .records import NEVER, Attempt, Collected, Link, Remote, Request, Service, Untold, Worker
+from .records import NEVER, Attempt, Client, Collected, Link, Remote, Request, Service, Untold, Worker
 from .scheduling import is_pinned
-from .shared import Shared
+from .shared import Part, Shared
 from .watch import Watch
 
 MS_PER_SECOND: Final = 1000
@@ -25,22 +25,17 @@ ROUNDING_MS: Final = 0.001
 """Rounding error, in milliseconds, allowed for in the difference of two times."""
 
 
-class Requests:
+class Requests(Part):
     """The requests of one broker."""
 
     def __init__(self, shared: Shared, announcements: Announcements, watch: Watch) -> None:
+        super().__init__(shared)
         limits = shared.limits
         self.turn = 0
         """The number of the broker's current turn.  Only `end_turn` changes it."""
         self.next_address = shared.first_address
         """The address of the next dispatch."""
-        self._name = shared.name
-        self._limits = limits
-        self._registry = shared.registry
-        self._stats = shared.stats
         self._announcements = announcements
-        self._outgoing = shared.outgoing
-        self._journal = shared.journal
         self._watch = watch
         self._congested = shared.congested
         self._dispatching = shared.dispatching
@@ -48,7 +43,6 @@ class Requests:
         # when the first of them is found, one that has been silent for this long may be dead as well, and what it is
         # given now is not to blame for it.
         self._doubtful_after = max(limits.patience - 1.5 * limits.heartbeat, limits.heartbeat)
-        self._max_message, self._max_frames = limits.max_message, limits.max_frames
 
     def end_turn(self) -> None:
         """Begin the next turn."""
@@ -89,24 +83,17 @@ class Requests:
 
     def _dispatch_waiting(self, service: Service, now: float) -> bool:
         """Dispatch what waits, local workers first, as far as the turn may.  Return whether all is done."""
-        registry, schedule, work = self._registry, service.schedule, self._dispatching
+        registry, work = self._registry, self._dispatching
         request: Request | None = None
         try:
             while (pair := registry.take_next(service, now)) is not None:
                 request, worker = pair
-                if now < request.deadline:
+                if now >= request.deadline:
+                    self.finish(request, Drop.TTL_PASSED, now)
+                elif isinstance(worker, Remote):
+                    self._pass_on(worker, request, now)
+                else:
                     self._dispatch(worker, request, now)
-                else:
-                    self.finish(request, Drop.TTL_PASSED, now)
-                work.left -= 1
-                if work.left <= 0:
-                    return False
-            while schedule.beyond and (passed_on := registry.take_next_remote(service)) is not None:
-                request, remote = passed_on
-                if now < request.deadline:
-                    self._pass_on(remote, request, now)
-                else:
-                    self.finish(request, Drop.TTL_PASSED, now)
                 work.left -= 1
                 if work.left <= 0:
                     return False
@@ -295,6 +282,14 @@ class Requests:
             elif worker.header == wire.WX1:
                 worker.told(now)
                 self._outgoing.batch_for(worker, worker.route, wire.WX1).signal(x1.WORKER_CANCEL, attempt.address)
+
+    def cancel(self, client: Client, number: int, now: float) -> bool:
+        """Drop a request that its client cancels.  Return whether it has made it: it may have ended on the way."""
+        request = client.numbered.get(number)
+        if request is None:
+            return self._registry.ended_lately(client, number)
+        self.drop(request, Drop.CANCELLED, now)
+        return True
 
     def finish(self, request: Request, reason: Drop, now: float, attempt: Attempt | None = None) -> None:
         """End a request for its client, and report why; `attempt` is its last one, if that is over.

@@ -313,7 +313,7 @@ class Schedule:
                 best = remote
         return best
 
-    def next_remote_pair(self) -> tuple[Request, Remote] | None:
+    def next_remote_pair(self) -> tuple[Request, Worker] | None:
         """Remove the next request that can be passed on from its queue; return it with where it goes, or None."""
         tried: list[Remote] = []
         while True:

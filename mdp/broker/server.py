@@ -18,19 +18,20 @@ from ..access import Access
 from ..defaults import DEFAULT_ENDPOINT
 from ..errors import SettingError
 from ..limits import Limits
+from ..timers import Alarms
 from ..transport.descriptors import check_descriptors
-from ..transport.multipart import receive
 from ..transport.sockets import check_local
 from ..wire import service_name
 from .backlog import Backlog
-from .connections import SPARE_FILES, default_max_connections
+from .connections import SPARE_FILES, Connections, default_max_connections
 from .delivery import Delivery
 from .door import Door
 from .events import CloseLink, Event, OpenLink, WorkerForgotten
 from .link_ports import LinkPorts, LinkTo
 from .links import MAX_BROKER_NAME, valid_name
 from .machine import Broker
-from .ports import PiratePort, Port, RouterPort
+from .ports import Port
+from .router_ports import PiratePort, RouterPort
 from .sockets import Sockets
 
 DEFAULT_DRAIN: Final = 10.0
@@ -38,12 +39,10 @@ DEFAULT_DRAIN: Final = 10.0
 DEFAULT_IPC_MODE: Final = 0o600
 MAX_TURN_MESSAGES: Final = 100
 """Maximum number of messages taken in at one socket before the replies are sent."""
-DUE_INTERVAL: Final = 0.001
-"""Seconds between two checks for what is due while messages keep coming."""
 MAX_WAIT: Final = 3600.0
 """The longest that the loop sleeps, in seconds."""
-MONITOR_INTERVAL: Final = 0.01
-"""Seconds between two checks for ended connections while messages keep coming."""
+POLL_INTERVAL: Final = 0.0005
+"""Seconds between two looks at everything that the loop waits for while messages keep coming."""
 PEER_MESSAGES: Final = 1000
 """Number of messages of one peer that may wait at a socket: libzmq's default RCVHWM."""
 CLOSING_SHARE: Final = 0.1
@@ -114,22 +113,27 @@ class Server:
         self._stops = 0
         self._drain_until: float | None = None
         """When the broker stops, even if it has not drained; None before `stop`."""
-        self._close_at = math.inf
-        """When the broker gives up the requests that have not ended."""
         self._closing = False
-        self._turn_at = self._due_at = self._tick_at = self._look_at = self.broker.started
-        """When the last turn began, and when the next check for what is due, the machine's next tick, and the next look
-        at the monitors, may be."""
+        self._alarms = Alarms()
+        """What this loop has to do; the machine knows when it has something to do."""
+        self._ending = self._alarms.add()
+        """Set to when the broker gives up the requests that have not ended, and then to when it stops."""
+        self._turn_at = self._tick_at = self._poll_at = self.broker.started
+        """When the last turn began, and when the machine's next tick, and the next look at what the loop waits for
+        while messages keep coming, may be."""
+        self._told = False
+        """Whether the machine was told something since its last turn, so that it may have something to say."""
         self._backlog = Backlog(self.broker.started)
         check_descriptors(SPARE_FILES)
         self._own_context = context is None
         self._context = zmq.Context() if context is None else context
-        main = RouterPort(self._context, self.limits, prefix=b"", main=None, logger=log)
-        self._sockets = Sockets(main)
-        self._delivery = Delivery(self._sockets, self.limits)
-        self.door = Door(self.broker, self._sockets)
-        self.connections = main.connections
+        self.connections = Connections(self.limits, log, self._alarms)
         self.broker.stats.connections = self.connections.counts
+        main = RouterPort(self.broker, self.connections, self._context)
+        self._sockets = Sockets(main)
+        self._sockets.watch(self._sockets.waker.descriptor, self._woken)
+        self._delivery = Delivery(self.broker, self._sockets, self._alarms)
+        self.door = Door(self.broker, self._sockets, self.connections, self._alarms)
         try:
             self.door.open(access, self._context)
             self.endpoints = [main.bind(endpoint, settings.ipc_mode) for endpoint in binds]
@@ -146,7 +150,7 @@ class Server:
         Return the actual endpoint.
         """
         name = service_name(service)
-        port = PiratePort(self.broker, name, self._sockets.main, self._context, log, workers=workers)
+        port = PiratePort(self.broker, self.connections, self._context, name, workers=workers)
         self.add_port(port)
         if self.door.gate is not None:
             port.protect(self.door.gate)
@@ -170,11 +174,11 @@ class Server:
         now = time.monotonic()
         while not self._is_over(now):
             if not (self._turn(now) or self._delivery.gone):
-                self._sleep(now)
-            elif now >= self._look_at:
-                self._look_at = now + MONITOR_INTERVAL
-                self._sockets.look(now)
-                self._sockets.waker.clear()
+                self._sockets.wait(self._wait(now))
+            elif now >= self._poll_at:
+                self._poll_at = now + POLL_INTERVAL
+                self._sockets.wait(0)
+                self._sockets.waker.run_handlers()
             now = time.monotonic()
 
     def _turn(self, now: float) -> bool:
@@ -185,113 +189,65 @@ class Server:
             self._tick_at = now + self.limits.heartbeat
         self._turn_at = now
         if self._delivery.gone:
-            more |= self._report_lost(now, drained=not more)
-        if now >= self._due_at:
-            more |= self._do_due(now)
-        more |= self._end_turn(now)
+            # What they sent before they left is taken in first, also while messages of others keep coming.
+            more |= self._delivery.report_gone(now, drained=not more, rounds=self._turns_for(PEER_MESSAGES))
+        if now >= self._due():
+            self.broker.tick(now, self._backlog.heard)
+            more = True
+        if now >= self._alarms.due:
+            self._alarms.run(now)
+            for identity in self.connections.take_to_probe():
+                self.broker.probe(identity, now)
+            more = True
+        if more or self._told or self.connections.ended:
+            more |= self._end_turn(now)
         if self._stops:
             more |= self._stop(now)
         return more
 
-    def _do_due(self, now: float) -> bool:
-        """Do what is due.  Return whether there may be more to do."""
-        self._due_at = now + DUE_INTERVAL
-        more = False
-        deadline = self._deadline()
-        if deadline is not None and deadline <= now:
-            self.broker.tick(now, self._backlog.heard)
-            more = True
-        more |= self._tend(now)
-        more |= self.door.tend(now)
-        return self._retry(now) or more
-
     def _receive(self, now: float) -> bool:
         """Have the machine take in messages that have arrived.  Return whether there may be more."""
-        main, broker, take = self._sockets.main, self.broker, receive
-        socket, connections, users = main.socket, main.connections, self.door.users
-        role = broker.roles.everyone
-        more = True
-        for _ in range(MAX_TURN_MESSAGES):
-            message = take(socket, True, connections)
-            if message is None:
-                more = False
-                break
-            if connections.replaced:
-                self._report_replaced(main, now)
-            if users is not None:
-                role = users.get(connections.user, broker.roles.nobody)
-            broker.receive(message, now, role)
-        for port in self._sockets.ready_ports(now):
-            more |= self._receive_at(port, now)
-        self._backlog.turn(now, left=more, turns=self._turns_for(1))
+        more = False
+        for port in self._sockets.ports.values():
+            if port.ready:
+                more |= self._receive_at(port, now)
+        self._backlog.turn(now, turns=self._turns_for(1) if more else 0)
         return more
 
     def _receive_at(self, port: Port, now: float) -> bool:
         """Have the machine take in messages that have arrived at a port.  Return whether there may be more."""
+        connections = self.connections
         for _ in range(MAX_TURN_MESSAGES):
             message = port.receive()
             if message is None:
                 port.ready = False
+                self._told |= port.drained(now)
                 return False
-            self._report_replaced(port, now)
+            if connections.replaced:  # before the first message of others with their routing ids is taken in
+                for identity in connections.take_replaced():
+                    self._delivery.replaced(identity, now)
             port.deliver(message, now)
+            self._told = True
         return True
 
     def _turns_for(self, messages: int) -> int:
         """Return the number of turns in which so many messages of each peer are taken in: sockets give peers turns."""
-        peers = self.connections.totals.open + len(self.broker.directory.workers) + 1  # workers may be inproc
+        peers = self.connections.open + len(self.broker.directory.workers) + 1  # workers may be inproc
         return peers * messages // MAX_TURN_MESSAGES + 1
-
-    def _report_replaced(self, port: Port, now: float) -> None:
-        """Report peers as gone, before the first message of others with their routing ids is taken in."""
-        for identity in port.take_replaced():
-            self.broker.replaced(identity, self._delivery.forget(identity, self.broker.turn), now)
-
-    def _report_lost(self, now: float, *, drained: bool) -> bool:
-        """Report peers that are gone, once what they sent before has been taken in.  Return whether there were any."""
-        # What they sent before they left is taken in first, also while messages of others keep coming.
-        lost = self._delivery.take_lost(drained=drained, rounds=self._turns_for(PEER_MESSAGES))
-        for identity, turn in lost:
-            self.broker.unreachable(identity, turn, now)
-        return bool(lost)
-
-    def _tend(self, now: float) -> bool:
-        """Look after connections: probe peers that may be gone, and report links whose connections have ended.
-
-        Return whether there may be more to do.
-        """
-        more = False
-        for identity in self._sockets.to_probe(now):
-            self.broker.probe(identity, now)
-            more = True
-        for identity, why in self._links.ended(self._sockets.ports, now):
-            self.broker.link_failed(identity, why, now)
-            more = True
-        return more
 
     def _end_turn(self, now: float) -> bool:
         """End the machine's turn, and do what it says.  Return whether there may be more to do because of that."""
-        for identity in self._sockets.take_ended():
-            self._delivery.note_gone(identity, self.broker.turn)
+        if self.connections.ended:
+            for identity in self.connections.take_ended():
+                self._delivery.note_gone(identity, self.broker.turn)
         messages = self.broker.take_messages()
-        if messages:
-            for identity in self._delivery.send(messages, self.broker.turn - 1):
-                self.broker.gone(identity, now)
+        self._told = bool(messages) and self._delivery.send(messages, self.broker.turn - 1, now)
         events = self.broker.take_events()
         for event in events:
             self._act(event, now)
+            self._told = True
         # Sending makes libzmq notice new messages too, which the poll then does not report.
         return bool(messages or events)
-
-    def _retry(self, now: float) -> bool:
-        """Send what slow peers accept, and tell the machine which are slow.  Return whether there may be more to do."""
-        if not self._delivery.retry(now):
-            return False
-        for identity in self._delivery.newly_congested:
-            self.broker.congested(identity)
-        for identity in self._delivery.relieved:
-            self.broker.relieved(identity, now)
-        return True
 
     def _act(self, event: Event, now: float) -> None:
         if isinstance(event, WorkerForgotten):
@@ -308,30 +264,23 @@ class Server:
                 self.add_port(port)
                 self.broker.link_opened(event.identity, now, port.role)
 
-    def _deadline(self) -> float | None:
-        deadline = self.broker.deadline()
-        return None if deadline is None else max(deadline, self._tick_at)
+    def _due(self) -> float:
+        """Return when the machine has something to do; inf if never."""
+        due = self.broker.deadline()
+        return math.inf if due is None else max(due, self._tick_at)
 
     def _wait(self, now: float) -> int | None:
         """Return how long to wait for messages, in milliseconds; None for no limit."""
-        due = self._deadline()
+        due = self._due()
         # At most one interval, so that a longer sleep is recognised as a stall.
-        until = math.inf if due is None else now + self.limits.heartbeat
-        stop = self._drain_until if self._closing else self._close_at
-        for each in (due, stop, self._delivery.deadline(), self.door.deadline(), self._sockets.deadline()):
-            if each is not None and each < until:
-                until = each
+        until = min(self._alarms.due, due if due == math.inf else min(due, now + self.limits.heartbeat))
         if until == math.inf:
             return None
-        wait = max(until, self._due_at) - now
-        return math.ceil(1000 * min(max(wait, 0.0), MAX_WAIT))  # not negative, and not too long for a C int
+        return math.ceil(1000 * min(max(until - now, 0.0), MAX_WAIT))  # not negative, and not too long for a C int
 
-    def _sleep(self, now: float) -> None:
-        if self._sockets.wait(self._wait(now)):
-            self._sockets.look(time.monotonic())
-            self._links.look_at_once()
-        if not self._sockets.only_messages:
-            self._due_at = now
+    def _woken(self, now: float) -> None:
+        self._sockets.waker.clear()
+        self.door.woken(now)
 
     # ── what other threads ask for ───────────────────────────────────────────────────────────────────────────────────
 
@@ -362,7 +311,8 @@ class Server:
         registry, drained = self.broker.registry, self.broker.drained and not self._delivery.outbox
         if self._drain_until is None:
             limit = self._settings.drain_timeout
-            self._drain_until, self._close_at = now + limit, now + limit - min(CLOSING_SHARE * limit, MAX_CLOSING)
+            self._drain_until = now + limit
+            self._ending.set(self._drain_until - min(CLOSING_SHARE * limit, MAX_CLOSING))
             log.info(
                 "draining: no new requests; %d running and %d waiting have %g s to finish; stop again to exit "
                 "immediately",
@@ -371,9 +321,10 @@ class Server:
             self.broker.drain(now)
             self._end_turn(now)
             return True
-        if self._closing or not (self.forced or drained or now >= self._close_at):
+        if self._closing or not (self.forced or drained or now >= self._ending.due):
             return False
         self._closing = True
+        self._ending.set(self._drain_until)
         self.cut_off = not drained
         if registry.running or registry.queued:
             log.warning(

@@ -21,7 +21,7 @@ from ..wire.names import show
 from .drops import Drop
 from .failures import Failures
 from .records import NEVER, Attempt, Client, PeerKey, Remote, Request, Service
-from .shared import Shared
+from .shared import Part, Shared
 from .tails import Tails
 
 MAX_LISTED: Final = 10_000
@@ -45,7 +45,7 @@ def request_id_of(request: Request) -> str:
     return shown_id(json.loads(raw).get("headers", {}).get(REQUEST_ID, ""))
 
 
-class Watch:
+class Watch(Part):
     """The requests of one broker as operators see them.
 
     `slow` is the time in seconds after which a request is logged at its end; None for never.  `secret` makes it
@@ -53,11 +53,9 @@ class Watch:
     """
 
     def __init__(self, shared: Shared, secret: bytes, slow: float | None) -> None:
+        super().__init__(shared)
         self.active = slow is not None
         """Whether `ended` is to be called at the end of a request."""
-        self._directory = shared.directory
-        self._registry = shared.registry
-        self._journal = shared.journal
         self._first_address = shared.first_address
         self._secret = secret
         self._slow = math.inf if slow is None else slow

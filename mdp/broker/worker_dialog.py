@@ -14,7 +14,7 @@ from .journal import WORKER_LINES, Loss, Refusal
 from .records import NEVER, Attempt, Service, Worker, key_of
 from .requests import Requests
 from .roles import Role
-from .shared import Shared
+from .shared import Part, Shared
 
 BROKER_CODES: Final = {403, 404, 413, 429, 502, 503}
 """Codes that a client attributes to the broker, unless the ERROR has a detail."""
@@ -29,24 +29,18 @@ class _Disconnected(Exception):
     """Raised when the sender was sent DISCONNECT: the rest of its message is ignored."""
 
 
-class WorkerDialog:
+class WorkerDialog(Part):
     """The dialog of one broker with its workers."""
 
     def __init__(self, shared: Shared, requests: Requests, endings: Endings) -> None:
-        self._shared = shared
-        self._limits = shared.limits
-        self._directory = shared.directory
-        self._registry = shared.registry
-        self._stats = shared.stats
-        self._outgoing = shared.outgoing
+        super().__init__(shared)
         self._requests = requests
         self._endings = endings
         self._beat_resolution = shared.limits.heartbeat / 20
-        self._beats: Timers[Worker] = Timers(self._beat_resolution)
+        self.beats: Timers[Worker] = Timers(self._beat_resolution)
         """When a worker is to be sent a HEARTBEAT, or is dead."""
         self._registered = 0
         """Number of workers that have registered so far."""
-        self._max_message, self._max_frames = shared.limits.max_message, shared.limits.max_frames
         self._on: Final[dict[type, Callable[[Any, Role, float], None]]] = {
             wire.Error: self._error,
             wire.Oversized: self._oversized,
@@ -129,7 +123,7 @@ class WorkerDialog:
             worker.pid, worker.version = command.pid, command.version
             worker.dialect = command.dialect
             directory.add_worker(worker, command.about)
-            self._beats.set(worker, now + limits.heartbeat)
+            self.beats.set(worker, now + limits.heartbeat)
             dialect = wire.DIALECTS[worker.header]
             text = "worker %s offers %s, credit %d (%s)"
             self._shared.journal.note(
@@ -305,14 +299,11 @@ class WorkerDialog:
 
     # ── the time ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def deadline(self) -> float | None:
-        """Return when `tick` is due, or None."""
-        return self._beats.next_due()
-
-    def tick(self, now: float, heard: float) -> None:
-        """Send heartbeats, and lose workers that were silent until `heard`."""
+    def tick(self, now: float) -> None:
+        """Send heartbeats, and lose workers that are silent."""
+        heard = self._shared.heard
         lost: list[tuple[Worker, Loss]] = []
-        for worker in self._beats.pop_due(now):
+        for worker in self.beats.pop_due(now):
             oversized_reply_at = worker.oversized_reply_at
             if heard >= worker.last_seen + self._patience(worker):
                 lost.append((worker, Loss.SILENT))
@@ -400,7 +391,7 @@ class WorkerDialog:
         due = min(beats, worker.last_seen + self._patience(worker))
         # A time in the past means that it may have sent something which the broker has not read yet.  The next look is
         # later than now: timers round, and `tick` would go on with what is due again already.
-        self._beats.set(worker, max(due, now + self._beat_resolution))
+        self.beats.set(worker, max(due, now + self._beat_resolution))
 
     def _lose(self, lost: Iterable[tuple[Worker, Loss]], now: float) -> None:
         """Forget workers; the requests that they held go to the front of the queue, and to other workers (C17)."""
@@ -413,7 +404,7 @@ class WorkerDialog:
     def _forget(self, worker: Worker, reason: Loss, now: float) -> list[Attempt]:
         """Forget a worker; return what it held, which must be placed again or dropped."""
         self._stats.lost[reason] += 1
-        self._beats.clear(worker)
+        self.beats.clear(worker)
         self._shared.ask(WorkerForgotten(worker.route, self._requests.turn))
         attempts = self._registry.remove_worker(worker, silent=reason is Loss.SILENT)
         level = logging.INFO if reason in {Loss.DISCONNECTED, Loss.CLOSING} else logging.WARNING

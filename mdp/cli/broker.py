@@ -5,7 +5,6 @@ import logging
 import re
 import resource
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import Field, fields
 from functools import partial
@@ -35,7 +34,7 @@ from .console import (
     Endpoint,
     EndpointList,
     Number,
-    all_endpoints,
+    all_values,
     log_format,
     log_level_option,
     log_to_stderr,
@@ -67,7 +66,7 @@ class _Mode(click.ParamType):  # type: ignore[type-arg]  # not generic in older 
 
 
 class _Pirates(click.ParamType):  # type: ignore[type-arg]  # as above
-    """One endpoint with a service, or several separated by commas.  The option's callback is `_all_pirates`."""
+    """One endpoint with a service, or several separated by commas.  The option's callback is `all_values`."""
 
     name = "ENDPOINT=SERVICE"
 
@@ -108,14 +107,6 @@ class _Link(click.ParamType):  # type: ignore[type-arg]  # as above
             return LinkTo(self._kind, found, public_key(key.strip(), Path()) if key else None)
         except SettingError as error:
             self.fail(f"{value!r}: {error}", param, ctx)
-
-
-def _all_pirates(
-    context: click.Context, option: click.Parameter, values: Sequence[Sequence[tuple[str, bytes]]]
-) -> tuple[tuple[str, bytes], ...]:
-    """Return the pairs of all values of the option."""
-    del context, option
-    return tuple(pair for value in values for pair in value)
 
 
 def _limit_option(limit: Field[Any]) -> Decorator:
@@ -170,7 +161,7 @@ def _kind(option: click.Parameter) -> Any:
     "--bind",
     type=EndpointList(),
     multiple=True,
-    callback=all_endpoints,
+    callback=all_values,
     default=[DEFAULT_ENDPOINT],
     help=(
         "Endpoint to listen on: tcp://HOST:PORT (* for a free port) or ipc://PATH. Can be repeated, or separate "
@@ -181,7 +172,7 @@ def _kind(option: click.Parameter) -> Any:
     "--pirate",
     type=_Pirates(),
     multiple=True,
-    callback=_all_pirates,
+    callback=all_values,
     help="Endpoint for programs without a library: plain REQ sockets call SERVICE there, and workers that speak the "
     "Paranoid Pirate Protocol offer it. Can be repeated, or separate several with commas.",
 )
@@ -189,7 +180,7 @@ def _kind(option: click.Parameter) -> Any:
     "--pirate-workers",
     type=_Pirates(),
     multiple=True,
-    callback=_all_pirates,
+    callback=all_values,
     help="Endpoint where such workers offer SERVICE, as well as Simple Pirates, whose REQ sockets look like clients.",
 )
 @click.option(

@@ -306,7 +306,7 @@ class EndpointList(click.ParamType):  # type: ignore[type-arg]  # not generic in
     """One ZeroMQ endpoint, or several separated by commas.
 
     The option is `multiple`, so that Click splits the value of an environment variable at spaces as well.  Its callback
-    is `all_endpoints`.
+    is `all_values`.
     """
 
     def __init__(self, kind: Endpoint | None = None) -> None:
@@ -324,10 +324,10 @@ def options(*decorators: Decorator) -> Decorator:
     return lambda command: reduce(lambda decorated, option: option(decorated), reversed(decorators), command)
 
 
-def all_endpoints(context: click.Context, option: click.Parameter, values: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the endpoints of all values of an option: its callback."""
+def all_values(context: click.Context, option: click.Parameter, values: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+    """Return all values in the lists that an option was given: its callback."""
     del context, option
-    return tuple(endpoint for value in values for endpoint in value)
+    return tuple(each for value in values for each in value)
 
 
 def brokers_option(help_: str, *, default: bool = True) -> Decorator:
@@ -339,7 +339,7 @@ def brokers_option(help_: str, *, default: bool = True) -> Decorator:
         "--broker",
         type=EndpointList(BrokerEndpoint()),
         multiple=True,
-        callback=all_endpoints,
+        callback=all_values,
         default=[DEFAULT_ENDPOINT] if default else None,
         envvar=BROKER_VARIABLE,
         show_envvar=True,

@@ -176,8 +176,6 @@ def receive(socket, bint share=False, sources=None):
     cdef int errno, more
     cdef _Frame frame
     cdef bint unknown = False
-    if sources is not None:
-        max_frames = sources.max_frames
     msg_init(&msg)
     try:
         while True:
@@ -208,6 +206,7 @@ def receive(socket, bint share=False, sources=None):
                 message.append(PyBytes_FromStringAndSize(<char *> msg_data(&msg), size))
             count += 1
             if sources is not None and count == 1:
+                max_frames = sources.max_frames
                 if sources.secured:
                     sources.user = _user(&msg)
                 unknown = message[0] not in sources.known

@@ -22,7 +22,6 @@ class Wake:
     def clear(self) -> None:
         """Forget all calls of `wake` so far, after a poll."""
         self._asked = False
-        # Interpreted, unlike the broker's loop: so a signal's handler runs here at the latest.
         with suppress(OSError):
             self._receiver.recv(4096)
 
@@ -32,6 +31,9 @@ class Wake:
         self._asked = True
         self.wake()
         return answered
+
+    def run_handlers(self) -> None:
+        """Let the handlers of signals run that have arrived, as Python does in interpreted code like this only."""
 
     def close(self) -> None:
         """Close both sockets."""

@@ -16,7 +16,7 @@ from ...mdp.cli.console import (
     Decorator,
     EndpointList,
     Number,
-    all_endpoints,
+    all_values,
     handler_timeout_option,
     heartbeat_options,
     key_options,
@@ -49,7 +49,7 @@ _cluster_options = options(
     BROKER,
     key_options,
     click.option(
-        "--broker-from-executors", type=EndpointList(BrokerEndpoint()), multiple=True, callback=all_endpoints,
+        "--broker-from-executors", type=EndpointList(BrokerEndpoint()), multiple=True, callback=all_values,
         show_default="--broker", help="Broker address that executors use, if it differs. Can be repeated.",
     ),
     MASTER,

@@ -32,7 +32,7 @@ def fence(bench: Bench) -> None:
 def leave(bench: Bench, peer: RawPeer) -> None:
     """Close a connection, and wait until its routing id is free."""
     peer.close()
-    bench.until(lambda: ME not in bench.server.connections.chosen)
+    bench.until(lambda: ME not in bench.server._sockets.main.chosen)
     fence(bench)
 
 

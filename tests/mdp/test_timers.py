@@ -1,9 +1,11 @@
-"""Due times: never early, at most a grain late, cleared without a scan."""
+"""Due times: never early, at most a grain late, cleared without a scan; alarms, which know what is due next."""
 
-from hypothesis import given, settings
+import math
+
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from zmdp.mdp.timers import MAX_STALE_NUMBERS, TimerNode, Timers
+from zmdp.mdp.timers import MAX_STALE_NUMBERS, Alarms, TimerNode, Timers
 
 GRAIN = 0.5
 
@@ -170,3 +172,59 @@ def test_due_timers_stay_if_the_caller_stops_iterating():
     assert timers.next_due() == 1.0
     assert list(timers.pop_due(2.0)) == [second]
     assert timers.next_due() is None
+
+
+# ── alarms ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+TIME = st.integers(0, 20)
+
+
+@example(steps=[("set", 5), ("clear", 0), ("set", 10)])
+@given(steps=st.lists(st.tuples(st.sampled_from(["set", "clear", "pop"]), TIME), max_size=30))
+def test_the_alarm_of_timers_is_never_late(steps):
+    """It may be early after something was cleared, until that time has come; it is off if nothing is left."""
+    timers, alarms, waiting = Timers(1.0), Alarms(), {}
+    alarm = timers.alarm = alarms.add()
+    for step, time in steps:
+        if step == "set":
+            node = TimerNode()
+            waiting[node] = time + 1  # the end of its bucket
+            timers.set(node, time)
+        elif step == "clear" and waiting:
+            node = list(waiting)[time % len(waiting)]
+            del waiting[node]
+            timers.clear(node)
+        elif step == "pop":
+            for node in timers.pop_due(time):
+                del waiting[node]
+            assert alarm.due == min(waiting.values(), default=math.inf)
+        assert alarm.due <= min(waiting.values(), default=math.inf)
+        assert waiting or alarm.due == math.inf
+
+
+@given(moves=st.lists(st.tuples(st.integers(0, 2), st.one_of(TIME, st.just(math.inf))), max_size=20))
+def test_alarms_know_which_is_next(moves):
+    alarms = Alarms()
+    some = [alarms.add() for _ in range(3)]
+    for number, due in moves:
+        some[number].set(due)
+        assert alarms.due == min(each.due for each in some)
+
+
+def test_what_is_due_is_done_in_order():
+    alarms, done = Alarms(), []
+
+    def doing(name):
+        def action(now):
+            done.append((name, now))
+            made[name].set(math.inf)
+
+        return action
+
+    made = {name: alarms.add(doing(name)) for name in ("first", "second", "third")}
+    made["third"].set(1.0)
+    made["first"].set(2.0)
+    made["second"].set(3.0)
+    alarms.run(2.0)
+    assert done == [("first", 2.0), ("third", 2.0)]
+    assert alarms.due == 3.0

@@ -256,5 +256,5 @@ class LinkedBroker(BrokerShell):
         check((registry.queued, registry.request_bytes, registry.running) == (0, 0, 0), f"{name}: a count is not 0")
         check(registry.numbered == [], f"{name}: a number is left")
         check(directory.clients == {}, f"{name}: a client is left")
-        buckets = {**machine._workers._beats._buckets, **registry.expiries._buckets}
+        buckets = {**machine._workers.beats._buckets, **registry.expiries._buckets}
         check(buckets == {}, f"{name}: a timer's bucket is left")

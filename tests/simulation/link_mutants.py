@@ -9,7 +9,7 @@ from zmdp.mdp.broker.announcements import Announcements
 from zmdp.mdp.broker.link_dialog import LinkDialog
 from zmdp.mdp.broker.links import Links
 from zmdp.mdp.broker.outgoing import Outgoing
-from zmdp.mdp.broker.records import Link, Remote
+from zmdp.mdp.broker.records import Client, Link, Remote
 from zmdp.mdp.broker.requests import Requests
 from zmdp.mdp.broker.roles import Role
 
@@ -80,8 +80,10 @@ def keep_to_itself(requests: Requests, request: Any, reason: Any, now: float, dr
         drop(requests, request, reason, now)
 
 
-def do_not_cancel(dialog: LinkDialog, link: Link, command: wire.Cancel, now: float) -> None:
+def do_not_cancel(requests: Requests, client: Client, number: int, now: float, cancel: Any = Requests.cancel) -> bool:
     """A broker ignores CANCEL from another."""
+    known: bool = client.link is not None or cancel(requests, client, number, now)
+    return known
 
 
 def swallow(requests: Requests, request: Any, attempt: Any, link: Link, reason: Any) -> bool:
@@ -130,7 +132,7 @@ LINK_MUTANTS = [
     ("mesh2", LinkDialog, "_answered_by", take_for_another, "C18"),
     ("tree", Outgoing, "reply", place_streams_again, "C17"),
     ("mesh2", Requests, "drop", keep_to_itself, "does not cancel"),
-    ("mesh2", LinkDialog, "_cancelled_by", do_not_cancel, "does not end"),
+    ("mesh2", Requests, "cancel", do_not_cancel, "does not end"),
     ("tree", Requests, "_return", swallow, "C44"),
     ("tree", Announcements, "_announce", never_withdraw, "can still be reached"),
     ("mesh2", Announcements, "changed", announce_once, "can still be reached"),

@@ -296,7 +296,7 @@ class Simulation(Scenario):
         check(registry.numbered == [], "X1: a number is left")
         check(directory.clients == {}, "a client is left")
         check(machine.deadline() is None, "a timer is left")
-        buckets = {**machine._workers._beats._buckets, **registry.expiries._buckets}
+        buckets = {**machine._workers.beats._buckets, **registry.expiries._buckets}
         check(buckets == {}, "a timer's bucket is left")
         check(
             referee.ledger.tickets == {} and referee.ledger.seats == {},

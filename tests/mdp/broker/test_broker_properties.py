@@ -46,7 +46,7 @@ def picture(broker):
         {key: list(client.numbered) for key, client in directory.clients.items()},
         (registry.queued, registry.request_bytes, registry.running),
         (broker.stats.dropped.copy(), broker.stats.disconnected.copy(), broker.stats.lost.copy()),
-        (broker._workers._beats.next_due(), registry.expiries.next_due()),
+        (broker._workers.beats.next_due(), registry.expiries.next_due()),
     )
 
 
@@ -121,7 +121,7 @@ def check_books(broker):
     assert all(request.bucket for request in waiting)
     timed = {request for request in running if request.bucket}
     assert timed == {each.request for each in attempts if each.request.deadline < NEVER and not each.abandoned}
-    assert (len(broker._workers._beats) > 0) == bool(workers)
+    assert (len(broker._workers.beats) > 0) == bool(workers)
     assert (len(broker.registry.expiries) > 0) == bool(waiting or timed)
 
 

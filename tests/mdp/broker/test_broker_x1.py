@@ -1173,7 +1173,7 @@ def test_a_broker_forgets_all_that_ended():
             feed(broker, heartbeat(worker), now=now + 8)
     feed(broker, leave(b"w1"), leave(b"w2"), now=300)
     assert broker.directory.services == {}
-    assert broker._workers._beats.next_due() is None
+    assert broker._workers.beats.next_due() is None
     assert broker.deadline() is None
 
 

@@ -1,17 +1,24 @@
 """The connections of a real ROUTER, as its monitor reports them."""
 
 import logging
+import math
 import resource
 import select
 import socket
 from errno import EHOSTUNREACH
+from pathlib import Path
 
 import pytest
 import zmq
 from support.processes import TIMEOUT_MS
 from support.zmtp import RawPeer
 
-from zmdp.mdp.broker.connections import PROBES, Connections, default_max_connections
+from zmdp.mdp.access import Access, Permissions
+from zmdp.mdp.broker.connections import Connections, default_max_connections
+from zmdp.mdp.broker.machine import Broker
+from zmdp.mdp.broker.router_ports import PROBES, RouterPort
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.timers import Alarms
 from zmdp.mdp.transport.multipart import receive, send
 from zmdp.mdp.transport.sockets import use_family
 
@@ -29,26 +36,26 @@ class Port:
     def __init__(self, context, maximum=100, per_address=50, host="127.0.0.1"):
         self.context = context
         self.dealers = []
-        self.router = context.socket(zmq.ROUTER)
-        self.router.router_mandatory = True
-        self.connections = Connections(
-            self.router,
-            context,
-            maximum=maximum,
-            per_address=per_address,
-            logger=logging.getLogger("zmdp.broker"),
-        )
+        limits = Limits(max_connections=maximum, max_connections_per_address=per_address)
+        self.alarms = Alarms()
+        self.found = Connections(limits, logging.getLogger("zmdp.broker"), self.alarms)
+        self.connections = RouterPort(Broker(limits, now=0.0), self.found, context)
+        self.router = self.connections.socket
         use_family(self.router, f"tcp://{host}")
         number = self.router.bind_to_random_port(f"tcp://{host}")
         self.endpoint = f"tcp://{host.replace('[::]', '127.0.0.1')}:{number}"
 
     @property
     def ended(self):
-        return self.connections.ended
+        return self.found.ended
 
     @property
     def replaced(self):
-        return self.connections.replaced
+        return self.found.replaced
+
+    def to_probe(self, now):
+        self.connections.probe(now)
+        return self.found.take_to_probe()
 
     def connect(self, endpoint=None, identity=None):
         """A DEALER, and the routing id under which its first message arrived."""
@@ -73,21 +80,20 @@ class Port:
 
     def close(self):
         self.connections.close()
-        self.router.close(0)
         for each in self.dealers:
             each.close()
 
     def look_until_something_is_due(self, now):
         poll = select.poll()
-        poll.register(self.connections.descriptor, select.POLLIN)
+        poll.register(self.connections.monitor, select.POLLIN)
         self.connections.look(now)  # what came before this poll is told by nothing else
-        while self.connections.deadline() is None:
+        while self.alarms.due == math.inf:
             assert poll.poll(TIMEOUT_MS)
             self.connections.look(now)
 
     def look_until(self, condition):
         poll = select.poll()
-        poll.register(self.connections.descriptor, select.POLLIN)
+        poll.register(self.connections.monitor, select.POLLIN)
         self.connections.look(0.0)
         while not condition():
             assert poll.poll(TIMEOUT_MS)
@@ -160,8 +166,8 @@ def test_a_peer_that_has_spoken_is_known(port):
     assert set(port.connections.known) == {one, two}
     assert len(set(port.connections.known.values())) == 2
     port.connections.look(0)
-    assert port.connections.deadline() is None
-    assert port.connections.to_probe(1e9) == []
+    assert port.alarms.due == math.inf
+    assert port.to_probe(1e9) == []
 
 
 def test_a_peer_whose_connection_has_ended_is_probed_a_few_times(port):
@@ -172,10 +178,10 @@ def test_a_peer_whose_connection_has_ended_is_probed_a_few_times(port):
     assert set(port.connections.known) == {other}
     for after in PROBES:
         due = 5.0 + after
-        assert port.connections.deadline() == pytest.approx(due)
-        assert port.connections.to_probe(due - 1e-6) == []
-        assert port.connections.to_probe(due + 1e-9) == [identity]
-    assert port.connections.deadline() is None
+        assert port.alarms.due == pytest.approx(due)
+        assert port.to_probe(due - 1e-6) == []
+        assert port.to_probe(due + 1e-9) == [identity]
+    assert port.alarms.due == math.inf
 
 
 def test_a_peer_that_is_known_to_be_gone_is_probed_no_more(port):
@@ -185,15 +191,16 @@ def test_a_peer_that_is_known_to_be_gone_is_probed_no_more(port):
         dealer.close()
     while len(ended) < 2:
         port.look_until_something_is_due(now=0.0)
-        ended |= set(port.connections.to_probe(0.0))
+        ended |= set(port.to_probe(0.0))
         if len(ended) < 2:
             for identity in ended:
                 port.connections.forget(identity)
     port.connections.forget(dealers[0][1])
-    assert set(port.connections.to_probe(10.0)) <= {dealers[1][1]}
+    assert set(port.to_probe(10.0)) <= {dealers[1][1]}
     port.connections.forget(dealers[1][1])
     port.connections.forget(b"stranger")
-    assert port.connections.deadline() is None
+    assert port.to_probe(11.0) == []
+    assert port.alarms.due == math.inf
 
 
 def test_a_connection_that_says_nothing_is_nobodys(port):
@@ -203,7 +210,7 @@ def test_a_connection_that_says_nothing_is_nobodys(port):
     silent.close(0)
     dealer.close()
     port.look_until_something_is_due(now=0.0)
-    assert port.connections.to_probe(0.0) == [identity]
+    assert port.to_probe(0.0) == [identity]
 
 
 def test_a_peer_within_the_process_has_no_descriptor(port):
@@ -217,10 +224,10 @@ def test_a_connection_that_ended_before_its_first_message_was_read_is_probed_the
     peer = port.speak(b"")
     assert port.router.poll(TIMEOUT_MS)  # it has arrived, and is not read yet
     peer.close()
-    port.look_until(lambda: len(port.connections) == 0)
-    assert port.connections.deadline() is None
+    port.look_until(lambda: port.found.open == 0)
+    assert port.alarms.due == math.inf
     identity = port.receive()
-    assert port.connections.to_probe(1.0) == [identity]
+    assert port.to_probe(1.0) == [identity]
     assert port.connections.known == {}
 
 
@@ -239,7 +246,7 @@ def test_the_end_of_a_peer_with_a_chosen_id_is_told(port):
     port.connections.forget(b"me")
     assert port.connections.reaches(b"me")
     assert port.connections.chosen == {}
-    assert port.connections.deadline() is None
+    assert port.alarms.due == math.inf
 
 
 def test_nobody_who_takes_an_id_is_reached_under_it(port):
@@ -299,7 +306,7 @@ def test_a_peer_that_left_before_its_first_message_was_read_is_told_as_ended(por
     peer = port.speak(b"me")
     assert port.router.poll(TIMEOUT_MS)
     peer.close()
-    port.look_until(lambda: len(port.connections) == 0)
+    port.look_until(lambda: port.found.open == 0)
     assert port.ended == []
     assert port.receive() == b"me"
     assert (port.ended, port.replaced) == ([b"me"], [])
@@ -332,17 +339,17 @@ def test_connections_over_the_limit_are_ended(start, caplog):
     port = start(maximum=2)
     kept = [port.speak(b"") for _ in range(2)]
     refused = [port.connect_only() for _ in range(8)]
-    port.look_until(lambda: port.connections.counts["over-limit"] == 8 and len(port.connections) == 2)
+    port.look_until(lambda: port.found.counts["over-limit"] == 8 and port.found.open == 2)
     for each in refused:
         each.wait_for_end()
     for _ in kept:
         port.receive()
     assert caplog.messages.count("ended a new connection from this host: there are 2 already (max-connections)") == 5
     kept.pop().close()
-    port.look_until(lambda: len(port.connections) == 1)
+    port.look_until(lambda: port.found.open == 1)
     kept.append(port.speak(b"me"))
     assert port.receive() == b"me"
-    assert port.connections.counts["accepted"] == 11
+    assert port.found.counts["accepted"] == 11
     for each in kept:
         each.close()
 
@@ -353,50 +360,53 @@ def test_loopback_has_no_share(start, host):
     kept = [port.speak(b"") for _ in range(3)]
     for _ in kept:
         port.receive()
-    assert port.connections.counts["over-address-limit"] == 0
+    assert port.found.counts["over-address-limit"] == 0
 
 
 def test_an_address_has_a_share(start, caplog):
     port = start(maximum=9, per_address=2, host=own_address())
     kept = [port.speak(b"") for _ in range(2)]
     refused = port.connect_only()
-    port.look_until(lambda: port.connections.counts["over-address-limit"] == 1)
+    port.look_until(lambda: port.found.counts["over-address-limit"] == 1)
     refused.wait_for_end()
     for _ in kept:
         port.receive()
     assert "which has 2 already (max-connections-per-address)" in caplog.text
     for each in kept:
         each.close()
-    port.look_until(lambda: len(port.connections) == 0)
+    port.look_until(lambda: port.found.open == 0)
     port.speak(b"")
     port.receive()
 
 
 def test_a_role_has_a_maximum(port, caplog):
-    port.connections.role_of = {b"one": "shop", b"two": "shop", b"web": "web"}.__getitem__
-    port.connections.limit_of = {"shop": 2, "web": None}.get
+    port.found.access = Access(
+        Path("access.toml"), b"", b"",
+        roles={"shop": Permissions("shop", connections=2), "web": Permissions("web")},
+        keys={b"one": "shop", b"two": "shop", b"web": "web"}, named={},
+    )  # fmt: skip
     peers = []
     for user in (b"one", b"two", b"web", b"web", b"web"):
         port.connections.user = user
         peers.append(port.speak(b""))
         port.receive()
-    assert port.connections.counts["over-role-limit"] == 0
+    assert port.found.counts["over-role-limit"] == 0
     port.connections.user = b"one"
     port.speak(b"")
     port.receive()
-    port.look_until(lambda: len(port.connections) == 5)
-    assert port.connections.counts["over-role-limit"] == 1
+    port.look_until(lambda: port.found.open == 5)
+    assert port.found.counts["over-role-limit"] == 1
     assert "ended a connection of role shop, which may have 2" in caplog.messages
     peers.pop(0).close()
-    port.look_until(lambda: len(port.connections) == 4)
+    port.look_until(lambda: port.found.open == 4)
     port.speak(b"")
     port.receive()
-    assert port.connections.counts["over-role-limit"] == 1
+    assert port.found.counts["over-role-limit"] == 1
 
 
 def test_the_connections_of_a_key_are_ended(port):
     ended, kept = [port.connect_only()], []
-    port.look_until(lambda: len(port.connections) == 1)  # it has sent nothing, so its key is not known
+    port.look_until(lambda: port.found.open == 1)  # it has sent nothing, so its key is not known
     for user, peers in ((b"shop", ended), (b"web", kept), (b"shop", ended)):
         port.connections.user = user
         peers.append(port.speak(b""))
@@ -404,7 +414,7 @@ def test_the_connections_of_a_key_are_ended(port):
     port.connections.end_users({b"shop", b"nobody"})
     for peer in ended:
         peer.wait_for_end()
-    port.look_until(lambda: len(port.connections) == 1)
+    port.look_until(lambda: port.found.open == 1)
     kept[0].send(b"hello")
     port.receive()
 
@@ -431,9 +441,9 @@ def test_a_connection_that_reuses_a_descriptor_is_not_ended_for_another(port):
 def test_failed_handshakes_are_counted(port, caplog):
     caplog.set_level(logging.INFO)
     port.connect_only().close()
-    port.look_until(lambda: port.connections.counts["handshake-ended"] == 1)
+    port.look_until(lambda: port.found.counts["handshake-ended"] == 1)
     assert "a connection failed in its handshake: the peer ended it, or took too long" in caplog.messages
-    assert len(port.connections) == 0
+    assert port.found.open == 0
 
 
 def test_the_default_number_of_connections_leaves_room_for_files(monkeypatch):

@@ -2,18 +2,25 @@
 
 import json
 import logging
+import math
 
 import pytest
 
 from zmdp.mdp.broker.drops import Drop
 from zmdp.mdp.broker.journal import LINES, PERIOD, Journal, Loss, Refusal, Stats
+from zmdp.mdp.timers import Alarms
 from zmdp.mdp.wire.names import show
 
 
 @pytest.fixture
-def journal(caplog):
+def alarms():
+    return Alarms()
+
+
+@pytest.fixture
+def journal(caplog, alarms):
     caplog.set_level(logging.DEBUG, "zmdp.test")
-    return Journal(logging.getLogger("zmdp.test"))
+    return Journal(logging.getLogger("zmdp.test"), alarms)
 
 
 def test_a_line_shows_bytes_as_text(journal, caplog):
@@ -34,28 +41,28 @@ def test_one_kind_does_not_silence_another(journal, caplog):
     assert caplog.messages == ["line"] * LINES + ["other"]
 
 
-def test_what_was_left_out_is_summarised_at_the_end_of_the_period(journal, caplog):
-    assert journal.deadline() is None
+def test_what_was_left_out_is_summarised_at_the_end_of_the_period(journal, alarms, caplog):
+    assert alarms.due == math.inf
     for _ in range(LINES + 3):
         journal.note(1, logging.INFO, "kind", "line")
     journal.note(3, logging.INFO, "other", "line")
-    assert journal.deadline() == 1 + PERIOD
+    assert alarms.due == 1 + PERIOD
     journal.flush(1 + PERIOD - 0.001)
     assert caplog.messages == ["line"] * (LINES + 1)
     journal.flush(1 + PERIOD)
     assert caplog.record_tuples[-1] == ("zmdp.test", logging.INFO, "kind: 3 more in the last 10 s")
-    assert journal.deadline() is None
+    assert alarms.due == math.inf
     journal.flush(5 * PERIOD)
     assert len(caplog.messages) == LINES + 2
 
 
-def test_every_kind_has_its_own_period(journal, caplog):
+def test_every_kind_has_its_own_period(journal, alarms, caplog):
     for start, kind in ((1, "first"), (2, "second")):
         for _ in range(LINES + 1):
             journal.note(start, logging.INFO, kind, "line")
     journal.flush(1 + PERIOD)
     assert caplog.messages[-1] == "first: 1 more in the last 10 s"
-    assert journal.deadline() == 2 + PERIOD
+    assert alarms.due == 2 + PERIOD
     journal.flush(2 + PERIOD)
     assert caplog.messages[-1] == "second: 1 more in the last 10 s"
 

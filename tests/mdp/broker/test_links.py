@@ -1381,7 +1381,7 @@ def test_the_deadline_is_when_something_can_be_announced():
     mesh.now = due
     mesh.route("b", turns.tick(mesh["b"], due))
     assert b"other" in mesh["a"].directory.reachable
-    assert mesh["b"].links.deadline() > due + 0.5
+    assert mesh["b"].deadline() > due + 0.5
 
 
 # ── establishing and ending a link ───────────────────────────────────────────────────────────────────────────────────
@@ -1556,7 +1556,7 @@ def test_a_broker_that_drains_opens_no_links():
     turns.tick(mesh["a"], mesh.now + 100)
     assert link_events(mesh["a"]) == []
     assert mesh["a"].links.by_identity[identity].state is LinkState.DOWN
-    assert mesh["a"].links.deadline() is None
+    assert mesh["a"].deadline() is None
 
 
 def test_a_broker_that_closes_says_so_only_over_links_that_are_up():

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import math
 import time
 from collections import Counter
 
@@ -36,7 +37,7 @@ def test_nothing_is_kept_of_clients_and_workers_that_are_gone():
             def turned():
                 now = time.monotonic()
                 server._turn(now)
-                server._sockets.look(now)
+                server._sockets.wait(0)
                 return condition()
 
             eventually(turned)
@@ -57,8 +58,10 @@ def test_nothing_is_kept_of_clients_and_workers_that_are_gone():
                         client.recv_multipart()
                 worker.send_multipart([b"MDPW02", b"\x06"])
                 turn_until(lambda: not server.broker.directory.workers)
-            turn_until(lambda: server.connections.totals.open == 0)
-            turn_until(lambda: not server._delivery.gone and server.connections.deadline() is None)  # all were probed
+            turn_until(lambda: server.connections.open == 0)
+            turn_until(
+                lambda: not server._delivery.gone and server._sockets.main.alarm.due == math.inf
+            )  # all were probed
             return objects_of(server)
 
         first = come_and_leave()

@@ -7,6 +7,7 @@ import pytest
 import zmq
 
 from zmdp.mdp.broker.outbox import Outbox
+from zmdp.mdp.broker.ports import MAIN, Port
 from zmdp.mdp.limits import Limits
 from zmdp.mdp.transport.multipart import cost_of, send
 
@@ -25,8 +26,8 @@ class Wire:
         return errno
 
 
-def outbox_with(*messages, **limits):
-    outbox = Outbox(Limits(**limits))
+def outbox_with(*messages, port=None, **limits):
+    outbox = Outbox(Limits(**limits), {MAIN: port or Port(MAIN, -1)})
     for turn, message in enumerate(messages):
         assert outbox.add(message, turn)
     return outbox
@@ -60,7 +61,7 @@ def test_a_slow_peer_does_not_hold_up_others():
 
 
 def test_a_peer_that_is_gone_is_told_of_with_the_turn_of_the_first_message_that_it_missed():
-    outbox = Outbox(Limits())
+    outbox = outbox_with()
     for turn in (3, 5, 5, 8):
         assert outbox.add([b"a", b"%d" % turn], turn)
     answers = iter([0, EHOSTUNREACH])
@@ -160,10 +161,11 @@ def slow():
 
 def test_what_libzmq_holds_is_bounded_too(slow):
     router, amy, bob = slow
-    outbox = Outbox(Limits(max_outbox_bytes=4_000_000))
+    port = Port(MAIN, -1)
+    outbox = outbox_with(port=port, max_outbox_bytes=4_000_000)
     for _ in range(3):
         for identity in (amy, amy, bob):
-            assert send(router, [identity, b"x" * 500_000], outbox.unsent) == 0
+            assert send(router, [identity, b"x" * 500_000], port.unsent) == 0
     assert outbox.overfull() is None  # seven wait; the first to each is being sent
     assert outbox.add([bob, b"x" * 500_000], 1)
     assert outbox.overfull() == amy
@@ -175,7 +177,7 @@ def test_what_libzmq_holds_is_bounded_too(slow):
         assert outbox.add([bob, b"x" * 500_000], turn)
     assert outbox.overfull() == bob
     outbox.forget(bob)
-    assert (outbox.overfull(), outbox.unsent.bytes, bool(outbox)) == (None, 0, False)
+    assert (outbox.overfull(), port.unsent.bytes, bool(outbox)) == (None, 0, False)
 
 
 def test_what_an_earlier_worker_was_sent_is_discarded():
@@ -223,15 +225,16 @@ def test_messages_pile_up_for_a_peer_that_libzmq_takes_no_more_for_or_holds_much
             peer.connect("inproc://outbox")
             peer.send(b"hello")
             router.recv_multipart()
-        outbox = outbox_with([b"slow", b"1"], max_outbox_bytes=4_000_000)
+        port = Port(MAIN, -1)
+        outbox = outbox_with([b"slow", b"1"], port=port, max_outbox_bytes=4_000_000)
         assert outbox.piles_up
         assert outbox.congested() == {b"slow"}
         outbox.discard(b"slow")
         assert not outbox.piles_up
         for name, messages in ((b"little", 2), (b"much", 6)):
             for _ in range(messages):
-                assert send(router, [name, bytes(300_000)], outbox.unsent) == 0
+                assert send(router, [name, bytes(300_000)], port.unsent) == 0
         assert outbox.piles_up
         assert outbox.congested() == {b"much"}
-        assert send(router, [b"much", bytes(2_000_000)], outbox.unsent) == 0  # more than half of what is for all
+        assert send(router, [b"much", bytes(2_000_000)], port.unsent) == 0  # more than half of what is for all
         assert outbox.congested() == {b"little", b"much"}

@@ -13,7 +13,7 @@ from support.processes import TIMEOUT_MS, TIMEOUT_SECONDS, eventually
 from support.zmtp import RawPeer
 
 from zmdp.mdp import wire
-from zmdp.mdp.access import Permissions, load
+from zmdp.mdp.access import Permissions
 from zmdp.mdp.broker.link_ports import LinkPort
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.outbox import Outbox
@@ -150,28 +150,28 @@ def test_connections_are_limited_for_all_sockets_together():
         running(server),
     ):
         one, two = RawPeer(server.endpoints[0]), RawPeer(server.pirate_endpoints[0])
-        eventually(lambda: server.connections.totals.open == 2)
+        eventually(lambda: server.connections.open == 2)
         for count, endpoint in enumerate((server.endpoints[0], server.pirate_endpoints[0]), 1):
             with RawPeer(endpoint, handshake=False) as other:
                 other.wait_for_end()
             assert server.connections.counts["over-limit"] == count
         one.close()
-        eventually(lambda: server.connections.totals.open == 1)
+        eventually(lambda: server.connections.open == 1)
         with RawPeer(server.pirate_endpoints[0]) as three:
             three.send(b"\x01")
             eventually(lambda: server.broker.directory.workers)
         two.close()
-        eventually(lambda: server.connections.totals.open == 0)
-        assert server.connections.totals.addresses == {}
+        eventually(lambda: server.connections.open == 0)
+        assert server.connections.addresses == {}
 
 
 def test_a_message_that_arrives_while_another_is_sent():
     """Sending may consume the signal of its arrival, so the port is asked again."""
     with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server, RawPeer(server.pirate_endpoints[0]) as peer:
-        (port,) = server._sockets.ports.values()
+        _, port = server._sockets.ports.values()
         peer.send(b"\x01")
         while not server.broker.directory.workers:
-            select.select([port.descriptor], [], [], TIMEOUT_SECONDS)
+            server._sockets.wait(TIMEOUT_MS)
             server._turn(time.monotonic())
         assert not port.ready
         (worker,) = server.broker.directory.workers.values()
@@ -184,19 +184,19 @@ def test_a_message_that_arrives_while_another_is_sent():
 
 def test_chosen_routing_ids_are_forgotten():  # C39
     with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server, running(server):
-        (port,) = server._sockets.ports.values()
+        _, port = server._sockets.ports.values()
         with RawPeer(server.pirate_endpoints[0], b"me") as peer:
             peer.send(b"\x01")
             eventually(lambda: server.broker.directory.workers)
-            assert list(port.connections.chosen) == [b"me"]
+            assert list(port.chosen) == [b"me"]
         eventually(lambda: not server.broker.directory.workers)
-        eventually(lambda: not port.connections.chosen)
+        eventually(lambda: not port.chosen)
 
 
 def test_what_waits_at_ports_counts():
     """The peer for which most waits is found at any socket."""
     with Server((TCP,), ServerSettings(pirates=[(TCP, "echo")])) as server:
-        (port,) = server._sockets.ports.values()
+        _, port = server._sockets.ports.values()
         outbox = Outbox(Limits(max_outbox_bytes=20_000_000), server._sockets.ports)
         with RawPeer(server.pirate_endpoints[0]) as peer:
             peer.send(b"", b"hello")
@@ -264,16 +264,15 @@ def test_a_socket_of_another_kind_is_not_replaced(tmp_path):
 def test_a_link_to_a_key_without_a_role_does_not_end_because_its_role_has_changed(tmp_path):
     for name in ("broker", "other"):
         create_keys(name, tmp_path)
-    (tmp_path / "access.toml").write_text('secret_key = "broker.key_secret"\n')
     keys = load_keys(tmp_path / "broker.key_secret", tmp_path / "other.key")
-    access, broker = load(tmp_path / "access.toml"), Broker(now=0.0)
+    broker = Broker(now=0.0)
     with zmq.Context() as context:
         port = LinkPort(broker, b"link", "tcp://127.0.0.1:1", keys, broker.roles.nobody, context)
         try:
             before = port.ended  # nothing listens there, which may be known already
-            port.grant(access, {})
+            port.grant({})
             assert port.ended == before
-            port.grant(access, {keys.server: Role("brokers", Permissions(name="brokers", link=True))})
+            port.grant({keys.server: Role("brokers", Permissions(name="brokers", link=True))})
             assert port.ended == "the role of its key has changed"
         finally:
             port.close()

@@ -21,6 +21,7 @@ from support.zmtp import RawPeer
 
 from zmdp.mdp.broker.backlog import Backlog
 from zmdp.mdp.broker.connections import default_max_connections
+from zmdp.mdp.broker.link_ports import LinkTo
 from zmdp.mdp.broker.machine import Broker
 from zmdp.mdp.broker.server import Server, ServerSettings, default_name
 from zmdp.mdp.limits import Limits
@@ -30,7 +31,7 @@ from zmdp.mdp.transport.multipart import send
 def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
     """Else it would take a long sleep for its process having been held up, and be late with what is due."""
     with Server(("inproc://server",), ServerSettings(limits=Limits(heartbeat=2, expiry=60))) as server:
-        server._tick_at = server._due_at = 0.0  # its clock has another beginning than this test's
+        server._tick_at = 0.0  # its clock has another beginning than this test's
         assert server._wait(0.0) is None
         turns.receive(server.broker, [b"c", b"MDPC02", b"\x01", b"nobody", b"x"], 0.0)
         assert server._wait(0.0) == 2000
@@ -39,6 +40,7 @@ def test_it_sleeps_for_an_interval_at_most_while_something_is_due():
 
 def take_in(server, now):
     """Take in a turn's messages, and do what is due.  Return whether there may be more."""
+    server._sockets.wait(0)
     more = server._receive(now)
     server.broker.tick(now, server._backlog.heard)
     server._end_turn(now)
@@ -55,8 +57,9 @@ def test_no_worker_is_dead_whose_messages_were_not_taken_in(monkeypatch):
         peers[-1].send_multipart([b"MDPW02", b"\x01", b"echo"])
         while not server.broker.directory.workers:
             server._turn(0.0)
+            server._sockets.wait(0)
         server._backlog = Backlog(0.0)
-        server.connections.totals.open = len(peers)  # inproc connections are not counted
+        server.connections.open = len(peers)  # inproc connections are not counted
         for peer in peers[:-1]:
             for _ in range(3):
                 peer.send_multipart([b"MDPC02", b"\x01", b"other", b"x"])
@@ -133,25 +136,9 @@ def test_a_bug_neither_ends_the_loop_nor_loses_requests(method, monkeypatch):
         assert server.broker.stats.internal_errors == 1
 
 
-def test_what_is_due_is_looked_for_after_a_wait_that_not_only_messages_ended():
-    with zmq.Context() as context, Server(("inproc://server",), context=context) as server:
-        server._turn(time.monotonic())
-        server._due_at = math.inf
-        with context.socket(zmq.DEALER) as peer:
-            peer.connect("inproc://server")
-            peer.send_multipart([b"MDPC02", b"\x01", b"mmi.fence", b""])
-            server._sleep(time.monotonic())
-            assert server._due_at == math.inf
-            server._turn(time.monotonic())
-            assert peer.poll(TIMEOUT_MS)
-            server._turn(time.monotonic())
-            server._sockets.waker.wake()
-            server._sleep(1.0)
-            assert server._due_at == 1.0
-
-
 def turn(server):
     assert router(server).poll(TIMEOUT_MS)
+    server._sockets.main.ready = True
     server._turn(time.monotonic())
 
 
@@ -229,6 +216,7 @@ def test_c39_a_reply_of_the_same_turn_does_not_reach_a_peer_that_has_taken_the_i
 def receive_in_turn(server):
     """Have the machine take in what arrives, without ending its turn."""
     assert router(server).poll(TIMEOUT_MS)
+    server._sockets.main.ready = True
     server._receive(time.monotonic())
 
 
@@ -255,7 +243,7 @@ def test_c17_a_worker_that_dies_within_a_turn_has_tried_what_it_received(monkeyp
         for number in (1, 2):  # so large that each is a message of its own
             server.broker.receive(request(number, body=bytes(600_000)), time.monotonic())
         server._end_turn(time.monotonic())
-        server._report_lost(time.monotonic(), drained=True)
+        server._delivery.report_gone(time.monotonic(), drained=True, rounds=1)
         assert server.broker.stats.dropped == {"workers-lost": 2}
 
 
@@ -272,12 +260,12 @@ def test_c39_a_request_is_not_tried_by_whoever_has_taken_the_id_of_a_worker():
         victim.send(b"MDPW02", b"\x01", b"echo")
         turn(server)
         leave(server, victim, client)
-        assert b"me" in server.connections.chosen
+        assert b"me" in server._sockets.main.chosen
         assert not server._delivery.gone
         with RawPeer(server.endpoints[0], b"me") as thief:
             client.send(b"MDPC02", b"\x01", b"echo", b"a secret")
             turn(server)
-            assert server._report_lost(time.monotonic(), drained=True)
+            assert server._delivery.report_gone(time.monotonic(), drained=True, rounds=1)
             server._end_turn(time.monotonic())
             registry = server.broker.registry
             assert (registry.running, registry.queued, server.broker.stats.dropped) == (0, 1, {})
@@ -297,7 +285,7 @@ def test_c39_generated_ids_start_anywhere():
                 RawPeer(server.endpoints[0]).send(b"MDPC02", b"\x01", b"mmi.fence", b""),
             ):
                 turn(server)
-                starts |= server.connections.known.keys()
+                starts |= server._sockets.main.known.keys()
     assert len(starts) == 4
     numbers = sorted(int.from_bytes(each, "big") for each in starts)
     assert min(later - earlier for earlier, later in pairwise(numbers)) > 10
@@ -328,9 +316,21 @@ def test_what_a_peer_sent_before_it_left_is_taken_in_however_much_others_send():
         while send(router(server), [b"me", b""]) != EHOSTUNREACH:
             router(server).poll(1)
         while b"me" not in server._delivery.gone:
-            server._sockets.look(time.monotonic())
+            server._sockets.wait(0)
             server._end_turn(time.monotonic())
         while server._delivery.gone:
             server._turn(time.monotonic())
         assert [client.recv() for _ in range(parts)] == [[b"MDPC02", b"\x02", b"parts", b"part"]] * parts
         assert client.recv() == [b"MDPC02", b"\x03", b"parts", b"last"]
+
+
+def test_the_machine_is_asked_what_to_send_until_it_was_told_nothing():
+    """Opening a connection tells it something, so the request for the link goes out though nothing else happens."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
+        other.linger = 0
+        port = other.bind_to_random_port("tcp://127.0.0.1")
+        links = [LinkTo("peer", f"tcp://127.0.0.1:{port}")]
+        with Server(("inproc://server",), ServerSettings(links=links), context=context) as server:
+            while server._turn(server.broker.started + 0.001):
+                pass
+            assert other.poll(TIMEOUT_MS)

@@ -1,5 +1,6 @@
 """Who can connect to a server: keys, the access file, addresses, permissions of sockets."""
 
+import math
 import os
 import stat
 from contextlib import contextmanager
@@ -127,10 +128,10 @@ def test_a_file_that_is_half_written_is_not_reloaded(folder, caplog):
 def reload(door, now):
     """Ask for a reload, and wait until the file has settled; return when that is."""
     door.ask_to_reload()
-    door.tend(now)
-    assert door.deadline() == now + SETTLE_SECONDS
-    door.tend(now + SETTLE_SECONDS)
-    assert door.deadline() is None
+    door.woken(now)
+    assert door.settling.due == now + SETTLE_SECONDS
+    door.settling.action(now + SETTLE_SECONDS)
+    assert door.settling.due == math.inf
     return now + SETTLE_SECONDS
 
 
@@ -141,15 +142,15 @@ def test_a_file_is_reloaded_once_nobody_writes_it_any_more(folder, caplog):
     with Server(("tcp://127.0.0.1:*",), access=load(path)) as server:
         door = server.door
         door.ask_to_reload()
-        door.tend(0.0)
+        door.woken(0.0)
         path.write_bytes(beginning.replace(b"shop.key", b"web.key"))  # valid, and not yet what is meant
-        door.tend(SETTLE_SECONDS)
+        door.settling.action(SETTLE_SECONDS)
         assert list(door.access.keys.values()) == ["shop"]
         path.write_bytes(beginning + rest)
-        door.tend(2 * SETTLE_SECONDS)
-        assert door.deadline() == 3 * SETTLE_SECONDS
+        door.settling.action(2 * SETTLE_SECONDS)
+        assert door.settling.due == 3 * SETTLE_SECONDS
         assert list(door.access.roles) == ["shop"]
-        door.tend(3 * SETTLE_SECONDS)
+        door.settling.action(3 * SETTLE_SECONDS)
         assert list(door.access.roles) == ["shop", "web"]
     assert [each for each in caplog.messages if "reloaded" in each] == [f"reloaded {path}: 2 roles, 2 keys"]
 

@@ -1,6 +1,7 @@
 """The gate: who gets through a handshake, over real CURVE connections."""
 
 import logging
+import math
 from contextlib import closing, suppress
 from errno import EFAULT
 
@@ -14,12 +15,19 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from zmdp.mdp.access import Access, Permissions
+from zmdp.mdp.broker.connections import Connections
 from zmdp.mdp.broker.zap import Gate
 from zmdp.mdp.errors import BindError
 from zmdp.mdp.keys import ClientKeys
+from zmdp.mdp.limits import Limits
+from zmdp.mdp.timers import Alarms
 from zmdp.mdp.transport.zap import DOMAIN, ENDPOINT
 
-log = logging.getLogger("zmdp.broker")
+
+def new_connections(alarms=None):
+    return Connections(Limits(), logging.getLogger("zmdp.broker"), alarms or Alarms())
+
+
 BROKER_PUBLIC, BROKER_SECRET = zmq.curve_keypair()
 SHOP, WEB, STRANGER = (ClientKeys(*zmq.curve_keypair(), BROKER_PUBLIC) for _ in range(3))
 ENDED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -37,7 +45,8 @@ class Door:
 
     def __init__(self, context, access):
         self.context = context
-        self.gate = Gate(context, access, log)
+        self.alarms = Alarms()
+        self.gate = Gate(context, access, new_connections(self.alarms))
         self.router = context.socket(zmq.ROUTER)
         self.gate.protect(self.router)
         self.open()
@@ -176,7 +185,7 @@ def test_a_protected_socket_admits_nobody_where_no_gate_answers(door):
 
 def test_a_context_has_one_gate(context, door):
     with pytest.raises(BindError, match="this ZeroMQ context has a ZAP handler already"):
-        Gate(context, rules(), log)
+        Gate(context, rules(), new_connections())
 
 
 RAW_KEY = z85.decode(SHOP.public)
@@ -232,7 +241,7 @@ FRAME = st.one_of(st.sampled_from([*request(), b"2.0"]), st.binary(max_size=40))
 def test_no_request_raises_and_each_is_counted(messages):
     with (
         zmq.Context() as context,
-        closing(Gate(context, rules(shop=SHOP), log)) as gate,
+        closing(Gate(context, rules(shop=SHOP), new_connections())) as gate,
         context.socket(zmq.DEALER) as insider,
     ):
         insider.linger = 0
@@ -257,8 +266,8 @@ def test_refusals_are_logged_at_a_bounded_rate(door, insider, caplog):
         insider.send_multipart(request(domain=b""))
     door.gate.answer(1.0)
     assert len(caplog.records) == 5
-    due = door.gate.deadline()
-    door.gate.answer(due)
+    due = door.alarms.due
+    door.alarms.run(due)
     assert len(caplog.records) == 6
     assert "15" in caplog.records[-1].getMessage()
-    assert door.gate.deadline() is None
+    assert door.alarms.due == math.inf

@@ -10,7 +10,7 @@ from zmdp.mdp.cli.console import (
     EndpointList,
     Group,
     LazyGroup,
-    all_endpoints,
+    all_values,
     log_level_option,
     log_to_stderr,
     options,
@@ -88,7 +88,7 @@ def test_endpoints_in_the_environment_are_separated_by_commas_or_spaces(outcome,
     found = []
 
     @click.command()
-    @click.option("--bind", type=EndpointList(), multiple=True, callback=all_endpoints, envvar="PROG_BIND")
+    @click.option("--bind", type=EndpointList(), multiple=True, callback=all_values, envvar="PROG_BIND")
     def cli(bind):
         found.extend(bind)
 
@@ -128,7 +128,7 @@ def test_what_is_wrong_with_an_endpoint_is_told(outcome, given, problem):
 )
 def test_valid_endpoints(outcome, given):
     @click.command()
-    @click.option("--bind", type=EndpointList(), multiple=True, callback=all_endpoints)
+    @click.option("--bind", type=EndpointList(), multiple=True, callback=all_values)
     def cli(bind):
         assert bind == (given,)
 
