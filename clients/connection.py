@@ -118,6 +118,18 @@ class ClientConnection:
         If it returns False, everything that a caller waits for has been received: the socket's descriptor, which
         reports changes only, will report what arrives from now on.
         """
+        session, more = self.session, self.exchange(now)
+        if session.events:
+            self.deliver()
+        connection = session.current
+        if connection.unsent or connection.lost is not None:
+            more |= self._send(now)  # sending may have hidden from the descriptor that something has arrived
+            if session.events:
+                self.deliver()
+        return more
+
+    def exchange(self, now: float) -> bool:
+        """Do the same without delivering: there may be `session.events` then."""
         session = self.session
         if not self._outcomes:
             self._awaited = session.outstanding
@@ -134,13 +146,6 @@ class ClientConnection:
             session.tick(now)
         if self._old:
             more |= self._flush_old(now)
-        if session.events:
-            self.deliver()
-        connection = session.current
-        if connection.unsent or connection.lost is not None:
-            more |= self._send(now)  # sending may have hidden from the descriptor that something has arrived
-            if session.events:
-                self.deliver()
         return more
 
     def _receive(self, here: BrokerSocket, now: float) -> bool:

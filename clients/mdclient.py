@@ -176,9 +176,7 @@ class Client:
     def stream(
         self, service: str | bytes, *frames: bytes, **how: Unpack[RetriedStreamArguments]
     ) -> Generator[Reply, None, None]: ...
-    def stream(
-        self, service: Any, *frames: Any, deadline: float | None = None, **how: Unpack[RetriedArguments]
-    ) -> Generator[Any, None, None]:
+    def stream(self, service: Any, *frames: Any, **how: Unpack[RetriedStreamArguments]) -> Generator[Any, None, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
             for part in client.stream("words", b"hello big world"):
@@ -211,15 +209,10 @@ class Client:
             ClosedError: The client is closed, or belongs to another process.
         """
         dialog = self._usable()
-        if isinstance(service, Streaming | Service):
-            parts = self.stream(service.name, *typed.body(service, frames, streaming=True), deadline=deadline, **how)
-            return typed.values_of(service, parts)
-        ask = self._ask(service, frames, **how)
-        if deadline is not None:
-            if self.protocol != "X1":
-                check_legacy(deadline)
-            ask = ask._replace(deadline=checked_timeout(deadline, "deadline"))
-        return dialog.stream(ask)
+        if isinstance(service, BaseService):
+            body = typed.body(service, frames, streaming=True)
+            return typed.values_of(service, dialog.stream(self._ask(service.name, body, stream=True, **how)))
+        return dialog.stream(self._ask(service, frames, stream=True, **how))
 
     @overload
     def call(self, service: Service[None, O], **how: Unpack[RetriedArguments]) -> O: ...
@@ -561,24 +554,29 @@ class Client:
         *,
         timeout: float | None = None,
         retries: int | None = None,
+        deadline: float | None = None,
+        stream: bool = False,
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
     ) -> Ask:
-        """Return the request that these arguments describe.  Raises `SettingError` if one is invalid."""
+        """Return the request that these arguments describe.  Raises `SettingError` if one is invalid.
+
+        X1 allows `timeout × (1 + retries)` seconds; a legacy protocol sends the request again after each `timeout`.
+        """
+        name, body = wire.service_name(service), checked_body(frames)
+        each = self._timeout if timeout is None else checked_timeout(timeout)
+        tries = self._retries if retries is None else checked_retries(retries)
+        again = self._retry if retry is None else checked_retry(retry, self.protocol)
         if self.protocol != "X1":
-            check_legacy(not wait, headers, options, retry)
-        return Ask(
-            wire.service_name(service),
-            checked_body(frames),
-            self._timeout if timeout is None else checked_timeout(timeout),
-            self._retries if retries is None else checked_retries(retries),
-            wait,
-            headers,
-            options,
-            retry=self._retry if retry is None else checked_retry(retry, self.protocol),
-        )
+            check_legacy(not wait, headers, options, retry, deadline)
+            return Ask(name, body, None, each, tries, stream)
+        limit = each * (1 + tries)
+        if not stream:
+            return Ask(name, body, limit, None, 0, False, wait, headers, options, again)
+        end = None if deadline is None else checked_timeout(deadline, "deadline")
+        return Ask(name, body, end, limit, 0, True, wait, headers, options, again)
 
     def _usable(self) -> Requests:
         # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.

@@ -16,7 +16,7 @@ another reply, or call `call_next` again.  It is called for each row of `map`, t
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -105,10 +105,9 @@ class MiddlewareDialog:
 
     def _call(self, ask: Ask, send: Callable[[Ask], Any]) -> Any:
         def call_next(request: OutgoingRequest) -> Any:
-            name, body = wire.service_name(request.service), checked_body(request.body)
-            return send(ask._replace(service=name, body=body, headers=request.headers, options=request.options))
+            return send(changed(ask, request))
 
-        return surrounded(call_next, self._middleware)(outgoing(ask.service, ask.body, ask.headers, ask.options))
+        return surrounded(call_next, self._middleware)(outgoing(ask))
 
     def for_map(self) -> AsyncClientMiddleware:
         """Return middleware for the event loop in which `map` sends its rows: this one, in threads."""
@@ -153,8 +152,12 @@ class MiddlewareDialog:
         self._executor.shutdown(wait=False)  # the threads end by themselves; one of them may be what closes the client
 
 
-def outgoing(
-    service: bytes, body: Sequence[bytes], headers: Mapping[str, str] | None, options: Mapping[str, Any] | None
-) -> OutgoingRequest:
+def outgoing(ask: Ask) -> OutgoingRequest:
     """Return a request as middleware sees it."""
-    return OutgoingRequest(service.decode(), [*body], {**(headers or {})}, {**(options or {})})
+    return OutgoingRequest(ask.service.decode(), [*ask.body], {**(ask.headers or {})}, {**(ask.options or {})})
+
+
+def changed(ask: Ask, request: OutgoingRequest) -> Ask:
+    """Return the request as middleware has left it.  Raises `SettingError` if it is invalid."""
+    name, body = wire.service_name(request.service), checked_body(request.body)
+    return ask._replace(service=name, body=body, headers=request.headers, options=request.options)

@@ -24,6 +24,7 @@ from ...mdp.errors import (
     ZmdpError,
 )
 from ...mdp.limits import MAX_BODY
+from ..dialog import Ask
 from .availability import Asker, Availability
 
 MIN_WINDOW: Final = 64
@@ -61,16 +62,7 @@ class Direct(Protocol):
 
     max_outstanding: int
 
-    def begin(
-        self,
-        receiver: "Row",
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float | None,
-        options: bytes,
-        retry: Any,
-    ) -> Any:
+    def begin(self, receiver: "Row", ask: Ask, options: bytes) -> Any:
         """Send a request, and return what `cancel` takes."""
 
     def cancel(self, call: Any) -> None:
@@ -293,10 +285,8 @@ class RowCalls:
         else:
             settings = self._settings
             try:
-                row.call = self._direct.begin(
-                    row, wire.service_name(row.service), (row.body,), timeout=settings.timeout,
-                    options=self._options, retry=settings.retry,
-                )  # fmt: skip
+                ask = Ask(wire.service_name(row.service), (row.body,), settings.timeout, retry=settings.retry)
+                row.call = self._direct.begin(row, ask, self._options)
             except ZmdpError as error:
                 self.answered(row, error)
 
