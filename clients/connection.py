@@ -24,9 +24,10 @@ from .broker_socket import BrokerSocket
 from .call import Call, Outcome
 from .session import ClientSession
 
-MAX_MESSAGES: Final = 100
+# These two are not Final, which would be compiled in: tests set them.
+MAX_MESSAGES: int = 100
 """Messages processed before their outcomes are delivered."""
-MAX_EVENTS: Final = 64
+MAX_EVENTS: int = 64
 """Replies and parts from which on they are delivered before more is received: whoever passes on the parts of a stream
 gets the chance to do so, and they do not pile up."""
 MAX_BYTES: Final = 1 << 22

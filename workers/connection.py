@@ -142,13 +142,14 @@ class WorkerConnection:
         if self._several:
             monitored, options[zmq.RECONNECT_IVL] = MONITORED, ONE_CONNECTION_MS
         self._endpoint = self.session.failover.endpoints.current
-        self._socket = dealer(self._context, self._endpoint, options, keys=self._keys, monitored=monitored)
-        self._descriptor = int(self._socket.get(zmq.FD))
+        socket: zmq.Socket[bytes] = dealer(self._context, self._endpoint, options, keys=self._keys, monitored=monitored)
+        self._socket = socket
+        self._descriptor = int(socket.get(zmq.FD))
         self.opened(self._descriptor)
         self._connected = False
         self._announce_at = math.inf
         if monitored:
-            self._open_monitor(self._socket, monitored)
+            self._open_monitor(socket, monitored)
         self.session.connected(time.monotonic())
 
     def disconnect(self, now: float) -> None:

@@ -247,6 +247,7 @@ def test_the_guides_loop_goes_on_after_ctrl_c(client, endpoint, pool, caplog):
     assert "late reply" not in caplog.text
 
 
+@pytest.mark.pure_only  # compiled code does not look up its own methods
 def test_a_request_that_ctrl_c_kept_from_being_returned_goes_to_another(client, endpoint, pool, monkeypatch):
     begin = ThreadedConnection._begin
 
