@@ -15,6 +15,7 @@ from .call import Call, Outcome
 from .connection import ClientConnection
 from .dialog import Ask, Receiver, deliver
 from .reply import Reply
+from .retry import Retry
 from .session import ClientSession
 from .settings import ConnectionSettings
 
@@ -73,6 +74,12 @@ class X1Dialog:
             else:
                 self._flush_soon()
         return call
+
+    def begin_row(
+        self, row: Receiver, service: bytes, body: bytes, timeout: float, options: bytes, retry: Retry | None
+    ) -> Call:
+        """Do the same for `clients/rows`, which knows no `Ask`."""
+        return self.begin(row, Ask(service, (body,), timeout, retry=retry), options)
 
     def cancel(self, call: Call) -> None:
         """Cancel a request, unless it has ended.  Its receiver gets nothing more."""

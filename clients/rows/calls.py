@@ -24,7 +24,6 @@ from ...mdp.errors import (
     ZmdpError,
 )
 from ...mdp.limits import MAX_BODY
-from ..dialog import Ask
 from .availability import Asker, Availability
 
 MIN_WINDOW: Final = 64
@@ -62,7 +61,7 @@ class Direct(Protocol):
 
     max_outstanding: int
 
-    def begin(self, receiver: "Row", ask: Ask, options: bytes) -> Any:
+    def begin_row(self, row: "Row", service: bytes, body: bytes, timeout: float, options: bytes, retry: Any) -> Any:
         """Send a request, and return what `cancel` takes."""
 
     def cancel(self, call: Any) -> None:
@@ -285,8 +284,10 @@ class RowCalls:
         else:
             settings = self._settings
             try:
-                ask = Ask(wire.service_name(row.service), (row.body,), settings.timeout, retry=settings.retry)
-                row.call = self._direct.begin(row, ask, self._options)
+                service = wire.service_name(row.service)
+                row.call = self._direct.begin_row(
+                    row, service, row.body, settings.timeout, self._options, settings.retry
+                )
             except ZmdpError as error:
                 self.answered(row, error)
 

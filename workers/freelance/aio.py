@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from functools import partial
-from typing import Final
 
 import zmq
 
@@ -23,7 +22,7 @@ log = logging.getLogger("zmdp.worker")
 class AsyncServer(FreelanceServerConnection):
     """A server's socket in an event loop, and the handlers of its requests."""
 
-    stalled: Final = False
+    stalled: bool = False
     """False: slow readers are not waited for."""
 
     def __init__(
