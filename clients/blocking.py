@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, RequestTimeout, ZmdpError
@@ -20,40 +20,8 @@ from .settings import ConnectionSettings
 from .x1 import X1Dialog
 
 
-class Requests(Protocol):
-    """What `Client` needs: requests that block the thread that makes them.
-
-    Every method that waits raises the request's error.
-    """
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint of the broker in use."""
-
-    def request(self, ask: Ask) -> Reply:
-        """Send a request and return the whole reply."""
-
-    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
-
-    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
-        """Send a request and return the future of its reply, or of what `convert` makes of it."""
-
-    def send(self, service: bytes, body: Sequence[bytes]) -> None:
-        """Send a request whose reply `recv` returns."""
-
-    def recv(self, *, timeout: float) -> Reply:
-        """Return the next reply, or part of one, to a request made with `send`."""
-
-    def reset(self) -> None:
-        """Abandon every request made with `send`."""
-
-    def close(self) -> None:
-        """Cancel every outstanding request, if the protocol can, and close the connection."""
-
-
 class BlockingDialog:
-    """A dialog whose requests any number of threads make.
+    """A dialog whose requests any number of threads make.  Every method that waits raises the request's error.
 
     It refers to its loop, and whatever is outstanding in the loop to it.  So one that nobody closes, and for which
     nobody waits, can be collected, and is closed then.
@@ -77,7 +45,7 @@ class BlockingDialog:
         return self._dialog.endpoint
 
     def request(self, ask: Ask) -> Reply:
-        """Send a request and return the whole reply.  Raises the request's error."""
+        """Send a request and return the whole reply."""
         outcome = PendingOutcome()
         finish = self._send(outcome, ask)
         try:
@@ -93,7 +61,7 @@ class BlockingDialog:
         return reply
 
     def stream(self, ask: Ask) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
+        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
         parts = ThreadInbox()
         finish = self._send(parts, ask)
         error: ZmdpError | None = None

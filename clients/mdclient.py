@@ -23,11 +23,8 @@ from .arguments import (
     checked_retries,
     checked_timeout,
 )
-from .blocking import BlockingDialog, Requests
-from .defaults import (
-    DEFAULT_RETRIES,
-    DEFAULT_TIMEOUT,
-)
+from .blocking import BlockingDialog
+from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from .describing import DESCRIBE, Inquiry
 from .dialog import Ask
 from .many import MapSettings, checked_settings, rows_of
@@ -115,15 +112,16 @@ class Client:
         loaded: ConnectionArguments = {**connection, "key": settings.keys or "", "broker_key": None}
         self._connect = partial(AsyncClient, settings.endpoints.all, **loaded)
         """Make a client for `map`."""
-        self._dialog: Requests
+        self._dialog: BlockingDialog
         try:
-            self._dialog = BlockingDialog(settings)
+            if surrounding:
+                self._dialog = dialog = MiddlewareDialog(settings, surrounding)
+                self._connect = partial(self._connect, middleware=[dialog.for_map()])
+            else:
+                self._dialog = BlockingDialog(settings)
         except BaseException:
             settings.end_context()
             raise
-        if surrounding:
-            self._dialog = dialog = MiddlewareDialog(self._dialog, surrounding)
-            self._connect = partial(self._connect, middleware=[dialog.for_map()])
 
     @property
     def endpoint(self) -> str:
@@ -578,7 +576,7 @@ class Client:
         end = None if deadline is None else checked_timeout(deadline, "deadline")
         return Ask(name, body, end, limit, 0, True, wait, headers, options, again)
 
-    def _usable(self) -> Requests:
+    def _usable(self) -> BlockingDialog:
         # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.
         if process.pid != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")
