@@ -209,8 +209,8 @@ class Client:
         dialog = self._usable()
         if isinstance(service, BaseService):
             body = typed.body(service, frames, streaming=True)
-            return typed.values_of(service, dialog.stream(self._ask(service.name, body, stream=True, **how)))
-        return dialog.stream(self._ask(service, frames, stream=True, **how))
+            return typed.values_of(service, dialog.stream(self._stream_ask(service.name, body, **how)))
+        return dialog.stream(self._stream_ask(service, frames, **how))
 
     @overload
     def call(self, service: Service[None, O], **how: Unpack[RetriedArguments]) -> O: ...
@@ -552,8 +552,6 @@ class Client:
         *,
         timeout: float | None = None,
         retries: int | None = None,
-        deadline: float | None = None,
-        stream: bool = False,
         wait: bool = True,
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
@@ -568,13 +566,25 @@ class Client:
         tries = self._retries if retries is None else checked_retries(retries)
         again = self._retry if retry is None else checked_retry(retry, self.protocol)
         if self.protocol != "X1":
-            check_legacy(not wait, headers, options, retry, deadline)
-            return Ask(name, body, None, each, tries, stream)
-        limit = each * (1 + tries)
-        if not stream:
-            return Ask(name, body, limit, None, 0, False, wait, headers, options, again)
+            check_legacy(not wait, headers, options, retry)
+            return Ask(name, body, None, each, tries)
+        return Ask(name, body, each * (1 + tries), None, 0, False, wait, headers, options, again)
+
+    def _stream_ask(
+        self,
+        service: str | bytes,
+        frames: Sequence[bytes],
+        *,
+        deadline: float | None = None,
+        **how: Unpack[RetriedArguments],
+    ) -> Ask:
+        """Do the same for a stream, whose `timeout` limits the silence between its parts."""
+        ask = self._ask(service, frames, **how)
+        if self.protocol != "X1":
+            check_legacy(deadline)
+            return ask._replace(stream=True)
         end = None if deadline is None else checked_timeout(deadline, "deadline")
-        return Ask(name, body, end, limit, 0, True, wait, headers, options, again)
+        return ask._replace(timeout=end, silence=ask.timeout, stream=True)
 
     def _usable(self) -> BlockingDialog:
         # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.
