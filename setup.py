@@ -34,11 +34,11 @@ UNCOMPILED = {"__init__", "zap"}
 def machines() -> list[str]:
     """Return the modules that mypyc compiles: the broker, the wire, and what costs time in clients and workers."""
     names = {
-        "mdp": ["histogram", "linked_lists", "timers"],
+        "mdp": ["backoff", "histogram", "linked_lists", "timers"],
         "mdp/broker": sorted({path.stem for path in HERE.glob("mdp/broker/*.py")} - UNCOMPILED),
         "mdp/wire": [path.stem for path in HERE.glob("mdp/wire/[!_]*.py") if not path.with_suffix(".pxd").exists()],
-        "clients": ["broker_connection", "call", "failover", "session"],
-        "workers": ["credit", "heartbeats", "held", "outgoing", "session"],
+        "clients": ["broker_connection", "call", "connection", "failover", "session", "x1"],
+        "workers": ["aio_connection", "connection", "credit", "heartbeats", "held", "outgoing", "session", "threaded"],
     }
     return [f"zmdp/{folder}/{name}.py" for folder, found in names.items() for name in found]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any, Final, Self, TypeVar, Unpack, overload
 from warnings import warn
@@ -14,20 +14,15 @@ from ..mdp.middleware import surrounded
 from ..mdp.services import BaseService, Description, Service, Streaming
 from ..mdp.services.values import converted
 from . import typed
-from .arguments import (
-    RequestArguments,
-    StreamArguments,
-    checked_body,
-    checked_timeout,
-)
+from .arguments import RequestArguments, SendArguments, StreamArguments, checked_body, checked_timeout
 from .call import Call, encode_options
 from .defaults import DEFAULT_TOTAL_TIMEOUT
 from .describing import DESCRIBE, Inquiry
-from .dialog import Dialog, Receiver
+from .dialog import Ask, Dialog, Receiver
 from .inbox import AsyncInbox
 from .legacy import LegacyDialog
 from .many import MapSettings, checked_settings, rows_of_async
-from .middleware import AsyncClientMiddleware, OutgoingRequest, checked_middleware, outgoing
+from .middleware import AsyncClientMiddleware, OutgoingRequest, changed, checked_middleware, outgoing
 from .reply import Reply, is_available
 from .retry import Retry, checked_retry
 from .rows import RowSettings, answer_rows_async
@@ -119,16 +114,7 @@ class AsyncClient:
         """The endpoint of the broker in use."""
         return self._dialog.endpoint
 
-    async def request(
-        self,
-        service: str | bytes,
-        *frames: bytes,
-        timeout: float | None = _DEFAULT,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-        retry: Retry | None = None,
-    ) -> Reply:
+    async def request(self, service: str | bytes, *frames: bytes, **how: Unpack[RequestArguments]) -> Reply:
         """Call `service` and return the frames of its reply.
 
             reply = await client.request("echo", b"hello", timeout=2)      # [b'hello']
@@ -156,33 +142,19 @@ class AsyncClient:
             SettingError: An argument is invalid.
             ClosedError: The client is closed, or belongs to another process.
         """
-        name, body = wire.service_name(service), checked_body(frames)
-        limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
+        ask = self._ask(service, frames, **how)
         self._check_usable()
-        how = (limit, wait, headers, options, self._retried(retry))
-        return await (self._surrounded(name, body, *how) if self._middleware else self._request(name, body, *how))
+        reply: Reply = await (self._surrounded(self._request, ask) if self._middleware else self._request(ask))
+        return reply
 
-    async def _request(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        timeout: float | None,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-        retry: Retry | None,
-    ) -> Reply:
-        finish: tracing.Finish | None = None
+    async def _request(self, ask: Ask) -> Reply:
+        headers, finish = ask.headers, None
         if tracing.concerns_calls():
-            headers, finish = tracing.calling(service.decode(), headers, timeout)
+            headers, finish = tracing.calling(ask.service.decode(), headers, ask.timeout)
         reply: asyncio.Future[Reply] = asyncio.Future(loop=self._loop)
         call = None
         try:
-            call = self._dialog.begin(
-                reply, service, body, timeout=timeout, options=encode_options(options, headers, wait), retry=retry
-            )
-            if reply.done():
-                await asyncio.sleep(0)  # awaiting it would not let other tasks run
+            call = self._dialog.begin(reply, ask, encode_options(ask.options, headers, ask.wait))
             found = await reply
         except BaseException as error:
             if call is not None:
@@ -196,22 +168,31 @@ class AsyncClient:
             finish(None)
         return found
 
-    async def _surrounded(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        timeout: float | None,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-        retry: Retry | None,
-    ) -> Reply:
-        async def send(request: OutgoingRequest) -> Reply:
-            name, frames = wire.service_name(request.service), checked_body(request.body)
-            return await self._request(name, frames, timeout, wait, request.headers, request.options, retry)
+    async def _surrounded(self, send: Callable[[Ask], Any], ask: Ask) -> Any:
+        """Return what middleware makes of what `send` does: of a reply, or of the iterator of a stream."""
 
-        reply: Reply = await surrounded(send, self._middleware)(outgoing(service, body, headers, options))
-        return reply
+        async def call_next(request: OutgoingRequest) -> Any:
+            sent = send(changed(ask, request))
+            return sent if ask.stream else await sent
+
+        return await surrounded(call_next, self._middleware)(outgoing(ask))
+
+    def _ask(
+        self,
+        service: str | bytes,
+        frames: Sequence[bytes],
+        *,
+        timeout: float | None = _DEFAULT,
+        wait: bool = True,
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        retry: Retry | None = None,
+    ) -> Ask:
+        """Return the request that these arguments describe.  Raises `SettingError` if one is invalid."""
+        limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
+        again = self._retry if retry is None else checked_retry(retry, self.protocol)
+        name, body = wire.service_name(service), checked_body(frames)
+        return Ask(name, body, limit, None, 0, False, wait, headers, options, again)
 
     @overload
     def stream(self, service: Streaming[None, O], **how: Unpack[StreamArguments]) -> AsyncGenerator[O, None]: ...
@@ -256,36 +237,23 @@ class AsyncClient:
         """
         if isinstance(service, BaseService):
             body = typed.body(service, frames, streaming=True)
-            return typed.values_of_async(service, self._stream(service.name, *body, **how))
-        return self._stream(service, *frames, **how)
+            return typed.values_of_async(service, self._stream(service.name, body, **how))
+        return self._stream(service, frames, **how)
 
     async def _stream(
         self,
         service: str | bytes,
-        *frames: bytes,
+        frames: Sequence[bytes],
+        *,
         timeout: float | None = None,
         deadline: float | None = None,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-        retry: Retry | None = None,
+        **how: Unpack[SendArguments],
     ) -> AsyncGenerator[Reply, None]:
-        name, body = wire.service_name(service), checked_body(frames)
-        if timeout is not None:
-            timeout = checked_timeout(timeout)
-        if deadline is not None:
-            deadline = checked_timeout(deadline, "deadline")
+        end = None if deadline is None else checked_timeout(deadline, "deadline")
+        silence = None if timeout is None else checked_timeout(timeout)
+        ask = self._ask(service, frames, timeout=end, **how)._replace(silence=silence, stream=True)
         self._check_usable()
-        again = self._retried(retry)
-
-        async def send(request: OutgoingRequest) -> AsyncGenerator[Reply, None]:
-            given, frames = wire.service_name(request.service), checked_body(request.body)
-            return self._parts(given, frames, timeout, deadline, wait, request.headers, request.options, again)
-
-        if self._middleware:
-            parts = await surrounded(send, self._middleware)(outgoing(name, body, headers, options))
-        else:
-            parts = self._parts(name, body, timeout, deadline, wait, headers, options, again)
+        parts = await self._surrounded(self._parts, ask) if self._middleware else self._parts(ask)
         try:
             async for part in parts:
                 yield part
@@ -293,25 +261,12 @@ class AsyncClient:
             if hasattr(parts, "aclose"):  # middleware may return another iterator
                 await parts.aclose()
 
-    async def _parts(
-        self,
-        service: bytes,
-        body: Sequence[bytes],
-        silence: float | None,
-        deadline: float | None,
-        wait: bool,
-        headers: Mapping[str, str] | None,
-        options: Mapping[str, Any] | None,
-        retry: Retry | None,
-    ) -> AsyncGenerator[Reply, None]:
-        headers, finish = tracing.calling(service.decode(), headers, deadline)
+    async def _parts(self, ask: Ask) -> AsyncGenerator[Reply, None]:
+        headers, finish = tracing.calling(ask.service.decode(), ask.headers, ask.timeout)
         inbox = AsyncInbox()
         failed: ZmdpError | None = None
         try:
-            inbox.call = self._dialog.begin(
-                inbox, service, body, timeout=deadline, silence=silence, stream=True,
-                options=encode_options(options, headers, wait), retry=retry,
-            )  # fmt: skip
+            inbox.call = self._dialog.begin(inbox, ask, encode_options(ask.options, headers, ask.wait))
             while True:
                 part = await inbox.get()
                 yield part
@@ -483,17 +438,7 @@ class AsyncClient:
         self._dialog.open()
         return self._dialog
 
-    def begin(
-        self,
-        receiver: Receiver,
-        service: str | bytes,
-        *frames: bytes,
-        timeout: float | None = _DEFAULT,
-        wait: bool = True,
-        headers: Mapping[str, str] | None = None,
-        options: Mapping[str, Any] | None = None,
-        retry: Retry | None = None,
-    ) -> Call:
+    def begin(self, receiver: Receiver, service: str | bytes, *frames: bytes, **how: Unpack[RequestArguments]) -> Call:
         """Call `service` without a task: `receiver.put` is called with each part, and with the reply or the error.
 
             call = client.begin(receiver, "echo", b"hello")
@@ -519,13 +464,9 @@ class AsyncClient:
             SettingError: An argument is invalid, or the protocol is not X1.
             ClosedError: The client is closed, or belongs to another process.
         """
-        name, body = wire.service_name(service), checked_body(frames)
-        limit = self._timeout if timeout is _DEFAULT else None if timeout is None else checked_timeout(timeout)
+        ask = self._ask(service, frames, **how)._replace(stream=True)
         self._check_usable()
-        return self._x1().begin(
-            receiver, name, body, timeout=limit, stream=True, options=encode_options(options, headers, wait),
-            retry=self._retried(retry),
-        )  # fmt: skip
+        return self._x1().begin(receiver, ask, encode_options(ask.options, ask.headers, ask.wait))
 
     def cancel(self, call: Call) -> None:
         """Cancel a request made with `begin`, at the broker and at the worker.  Its receiver gets nothing more.
@@ -595,9 +536,6 @@ class AsyncClient:
             with suppress(RequestError):  # it is gone meanwhile, or does not tell this role
                 inquiry.take(await self.request(DESCRIBE, name, timeout=timeout, options={"broker": broker}))
         return inquiry.description()
-
-    def _retried(self, retry: Retry | None) -> Retry | None:
-        return self._retry if retry is None else checked_retry(retry, self.protocol)
 
     def _check_usable(self) -> None:
         if self._closed:

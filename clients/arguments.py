@@ -12,14 +12,19 @@ from .retry import Retry
 _ONLY_BYTES: Final = {bytes}
 
 
-class RequestArguments(TypedDict, total=False):
-    """Keyword arguments of a request, which `AsyncClient.request` describes."""
+class SendArguments(TypedDict, total=False):
+    """Keyword arguments of a request beside its limits."""
 
-    timeout: float | None
     wait: bool
     headers: Mapping[str, str] | None
     options: Mapping[str, Any] | None
     retry: Retry | None
+
+
+class RequestArguments(SendArguments, total=False):
+    """Keyword arguments of a request, which `AsyncClient.request` describes."""
+
+    timeout: float | None
 
 
 class RetriedArguments(RequestArguments, total=False):

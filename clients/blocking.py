@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from ..mdp import tracing
 from ..mdp.errors import BusyError, RequestTimeout, ZmdpError
@@ -16,59 +16,23 @@ from .inbox import Inbox, ThreadInbox
 from .legacy import LegacyDialog
 from .loop_thread import PendingOutcome
 from .reply import Reply
-from .retry import Retry
 from .settings import ConnectionSettings
 from .x1 import X1Dialog
 
 
-class Requests(Protocol):
-    """What `Client` needs: requests that block the thread that makes them.
-
-    Every method that waits raises the request's error.  X1 allows `timeout × (1 + retries)` seconds; a legacy protocol
-    sends the request again after each `timeout`, at most `retries` times.
-    """
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint of the broker in use."""
-
-    def request(self, ask: Ask) -> Reply:
-        """Send a request and return the whole reply."""
-
-    def stream(self, ask: Ask) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
-
-    def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
-        """Send a request and return the future of its reply, or of what `convert` makes of it."""
-
-    def send(self, service: bytes, body: Sequence[bytes]) -> None:
-        """Send a request whose reply `recv` returns."""
-
-    def recv(self, *, timeout: float) -> Reply:
-        """Return the next reply, or part of one, to a request made with `send`."""
-
-    def reset(self) -> None:
-        """Abandon every request made with `send`."""
-
-    def close(self) -> None:
-        """Cancel every outstanding request, if the protocol can, and close the connection."""
-
-
 class BlockingDialog:
-    """A dialog whose requests any number of threads make.
+    """A dialog whose requests any number of threads make.  Every method that waits raises the request's error.
 
     It refers to its loop, and whatever is outstanding in the loop to it.  So one that nobody closes, and for which
     nobody waits, can be collected, and is closed then.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        self._numbered = settings.protocol == "X1"
-        self._dialog: Dialog = X1Dialog(settings) if self._numbered else LegacyDialog(settings)
-        dialog = self._dialog
+        dialog: Dialog = X1Dialog(settings) if settings.protocol == "X1" else LegacyDialog(settings)
+        self._dialog = dialog
         self._threads = ClientThreads(
-            self, "zmdp-client", dialog.endpoint, turn_ended=dialog.flush, closing=dialog.close,
-            closed=settings.end_context,
-        )  # fmt: skip
+            self, "zmdp-client", dialog.endpoint, closing=dialog.close, closed=settings.end_context
+        )
         self._loop = self._threads.loop
         self._arrived: SimpleQueue[Inbox] = SimpleQueue()
         """The inboxes of the outcomes that `recv` has not returned yet, one entry for each outcome."""
@@ -81,7 +45,7 @@ class BlockingDialog:
         return self._dialog.endpoint
 
     def request(self, ask: Ask) -> Reply:
-        """Send a request and return the whole reply.  Raises the request's error."""
+        """Send a request and return the whole reply."""
         outcome = PendingOutcome()
         finish = self._send(outcome, ask)
         try:
@@ -97,9 +61,9 @@ class BlockingDialog:
         return reply
 
     def stream(self, ask: Ask) -> Generator[Reply, None, None]:
-        """Send a request and yield each part of the reply as it arrives.  Raises the request's error."""
+        """Send a request and yield each part of the reply as it arrives, the FINAL last."""
         parts = ThreadInbox()
-        finish = self._send(parts, ask, stream=True)
+        finish = self._send(parts, ask)
         error: ZmdpError | None = None
         ended = False
         try:
@@ -130,19 +94,13 @@ class BlockingDialog:
     def _cancel_future(self, future: "Future[Any]") -> None:
         self._loop.call(self._cancel, future)
 
-    def _send(self, receiver: Any, ask: Ask, *, stream: bool = False) -> tracing.Finish | None:
+    def _send(self, receiver: Any, ask: Ask) -> tracing.Finish | None:
         """Hand a request to the loop.  Return what to call when it has ended, if it is traced."""
-        timeout: float | None = ask.deadline if stream else ask.timeout * (1 + ask.retries)
-        silence, retries = ask.timeout * (1 + ask.retries) if stream else None, 0
-        if not self._numbered:
-            timeout, silence, retries = None, ask.timeout, ask.retries
         headers, finish = ask.headers, None
         if tracing.concerns_calls():
-            headers, finish = tracing.calling(ask.service.decode(), headers, timeout)
+            headers, finish = tracing.calling(ask.service.decode(), headers, ask.timeout)
         try:
-            options = encode_options(ask.options, headers, ask.wait)
-            limits = timeout, silence, retries, stream
-            self._loop.call(self._begin, receiver, ask.service, ask.body, *limits, options, ask.retry)
+            self._loop.call(self._begin, receiver, ask, encode_options(ask.options, headers, ask.wait))
         except BaseException as error:
             self._loop.call(self._cancel, receiver)  # Ctrl-C may have come after it was handed over
             if finish is not None:
@@ -152,23 +110,9 @@ class BlockingDialog:
 
     # ── in the loop ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(
-        self,
-        receiver: Any,
-        service: bytes,
-        body: Sequence[bytes],
-        timeout: float | None,
-        silence: float | None,
-        retries: int,
-        stream: bool,
-        options: bytes,
-        retry: Retry | None,
-    ) -> None:
+    def _begin(self, receiver: Any, ask: Ask, options: bytes) -> None:
         try:
-            receiver.call = self._dialog.begin(
-                receiver, service, body, timeout=timeout, silence=silence, retries=retries, stream=stream,
-                options=options, retry=retry,
-            )  # fmt: skip
+            receiver.call = self._dialog.begin(receiver, ask, options)
         except Exception as error:  # noqa: BLE001 - it is raised where the request was made
             receiver.put(error.with_traceback(None))
 
@@ -182,7 +126,7 @@ class BlockingDialog:
         """Send a request whose reply `recv` returns."""
         sent = _SentRequest(self._dialog, self._arrived, self._unfinished)
         self._unfinished[sent] = None
-        self._loop.call(self._begin, sent, service, body, None, None, 0, True, b"", None)
+        self._loop.call(self._begin, sent, Ask(service, body, stream=True), b"")
 
     def recv(self, *, timeout: float) -> Reply:
         """Return the next reply, or part of one, to a request made with `send`."""

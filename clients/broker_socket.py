@@ -1,13 +1,13 @@
 """The socket of one connection of an X1 client to a broker."""
 
-from contextlib import suppress
 from typing import Final
 
 import zmq
 
 from ..mdp.keys import ClientKeys
+from ..mdp.transport.monitored import MonitoredDealer
 from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED
-from ..mdp.transport.sockets import ONE_CONNECTION_MS, connect, new_socket
+from ..mdp.transport.sockets import ONE_CONNECTION_MS, Context
 from .broker_connection import BrokerConnection
 
 MAX_UNREAD: Final = 64
@@ -23,31 +23,17 @@ _OPTIONS: Final[dict[int, int]] = {
 }
 
 
-class BrokerSocket:
-    """A DEALER socket for one connection, and the monitor that reports the end of it.
-
-    Raises `zmq.ZMQError` or `SettingError` if it cannot be opened.
-    """
+class BrokerSocket(MonitoredDealer):
+    """A DEALER socket for one connection, whose monitor reports that it has ended or could not be established."""
 
     connection: BrokerConnection
     """What the session knows of the connection; set once it has been told."""
 
-    def __init__(self, endpoint: str, context: zmq.Context[zmq.Socket[bytes]], keys: ClientKeys | None) -> None:
-        self.endpoint = endpoint
+    def __init__(self, endpoint: str, context: Context, keys: ClientKeys | None) -> None:
+        super().__init__(context, endpoint, _OPTIONS, keys, ENDED | HANDSHAKE_FAILED)
         self.ended = False
         """The monitor has reported the end of the connection, which it does only once."""
-        self.socket = new_socket(context, zmq.DEALER)
-        connect(self.socket, endpoint, _OPTIONS, keys=keys, monitored=ENDED | HANDSHAKE_FAILED)
-        self.monitor = self.socket.get_monitor_socket()
-        """Readable when the connection has ended or could not be established."""
 
     def expect_large(self) -> None:
         """Have libzmq read less ahead from now on: large replies come over this connection."""
         self.socket.set(zmq.RCVHWM, MAX_UNREAD_LARGE)
-
-    def close(self, linger_ms: int = 0) -> None:
-        """Close the socket.  The last messages may take so many milliseconds to leave."""
-        with suppress(zmq.ZMQError):  # its context was terminated
-            self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close(linger_ms)

@@ -11,22 +11,20 @@ from contextlib import suppress
 from typing import Final
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ..mdp.errors import SettingError
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import counted
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
-from ..mdp.transport.reach import REFUSED, why_not_begun, why_refused
-from ..mdp.transport.sockets import invalid_endpoint
 from .broker_socket import BrokerSocket
 from .call import Call, Outcome
 from .session import ClientSession
 
-MAX_MESSAGES: Final = 100
+# These two are not Final, which would be compiled in: tests set them.
+MAX_MESSAGES: int = 100
 """Messages processed before their outcomes are delivered."""
-MAX_EVENTS: Final = 64
+MAX_EVENTS: int = 64
 """Replies and parts from which on they are delivered before more is received: whoever passes on the parts of a stream
 gets the chance to do so, and they do not pile up."""
 MAX_BYTES: Final = 1 << 22
@@ -93,10 +91,7 @@ class ClientConnection:
         self._lost_at: float | None = None
         """Since when there has been no connection, once that is logged, until a broker answers."""
         self._loss_warned = False
-        try:
-            self._open(self.endpoint, time.monotonic())
-        except zmq.ZMQError as error:
-            raise invalid_endpoint(self.endpoint, error) from None
+        self._open(self.endpoint, time.monotonic())
 
     @property
     def endpoint(self) -> str:
@@ -105,12 +100,12 @@ class ClientConnection:
 
     def descriptors(self) -> tuple[int, int, list[int]]:
         """Return the descriptors to watch: of the socket, of its monitor (-1 without a connection), and all others."""
-        others = [int(each.get(zmq.FD)) for old in self._old for each in (old.socket, old.monitor)]
+        others = [each for old in self._old for each in (old.descriptor, old.monitor_descriptor)]
         if self._probe is not None:
             others.append(self._probe.descriptor)
         if self._current is None:
             return -1, -1, others
-        return int(self._current.socket.get(zmq.FD)), int(self._current.monitor.get(zmq.FD)), others
+        return self._current.descriptor, self._current.monitor_descriptor, others
 
     def step(self, now: float) -> bool:
         """Send, receive, do what is due, and deliver.  Return whether to step again immediately.
@@ -118,6 +113,18 @@ class ClientConnection:
         If it returns False, everything that a caller waits for has been received: the socket's descriptor, which
         reports changes only, will report what arrives from now on.
         """
+        session, more = self.session, self.exchange(now)
+        if session.events:
+            self.deliver()
+        connection = session.current
+        if connection.unsent or connection.lost is not None:
+            more |= self._send(now)  # sending may have hidden from the descriptor that something has arrived
+            if session.events:
+                self.deliver()
+        return more
+
+    def exchange(self, now: float) -> bool:
+        """Do the same without delivering: there may be `session.events` then."""
         session = self.session
         if not self._outcomes:
             self._awaited = session.outstanding
@@ -134,13 +141,6 @@ class ClientConnection:
             session.tick(now)
         if self._old:
             more |= self._flush_old(now)
-        if session.events:
-            self.deliver()
-        connection = session.current
-        if connection.unsent or connection.lost is not None:
-            more |= self._send(now)  # sending may have hidden from the descriptor that something has arrived
-            if session.events:
-                self.deliver()
         return more
 
     def _receive(self, here: BrokerSocket, now: float) -> bool:
@@ -209,7 +209,7 @@ class ClientConnection:
                 if old.ended:
                     session.lose("the broker closed the connection", now, connection)
                     return False
-                old.ended = bool(int(old.monitor.get(zmq.EVENTS)) & zmq.POLLIN)
+                old.ended = old.reported
                 return old.ended  # what arrived before the end may only now be there
             session.receive(message, now, connection)
         return True
@@ -322,20 +322,12 @@ class ClientConnection:
 
         Return None if the connection has not ended.
         """
-        if not here.monitor.poll(0):
+        report = here.report()
+        if report is None:
             return None
         if here.connection.heard:
             return "the broker closed the connection", False
-        event = recv_monitor_message(here.monitor)
-        refusal = why_refused(event["event"], event["value"], self._keys, here.endpoint)
-        if refusal is not None:
-            return refusal, bool(event["event"] & REFUSED)
-        if event["event"] == zmq.Event.DISCONNECTED:
-            return "the program that listens there closed the connection: is it a broker?", False
-        if event["event"] == zmq.Event.CONNECT_RETRIED:
-            return why_not_begun(), False
-        remedy = f"`mdp-broker --bind {self.endpoint}` starts one"
-        return f"nothing is listening there. Is the broker running? {remedy}", False
+        return here.why(report), report.refused
 
     def _open(self, endpoint: str, now: float) -> None:
         self._current = BrokerSocket(endpoint, self._context, self._keys)

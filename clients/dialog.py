@@ -1,6 +1,6 @@
 """The interface that clients require of a protocol.
 
-`AsyncClient` chooses an implementation once, when it is created: `X1Dialog` or `LegacyDialog`.  A dialog owns the
+A client chooses an implementation once, when it is created: `X1Dialog` or `LegacyDialog`.  A dialog owns the
 connection; the client above it checks arguments, encodes values and knows which process and event loop it belongs to.
 `Client` reaches the same dialogs through a `BlockingDialog`.
 """
@@ -15,20 +15,25 @@ from .retry import Retry
 
 
 class Ask(NamedTuple):
-    """A request as `Client` makes it, with all arguments checked."""
+    """A request as a client makes it, with all arguments checked."""
 
     service: bytes
     body: Sequence[bytes]
-    timeout: float
-    """Seconds that each attempt may take; for a stream, the silence between parts."""
+    """The frames."""
+    timeout: float | None = None
+    """Seconds until the FINAL must have arrived."""
+    silence: float | None = None
+    """Seconds within which something must arrive, a PARTIAL or the FINAL."""
     retries: int = 0
-    """Attempts after the first."""
+    """How often a legacy protocol sends the request again after such a silence (C5).  X1 has no use for it: there, a
+    broker that is lost is noticed at once."""
+    stream: bool = False
+    """Whether parts are delivered as they arrive."""
     wait: bool = True
     headers: Mapping[str, str] | None = None
     options: Mapping[str, Any] | None = None
-    deadline: float | None = None
-    """Seconds until the FINAL of a stream must have arrived."""
     retry: Retry | None = None
+    """After which errors, and how often, to send it again."""
 
 
 class Receiver(Protocol):
@@ -55,41 +60,21 @@ class Dialog(Protocol):
     def endpoint(self) -> str:
         """The endpoint of the broker in use."""
 
-    def begin(
-        self,
-        receiver: "Receiver | asyncio.Future[Any]",
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float | None = None,
-        silence: float | None = None,
-        retries: int = 0,
-        stream: bool = False,
-        options: bytes = b"",
-        retry: Retry | None = None,
-    ) -> Begun:
+    def begin(self, receiver: "Receiver | asyncio.Future[Any]", ask: Ask, options: bytes) -> Begun:
         """Send a request, or have it wait until others end, and return it.
 
         Args:
-            receiver: Gets each part if it is a `stream`, otherwise the whole reply; or the error.
-            service: The service's name.
-            body: The frames of the request.
-            timeout: Seconds until the FINAL must have arrived.
-            silence: Seconds within which something must arrive, a PARTIAL or the FINAL.
-            retries: How often a legacy protocol sends the request again after such a silence (C5).  X1 has no use for
-                it: there, a broker that is lost is noticed at once.
-            stream: Whether parts are delivered as they arrive.
-            options: What `encode_options` returned; a legacy protocol has none.
-            retry: After which errors, and how often, to send it again.
+            receiver: Gets each part if it is a stream, otherwise the whole reply; or the error.  Nothing before this
+                returns.
+            ask: The request.
+            options: What `encode_options` made of its options, its `wait`, and its headers with those of the trace; a
+                legacy protocol has none.
 
         Raises `SettingError` for what the protocol cannot carry, and `ClosedError`.
         """
 
     def cancel(self, call: Any) -> None:
         """Cancel a request, unless it has ended.  Its receiver gets nothing more."""
-
-    def flush(self) -> None:
-        """Send now what waits for the end of this turn of the event loop."""
 
     def close(self) -> None:
         """End every outstanding request with `ClosedError` and close the connection."""

@@ -4,6 +4,7 @@ import math
 import random
 from typing import Final
 
+from ..mdp.backoff import Backoff
 from ..mdp.endpoints import Endpoints
 
 # Not Final: mypyc (2.4) takes a Final of several floats for unset.
@@ -33,19 +34,18 @@ class Failover:
         """The brokers, and the one in use."""
         self.several = len(endpoints.all) > 1
         """Whether there is a broker to move to."""
-        self.backoff = BACKOFF[0]
-        """The longest pause before the next attempt to connect, if the broker does not answer."""
+        self.backoff = Backoff(BACKOFF, rng)
+        """The pauses before the next attempt to connect, if the broker does not answer."""
         self.probe_at = math.inf
         """When to probe the first broker; while that is done, when it has taken too long."""
-        self._rng = rng
         self._going = _LOST
         """Why the next connection is opened."""
         self._drained = 0
         """Brokers left in a row because they drained, each after a short time."""
-        self._pause = BACKOFF[0]
-        """The pause before the next connection, when all brokers drain."""
+        self._pauses = Backoff(BACKOFF, rng)
+        """The pauses before the next connection, when all brokers drain."""
         self._connected_at = -math.inf
-        self._probe_interval = PROBE_INTERVAL[0]
+        self._probe_pauses = Backoff(PROBE_INTERVAL, rng)
         self._probing = False
 
     def next_endpoint(self, *, answered: bool) -> str:
@@ -62,7 +62,7 @@ class Failover:
         if not self.several:
             return
         if now - self._connected_at >= PROBE_INTERVAL[1]:  # else the first broker comes and goes
-            self._probe_interval = PROBE_INTERVAL[0]
+            self._probe_pauses.reset()
         self._connected_at = now
         if self.endpoints.at_first:
             self.probe_at = math.inf
@@ -71,27 +71,23 @@ class Failover:
 
     def answered(self) -> None:
         """Record that the broker has sent something over the new connection."""
-        self.backoff = BACKOFF[0]
+        self.backoff.reset()
 
     def lost(self, now: float, *, answered: bool) -> float:
         """Return when to connect again, after the connection was lost or could not be made."""
         self._going = _LOST
         if answered:  # the broker may have been restarted: there is no reason to wait
             return now
-        pause, self.backoff = self.backoff, min(2 * self.backoff, BACKOFF[1])
-        return now + pause * self._rng.uniform(0.5, 1.0)
+        return now + self.backoff.take()
 
     def drained(self, now: float) -> float:
         """Return when to connect to the next broker: immediately, unless all of them seem to drain."""
         self._going = _DRAINED
         if now - self._connected_at >= SHORT_CONNECTION_SECONDS:
             self._drained = 0
-            self._pause = BACKOFF[0]
+            self._pauses.reset()
         self._drained += 1
-        if not self.all_drain:
-            return now
-        pause, self._pause = self._pause, min(2 * self._pause, BACKOFF[1])
-        return now + pause * self._rng.uniform(0.5, 1.0)
+        return now + self._pauses.take() if self.all_drain else now
 
     @property
     def all_drain(self) -> bool:
@@ -124,5 +120,4 @@ class Failover:
         return False
 
     def _probe_later(self, now: float) -> None:
-        self.probe_at = now + self._probe_interval * self._rng.uniform(0.5, 1.0)
-        self._probe_interval = min(2 * self._probe_interval, PROBE_INTERVAL[1])
+        self.probe_at = now + self._probe_pauses.take()

@@ -241,8 +241,7 @@ class ClientThreads:
         owner: What has to `close` them.
         name: The first part of the threads' names.
         endpoint: With whom the client speaks, for the warning that it was not closed.
-        turn_ended: See `LoopThread`, as for the others.
-        closing: Called in the loop before it ends.
+        closing: See `LoopThread`.
         closed: Called when the loop has ended; both are also called if the thread cannot be started.
     """
 
@@ -252,12 +251,11 @@ class ClientThreads:
         name: str,
         endpoint: str,
         *,
-        turn_ended: Callable[[], None] | None = None,
         closing: Callable[[], None],
         closed: Callable[[], None],
     ) -> None:
         try:
-            self.loop = LoopThread(name, turn_ended=turn_ended, closing=closing, closed=closed)
+            self.loop = LoopThread(name, closing=closing, closed=closed)
         except BaseException:
             closing()
             closed()

@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 import zmq
@@ -24,10 +23,9 @@ from ..mdp.transport.sockets import dealer
 from ..mdp.wire import Message
 from .arguments import check_legacy
 from .call import Outcome
-from .dialog import Receiver, deliver
+from .dialog import Ask, Receiver, deliver
 from .legacy_session import LegacySession, Resend
 from .reply import Reply
-from .retry import Retry
 from .settings import ConnectionSettings
 
 MAX_CONNECTIONS: Final = 500
@@ -89,31 +87,20 @@ class LegacyDialog:
         """The endpoint of the broker in use."""
         return self._endpoints.current
 
-    def begin(
-        self,
-        receiver: "Receiver | asyncio.Future[Any]",
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float | None = None,
-        silence: float | None = None,
-        retries: int = 0,
-        stream: bool = False,
-        options: bytes = b"",
-        retry: Retry | None = None,
-    ) -> LegacyCall:
-        """Begin a request and return it.  With a `timeout`, it is sent only once."""
-        check_legacy(options, retry, stream and timeout)
+    def begin(self, receiver: "Receiver | asyncio.Future[Any]", ask: Ask, options: bytes) -> LegacyCall:
+        """Begin a request and return it.  With a timeout, it is sent only once."""
+        timeout = ask.timeout
+        check_legacy(options, ask.retry, ask.stream and timeout)
         if self._closed:
             raise ClosedError("this client was closed")
         self.loop = asyncio.get_running_loop()
         session = LegacySession(self._settings.protocol, envelope=self._settings.envelope)
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
-        limit = silence if timeout is None else timeout
+        limit = ask.silence if timeout is None else timeout
         session.request(
-            service, body, now, timeout=math.inf if limit is None else limit, retries=retries, stream=stream,
-            deadline=deadline,
+            ask.service, ask.body, now, timeout=math.inf if limit is None else limit, retries=ask.retries,
+            stream=ask.stream, deadline=deadline,
         )  # fmt: skip
         call = LegacyCall(receiver)
         self._calls.add(call)
@@ -124,9 +111,6 @@ class LegacyDialog:
         """Abandon a request.  Its receiver gets nothing more."""
         call.receiver = None
         call.task.cancel()
-
-    def flush(self) -> None:
-        """Do nothing: tasks send by themselves."""
 
     async def _perform(self, call: LegacyCall, session: LegacySession, limit: float | None) -> None:
         """Make a request, and deliver what it results in."""

@@ -27,7 +27,6 @@ class LoopThread:
 
     Args:
         name: The thread's name.
-        turn_ended: Called in the loop after each turn in which work was done, or None.
         closing: Called in the loop before it ends; work that is handed over later is done too, and must fail.
         closed: Called in the thread when the loop has ended.
     """
@@ -36,16 +35,16 @@ class LoopThread:
         self,
         name: str,
         *,
-        turn_ended: Callable[[], None] | None = None,
         closing: Callable[[], None],
         closed: Callable[[], None],
     ) -> None:
-        self._turn_ended = turn_ended
         self._closing = closing
         self._closed = closed
         self._work: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
-        self._awake = False
-        """The loop is about to look for more work, so it need not be woken.  Only the loop's thread changes this."""
+        self._turn = 0
+        """Changes when the loop has done all work, before it looks once more.  Only its thread does that."""
+        self._woken_in = -1
+        """In which turn the loop was last woken: once in each is enough.  A value that is too low only costs time."""
         self._ended = False
         """Nothing is done in the loop any more: whoever hands over work does it."""
         self._loop = asyncio.new_event_loop()
@@ -63,10 +62,12 @@ class LoopThread:
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Have the loop call a function, after all that was handed over before.  Never waits."""
         self._work.append((function, arguments))
+        turn = self._turn
         if self._ended:
             self._do_work()
-        elif not self._awake:
+        elif self._woken_in != turn:
             self._wake.wake()
+            self._woken_in = turn  # not earlier: Ctrl-C may come in between
 
     def begin(self, receiver: "TaskReceiver", operation: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
         """Run a coroutine in the loop, and put its result or its error into `receiver`."""
@@ -119,22 +120,16 @@ class LoopThread:
             self._do_work()
 
     def _woken(self) -> None:
-        self._awake = True
         self._wake.clear()
-        self._turn()
+        self._take_turn()
 
-    def _turn(self) -> None:
-        """Do what was handed over, and look again in the next turn of the loop, until there is nothing."""
+    def _take_turn(self) -> None:
+        """Do what was handed over.  What comes meanwhile is done after what the event loop has to do."""
+        self._do_work()
+        if not self._work:
+            self._turn += 1  # whoever adds work from now on wakes the loop
         if self._work:
-            self._do_work()
-            if self._turn_ended is not None:
-                self._turn_ended()
-        else:
-            self._awake = False
-            if not self._work:  # whoever appends to it from now on sees that the loop must be woken
-                return
-            self._awake = True
-        self._loop.call_soon(self._turn)
+            self._loop.call_soon(self._take_turn)
 
     def _do_work(self) -> None:
         for _ in range(len(self._work)):

@@ -23,11 +23,8 @@ from .arguments import (
     checked_retries,
     checked_timeout,
 )
-from .blocking import BlockingDialog, Requests
-from .defaults import (
-    DEFAULT_RETRIES,
-    DEFAULT_TIMEOUT,
-)
+from .blocking import BlockingDialog
+from .defaults import DEFAULT_RETRIES, DEFAULT_TIMEOUT
 from .describing import DESCRIBE, Inquiry
 from .dialog import Ask
 from .many import MapSettings, checked_settings, rows_of
@@ -115,15 +112,16 @@ class Client:
         loaded: ConnectionArguments = {**connection, "key": settings.keys or "", "broker_key": None}
         self._connect = partial(AsyncClient, settings.endpoints.all, **loaded)
         """Make a client for `map`."""
-        self._dialog: Requests
+        self._dialog: BlockingDialog
         try:
-            self._dialog = BlockingDialog(settings)
+            if surrounding:
+                self._dialog = dialog = MiddlewareDialog(settings, surrounding)
+                self._connect = partial(self._connect, middleware=[dialog.for_map()])
+            else:
+                self._dialog = BlockingDialog(settings)
         except BaseException:
             settings.end_context()
             raise
-        if surrounding:
-            self._dialog = dialog = MiddlewareDialog(self._dialog, surrounding)
-            self._connect = partial(self._connect, middleware=[dialog.for_map()])
 
     @property
     def endpoint(self) -> str:
@@ -176,9 +174,7 @@ class Client:
     def stream(
         self, service: str | bytes, *frames: bytes, **how: Unpack[RetriedStreamArguments]
     ) -> Generator[Reply, None, None]: ...
-    def stream(
-        self, service: Any, *frames: Any, deadline: float | None = None, **how: Unpack[RetriedArguments]
-    ) -> Generator[Any, None, None]:
+    def stream(self, service: Any, *frames: Any, **how: Unpack[RetriedStreamArguments]) -> Generator[Any, None, None]:
         """Call `service` and yield the frames of each PARTIAL as it arrives, then those of the FINAL.
 
             for part in client.stream("words", b"hello big world"):
@@ -211,15 +207,10 @@ class Client:
             ClosedError: The client is closed, or belongs to another process.
         """
         dialog = self._usable()
-        if isinstance(service, Streaming | Service):
-            parts = self.stream(service.name, *typed.body(service, frames, streaming=True), deadline=deadline, **how)
-            return typed.values_of(service, parts)
-        ask = self._ask(service, frames, **how)
-        if deadline is not None:
-            if self.protocol != "X1":
-                check_legacy(deadline)
-            ask = ask._replace(deadline=checked_timeout(deadline, "deadline"))
-        return dialog.stream(ask)
+        if isinstance(service, BaseService):
+            body = typed.body(service, frames, streaming=True)
+            return typed.values_of(service, dialog.stream(self._stream_ask(service.name, body, **how)))
+        return dialog.stream(self._stream_ask(service, frames, **how))
 
     @overload
     def call(self, service: Service[None, O], **how: Unpack[RetriedArguments]) -> O: ...
@@ -566,21 +557,36 @@ class Client:
         options: Mapping[str, Any] | None = None,
         retry: Retry | None = None,
     ) -> Ask:
-        """Return the request that these arguments describe.  Raises `SettingError` if one is invalid."""
+        """Return the request that these arguments describe.  Raises `SettingError` if one is invalid.
+
+        X1 allows `timeout × (1 + retries)` seconds; a legacy protocol sends the request again after each `timeout`.
+        """
+        name, body = wire.service_name(service), checked_body(frames)
+        each = self._timeout if timeout is None else checked_timeout(timeout)
+        tries = self._retries if retries is None else checked_retries(retries)
+        again = self._retry if retry is None else checked_retry(retry, self.protocol)
         if self.protocol != "X1":
             check_legacy(not wait, headers, options, retry)
-        return Ask(
-            wire.service_name(service),
-            checked_body(frames),
-            self._timeout if timeout is None else checked_timeout(timeout),
-            self._retries if retries is None else checked_retries(retries),
-            wait,
-            headers,
-            options,
-            retry=self._retry if retry is None else checked_retry(retry, self.protocol),
-        )
+            return Ask(name, body, None, each, tries)
+        return Ask(name, body, each * (1 + tries), None, 0, False, wait, headers, options, again)
 
-    def _usable(self) -> Requests:
+    def _stream_ask(
+        self,
+        service: str | bytes,
+        frames: Sequence[bytes],
+        *,
+        deadline: float | None = None,
+        **how: Unpack[RetriedArguments],
+    ) -> Ask:
+        """Do the same for a stream, whose `timeout` limits the silence between its parts."""
+        ask = self._ask(service, frames, **how)
+        if self.protocol != "X1":
+            check_legacy(deadline)
+            return ask._replace(stream=True)
+        end = None if deadline is None else checked_timeout(deadline, "deadline")
+        return ask._replace(timeout=end, silence=ask.timeout, stream=True)
+
+    def _usable(self) -> BlockingDialog:
         # A forked process has neither its parent's threads nor libzmq's, and perhaps a lock that nobody will release.
         if process.pid != self._process:
             raise ClosedError("this client belongs to the process that created it: create one after fork()")

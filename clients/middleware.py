@@ -16,7 +16,7 @@ another reply, or call `call_next` again.  It is called for each row of `map`, t
 
 import asyncio
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -27,9 +27,10 @@ from ..mdp.errors import ClosedError, SettingError
 from ..mdp.functions import name_of, underlying
 from ..mdp.middleware import surrounded
 from .arguments import checked_body
-from .blocking import Requests
+from .blocking import BlockingDialog
 from .dialog import Ask
 from .reply import Reply
+from .settings import ConnectionSettings
 
 MAX_THREADS: Final = 64
 """Maximum number of threads in which the middleware of a `Client` runs for futures, and for the rows of `map`."""
@@ -62,31 +63,26 @@ def checked_middleware(middleware: Iterable[ClientMiddleware], *, asynchronous: 
     return found
 
 
-class MiddlewareDialog:
-    """Surrounds the requests of a `Client`.
+class MiddlewareDialog(BlockingDialog):
+    """A dialog whose requests are surrounded by middleware, except those of the Guide's lower level.
 
     A future is that of a thread which runs the middleware, so it cannot be cancelled once that has begun.
     """
 
-    def __init__(self, dialog: Requests, middleware: Sequence[ClientMiddleware]) -> None:
-        self._dialog = dialog
+    def __init__(self, settings: ConnectionSettings, middleware: Sequence[ClientMiddleware]) -> None:
+        super().__init__(settings)
         self._middleware = middleware
         self._closed = False
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="zmdp-middleware")
 
-    @property
-    def endpoint(self) -> str:
-        """The endpoint of the broker in use."""
-        return self._dialog.endpoint
-
     def request(self, ask: Ask) -> Reply:
         """Send a request and return the whole reply."""
-        reply: Reply = self._call(ask, self._dialog.request)
+        reply: Reply = self._call(ask, super().request)
         return reply
 
     def stream(self, ask: Ask) -> Generator[Reply, None, None]:
         """Send a request and yield each part of the reply as it arrives, the FINAL last."""
-        yield from self._call(ask, self._dialog.stream)
+        yield from self._call(ask, super().stream)
 
     def submit(self, ask: Ask, convert: Callable[[Reply], Any] | None = None) -> "Future[Any]":
         """Send a request and return the future of its reply, or of what `convert` makes of it."""
@@ -105,10 +101,9 @@ class MiddlewareDialog:
 
     def _call(self, ask: Ask, send: Callable[[Ask], Any]) -> Any:
         def call_next(request: OutgoingRequest) -> Any:
-            name, body = wire.service_name(request.service), checked_body(request.body)
-            return send(ask._replace(service=name, body=body, headers=request.headers, options=request.options))
+            return send(changed(ask, request))
 
-        return surrounded(call_next, self._middleware)(outgoing(ask.service, ask.body, ask.headers, ask.options))
+        return surrounded(call_next, self._middleware)(outgoing(ask))
 
     def for_map(self) -> AsyncClientMiddleware:
         """Return middleware for the event loop in which `map` sends its rows: this one, in threads."""
@@ -132,29 +127,19 @@ class MiddlewareDialog:
 
         return around
 
-    # ── the Guide's lower level, without middleware ──────────────────────────────────────────────────────────────────
-
-    def send(self, service: bytes, body: Sequence[bytes]) -> None:
-        """Send a request whose reply `recv` returns."""
-        self._dialog.send(service, body)
-
-    def recv(self, *, timeout: float) -> Reply:
-        """Return the next reply, or part of one, to a request made with `send`."""
-        return self._dialog.recv(timeout=timeout)
-
-    def reset(self) -> None:
-        """Abandon every request made with `send`."""
-        self._dialog.reset()
-
     def close(self) -> None:
-        """Cancel every outstanding request and close the connection."""
+        """Cancel every outstanding request, close the connection, and end the threads."""
         self._closed = True
-        self._dialog.close()
+        super().close()
         self._executor.shutdown(wait=False)  # the threads end by themselves; one of them may be what closes the client
 
 
-def outgoing(
-    service: bytes, body: Sequence[bytes], headers: Mapping[str, str] | None, options: Mapping[str, Any] | None
-) -> OutgoingRequest:
+def outgoing(ask: Ask) -> OutgoingRequest:
     """Return a request as middleware sees it."""
-    return OutgoingRequest(service.decode(), [*body], {**(headers or {})}, {**(options or {})})
+    return OutgoingRequest(ask.service.decode(), [*ask.body], {**(ask.headers or {})}, {**(ask.options or {})})
+
+
+def changed(ask: Ask, request: OutgoingRequest) -> Ask:
+    """Return the request as middleware has left it.  Raises `SettingError` if it is invalid."""
+    name, body = wire.service_name(request.service), checked_body(request.body)
+    return ask._replace(service=name, body=body, headers=request.headers, options=request.options)

@@ -3,14 +3,12 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from typing import Any
 
+from ..mdp.backoff import doubled, jittered
 from ..mdp.codes import Code
 from ..mdp.errors import SettingError
 from ..mdp.limits import check_number
-
-MIN_JITTER: Final = 0.5
-"""Least fraction of a pause that is waited, so that clients that failed together do not return together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +53,7 @@ class Retry:
 
 def pause_after(attempts: int, retry: Retry, rng: Random) -> float:
     """Return the seconds to wait after so many attempts."""
-    longest = min(retry.backoff * 2.0 ** min(attempts - 1, 32), retry.max_backoff)
-    return longest * rng.uniform(MIN_JITTER, 1.0)
+    return jittered(doubled(retry.backoff, retry.max_backoff, attempts - 1), rng)
 
 
 def checked_retry(retry: Retry | None, protocol: str) -> Retry | None:

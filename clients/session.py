@@ -145,7 +145,7 @@ class ClientSession:
     def _begin(self, call: Call, now: float) -> None:
         current = self.current
         if not self.outstanding and current.lost is not None:
-            self.retry_at = min(self.retry_at, now + self.failover.backoff)
+            self.retry_at = min(self.retry_at, now + self.failover.backoff.following)
         current.add(call, now)
         self.outstanding += 1
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -13,7 +13,7 @@ from ..mdp.errors import ClosedError
 from ..mdp.transport.polling import add_reader, remove_reader
 from .call import Call, Outcome
 from .connection import ClientConnection
-from .dialog import Receiver, deliver
+from .dialog import Ask, Receiver, deliver
 from .reply import Reply
 from .retry import Retry
 from .session import ClientSession
@@ -46,7 +46,7 @@ class X1Dialog:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._flush_is_due = False
-        """`_flush_later` will be called in this turn of the event loop or in the next."""
+        """`_flush` will be called in this turn of the event loop or in the next."""
         self._step_again = False
         """There is more to receive."""
 
@@ -57,36 +57,29 @@ class X1Dialog:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin(
-        self,
-        receiver: "Receiver | asyncio.Future[Any]",
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float | None = None,
-        silence: float | None = None,
-        retries: int = 0,
-        stream: bool = False,
-        options: bytes = b"",
-        retry: Retry | None = None,
-    ) -> Call:
+    def begin(self, receiver: "Receiver | asyncio.Future[Any]", ask: Ask, options: bytes) -> Call:
         """Send a request and return it: at the end of this turn of the event loop, with all others of the turn.
 
-        If it is the only one, and for a future, it is sent immediately.
+        If it is the only one, it is sent immediately.
         """
-        del retries
         self.open()
         session = self._session
         call = session.request(
-            service, body, monotonic(), timeout=timeout, silence=silence, stream=stream, options=options, retry=retry,
-            receiver=receiver,
+            ask.service, ask.body, monotonic(), timeout=ask.timeout, silence=ask.silence, stream=ask.stream,
+            options=options, retry=ask.retry, receiver=receiver,
         )  # fmt: skip
         if not self._flush_is_due:
-            if session.outstanding == 1 and type(receiver) is asyncio.Future:
-                self._step()  # others must not get an outcome before they have the call
+            if session.outstanding == 1:
+                self._exchange(self._connection.exchange)
             else:
                 self._flush_soon()
         return call
+
+    def begin_row(
+        self, row: Receiver, service: bytes, body: bytes, timeout: float, options: bytes, retry: Retry | None
+    ) -> Call:
+        """Do the same for `clients/rows`, which knows no `Ask`."""
+        return self.begin(row, Ask(service, (body,), timeout, retry=retry), options)
 
     def cancel(self, call: Call) -> None:
         """Cancel a request, unless it has ended.  Its receiver gets nothing more."""
@@ -107,14 +100,11 @@ class X1Dialog:
     def _flush_soon(self) -> None:
         if not self._flush_is_due and self.loop is not None and not self._closed:
             self._flush_is_due = True
-            self.loop.call_soon(self._flush_later)
+            self.loop.call_soon(self._flush)
 
-    def _flush_later(self) -> None:
-        self._flush_is_due = False
-        self.flush()
-
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Send what waits for the end of this turn of the event loop."""
+        self._flush_is_due = False
         if self._step_again or self._connection.unsent:
             self._step()
 
@@ -124,11 +114,15 @@ class X1Dialog:
         self._step()
 
     def _step(self) -> None:
+        self._exchange(self._connection.step)
+
+    def _exchange(self, step: Callable[[float], bool]) -> None:
+        """Step, or do what a step does without delivering."""
         if self._closed or self.loop is None:
             return
         connection, session = self._connection, self._session
         try:
-            self._step_again = connection.step(monotonic())
+            self._step_again = step(monotonic()) or bool(session.events)
         except Exception as error:
             if not isinstance(error, zmq.ContextTerminated):
                 log.exception("the client's connection failed")
@@ -145,15 +139,17 @@ class X1Dialog:
     def _deliver(self, events: list[tuple[Call, Outcome]]) -> None:
         delivered = events[:]
         events.clear()  # none again, even if a receiver raises SystemExit
+        tasks = False
         for call, outcome in delivered:
             receiver = call.receiver
+            tasks |= type(receiver) is asyncio.Future
             if receiver is None:
                 continue  # it was cancelled by another receiver, a moment ago
             if call.ended and (not isinstance(outcome, Reply) or outcome.final):
                 call.receiver = None  # which may refer to the call: bodies must not wait for the garbage collector
             deliver(receiver, outcome)
         # Called after the tasks that this wakes, and in the same turn: their next requests go out without another turn.
-        if self._session.outstanding or len(delivered) > 1:
+        if tasks and (self._session.outstanding or len(delivered) > 1):
             self._flush_soon()
 
     def _set_timer(self, due: float) -> None:

@@ -6,11 +6,12 @@ from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
+from ..mdp.backoff import doubled, jittered
 from . import store
 from .backlog import Backlog
 from .batches import BatchExecutor
 from .callers import Callers
-from .retries import AttemptResult, jittered
+from .retries import AttemptResult
 
 RETRY_SECONDS: Final = (0.1, 2.0)
 """The first and the longest pause after the database has failed; each is about twice as long as the one before."""
@@ -86,7 +87,7 @@ class Results:
         if not self.failing:
             stored(storing.result())
         else:
-            pause = jittered(*RETRY_SECONDS, tries)
+            pause = jittered(doubled(*RETRY_SECONDS, tries))
             storing.get_loop().call_later(pause, self._store, item, stored, tries + 1)
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ..clients import RequestError, RequestRejected, ServiceError
+from ..mdp.backoff import doubled, jittered
 from ..mdp.codes import Code
 from ..mdp.limits import MAX_BODY, MAX_BODY_FRAMES
 from ..mdp.tracing import REQUEST_ID, shown_id
@@ -109,9 +110,8 @@ class RetryPolicy:
             return self.failure(claimed, code, f"on behalf of {claimed.owner}: {text}" if claimed.owner else text)
         if claimed.failures < claimed.retries:
             # At least the backoff, plus jitter, so that requests that failed together are not retried together.
-            pause = _exponential(
-                claimed.backoff or HANDLER_BACKOFF_SECONDS[0], HANDLER_BACKOFF_SECONDS[1], claimed.failures
-            )
+            first, longest = HANDLER_BACKOFF_SECONDS
+            pause = doubled(claimed.backoff or first, longest, claimed.failures)
             pause *= random.uniform(1.0, 1.2)  # noqa: S311 - jitter
             log.info("%s: %s; retrying in %.1f s", claimed.uuid.hex, error, pause, extra=log_fields(claimed))
             return self.reschedule(claimed.id, claimed.attempt, pause, text, failures=claimed.failures + 1)
@@ -156,13 +156,4 @@ def fits(part: Sequence[bytes]) -> bool:
 
 def transient_pause(attempt: int) -> float:
     """Return the pause in seconds after an attempt that is repeated without limit."""
-    return jittered(*BACKOFF_SECONDS, attempt - 1)
-
-
-def jittered(first: float, most: float, times: int) -> float:
-    """Return the pause in seconds after so many others, each about twice as long as the one before."""
-    return _exponential(first, most, times) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
-
-
-def _exponential(first: float, most: float, times: int) -> float:
-    return min(first * 2.0 ** min(times, 32), most)
+    return jittered(doubled(*BACKOFF_SECONDS, attempt - 1))

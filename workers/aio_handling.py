@@ -2,13 +2,17 @@
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextvars import Context as TaskContext
+from contextvars import copy_context
 from types import CoroutineType
 from typing import Any, Final, Protocol, cast
 
 from ..mdp import process
 from ..mdp.tracing import current, handling, opentelemetry_trace
+from .connection import SEND_RETRY_SECONDS
+from .contexts import RequestContexts
 from .forked import end_if_forked
 from .handling import HandlerAdapter, Last, Outcome, failed
 from .request import Request
@@ -16,6 +20,8 @@ from .request import Request
 AsyncHandler = Callable[[Any], Awaitable[Any] | AsyncGenerator[Any, None]]
 """A coroutine function or an async generator function of a request; with a codec, of a value."""
 
+MAX_TURN_SECONDS: Final = 0.005
+"""Time after which other callbacks of the event loop get their turn."""
 EAGER: Final = sys.version_info >= (3, 12)
 """Whether tasks begin when they are made."""
 
@@ -54,7 +60,10 @@ def begin_task(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop,
 class Holder(Protocol):
     """What holds the requests that are handled: a connection."""
 
-    async def send_partial(self, request: Request, frames: list[bytes]) -> None:
+    stalled: bool
+    """Whether the broker does not keep up with what is sent."""
+
+    def partial(self, request: Request, frames: list[bytes]) -> object:
         """Send what the handler has yielded, as a PARTIAL of the request."""
 
     def handled(self, request: Request, outcome: Outcome | None) -> None:
@@ -64,23 +73,48 @@ class Holder(Protocol):
         """End a request after an error in our own code."""
 
 
+class Source(Holder, Protocol):
+    """A holder that has requests for handlers."""
+
+    def begin_in(self, task: HandlerTask, /) -> Request | None:
+        """Return the next request for a handler, which `task` is about to call."""
+
+    def ended_at_once(self, task: HandlerTask, /) -> bool:
+        """Return whether the handler that `task` has called has ended without waiting for anything."""
+
+
 class HandlerCalls:
     """The calls of a worker's handler in an event loop.
 
     Args:
         handler: The worker's handler.
         adapter: Converts its argument and its results.
-        holder: Holds the requests, and learns what becomes of them.
     """
 
-    def __init__(self, handler: AsyncHandler, adapter: HandlerAdapter, holder: Holder) -> None:
+    def __init__(self, handler: AsyncHandler, adapter: HandlerAdapter) -> None:
         self._handler = handler
         self._adapter = adapter
-        self._holder = holder
         self._pid = process.pid
 
-    async def handle(self, request: Request) -> None:
-        """Handle `request`: the work of a task of its own, whose context is that of the request.
+    async def handle_all(self, source: Source, contexts: RequestContexts) -> None:
+        """Handle requests, one after the other, until a handler has waited, none is left, or the turn is over."""
+        until = time.monotonic() + MAX_TURN_SECONDS
+        task = cast("HandlerTask", asyncio.current_task())
+        current.set(None)
+        context = copy_context()
+        while (request := source.begin_in(task)) is not None:
+            await self.handle(request, source)
+            if not source.ended_at_once(task):
+                break
+            current.set(None)
+            if time.monotonic() >= until:
+                break
+            if task.cancelling() or not _is_unchanged(context):
+                break  # the next request must not see that
+            context = contexts.renewed(context)
+
+    async def handle(self, request: Request, holder: Holder) -> None:
+        """Handle `request` of a holder, in a task whose context is that of the request.
 
         Most requests come here, so what they need is in one coroutine.
         """
@@ -89,18 +123,18 @@ class HandlerCalls:
             try:
                 if opentelemetry_trace() is not None:
                     with handling(request):
-                        outcome = await self._reply(self._handler(self._adapter.argument(request)), request)
+                        outcome = await self._reply(self._handler(self._adapter.argument(request)), request, holder)
                 else:
                     current.set(request)
                     result = self._handler(self._adapter.argument(request))
                     if type(result) is CoroutineType:
                         outcome = self._adapter.frames(await result)
                     else:
-                        outcome = await self._reply(result, request)
+                        outcome = await self._reply(result, request, holder)
             except asyncio.CancelledError as error:
                 task = cast("HandlerTask", asyncio.current_task())
                 if task.cancelling() and not task.cancelled_itself:
-                    self._holder.handled(request, None)
+                    holder.handled(request, None)
                     raise
                 # The handler has cancelled itself, as it would at another worker; or something that it awaited was.
                 outcome = failed(error, request)
@@ -109,22 +143,36 @@ class HandlerCalls:
                 outcome = failed(error, request)
             else:
                 end_if_forked(self._pid, request)
-            self._holder.handled(request, outcome)
+            holder.handled(request, outcome)
         except Exception as error:  # noqa: BLE001 - whatever it is, no request may be held in silence
-            self._holder.crashed(request, error)
+            holder.crashed(request, error)
 
-    async def _reply(self, result: Awaitable[Any] | AsyncGenerator[Any, None], request: Request) -> list[bytes]:
+    async def _reply(
+        self, result: Awaitable[Any] | AsyncGenerator[Any, None], request: Request, holder: Holder
+    ) -> list[bytes]:
         """Return the FINAL; what an async generator yields before it is sent as PARTIALs."""
-        last = await self._stream(result, request) if isinstance(result, AsyncGenerator) else await result
+        last = await self._stream(result, request, holder) if isinstance(result, AsyncGenerator) else await result
         return self._adapter.frames(last)
 
-    async def _stream(self, parts: AsyncGenerator[Any, None], request: Request) -> Any:
+    async def _stream(self, parts: AsyncGenerator[Any, None], request: Request, holder: Holder) -> Any:
         """Send what an async generator yields as PARTIALs.  Return the `Last` that it yields, or None."""
         try:
             async for part in parts:
                 if isinstance(part, Last):
                     return part
-                await self._holder.send_partial(request, self._adapter.frames(part))
+                holder.partial(request, self._adapter.frames(part))
+                # Let the connection send, and receive a CANCEL; wait for a broker that does not keep up.
+                await asyncio.sleep(SEND_RETRY_SECONDS if holder.stalled else 0)
+                while holder.stalled:
+                    await asyncio.sleep(SEND_RETRY_SECONDS)
         finally:
             await parts.aclose()
         return None
+
+
+def _is_unchanged(context: TaskContext) -> bool:
+    """Return whether the variables of the current context have the values that they have in `context`."""
+    try:
+        return copy_context() == context
+    except Exception:  # noqa: BLE001 - values of any type are compared
+        return False

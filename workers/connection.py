@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from .. import __version__
 from ..mdp import wire
@@ -20,10 +19,11 @@ from ..mdp.codes import Code
 from ..mdp.errors import SettingError, flaw
 from ..mdp.keys import ClientKeys
 from ..mdp.logs import fields_of
+from ..mdp.transport.monitored import MonitoredDealer
 from ..mdp.transport.multipart import receive, send
 from ..mdp.transport.probe import Probe
-from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED, REFUSED, why_not_begun, why_refused
-from ..mdp.transport.sockets import ONE_CONNECTION_MS, Context, dealer
+from ..mdp.transport.reach import ENDED, HANDSHAKE_FAILED
+from ..mdp.transport.sockets import ONE_CONNECTION_MS, Context
 from ..mdp.wire import Message
 from ..mdp.wire.about import MAX_ABOUT, encode_about
 from .events import Cancelled, ConnectionEnded, HandlerStuck
@@ -106,10 +106,10 @@ class WorkerConnection:
         self._context = context
         self._keys = keys
         self._level = level
+        self._dealer: MonitoredDealer | None = None
         self._socket: zmq.Socket[bytes] | None = None
-        self._descriptor = -1
-        # Reports `MONITORED` events until the broker answers; with several, and when the connection ends.
-        self._monitor: zmq.Socket[bytes] | None = None
+        # The monitor reports `MONITORED` events until the broker answers; with several, and when the connection ends.
+        self._monitored = False
         self.monitor_descriptor = -1
         self._probe: Probe | None = None  # finds out whether the first broker is back
         self._connected = False  # the connection is established
@@ -142,13 +142,13 @@ class WorkerConnection:
         if self._several:
             monitored, options[zmq.RECONNECT_IVL] = MONITORED, ONE_CONNECTION_MS
         self._endpoint = self.session.failover.endpoints.current
-        self._socket = dealer(self._context, self._endpoint, options, keys=self._keys, monitored=monitored)
-        self._descriptor = int(self._socket.get(zmq.FD))
-        self.opened(self._descriptor)
+        self._dealer = made = MonitoredDealer(self._context, self._endpoint, options, self._keys, monitored)
+        self._socket = made.socket
+        self.opened(made.descriptor)
         self._connected = False
         self._announce_at = math.inf
         if monitored:
-            self._open_monitor(self._socket, monitored)
+            self._monitor_opened(made)
         self.session.connected(time.monotonic())
 
     def disconnect(self, now: float) -> None:
@@ -157,9 +157,11 @@ class WorkerConnection:
         From now on a monitor tells whether the broker is gone: it is not waited for until it counts as silent.
         """
         self.session.leave(now)
-        if self._socket is not None and self._monitor is None:
+        opened = self._dealer
+        if opened is not None and not self._monitored:
             with suppress(zmq.ZMQError):  # too many sockets, or the context was terminated
-                self._open_monitor(self._socket, MONITORED)
+                opened.watch(MONITORED)
+                self._monitor_opened(opened)
 
     def step(self, now: float) -> None:
         """Do everything that is due: connect, send, and receive.
@@ -177,8 +179,8 @@ class WorkerConnection:
             while True:
                 self.flush(now)
                 self._receive(now)
-                if self._monitor is not None and (not self._connected or self.monitor_reported):
-                    self._ask_monitor(self._monitor, now)
+                if self._monitored and (not self._connected or self.monitor_reported):
+                    self._ask_monitor(now)
                 if self._announce_at < math.inf and (session.heartbeats.heard or now >= self._announce_at):
                     self._announce()
                 if self._probe is not None:
@@ -319,37 +321,32 @@ class WorkerConnection:
         """Close the socket immediately, without telling the broker."""
         self._drop(0)
 
-    def _ask_monitor(self, monitor: zmq.Socket[bytes], now: float) -> None:
+    def _ask_monitor(self, now: float) -> None:
         """Note that the connection is established, or log at the first failure that the worker waits for a broker.
 
         If a broker refuses the worker, lose the connection: ZeroMQ would not connect again.  With several brokers, lose
         it also if nobody answers, and when it ends.
         """
         self.monitor_reported = False
-        session, socket = self.session, self._socket
+        session, dealer = self.session, self._dealer
+        if dealer is None:
+            return
         if session.heartbeats.heard and not self._connected:  # inproc:// has no events
             self._established(now)
-        while self._monitor is not None and session.state.connected and (message := receive(monitor)):
-            event = parse_monitor_message(message)
-            refusal = why_refused(event["event"], event["value"], self._keys, self._endpoint)
-            if event["event"] == zmq.Event.CONNECT_RETRIED:  # and nothing before, which would have been told
-                refusal = why_not_begun()
+        while session.state.connected and (report := dealer.report()) is not None:
             if self._connected:
-                if event["event"] & ENDED and socket is not None:  # or an attempt to connect again has failed
-                    while session.state.connected and (last := receive(socket)):  # what arrived before the end
+                if report.event & ENDED:  # or an attempt to connect again has failed
+                    while session.state.connected and (last := receive(dealer.socket)):  # what arrived before the end
                         session.receive(last, now)
                     if session.state.connected:
                         session.lose("it closed the connection", now)
-            elif event["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+            elif report.established:
                 self._established(now)
-            elif event["event"] & REFUSED:
-                session.lose(str(refusal), now)
-            elif self._several:
-                session.lose(refusal or "nothing answers there", now)
+            elif report.refused or self._several:
+                session.lose(dealer.why(report), now)
             elif not self._waiting:
-                nothing = f"nothing answers there. `mdp-broker --bind {self._endpoint}` starts one"
                 level = logging.INFO if self._broker_restarts else logging.WARNING
-                self._wait_for_broker(level, refusal or nothing)
+                self._wait_for_broker(level, dealer.why(report))
 
     def _established(self, now: float) -> None:
         """Note that a broker has accepted the connection; it may still refuse the worker."""
@@ -397,21 +394,17 @@ class WorkerConnection:
             self.closing(probe.descriptor)
             probe.close()
 
-    def _open_monitor(self, socket: "zmq.Socket[bytes]", events: int) -> None:
-        self._monitor = socket.get_monitor_socket(events)
-        self.monitor_descriptor = int(self._monitor.get(zmq.FD))
+    def _monitor_opened(self, dealer: MonitoredDealer) -> None:
+        self._monitored = True
+        self.monitor_descriptor = dealer.monitor_descriptor
         self.opened(self.monitor_descriptor)
         self.monitor_reported = True  # its descriptor signals what arrives after it was asked
 
     def _end_monitor(self) -> None:
-        monitor, self._monitor = self._monitor, None
-        if monitor is not None:
+        if self._monitored and self._dealer is not None:
             self.closing(self.monitor_descriptor)
-            self.monitor_descriptor = -1
-            with suppress(zmq.ZMQError):  # the context was terminated
-                if self._socket is not None:
-                    self._socket.disable_monitor()
-            monitor.close(0)
+            self._monitored, self.monitor_descriptor = False, -1
+            self._dealer.unwatch()
 
     def _note_progress(self, progress: bool, now: float) -> None:
         if progress or not self.stalled:
@@ -467,13 +460,13 @@ class WorkerConnection:
     def _drop(self, linger: int) -> None:
         self._end_monitor()
         self._end_probe()
-        socket, self._socket = self._socket, None
+        dropped, self._dealer, self._socket = self._dealer, None, None
         self._unsent.clear()
         self._announce_at = math.inf
         self.stalled = False
-        if socket is not None:
-            self.closing(self._descriptor)
-            socket.close(linger)
+        if dropped is not None:
+            self.closing(dropped.descriptor)
+            dropped.close(linger)
 
     def _terminated(self, now: float) -> None:
         log.warning("%s: the ZeroMQ context was terminated", self.session.service.decode())

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
+from ..mdp.backoff import Backoff
 from ..mdp.endpoints import Endpoints
 
 BACKOFF_SECONDS: Final = (1.0, 32.0)
@@ -36,20 +37,16 @@ class Failover:
         """While `returning`, since when the worker has had credit to spare; inf if it has none."""
         self.probe_at = math.inf
         """When to find out whether it is."""
-        self._backoff = BACKOFF_SECONDS[0]  # seconds before the next reconnection, without jitter
-        self._probe_wait = PROBE_SECONDS[0]  # seconds before the next probe, without jitter
+        self._backoff = Backoff(BACKOFF_SECONDS, rng)  # before the next reconnection
+        self._probe_pauses = Backoff(PROBE_SECONDS, rng)  # before the next probe
         self._moves = 0  # how often the endpoint was changed since a broker was last heard
-        self._rng = rng
 
     def connected(self, now: float, *, probing: bool) -> None:
         """Record that there is a connection to the current endpoint; with `probing`, plan when to return."""
         self.returning = False
         self.probe_at = self.spare_since = math.inf
         if probing and not self.endpoints.at_first:
-            self._plan(now)
-
-    def _plan(self, now: float) -> None:
-        self.probe_at = now + self._probe_wait * self._rng.uniform(0.5, 1.0)
+            self.probe_at = now + self._probe_pauses.take()
 
     def take_probe(self, now: float) -> bool:
         """Return whether to find out now if the first broker is back; `probed` is to follow."""
@@ -60,11 +57,9 @@ class Failover:
 
     def probed(self, answered: bool, now: float) -> None:
         """Record the outcome of a probe.  If the first broker has answered, the worker is to return to it."""
-        # Not reset before a connection to it was of use: it may answer a probe, and still refuse this worker.
-        self._probe_wait = min(2 * self._probe_wait, PROBE_SECONDS[1])
         self.returning = answered
         if not answered:
-            self._plan(now)
+            self.probe_at = now + self._probe_pauses.take()
 
     def use(self, *, full: bool, now: float) -> None:
         """While `returning`, note whether the worker holds as many requests as it asked for."""
@@ -82,10 +77,10 @@ class Failover:
 
     def heard(self) -> None:
         """Record that the broker has answered: the connection is of use."""
-        self._backoff = BACKOFF_SECONDS[0]
+        self._backoff.reset()
         self._moves = 0
-        if self.endpoints.at_first:
-            self._probe_wait = PROBE_SECONDS[0]
+        if self.endpoints.at_first:  # not earlier: it may answer a probe, and still refuse this worker
+            self._probe_pauses.reset()
 
     def lost(
         self, reason: str, now: float, *, heard: bool, dismissed: bool, wait: bool = True, draining: bool = False
@@ -113,9 +108,10 @@ class Failover:
                 wait = self._move(reason, heard=heard)
         self.retry_at = now
         if wait:
-            self.retry_at += self._backoff * self._rng.uniform(0.5, 1.0)
-            if not (away and self.dismissed):  # it drains, for not too long
-                self._backoff = min(2 * self._backoff, BACKOFF_SECONDS[1])
+            before = self._backoff.following
+            self.retry_at += self._backoff.take()
+            if away and self.dismissed:  # it drains, for not too long
+                self._backoff.following = before
 
     def ended(self, now: float) -> None:
         """Record that the worker has ended the connection itself.  It connects again at once."""

@@ -3,6 +3,8 @@
 import random
 from typing import Final
 
+from ..mdp.backoff import doubled
+
 BACKOFF_SECONDS: Final = (1.0, 32.0)
 """First and longest pause after failures; the pause doubles each time."""
 EARLY_DEATH_SECONDS: Final = 10.0
@@ -15,5 +17,4 @@ def restart_pause(failures: int) -> float:
     """Return the seconds to wait after so many failures in a row; none after 0."""
     if not failures:
         return 0.0
-    first, longest = BACKOFF_SECONDS
-    return min(first * 2.0 ** min(failures - 1, 32), longest) * random.uniform(1 - JITTER, 1)  # noqa: S311 - not a secret
+    return doubled(*BACKOFF_SECONDS, failures - 1) * random.uniform(1 - JITTER, 1)  # noqa: S311 - not a secret

@@ -61,16 +61,7 @@ class Direct(Protocol):
 
     max_outstanding: int
 
-    def begin(
-        self,
-        receiver: "Row",
-        service: bytes,
-        body: Sequence[bytes],
-        *,
-        timeout: float | None,
-        options: bytes,
-        retry: Any,
-    ) -> Any:
+    def begin_row(self, row: "Row", service: bytes, body: bytes, timeout: float, options: bytes, retry: Any) -> Any:
         """Send a request, and return what `cancel` takes."""
 
     def cancel(self, call: Any) -> None:
@@ -293,10 +284,10 @@ class RowCalls:
         else:
             settings = self._settings
             try:
-                row.call = self._direct.begin(
-                    row, wire.service_name(row.service), (row.body,), timeout=settings.timeout,
-                    options=self._options, retry=settings.retry,
-                )  # fmt: skip
+                service = wire.service_name(row.service)
+                row.call = self._direct.begin_row(
+                    row, service, row.body, settings.timeout, self._options, settings.retry
+                )
             except ZmdpError as error:
                 self.answered(row, error)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from typing import Unpack, get_origin, get_type_hints
+from typing import Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -29,16 +29,19 @@ def test_every_parameter_is_declared(kind, name):
 @pytest.mark.parametrize(
     ("declared", "function"),
     [
-        (RequestArguments, AsyncClient.request),
-        (RequestArguments, AsyncClient.begin),
+        (RequestArguments, AsyncClient._ask),
         (StreamArguments, AsyncClient._stream),
         (RetriedArguments, Client._ask),
+        (RetriedStreamArguments, Client._stream_ask),
         (ConnectionArguments, ConnectionSettings.checked),
     ],
 )
 def test_what_is_declared_is_what_is_accepted(declared, function):
     parameters = inspect.signature(function).parameters.values()
     accepted = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
+    for each in parameters:
+        if each.kind is each.VAR_KEYWORD and get_origin(each.annotation) is Unpack:
+            accepted |= get_type_hints(*get_args(each.annotation))
     assert get_type_hints(declared) == accepted
 
 

@@ -35,7 +35,6 @@ from zmdp.clients import (
     legacy_session,
 )
 from zmdp.clients.call import Call
-from zmdp.clients.connection import ClientConnection
 from zmdp.mdp.limits import Limits
 from zmdp.testing import running_broker
 from zmdp.workers import Worker
@@ -748,13 +747,12 @@ def test_a_client_that_cannot_open_a_socket_tries_again(monkeypatch, endpoint):
         client = Client([dying.endpoint, endpoint], timeout=TIMEOUT_SECONDS)
         future = client.submit("echo", b"x")
         dying.recv()
-        opened = ClientConnection._open
 
         def fail(*arguments):
-            monkeypatch.setattr(ClientConnection, "_open", opened)
+            monkeypatch.undo()
             raise zmq.ZMQError(24)
 
-        monkeypatch.setattr(ClientConnection, "_open", fail)
+        monkeypatch.setattr("zmdp.clients.connection.BrokerSocket", fail)
     assert future.result(TIMEOUT_SECONDS) == [b"x"]
     client.close()
 

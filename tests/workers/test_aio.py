@@ -839,6 +839,7 @@ def test_abort_in_a_handler_that_goes_on(endpoint):
     serving(endpoint, scenario, worker)
 
 
+@pytest.mark.pure_only  # a method of a compiled object cannot be replaced
 def test_a_worker_that_has_more_than_it_can_handle_is_idle_while_its_handlers_wait():
     async def scenario():
         with Router() as router:

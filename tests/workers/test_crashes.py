@@ -18,7 +18,7 @@ from zmdp.testing import running_broker
 from zmdp.workers import (
     AsyncWorker,
     Worker,
-    aio,
+    aio_connection,
     failover,
     handling,
     outgoing,
@@ -87,7 +87,7 @@ def check_told(errors, where="worker"):
 
 
 def test_a_handler_that_cannot_be_started(endpoint, monkeypatch, logged):
-    monkeypatch.setattr(aio, "begin_task", lambda work, *_: (work.close(), bug()))
+    monkeypatch.setattr(aio_connection, "begin_task", lambda work, *_: (work.close(), bug()))
     check_told(ask(AsyncWorker, endpoint))
     assert logged("s: an error in zmdp itself, please report it")
 
@@ -100,12 +100,13 @@ def test_a_failure_that_cannot_be_reported(kind, endpoint, monkeypatch):
     check_told(ask(kind, endpoint))
 
 
+@pytest.mark.pure_only  # compiled code does not look up its own methods
 def test_a_reply_that_cannot_be_sent(kind, endpoint, monkeypatch):
     monkeypatch.setattr(session.WorkerSession, "final", bug)
     check_told(ask(kind, endpoint))
 
 
-@pytest.mark.pure_only  # compiled code does not look up its own methods
+@pytest.mark.pure_only
 def test_a_reply_that_fails_halfway(kind, endpoint, monkeypatch, logged):
     """The session no longer holds the request, but nothing was sent: the broker ends it when the connection does."""
     monkeypatch.setattr(outgoing.Outgoing, "final", bug)
@@ -113,6 +114,7 @@ def test_a_reply_that_fails_halfway(kind, endpoint, monkeypatch, logged):
     assert logged("s: an error in zmdp itself, please report it; reconnecting")
 
 
+@pytest.mark.pure_only
 def test_an_error_that_cannot_be_sent_either(kind, endpoint, monkeypatch):
     """The worker gives its requests up, and is there again."""
     with monkeypatch.context() as patched:
@@ -157,8 +159,8 @@ def test_a_task_that_is_cancelled_before_it_begins_leaves_its_requests_to_the_ne
         async with AsyncWorker("s", echo, broker=endpoint), AsyncClient(endpoint, timeout=None) as client:
             return await asyncio.gather(*(client.request("s", b"%d" % n) for n in range(9)))
 
-    begin_task = aio.begin_task
-    monkeypatch.setattr(aio, "begin_task", begin_and_cancel)
+    begin_task = aio_connection.begin_task
+    monkeypatch.setattr(aio_connection, "begin_task", begin_and_cancel)
     assert asyncio.run(run()) == [[b"%d" % n] for n in range(9)]
 
 

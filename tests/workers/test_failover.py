@@ -171,8 +171,8 @@ def test_a_worker_begins_at_whichever_broker_there_is(brokers, logged):
     first, second = brokers
     with at(second), client(second) as far, Served(Worker, brokers):
         assert far.request("echo", b"1") == [b"1"]
-    nothing = f"cannot use the broker at {first}: nothing answers there"
-    assert logged("moved") == [f"echo: moved to {second}: {nothing}"]
+    (moved,) = logged("moved")
+    assert moved.startswith(f"echo: moved to {second}: cannot use the broker at {first}: nothing is listening there")
     assert not logged("waiting")
 
 
@@ -180,10 +180,9 @@ def test_a_worker_without_any_broker_says_so_once_and_waits(brokers, logged):
     first, second = brokers
     with Served(Worker, brokers):
         waiting = eventually(lambda: logged("waiting"))
-        assert waiting == [
-            f"echo: waiting for a broker at {first} or {second}: cannot use the broker at {first}: "
-            "nothing answers there"
-        ]
+        (said,) = waiting
+        failed = f"cannot use the broker at {first}: nothing is listening there"
+        assert said.startswith(f"echo: waiting for a broker at {first} or {second}: {failed}")
         with at(second), client(second) as far:
             assert far.request("echo", b"1") == [b"1"]
             assert len(logged("waiting")) == 1

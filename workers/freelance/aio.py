@@ -22,6 +22,9 @@ log = logging.getLogger("zmdp.worker")
 class AsyncServer(FreelanceServerConnection):
     """A server's socket in an event loop, and the handlers of its requests."""
 
+    stalled: bool = False
+    """False: slow readers are not waited for."""
+
     def __init__(
         self,
         session: FreelanceServerSession,
@@ -34,7 +37,7 @@ class AsyncServer(FreelanceServerConnection):
         super().__init__(session, listening, context)
         self.done = asyncio.Event()
         """Set when the socket is closed and all handlers have ended."""
-        self._calls = HandlerCalls(handler, adapter, self)
+        self._calls = HandlerCalls(handler, adapter)
         self._loop = loop
         self._contexts = RequestContexts()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,7 +82,7 @@ class AsyncServer(FreelanceServerConnection):
             self._end()
             return
         while (request := self.session.begin()) is not None:
-            task = HandlerTask(self._calls.handle(request), loop=self._loop, context=self._contexts.new())
+            task = HandlerTask(self._calls.handle(request, self), loop=self._loop, context=self._contexts.new())
             self._tasks.add(task)
             task.add_done_callback(partial(self._task_ended, request))
         if more:
@@ -116,6 +119,6 @@ class AsyncServer(FreelanceServerConnection):
         if outcome is not None:
             self.session.finish(request, outcome)
 
-    async def send_partial(self, request: Request, frames: list[bytes]) -> None:
+    def partial(self, request: Request, frames: list[bytes]) -> None:
         """Keep what a handler has yielded for the reply."""
         self.session.partial(request, frames)
