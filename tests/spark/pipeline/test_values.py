@@ -222,31 +222,23 @@ class Outer(msgspec.Struct, kw_only=True, rename={"kind": "the kind"}):
     inner: Renamed = msgspec.field(default_factory=lambda: Renamed(7))
     jobs: dict[str, list[Resize]]
     note: str | msgspec.UnsetType = msgspec.UNSET
+    tags: list[str] | msgspec.UnsetType = msgspec.UNSET
+    ids: list[UUID | None] = msgspec.field(default_factory=lambda: [None, UUID(int=7)])
     kind: Colour = Colour.RED
     options: list[Options] = msgspec.field(default_factory=lambda: [{"sizes": [1]}])
 
 
 def test_fields_that_a_reply_lacks_have_their_defaults():
-    job, options = (
-        pa.struct([("width", pa.int64())]),
-        pa.struct([("sizes", pa.list_(pa.int64())), ("fit", pa.string())]),
-    )
-    kind = pa.struct(
-        [
-            ("jobs", pa.map_(pa.string(), pa.list_(job))),
-            ("note", pa.string()),
-            ("the kind", pa.string()),
-            ("options", pa.list_(options)),
-            ("inner", pa.struct([("maxWidth", pa.int64())])),
-        ]
-    )
+    kind = _arrow_type(reply_type(Service("s", None, Outer))[0])
     replies, _, errors = value_columns(Outer, kind)(
         [[b'{"jobs":{"a":[{"path":"x"}]}}'], [b'{"jobs":{},"the kind":"blue"}']]
     )
     assert replies.to_pylist() == [
         {
-            "jobs": [("a", [{"width": 80}])],
+            "jobs": [("a", [{"path": "x", "width": 80}])],
             "note": None,
+            "tags": None,
+            "ids": [None, str(UUID(int=7))],
             "the kind": "red",
             "options": [{"sizes": [1], "fit": None}],
             "inner": {"maxWidth": 7},
