@@ -20,7 +20,6 @@ from zmdp.spark.batch.jobs import JobCall, Query
 from zmdp.spark.batch.offer import Offer
 from zmdp.spark.batch.results import Results, json_rows
 from zmdp.spark.batch.roles import Role
-from zmdp.spark.batch.tasks import stream
 
 
 def count(spark, path: str, top: int = 10, ratio: float = 0.5, names: list[str] | None = None):
@@ -476,11 +475,6 @@ def test_invalid_catalogues(tmp_path, text, message):
     assert message in str(raised.value)
 
 
-def test_a_missing_catalogue(tmp_path):
-    with pytest.raises(SettingError, match="No such file"):
-        catalogue.read(tmp_path / "none.toml")
-
-
 # ── results ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -507,11 +501,6 @@ def test_rows_as_json():
         {"n": None, "f": "nan", "s": "", "b": None, "d": None, "t": None, "h": None, "c": None, "l": None, "o": None,
          "m": None, "z": None},
     ]  # fmt: skip
-
-
-def test_rows_as_arrow():
-    table = pa.table({"n": [1, 2]})
-    assert pa.ipc.open_stream(stream([table], table.schema)).read_all() == table
 
 
 def test_values(tmp_path):

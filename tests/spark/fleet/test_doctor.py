@@ -52,26 +52,20 @@ def test_all_checks_pass(spark, endpoint):
 
 
 @pytest.mark.long
-def test_without_a_broker_dependent_checks_are_skipped(spark):
-    checks = list(Doctor(Shared(spark), NOWHERE).checks())
-    assert "nothing is listening there" in failed(checks).found
-    assert states(checks)["executors reach the broker"] == "skipped"
-    assert states(checks)["cores"] == "ok"
-
-
-@pytest.mark.long
-def test_executors_that_cannot_reach_the_broker(spark, endpoint):
-    bad = failed(Doctor(Shared(spark), endpoint, executors_broker=NOWHERE).checks())
-    assert bad.name == "executors reach the broker"
-    assert "nothing is listening there" in bad.found
-    assert "--broker-from-executors" in bad.advice
-
-
-@pytest.mark.long
-def test_too_few_cores(spark, endpoint):
-    bad = failed(Doctor(Shared(spark), endpoint, reserve=2).checks())
-    assert (bad.name, bad.found) == ("cores", "2, of which 2 are reserved for other jobs: too few for 1 slots")
-    assert "--reserve 0" in bad.advice
+@pytest.mark.parametrize(
+    ("given", "name", "found", "advice"),
+    [
+        ({"broker": NOWHERE}, "broker", "nothing is listening there", "start mdp-broker"),
+        ({"executors_broker": NOWHERE}, "executors reach the broker", "nothing is listening there",
+         "--broker-from-executors"),
+        ({"reserve": 2}, "cores", "2, of which 2 are reserved for other jobs: too few for 1 slots", "--reserve 0"),
+    ],
+)  # fmt: skip
+def test_one_check_fails(spark, endpoint, given, name, found, advice):
+    checks = list(Doctor(Shared(spark), **{"broker": endpoint, **given}).checks())
+    bad = failed(checks)
+    assert (bad.name, found in bad.found, advice in bad.advice) == (name, True, True), bad
+    assert (states(checks)["executors reach the broker"] == "skipped") == (name == "broker")
 
 
 @pytest.mark.parametrize(("minimum", "state"), [(1, "ok"), (2, "failed")])
@@ -178,10 +172,3 @@ def test_commands_with_invalid_settings(command):
     assert done.returncode == 2
     told = "\n\nError: Invalid value for '--conf': 'x=1': expected a Spark setting, spark.NAME=VALUE\n"
     assert done.stderr.decode().endswith(told)
-
-
-@pytest.mark.usefixtures("java")
-def test_an_invalid_master(endpoint):
-    package("pyspark")
-    bad = failed(Doctor(Cluster(master="nonsense"), endpoint).checks())
-    assert bad.found.startswith("'nonsense' is not a Spark master")

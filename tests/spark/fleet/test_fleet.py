@@ -96,16 +96,6 @@ def test_a_fleet_retries_a_handler_that_cannot_be_imported(spark, endpoint, clie
         assert [slot["state"] for slot in result["slots"]] in (["waiting"], ["starting"])
 
 
-def test_draining_finishes_running_requests(spark, endpoint, client, tmp_path):
-    with running_fleet(spark, endpoint, handler="fleet_handlers:wait", service="wait", lease=0.2) as fleet:
-        reply = client.submit("wait", str(tmp_path).encode())
-        eventually(lambda: list(tmp_path.glob("began-*")), SPARK_TIMEOUT_SECONDS)
-        fleet.drain()
-        eventually(lambda: not client.available("wait"), SPARK_TIMEOUT_SECONDS)
-        (tmp_path / "go").touch()
-    assert int(reply.result()[0])
-
-
 def test_an_empty_fleet_scales_up_for_a_request(spark, endpoint, client):
     with running_fleet(spark, endpoint, minimum=0, idle=0.5) as fleet:
         eventually(lambda: fleet._slots.load, SPARK_TIMEOUT_SECONDS)

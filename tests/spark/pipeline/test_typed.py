@@ -110,13 +110,6 @@ def test_values_without_fields(spark, served):
     assert replies(plain, "text") == [('{"got":"a\\"b"}', 200), (None, None)]
 
 
-def test_a_reply_that_does_not_fit(spark, served):
-    wrong = Service("shout", str, int)
-    row = call_service(spark.sql("SELECT 'a' AS text"), wrong, input="text", broker=served).first()
-    assert (row.reply, row.reply_code) == (None, 500)
-    assert row.reply_error == "the reply of service 'shout' does not fit: $: expected int, got str"
-
-
 def test_what_does_not_fit_is_an_error_at_once(spark, served):
     df = spark.sql("SELECT 'a' AS path, 'wide' AS width, struct('a' AS path, 'wide' AS width) AS job")
     with pytest.raises(SettingError, match=r"job\.width is of type string; expected int, as service 'resize' takes R"):
