@@ -40,7 +40,7 @@ ONLY_QUERIES: Final = (
 )
 SHOW_TABLES: Final = "SHOW TABLES"
 MAX_DESCRIPTION: Final = 2000
-"""Characters of a job's docstring that callers are told."""
+"""Characters of a job's docstring, and of its parameters, that callers are told."""
 _QUERY: Final = re.compile(
     # Comments and parentheses, then a word that begins a query.  Atomic groups prevent backtracking.
     r"(?>\s+|--[^\n]*|/\*(?>.*?\*/)|\()*+(?:SELECT|VALUES|TABLE|FROM|WITH)\b",
@@ -69,14 +69,6 @@ _UNSAFE: Final = re.compile(
     r"\b(reflect|try_reflect|java_method|identifier)\b|\busing\b(?!\s*\()",
     re.IGNORECASE,
 )
-_NAMES: Final = {
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-}
 
 
 def unprocessable(text: str) -> ServiceError:
@@ -296,28 +288,17 @@ def load_job(name: str, target: str) -> Callable[..., Any]:
     return found
 
 
-def describe_parameters(function: Callable[..., Any]) -> str:
+def parameters_of(function: Callable[..., Any]) -> str:
     """Return the parameters except the first, which is the session, as Python source."""
+    hints = _hints(function)
     _, *parameters = inspect.signature(function).parameters.values()
-    return ", ".join(map(str, parameters)) or "no arguments"
+    return ", ".join(str(each.replace(annotation=hints.get(each.name, each.annotation))) for each in parameters)
 
 
-def describe_job(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+def describe_job(name: str, function: Callable[..., Any]) -> dict[str, str]:
     """Return the name of a job, its parameters except the first, and its docstring."""
-    _, *parameters = inspect.signature(function).parameters.values()
-    return {
-        "name": name,
-        "parameters": [_describe_parameter(each) for each in parameters],
-        "description": (inspect.getdoc(function) or "")[:MAX_DESCRIPTION],
-    }
-
-
-def _describe_parameter(parameter: inspect.Parameter) -> dict[str, Any]:
-    stars = "*" * (parameter.kind is parameter.VAR_POSITIONAL) + "**" * (parameter.kind is parameter.VAR_KEYWORD)
-    kind, default = parameter.annotation, parameter.default
-    type_ = "" if kind is parameter.empty else kind if isinstance(kind, str) else inspect.formatannotation(kind)
-    found: dict[str, Any] = {"name": stars + parameter.name, "type": type_}
-    return found if default is parameter.empty else {**found, "default": repr(default)[:100]}
+    about = {"parameters": parameters_of(function), "description": inspect.getdoc(function) or ""}
+    return {"name": name, **{each: text[:MAX_DESCRIPTION] for each, text in about.items()}}
 
 
 def convert_arguments(name: str, function: Callable[..., Any], frames: Sequence[bytes]) -> dict[str, Any]:
@@ -331,7 +312,7 @@ def convert_arguments(name: str, function: Callable[..., Any], frames: Sequence[
     try:
         inspect.signature(function).bind(None, **arguments)
     except TypeError as error:
-        raise unprocessable(f"job {name}: {error}; its parameters are {describe_parameters(function)}") from None
+        raise unprocessable(f"job {name}: {error}; its parameters are ({parameters_of(function)})") from None
     hints = _hints(function)
     return {
         each: _converted(name, function, each, value, bytes(texts[each]), hints.get(each, Any))
@@ -350,9 +331,8 @@ def _converted(name: str, function: Callable[..., Any], parameter: str, value: A
     try:
         return read(text, hint)
     except Misfit as error:
-        wanted = _NAMES.get(hint) or f"{inspect.formatannotation(hint)} ({error})"
-        takes = describe_parameters(function)
-        problem = f"job {name}: {parameter} is {value!r:.100}; expected {wanted}. The job takes {takes}"
+        wanted = f"{inspect.formatannotation(hint)} ({error})"
+        problem = f"job {name}: {parameter} is {value!r:.100}; expected {wanted}. It takes ({parameters_of(function)})"
         raise unprocessable(problem) from None
     except (TypeError, NotImplementedError):  # see `unconverted`
         return value

@@ -268,7 +268,7 @@ def test_submit_job(submit, at):
     lines, progress = submit(at, "job", "value", "--arg", "a=1", "--arg", "b=x")
     assert json.loads(lines[0])["given"] == {"a": 1, "b": "x"}
     assert "on batch" in progress
-    assert "n is 'x'; expected an integer" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
+    assert "n is 'x'; expected int (" in submit(at, "job", "rows", "--arg", "n=x", code=6)[1]
     assert "no job named 'nope'" in submit(at, "job", "nope", code=6)[1]
     assert "a JSON object" in submit(at, "job", "rows", "3", code=2)[1]
     assert "NAME=VALUE" in submit(at, "job", "rows", "--arg", "n", code=2)[1]

@@ -395,7 +395,7 @@ def test_checks(spark, two, three, tmp_path):
     found = {name: each for name, *each in checks(spark.newSession(), catalogue.read(file), jobs)}
     assert found["table people"] == [True, "a:bigint"]
     assert found["catalog lake"][0]
-    assert found["job use"] == [True, "takes catalog: str"]
+    assert found["job use"] == [True, "takes (catalog: str)"]
     failed = {name: text for name, (opened, text) in found.items() if not opened}
     assert failed.keys() == {"table missing", "table torn", "job none"}
     assert "PATH_NOT_FOUND" in failed["table missing"]
